@@ -1,0 +1,152 @@
+"""What settings contradict each other, and what a machine cannot run, each said in one sentence.
+
+A sentence names the setting and its value, says what is allowed, and what to do.
+"""
+
+import difflib
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsnb import hardware, models
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 80
+
+
+def shown(value: object) -> str:
+    """Give a value's repr, shortened, so that no input can flood a message."""
+    return _shown.repr(value)
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Give the most similar of `names`, None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+
+
+def unknown_key(key: str, names: Iterable[str]) -> str:
+    """Say that a setting does not exist, with the nearest that does, or all of them."""
+    known = list(names)
+    match = nearest(str(key), known)
+    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
+    return f"unknown setting {shown(key)}: {hint}"
+
+
+def invalid_value(detail: Mapping[str, Any]) -> str:
+    """Turn one of pydantic's error details into a sentence."""
+    name = ".".join(map(str, detail["loc"]))
+    context = detail.get("ctx", {})
+    allowed = {
+        "literal_error": f"allowed are {context.get('expected')}",
+        "int_type": "give a whole number",
+        "int_parsing": "give a whole number",
+        "int_from_float": "give a whole number",
+        "bool_type": "give true or false",
+        "string_type": "give a text",
+        "float_parsing": "give a number",
+        "float_type": "give a number",
+        "greater_than_equal": f"it must be at least {context.get('ge')}",
+        "greater_than": f"it must be more than {context.get('gt')}",
+        "less_than": f"it must be less than {context.get('lt')}",
+    }.get(detail["type"], detail["msg"])
+    return f"{name} is {shown(detail['input'])}: {allowed}"
+
+
+def _unknown_model(s: Mapping[str, Any]) -> str | None:
+    model = s["model"]
+    if model in models.PRESETS or models.local_config(model) or models.is_hub_id(model):
+        return None
+    match = nearest(model, models.PRESETS)
+    hint = f"did you mean '{match}'? " if match else ""
+    return (
+        f"model is {shown(model)}: {hint}give a preset ({', '.join(models.PRESETS)}), "
+        "a folder or .json file with a configuration, or a hub id of the form owner/name"
+    )
+
+
+def _weights_missing(s: Mapping[str, Any]) -> str | None:
+    if s["weights"] == "random":
+        return None
+    if s["model"] in models.PRESETS and models.PRESETS[s["model"]].hub_id is None:
+        return f"weights is 'pretrained': {s['model']} was never trained; use 'random'"
+    path = models.local_config(s["model"])
+    if path and not [*path.parent.glob("*.safetensors"), *path.parent.glob("*.bin")]:
+        return f"weights is 'pretrained': no weights lie beside {path}; use 'random' or add them"
+    return None
+
+
+def _too_long(s: Mapping[str, Any]) -> str | None:
+    positions = models.facts(s["model"]).get("positions")
+    if positions and s["seq_len"] > positions:
+        return f"seq_len is {s['seq_len']}: {s['model']} has {positions} positions; use at most {positions}"
+    return None
+
+
+def _no_sdpa(s: Mapping[str, Any]) -> str | None:
+    if s["attention"] == "sdpa" and models.facts(s["model"]).get("family") == "bloom":
+        return "attention is 'sdpa': transformers has none for BLOOM; use 'auto' or 'eager'"
+    return None
+
+
+def _no_data(s: Mapping[str, Any]) -> str | None:
+    if s["data"] in {"synthetic", "stdlib"} or Path(s["data"]).expanduser().is_file():
+        return None
+    return f"data is {shown(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
+
+
+def _tokenizer_unused(s: Mapping[str, Any]) -> str | None:
+    if s["tokenizer"] != "bytes" and s["data"] == "synthetic":
+        return f"tokenizer is {shown(s['tokenizer'])}, but synthetic data has no text; name a text in 'data' or drop it"
+    return None
+
+
+def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
+    name = s["tokenizer"]
+    if name == "bytes" or Path(name).expanduser().exists() or models.is_hub_id(name):
+        return None
+    return f"tokenizer is {shown(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
+
+
+Rule = Callable[[Mapping[str, Any]], str | None]
+RULES: list[tuple[set[str], Rule]] = [
+    ({"model"}, _unknown_model),
+    ({"model", "weights"}, _weights_missing),
+    ({"model", "seq_len"}, _too_long),
+    ({"model", "attention"}, _no_sdpa),
+    ({"data"}, _no_data),
+    ({"data", "tokenizer"}, _tokenizer_unused),
+    ({"tokenizer"}, _no_tokenizer),
+]
+
+
+def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: Collection[str]) -> list[str]:
+    """List what is wrong between settings, leaving out rules about the fields in `ignore` and about defaults only."""
+    return [
+        problem
+        for fields, rule in RULES
+        if not fields & set(ignore) and fields & set(given) and (problem := rule(settings))
+    ]
+
+
+def unsupported(settings: Mapping[str, Any]) -> list[str]:
+    """List what this machine cannot do of the settings, each with the way out."""
+    device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
+    problems = []
+    found = hardware.gpus()
+    if device == "cuda":
+        if not found:
+            problems.append("device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'")
+        elif ranks > len(found):
+            problems.append(f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, or 'auto'")
+        if precision in {"bf16", "tf32"} and found and min(gpu.capability for gpu in found) < (8, 0):
+            problems.append(f"precision is '{precision}': {found[0].name} has none; use 'fp16' or 'fp32'")
+    else:
+        limit = 4 * hardware.physical_cores()
+        if ranks > limit:
+            problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 a core); use fewer")
+        if precision == "tf32":
+            problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
+        if precision == "fp16" and not hardware.cpu_computes_fp16():
+            problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
+    return problems

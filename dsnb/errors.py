@@ -1,0 +1,44 @@
+"""What dsnb raises. Every message is one sentence a user can act on.
+
+DsnbError
+  SettingsError   unknown, invalid or contradictory settings, all of them together (also a ValueError)
+  LaunchError     a run that did not end as it should; carries the run's folder and log
+  LogError        a record that cannot be read; carries its path and line number
+
+DsnbWarning       something was left out or ignored, and the work went on
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class DsnbError(Exception):
+    """Base of everything that dsnb raises on purpose."""
+
+
+class SettingsError(DsnbError, ValueError):
+    """Settings that cannot be run; `problems` holds one sentence for each."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class LaunchError(DsnbError):
+    """A run that failed; `log` is its console log, if it got that far."""
+
+    def __init__(self, message: str, log: Path | None = None) -> None:
+        self.log = log
+        super().__init__(message)
+
+
+class LogError(DsnbError):
+    """A record that cannot be read; `path` and `line` (from 1) say where."""
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        self.path, self.line = path, line
+        super().__init__(f"{path}, line {line}: {reason}")
+
+
+class DsnbWarning(UserWarning):
+    """Something that the user should know, after which the work goes on."""

@@ -1,0 +1,163 @@
+"""The settings of one run: every axis with its meaning, unit and default; its name; the numbers that follow from it.
+
+What contradicts what, and what a machine cannot do, is in `dsnb.checks`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from dsnb import checks, hardware, models, records
+from dsnb.errors import SettingsError
+
+
+class Experiment(BaseModel):
+    """The complete settings of one training run.
+
+    Raises
+    ------
+    SettingsError
+        Listing every unknown, invalid and contradictory setting at once.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+    model: str = "gpt2"
+    """A preset (gpt2-tiny, gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration,
+    or a hub id."""
+    weights: Literal["random", "pretrained"] = "random"
+    """`random` draws them from the configuration; speed does not depend on them. `pretrained` loads them."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """What ZeRO shares among ranks: 0 nothing, 1 optimizer states, 2 gradients as well, 3 parameters as well."""
+    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
+    """Number format of the training; fp16 and bf16 keep fp32 master weights."""
+    micro_batch_size: int = Field(default=8, strict=True, ge=1)
+    """Sequences per rank and forward pass."""
+    grad_accum: int = Field(default=1, strict=True, ge=1)
+    """Micro-batches per optimizer step."""
+    seq_len: int = Field(default=128, strict=True, ge=2)
+    """Tokens per sequence."""
+    activation_checkpointing: bool = Field(default=False, strict=True)
+    """Recompute activations in the backward pass instead of keeping them."""
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    """Attention code: `auto` is sdpa where transformers has it for the model, eager elsewhere."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability of every dropout in the model. (The configurations of 2019 say 0.1; none is usual today.)"""
+    data: str = "synthetic"
+    """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
+    tokenizer: str = "bytes"
+    """For text: `bytes` (one token a byte, needs no download), a tokenizer's folder, or a hub id."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """AdamW's constant learning rate."""
+    gradient_clipping: float = Field(default=0.0, ge=0)
+    """Largest gradient norm; 0 leaves gradients as they are."""
+    seed: int = Field(default=0, strict=True, ge=0)
+    """Seed of weights, data and dropout."""
+    warmup_steps: int = Field(default=5, strict=True, ge=0)
+    """Optimizer steps before the timed ones; counted, but in no figure of speed."""
+    steps: int = Field(default=20, strict=True, ge=1)
+    """Timed optimizer steps."""
+    device: Literal["auto", "cuda", "cpu"] = Field(default="auto", validate_default=True)
+    """`auto` is cuda on a machine with a usable GPU, cpu elsewhere."""
+    gpus: int = Field(default=1, strict=True, ge=1)
+    """Ranks, one a GPU (on a CPU: processes); `auto` is every GPU, or two ranks on a CPU."""
+    time_limit_s: float = Field(default=1800.0, gt=0)
+    """Seconds after which the whole run is ended as `timeout`."""
+    launcher: Literal["fork", "deepspeed"] = "fork"
+    """`fork` starts ranks from a process that has already imported everything; `deepspeed` is DeepSpeed's own."""
+
+    def __init__(self, **settings: Any) -> None:
+        unknown = [key for key in settings if key not in type(self).model_fields]
+        known = {key: value for key, value in settings.items() if key not in unknown}
+        problems = [checks.unknown_key(key, type(self).model_fields) for key in unknown]
+        invalid: set[str] = set()
+        try:
+            super().__init__(**known)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            invalid = {str(detail["loc"][0]) for detail in details}
+            problems += [checks.invalid_value(detail) for detail in details]
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        problems += checks.contradictions({**defaults, **known}, given=set(known), ignore=invalid)
+        if problems:
+            raise SettingsError(problems)
+
+    @field_validator("device", mode="after")
+    @classmethod
+    def _resolve_device(cls, device: str) -> str:
+        return hardware.default_device() if device == "auto" else device
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _resolve_gpus(cls, gpus: object) -> object:
+        return hardware.default_world_size() if gpus == "auto" else gpus
+
+    @classmethod
+    def from_namespace(cls, names: Mapping[str, Any]) -> Self:
+        """Take the settings out of a notebook's `globals()`.
+
+        A plain value whose name is nearly that of a setting is refused: papermill would only warn about it.
+        """
+        plain = {
+            key: value
+            for key, value in names.items()
+            if isinstance(value, str | int | float) and not key.startswith("_")
+        }
+        misspelled = [
+            key for key in plain if key not in cls.model_fields and checks.nearest(key, cls.model_fields, 0.8)
+        ]
+        return cls(**{key: value for key, value in plain.items() if key in {*cls.model_fields, *misspelled}})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what was written before a launch, as it was: another machine's settings are not judged anew."""
+        record = records.read_json(path)
+        if record is None:
+            raise SettingsError(f"{path} holds no settings: start the run again")
+        return cls.model_construct(**record)
+
+    @property
+    def name(self) -> str:
+        """The published form of an experiment's name, `zs2_bf16_gpus8_bs32_sl128`, without the model.
+
+        Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
+        say how a setting is measured, not what it is, and are left out.
+        """
+        parts = [
+            f"zs{self.zero_stage}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}",
+            f"ga{self.grad_accum}" if self.grad_accum > 1 else "",
+            "ac" if self.activation_checkpointing else "",
+            self.attention if self.attention != "auto" else "",
+            "pretrained" if self.weights == "pretrained" else "",
+            f"dropout{self.dropout:g}" if self.dropout else "",
+            models.slug(self.data) if self.data != "synthetic" else "",
+            f"tok-{models.slug(self.tokenizer)}" if self.tokenizer != "bytes" else "",
+            f"lr{self.learning_rate:g}" if self.learning_rate != _default("learning_rate") else "",
+            f"clip{self.gradient_clipping:g}" if self.gradient_clipping else "",
+            f"seed{self.seed}" if self.seed else "",
+            "deepspeed-launcher" if self.launcher == "deepspeed" else "",
+        ]
+        return "_".join(filter(None, parts))
+
+    @property
+    def name_with_model(self) -> str:
+        """The name for a sweep over several models."""
+        return f"{models.slug(self.model)}_{self.name}"
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per optimizer step over all ranks."""
+        return self.micro_batch_size * self.grad_accum * self.gpus
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens per optimizer step over all ranks."""
+        return self.global_batch_size * self.seq_len
+
+
+def _default(name: str) -> Any:
+    return Experiment.model_fields[name].default

@@ -1,0 +1,86 @@
+"""What travels with every result: the machine and the versions; and the variables that the ranks start with."""
+
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dsnb import hardware
+from dsnb.experiment import Experiment
+
+PACKAGES = ("dsnb", "torch", "deepspeed", "transformers", "papermill", "numpy")
+
+
+def describe() -> dict[str, Any]:
+    """Describe this machine, without any environment variable's value and without a user's name."""
+    return {
+        "host": socket.gethostname(),
+        "os": platform.platform(terse=True),
+        "cpu": _cpu_name(),
+        "cores": hardware.physical_cores(),
+        "memory_gib": round(hardware.memory_gib(), 1),
+        "gpus": [{"name": gpu.name, "memory_gib": round(gpu.memory_gib, 1)} for gpu in hardware.gpus()],
+        "driver": hardware.driver_version(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "git_commit": _git_commit(),
+        "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        rows = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((row.partition(":")[2].strip() for row in rows if row.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Give dsnb's own commit, with `-dirty` where files differ from it; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def for_ranks(experiment: Experiment, launched_at: float) -> dict[str, str]:
+    """Give the environment that every rank of a run starts from.
+
+    Parameters
+    ----------
+    launched_at
+        Unix time of the launch, in seconds: the origin of every `t_s`.
+    """
+    env = dict(os.environ)
+    env["DS_ACCELERATOR"] = experiment.device
+    env["DSNB_LAUNCHED_AT"] = repr(launched_at)
+    env["OMP_NUM_THREADS"] = str(max(1, hardware.physical_cores() // experiment.gpus))
+    env["TOKENIZERS_PARALLELISM"] = "false"
+    # One ninja for every start: a second version elsewhere on PATH makes torch compile each op again.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    # With NVML's count torch can ask for GPUs without the driver call that would spoil a later fork.
+    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if arches := env.get("TORCH_CUDA_ARCH_LIST"):
+        env["TORCH_CUDA_ARCH_LIST"] = plain_architectures(arches)
+    return env
+
+
+def plain_architectures(arches: str) -> str:
+    """Turn `9.0a` into `9.0`: DeepSpeed 0.19.8's op builder dies on the suffix with "invalid literal for int()"."""
+    return re.sub(r"(\d+\.\d+)[af]", r"\1", arches)

@@ -1,0 +1,177 @@
+"""Starts ranks by forking them from a server that has imported everything: the client of `dsnb.train.fork_server`.
+
+A sweep owns one server and names its socket in the environment of every notebook kernel; a launch without a sweep
+starts a server that lives as long as its process.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import LaunchError
+from dsnb.experiment import Experiment
+from dsnb.launcher import environment
+from dsnb.launcher.ranks import group_is_gone, rank_variables, refuse
+from dsnb.paths import RunPaths
+
+START_TIMEOUT_S = 180.0
+_servers: dict[str, "ForkServer"] = {}
+
+
+def variable(device: str) -> str:
+    """Name the variable in which a sweep passes its server's socket: DeepSpeed fixes the device at import."""
+    return f"DSNB_FORK_SERVER_{device.upper()}"
+
+
+class ForkServer:
+    """A running fork server for one device."""
+
+    def __init__(self, device: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="dsnb-"))
+        self.socket = self.folder / "socket"
+        self.log = self.folder / "server.log"
+        probe = Experiment.model_construct(device=device, gpus=1)
+        env = {**environment.for_ranks(probe, 0.0), "OMP_NUM_THREADS": "1"}
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dsnb.train.fork_server", str(self.socket)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until the server listens.
+
+        Raises
+        ------
+        LaunchError
+            With the last line of its log, if it ended or took too long.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while b"ready" not in self.log.read_bytes().splitlines():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                said = self.log.read_text(errors="replace").strip().splitlines() or ["nothing"]
+                self.close()
+                raise LaunchError(f"torch, DeepSpeed and transformers could not be imported: {said[-1]}")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End the server and whatever it still runs."""
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def shared(devices: set[str]) -> Any:
+    """Keep one server per device for all processes started inside the `with` block."""
+    servers = {device: ForkServer(device) for device in sorted(devices)}
+    try:
+        for device, server in servers.items():
+            os.environ[variable(device)] = str(server.socket)
+        yield
+    finally:
+        for device, server in servers.items():
+            os.environ.pop(variable(device), None)
+            server.close()
+
+
+def _connect(device: str) -> socket.socket:
+    """Connect to the sweep's server, or to this process's own, started if need be."""
+    if path := os.environ.get(variable(device)):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and Path(path).parent.is_dir():
+            with contextlib.suppress(OSError):
+                return _open(path)
+            time.sleep(0.05)
+    server = _servers.get(device)
+    if server is None or server.process.poll() is not None:
+        server = _servers[device] = ForkServer(device)
+        atexit.register(server.close)
+    server.wait_ready()
+    return _open(str(server.socket))
+
+
+def _open(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class ForkedRanks:
+    """Ranks forked by the server, one process group."""
+
+    def __init__(self, experiment: Experiment, paths: RunPaths, env: dict[str, str], worker: str) -> None:
+        self._world = experiment.gpus
+        self._codes: dict[int, int] = {}
+        self._rest = b""
+        self._hung_up = False
+        self._connection = _connect(experiment.device)
+        request = {
+            "ranks": [{**env, **own} for own in rank_variables(experiment)],
+            "cwd": os.getcwd(),
+            "log": str(paths.console),
+            "worker": worker,
+            "run_dir": str(paths.dir),
+        }
+        self._connection.sendall(json.dumps(request).encode() + b"\n")
+        deadline = time.monotonic() + START_TIMEOUT_S
+        self.pids: list[int] = []
+        while not self.pids:
+            self._read(timeout_s=0.5)
+            if self._hung_up or time.monotonic() > deadline:
+                self._connection.close()
+                raise refuse(paths.console, "the fork server gave no answer")
+
+    def _read(self, timeout_s: float = 0.0) -> None:
+        while not self._hung_up and select.select([self._connection], [], [], timeout_s)[0]:
+            added = self._connection.recv(65536)
+            self._hung_up = not added
+            *lines, self._rest = (self._rest + added).split(b"\n")
+            for message in map(json.loads, lines):
+                if "pids" in message:
+                    self.pids = message["pids"]
+                else:
+                    self._codes[message["rank"]] = message["exit"]
+            timeout_s = 0.0
+
+    def exit_codes(self) -> dict[int, int]:
+        """Give the exit codes so far; ranks whose server died count as killed."""
+        self._read()
+        if self._hung_up:
+            return {rank: self._codes.get(rank, -9) for rank in range(self._world)}
+        return dict(self._codes)
+
+    def ended(self) -> bool:
+        """Say whether every rank has ended."""
+        return len(self.exit_codes()) == self._world
+
+    def end(self) -> None:
+        """Hang up, at which the server kills the group, and wait until it is gone."""
+        with contextlib.suppress(OSError):
+            self._connection.close()
+        with contextlib.suppress(OSError, ProcessLookupError):
+            if not self.ended_by_itself():
+                os.killpg(self.pids[0], 9)
+        group_is_gone(self.pids[0])
+
+    def ended_by_itself(self) -> bool:
+        """Say whether all exit codes had come before the hang-up."""
+        return len(self._codes) == self._world

@@ -1,0 +1,189 @@
+"""How a run ended, and what it measured, read from what its ranks left in the run folder.
+
+A status needs a cause, and a figure needs a measurement: what is not there stays missing.
+"""
+
+import html
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from dsnb import hardware, metrics, records
+from dsnb.errors import LaunchError
+from dsnb.experiment import Experiment
+from dsnb.paths import RunPaths
+
+STATUSES = ("ok", "oom", "nan", "failed", "timeout", "interrupted")
+TAIL_LINES = 15
+ADVICE = {
+    "oom": "lower micro_batch_size, raise zero_stage, or turn activation_checkpointing on",
+    "nan": "lower learning_rate, or use precision bf16 or fp32",
+    "failed": "read the log; `dsnb doctor` says what this machine can run",
+    "timeout": "raise time_limit_s, or lower steps",
+    "interrupted": "start the sweep again: only unfinished runs are repeated",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run: the content of `result.json`."""
+
+    status: str
+    cause: str | None
+    exit_codes: dict[int, int]
+    phases_s: dict[str, float]
+    summary: dict[str, Any]
+    run_dir: Path
+
+    def write(self) -> None:
+        """Write `result.json`, which makes the run a finished one."""
+        record = asdict(self)
+        del record["run_dir"]
+        records.write_json(RunPaths(self.run_dir).result, record)
+
+    def message(self) -> str:
+        """Say how a run that is not ok ended, with the log's last lines and what to try next."""
+        log = RunPaths(self.run_dir).console
+        lines = [f"{self.status}: {self.cause}", *(f"  | {line}" for line in last_lines(log)), f"Log: {log}"]
+        return "\n".join([*lines, f"Next: {ADVICE.get(self.status, '')}"])
+
+    def raise_for_status(self) -> None:
+        """Do nothing if the run is ok.
+
+        Raises
+        ------
+        LaunchError
+            With `message()`, if it is not.
+        """
+        if self.status != "ok":
+            raise LaunchError(self.message(), RunPaths(self.run_dir).console)
+
+    def _repr_html_(self) -> str:
+        shown = {"status": self.status, "cause": self.cause, **self.summary}
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(key)}</th><td>{html.escape(_short(value))}</td></tr>"
+            for key, value in shown.items()
+            if value is not None
+        )
+        return f"<table><caption>{html.escape(self.run_dir.parent.name)}</caption>{rows}</table>"
+
+
+def _short(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else (
+        f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+    )
+
+
+def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
+    """Give the last lines of a log, however large or garbled it is."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - 20_000))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line[:400] for line in text.splitlines() if line.strip()][-count:]
+
+
+def judge(
+    experiment: Experiment, paths: RunPaths, exit_codes: dict[int, int], host_oom_kills: int
+) -> tuple[str, str | None]:
+    """Give the status and cause of a run whose ranks ended by themselves.
+
+    Parameters
+    ----------
+    host_oom_kills
+        Processes that the kernel killed for want of memory while the run went on.
+    """
+    worker = records.read_json(paths.worker)
+    failures = records.read_lines(paths.failures)
+    if failures:
+        first = failures[0]
+        return str(first.get("status", "failed")), f"rank {first.get('rank')}: {first.get('cause')}"
+    bad = {rank: code for rank, code in sorted(exit_codes.items()) if code != 0}
+    if bad:
+        return _died(bad, paths, host_oom_kills)
+    timed = [step for step in records.read_lines(paths.steps) if step.get("phase") == "timed"]
+    if worker is None or len(timed) != experiment.steps:
+        return "failed", f"the ranks ended after {len(timed)} of {experiment.steps} timed steps without saying why"
+    if worker.get("first_bad_step") is not None:
+        return "nan", f"the loss was not a number from step {worker['first_bad_step']} on"
+    return "ok", None
+
+
+def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int) -> tuple[str, str]:
+    rank, code = next(iter(bad.items()))
+    if host_oom_kills and -signal.SIGKILL in bad.values():
+        return "oom", f"rank {rank} was killed by the kernel: the machine's memory ran out"
+    if any("out of memory" in line.lower() for line in last_lines(paths.console, 200)):
+        return "oom", f"rank {rank} ended with exit code {code} after an out-of-memory error"
+    if code < 0:
+        return "failed", f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name})"
+    return "failed", f"rank {rank} ended with exit code {code}"
+
+
+def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
+    """Give the figures of one run; see DESIGN in the docs for how each is measured."""
+    worker = records.read_json(paths.worker) or {}
+    steps = records.read_lines(paths.steps)
+    timed = [step for step in steps if step.get("phase") == "timed"]
+    times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
+    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    per_gpu = rate / experiment.gpus if rate is not None else None
+    losses = [step["loss"] for step in steps if step.get("loss") is not None]
+    return {
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": per_gpu,
+        "step_time_s": fmean(times_s) if times_s else None,
+        "step_time_median_s": median(times_s) if times_s else None,
+        **_flops(experiment, worker, per_gpu),
+        "peak_allocated_gib": worker.get("peak_allocated_gib", _peak(steps, "allocated_gib")),
+        "peak_reserved_gib": worker.get("peak_reserved_gib", _peak(steps, "reserved_gib")),
+        "host_memory_gib": worker.get("host_memory_gib"),
+        **_gpu_figures(records.read_lines(paths.gpu), worker),
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
+        "skipped_steps": sum(bool(step.get("skipped")) for step in steps),
+        "timed_steps": len(timed),
+        "timed_wall_s": worker.get("timed_wall_s"),
+        "parameters": worker.get("parameters"),
+        "attention_used": worker.get("attention"),
+    }
+
+
+def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
+    shape = [worker.get(key) for key in ("parameters", "layers", "hidden")]
+    if None in shape:
+        return {"tflops_per_gpu": None, "hardware_tflops_per_gpu": None, "mfu": None}
+    sizes = (*shape, experiment.seq_len)
+    model = metrics.tflops(metrics.model_flops_per_token(*sizes), per_gpu)
+    hardware_flops = metrics.hardware_flops_per_token(*sizes, experiment.activation_checkpointing)
+    peak = hardware.peak_tflops(worker.get("gpu_name"), experiment.precision)
+    return {
+        "tflops_per_gpu": model,
+        "hardware_tflops_per_gpu": metrics.tflops(hardware_flops, per_gpu),
+        "mfu": metrics.mfu(model, peak),
+    }
+
+
+def _peak(rows: list[dict[str, Any]], key: str) -> float | None:
+    return max((row[key] for row in rows if row.get(key) is not None), default=None)
+
+
+def _gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any]) -> dict[str, float | None]:
+    """Give NVML's figures: memory over the whole run, utilization and power over the timed steps alone."""
+    start, end = worker.get("timed_from_s"), worker.get("timed_to_s")
+    timed = [row for row in samples if start is not None and end is not None and start <= row["t_s"] <= end]
+
+    def mean(key: str) -> float | None:
+        values = [row[key] for row in timed if row.get(key) is not None]
+        return fmean(values) if values else None
+
+    return {
+        "device_memory_gib": _peak(samples, "memory_used_gib"),
+        "gpu_util_pct": mean("util_pct"),
+        "power_w": mean("power_w"),
+        "sm_clock_mhz": mean("sm_clock_mhz"),
+    }

@@ -1,0 +1,117 @@
+"""The started ranks of one run, whichever launcher started them: what the supervision needs to know of them."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from dsnb.errors import LaunchError
+from dsnb.experiment import Experiment
+from dsnb.paths import RunPaths
+
+WORKER = "dsnb.train.worker"
+LOCALHOST = "127.0.0.1"
+
+
+class Ranks(Protocol):
+    """Running ranks."""
+
+    def exit_codes(self) -> dict[int, int]:
+        """Give the exit codes of those that ended, by rank (negative: killed by that signal)."""
+
+    def ended(self) -> bool:
+        """Say whether nothing of the run is left."""
+
+    def end(self) -> None:
+        """Kill whatever is left, children of the ranks included, and wait until it is gone."""
+
+
+def rank_variables(experiment: Experiment) -> list[dict[str, str]]:
+    """Give each rank the variables that the `deepspeed` launcher would set on one machine."""
+    world = str(experiment.gpus)
+    shared = {
+        "MASTER_ADDR": LOCALHOST,
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": world,
+        "LOCAL_SIZE": world,
+        "CROSS_RANK": "0",
+        "CROSS_SIZE": "1",
+    }
+    if experiment.device == "cuda" and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(experiment.gpus)))
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(experiment.gpus)]
+
+
+def free_port() -> int:
+    """Give a TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOCALHOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class DeepSpeedRanks:
+    """Ranks started by DeepSpeed's own launcher, one `deepspeed` command with its children."""
+
+    def __init__(self, experiment: Experiment, paths: RunPaths, env: dict[str, str], worker: str) -> None:
+        command = [sys.executable, "-m", "deepspeed.launcher.runner"]
+        command += ["--num_gpus", str(experiment.gpus), "--master_addr", LOCALHOST]
+        command += ["--master_port", str(free_port()), "--no_local_rank"]
+        command += ["--module", "dsnb.train.start", worker, str(paths.dir)]
+        # The ranks are grandchildren: they watch this process themselves, see dsnb.train.start.
+        env = {**env, "DSNB_OWNER_PID": str(os.getpid())}
+        with open(paths.console, "ab") as log:
+            self.process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def exit_codes(self) -> dict[int, int]:
+        """Give the launcher's code as rank 0's: it does not say which rank it came from."""
+        code = self.process.poll()
+        return {} if code is None else {0: code}
+
+    def ended(self) -> bool:
+        """Say whether the launcher, which outlives its ranks, has ended."""
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        """Kill the launcher's process group and every descendant."""
+        family = descendants(self.process.pid)
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=10)
+        self.process.wait()
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """List all descendants of a process."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def group_is_gone(group: int, timeout_s: float = 10.0) -> bool:
+    """Wait until a process group has no member left."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def refuse(log: Path, why: str) -> LaunchError:
+    """Give the error of a launch that never got as far as ranks."""
+    return LaunchError(f"the ranks could not be started: {why}; see {log}", log)

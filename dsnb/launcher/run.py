@@ -1,0 +1,189 @@
+"""Launches one run and stays with it to its end, whatever that is.
+
+A finished run has a `result.json`, and nothing of it is running any more.
+"""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from dsnb import checks, paths, records
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.experiment import Experiment
+from dsnb.launcher import environment, op_builds
+from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.fork import ForkedRanks
+from dsnb.launcher.gpu_sampler import GpuSampler
+from dsnb.launcher.outcome import Result, judge, summarize_run
+from dsnb.launcher.ranks import WORKER, DeepSpeedRanks, Ranks
+from dsnb.paths import RunPaths
+
+POLL_S = 0.05
+GRACE_S = 5.0
+"""How long the other ranks may go on after one has failed: they would wait for it for ever."""
+LEAST_FREE_BYTES = 64 * 2**20
+
+
+def launch(
+    experiment: Experiment,
+    run_dir: str | Path | None = None,
+    *,
+    progress: bool = True,
+    worker: str = WORKER,
+) -> Result:
+    """Run one experiment once.
+
+    Parameters
+    ----------
+    experiment
+        The settings.
+    run_dir
+        A new or unfinished run folder; by default the next free one under `outputs/single`.
+    progress
+        Show a bar with loss and tokens/s.
+    worker
+        Module whose `main(run_dir)` each rank runs; tests put a fake here.
+
+    Returns
+    -------
+    Result
+        Whatever the outcome; `Result.raise_for_status()` raises if it is not `ok`.
+
+    Raises
+    ------
+    SettingsError
+        If this machine cannot run the settings, or the folder already holds a finished run.
+    LaunchError
+        If the ranks could not even be started.
+    """
+    if problems := checks.unsupported(experiment.model_dump()):
+        raise SettingsError(problems)
+    run = RunPaths(Path(run_dir).absolute() if run_dir else _next_free(experiment))
+    prepare(run, experiment)
+    for lock in op_builds.remove_stale_locks():
+        print(f"removed the lock that a killed compilation left: {lock}")
+    launched_at = time.time()
+    starter = DeepSpeedRanks if experiment.launcher == "deepspeed" else ForkedRanks
+    env = environment.for_ranks(experiment, launched_at)
+    count = experiment.gpus if experiment.device == "cuda" else 0
+    oom_kills = _host_oom_kills()
+    with GpuSampler(run.gpu, count, launched_at):
+        ranks = starter(experiment, run, env, worker)
+        watch = Watch(experiment, run, ranks, launched_at + experiment.time_limit_s)
+        try:
+            ended_by = watch.until_end(progress)
+        except BaseException as error:
+            ranks.end()
+            cause = "stopped by the user" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            finish(experiment, run, ranks, launched_at, ("interrupted", cause))
+            raise
+        ranks.end()
+    verdict = ended_by or judge(experiment, run, ranks.exit_codes(), _host_oom_kills() - oom_kills)
+    return finish(experiment, run, ranks, launched_at, verdict)
+
+
+def _next_free(experiment: Experiment) -> Path:
+    sweep = paths.SweepPaths(paths.outputs_root() / "single")
+    repeat = 1
+    while (folder := sweep.run(experiment.name_with_model, repeat).dir).exists():
+        repeat += 1
+    return folder.absolute()
+
+
+def prepare(run: RunPaths, experiment: Experiment) -> None:
+    """Make the run folder and write everything that is known before the launch.
+
+    Raises
+    ------
+    SettingsError
+        If a finished run lies there.
+    LaunchError
+        If the folder cannot be written or the disk is full.
+    """
+    if run.result.exists() and run.result.stat().st_size:
+        raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; name another folder")
+    try:
+        run.dir.mkdir(parents=True, exist_ok=True)
+        clear(run)
+        if (free := shutil.disk_usage(run.dir).free) < LEAST_FREE_BYTES:
+            raise LaunchError(f"{run.dir}: {free // 2**20} MiB are free; make room (64 MiB at least) and start again")
+        records.write_json(run.experiment, {**experiment.model_dump(), "name": experiment.name})
+        records.write_json(run.deepspeed, deepspeed_config(experiment))
+        records.write_json(run.environment, environment.describe())
+        run.console.touch()
+    except OSError as error:
+        raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def clear(run: RunPaths) -> None:
+    """Remove what an unfinished run left; the notebook stays, it may be the one being executed."""
+    for path in (run.steps, run.gpu, run.console, run.worker, run.failures, run.result):
+        path.unlink(missing_ok=True)
+
+
+@dataclass
+class Watch:
+    """The supervision of one run's ranks."""
+
+    experiment: Experiment
+    run: RunPaths
+    ranks: Ranks
+    deadline: float
+
+    def until_end(self, progress: bool) -> tuple[str, str] | None:
+        """Wait for the ranks' end; give status and cause if the supervision had to end them itself."""
+        total = self.experiment.warmup_steps + self.experiment.steps
+        tail = records.Tail(self.run.steps)
+        failed_at: float | None = None
+        with tqdm(total=total, unit="step", disable=not progress, desc=self.experiment.name) as bar:
+            while not self.ranks.ended():
+                time.sleep(POLL_S)
+                self._show(bar, tail)
+                if time.time() > self.deadline:
+                    limit = f"{self.experiment.time_limit_s:g} s"
+                    return "timeout", f"no end within the time limit of {limit}, {bar.n} of {total} steps done"
+                if failed_at is None and any(self.ranks.exit_codes().values()):
+                    failed_at = time.time()
+                if failed_at is not None and time.time() > failed_at + GRACE_S:
+                    break
+            self._show(bar, tail)
+        return None
+
+    def _show(self, bar: Any, tail: records.Tail) -> None:
+        for step in tail.new():
+            bar.n = step["step"]
+            rate = self.experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
+            loss = step["loss"] if step.get("loss") is not None else float("nan")
+            bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
+        bar.refresh()
+
+
+def finish(
+    experiment: Experiment, run: RunPaths, ranks: Ranks, launched_at: float, verdict: tuple[str, str | None]
+) -> Result:
+    """Write the run's result: from here on it is finished."""
+    worker = records.read_json(run.worker) or {}
+    wall_s = time.time() - launched_at
+    phases = dict(worker.get("phases_s", {}))
+    if "ended_s" in worker:
+        phases["stop"] = wall_s - worker["ended_s"]
+    phases["wall"] = wall_s
+    summary = summarize_run(experiment, run)
+    result = Result(*verdict, ranks.exit_codes(), phases, summary, run.dir)
+    result.write()
+    return result
+
+
+def _host_oom_kills() -> int:
+    """Count the processes that Linux has killed for want of memory since it started."""
+    try:
+        rows = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)
+
+

@@ -1,0 +1,145 @@
+"""The shapes of the GPT-2, OPT and BLOOM families, as published, and their exact parameter counts.
+
+Pure data and arithmetic; building a model is `dsnb.train.model`'s.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of one causal language model with tied embeddings.
+
+    `positions` is None where positions are not embedded (BLOOM's ALiBi) and any length fits.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    positions: int | None
+    hub_id: str | None = None
+    embedding: int | None = None
+    """Width of the token embedding where it differs from `hidden` (OPT-350M)."""
+
+    @property
+    def parameters(self) -> int:
+        """Count the parameters, tied embeddings once.
+
+        Attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h: 12h^2 + 13h a block in all three families.
+        Checked against transformers' own modules for every preset.
+        """
+        h = self.hidden
+        blocks = self.layers * (12 * h * h + 13 * h)
+        if self.family == "gpt2":
+            return blocks + (self.vocab + (self.positions or 0)) * h + 2 * h
+        if self.family == "bloom":
+            return blocks + self.vocab * h + 4 * h
+        tokens = self.vocab * (self.embedding or h) + ((self.positions or 0) + 2) * h
+        # OPT-350M projects its narrow embedding in and out, and norms after each block instead of at the end.
+        return blocks + tokens + (2 * self.embedding * h if self.embedding else 2 * h)
+
+    def config(self) -> dict[str, Any]:
+        """Give the settings of transformers' configuration class for this shape, `model_type` included."""
+        h = self.hidden
+        if self.family == "gpt2":
+            own = {"n_embd": h, "n_layer": self.layers, "n_head": self.heads, "n_positions": self.positions}
+        elif self.family == "bloom":
+            own = {"hidden_size": h, "n_layer": self.layers, "n_head": self.heads}
+        else:
+            own = {
+                "hidden_size": h,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "ffn_dim": 4 * h,
+                "max_position_embeddings": self.positions,
+                "word_embed_proj_dim": self.embedding or h,
+                "do_layer_norm_before": self.embedding is None,
+            }
+        last = self.vocab - 1
+        special = {"bos_token_id": last, "eos_token_id": last, "pad_token_id": 1} if self.vocab < 50000 else {}
+        return {"model_type": self.family, "vocab_size": self.vocab, **own, **special}
+
+
+def _gpt2(name: str, layers: int, hidden: int, heads: int) -> Shape:
+    return Shape("gpt2", layers, hidden, heads, 50257, 1024, f"openai-community/{name}")
+
+
+def _opt(name: str, layers: int, hidden: int, heads: int, embedding: int | None = None) -> Shape:
+    return Shape("opt", layers, hidden, heads, 50272, 2048, f"facebook/{name}", embedding)
+
+
+def _bloom(name: str, layers: int, hidden: int, heads: int) -> Shape:
+    return Shape("bloom", layers, hidden, heads, 250880, None, f"bigscience/{name}")
+
+
+# Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3;
+# and the configurations on the hub. The `tiny` ones are dsnb's own, for CPUs and tests.
+PRESETS: dict[str, Shape] = {
+    "gpt2-tiny": Shape("gpt2", 4, 128, 4, 512, 1024),
+    "gpt2": _gpt2("gpt2", 12, 768, 12),
+    "gpt2-medium": _gpt2("gpt2-medium", 24, 1024, 16),
+    "gpt2-large": _gpt2("gpt2-large", 36, 1280, 20),
+    "gpt2-xl": _gpt2("gpt2-xl", 48, 1600, 25),
+    "opt-tiny": Shape("opt", 4, 128, 4, 512, 1024),
+    "opt-125m": _opt("opt-125m", 12, 768, 12),
+    "opt-350m": _opt("opt-350m", 24, 1024, 16, embedding=512),
+    "opt-1.3b": _opt("opt-1.3b", 24, 2048, 32),
+    "opt-2.7b": _opt("opt-2.7b", 32, 2560, 32),
+    "opt-6.7b": _opt("opt-6.7b", 32, 4096, 32),
+    "opt-13b": _opt("opt-13b", 40, 5120, 40),
+    "opt-30b": _opt("opt-30b", 48, 7168, 56),
+    "opt-66b": _opt("opt-66b", 64, 9216, 72),
+    "opt-175b": _opt("opt-175b", 96, 12288, 96),
+    "bloom-tiny": Shape("bloom", 4, 128, 4, 512, None),
+    "bloom-560m": _bloom("bloom-560m", 24, 1024, 16),
+    "bloom-1b1": _bloom("bloom-1b1", 24, 1536, 16),
+    "bloom-1b7": _bloom("bloom-1b7", 24, 2048, 16),
+    "bloom-3b": _bloom("bloom-3b", 30, 2560, 32),
+    "bloom-7b1": _bloom("bloom-7b1", 30, 4096, 32),
+    "bloom-176b": _bloom("bloom", 70, 14336, 112),
+}
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def local_config(model: str) -> Path | None:
+    """Give the configuration file that `model` names, itself or in its folder; None if it names none."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    return path if path.suffix == ".json" and path.is_file() else None
+
+
+def is_hub_id(model: str) -> bool:
+    """Say whether `model` has the form `owner/name` of a hub id."""
+    return HUB_ID.fullmatch(model) is not None and ".." not in model
+
+
+def facts(model: str) -> dict[str, Any]:
+    """Give what can be known of a model without transformers: `family` and `positions`, where they are known."""
+    if model in PRESETS:
+        return {"family": PRESETS[model].family, "positions": PRESETS[model].positions}
+    path = local_config(model)
+    if path is None:
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    positions = config.get("n_positions") or config.get("max_position_embeddings")
+    return {"family": config.get("model_type"), "positions": positions if isinstance(positions, int) else None}
+
+
+def slug(model: str) -> str:
+    """Give a model's name as a part of a folder name: hub ids and paths keep their last part."""
+    path = local_config(model)
+    name = (path.parent.name if path.name == "config.json" else path.stem) if path else model.rsplit("/", 1)[-1]
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")[:80] or "model"

@@ -1,0 +1,136 @@
+"""The name of every file that dsnb writes or looks for, and nothing else.
+
+Nobody else joins strings to a path: a file that moves is moved here.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsnb.errors import SettingsError
+
+PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run, `outputs/<sweep>/<experiment>/run<k>/`."""
+
+    dir: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The complete settings, written before the launch."""
+        return self.dir / "experiment.json"
+
+    @property
+    def deepspeed(self) -> Path:
+        """The configuration handed to DeepSpeed, to the letter."""
+        return self.dir / "deepspeed.json"
+
+    @property
+    def environment(self) -> Path:
+        """Host, hardware and versions."""
+        return self.dir / "environment.json"
+
+    @property
+    def steps(self) -> Path:
+        """One JSON object per optimizer step."""
+        return self.dir / "steps.jsonl"
+
+    @property
+    def gpu(self) -> Path:
+        """One JSON object per sample and GPU."""
+        return self.dir / "gpu.jsonl"
+
+    @property
+    def console(self) -> Path:
+        """All that the ranks printed."""
+        return self.dir / "console.log"
+
+    @property
+    def worker(self) -> Path:
+        """What rank 0 measured and what engine it really built; only of a run that reached its end."""
+        return self.dir / "worker.json"
+
+    @property
+    def failures(self) -> Path:
+        """One JSON object per rank that raised, the first one first."""
+        return self.dir / "failures.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """Written last and atomically: its presence means that the run is finished."""
+        return self.dir / "result.json"
+
+    @property
+    def notebook(self) -> Path:
+        """The notebook that papermill executed."""
+        return self.dir / "run.ipynb"
+
+    @property
+    def repeat(self) -> int | None:
+        """The k of `run<k>`, None for a folder of another name."""
+        digits = self.dir.name.removeprefix("run")
+        return int(digits) if digits.isdecimal() and self.dir.name != digits else None
+
+
+@dataclass(frozen=True)
+class SweepPaths:
+    """The files of one sweep, `outputs/<sweep>/`."""
+
+    dir: Path
+
+    @property
+    def params(self) -> Path:
+        """The params file as it was run, with what `--set` changed."""
+        return self.dir / "params.yaml"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a sweep writes here."""
+        return self.dir / ".lock"
+
+    @property
+    def report_notebook(self) -> Path:
+        """The executed report notebook."""
+        return self.dir / "report.ipynb"
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file."""
+        return self.dir / "report.html"
+
+    def run(self, experiment: str, repeat: int) -> RunPaths:
+        """Give the folder of one run.
+
+        Raises
+        ------
+        SettingsError
+            If the name would lead out of the sweep's folder.
+        """
+        if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
+            raise SettingsError(
+                f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'"
+            )
+        return RunPaths(self.dir / experiment / f"run{repeat}")
+
+
+def outputs_root() -> Path:
+    """Give the folder of all outputs: `$DSNB_OUTPUTS`, or `outputs` beside the nearest `notebooks` folder."""
+    if chosen := os.environ.get("DSNB_OUTPUTS"):
+        return Path(chosen)
+    here = Path.cwd()
+    home = next((folder for folder in (here, *here.parents) if (folder / "notebooks").is_dir()), here)
+    return home / "outputs"
+
+
+def notebook_template(name: str) -> Path:
+    """Give the path of one of dsnb's notebooks, in a checkout or an installed package."""
+    candidates = [PACKAGE / "notebooks" / f"{name}.ipynb", PACKAGE.parent / "notebooks" / f"{name}.ipynb"]
+    return next((path for path in candidates if path.is_file()), candidates[-1])
+
+
+def templates() -> Path:
+    """Give the folder of the HTML templates."""
+    return PACKAGE / "templates"

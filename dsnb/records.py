@@ -1,0 +1,129 @@
+"""Reading and writing the JSON of a run folder, so that a crash at any moment leaves no half-written truth.
+
+It knows how bytes reach the disk and come back; what the records mean is for others.
+"""
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import DsnbWarning
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step: readers see the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, record: object) -> None:
+    """Write one JSON object atomically; numbers that are not finite become null."""
+    write_text(path, json.dumps(_finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path} is left out: it cannot be read as JSON ({error})", DsnbWarning, stacklevel=2)
+        return None
+    if not isinstance(record, dict):
+        warnings.warn(f"{path} is left out: it holds no JSON object", DsnbWarning, stacklevel=2)
+        return None
+    return record
+
+
+def line(record: dict[str, Any]) -> str:
+    """Give one line of a `.jsonl` file, newline included."""
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Replace a `.jsonl` file atomically."""
+    write_text(path, "".join(line(record) for record in records))
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one record in a single write, so that several processes may share the file."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line(record).encode())
+    finally:
+        os.close(handle)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a `.jsonl` file; a line that is cut off or damaged is left out with one warning that names it."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    records, bad = [], []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        try:
+            record = json.loads(raw)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif raw.strip():
+            bad.append(number)
+    if bad:
+        where = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        warnings.warn(
+            f"{path}: {len(bad)} line(s) left out, cut off or damaged (line {where})", DsnbWarning, stacklevel=2
+        )
+    return records
+
+
+class Tail:
+    """Follows a growing `.jsonl` file: each call gives the complete records added since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._offset, self._rest = path, 0, b""
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Give the records that came since the last call; damaged lines are passed over."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(added)
+        *lines, self._rest = (self._rest + added).split(b"\n")
+        for raw in lines:
+            try:
+                record = json.loads(raw)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def _finite(value: object) -> object:
+    """Replace NaN and infinities, which JSON does not know, by None."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

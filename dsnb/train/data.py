@@ -1,0 +1,93 @@
+"""Batches of token ids, the same for every way of cutting an optimizer step into ranks and micro-batches.
+
+Sequence i of a step's global batch depends on seed and step alone; rank r takes the r-th slice of the step, and its
+micro-batches are slices of that. So ZeRO stages, rank counts and accumulation can be compared loss by loss.
+"""
+
+import sysconfig
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dsnb.experiment import Experiment
+
+STDLIB_BYTES = 4 * 2**20
+SYNTHETIC_STEPS = 4
+"""Synthetic data repeats after so many steps: enough to be more than one batch, and little memory."""
+
+
+class Batches(Protocol):
+    """The token ids of one rank."""
+
+    def micro_batch(self, step: int, micro: int) -> torch.Tensor:
+        """Give one micro-batch, int64, shape (micro_batch_size, seq_len), on the rank's device."""
+
+
+class SyntheticBatches:
+    """Uniformly random tokens."""
+
+    def __init__(self, experiment: Experiment, vocab: int, rank: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(experiment.seed)
+        shape = (SYNTHETIC_STEPS, experiment.gpus, experiment.grad_accum, experiment.micro_batch_size)
+        ids = torch.randint(vocab, (*shape, experiment.seq_len), generator=generator)
+        self._ids = ids[:, rank].to(device)
+
+    def micro_batch(self, step: int, micro: int) -> torch.Tensor:
+        """Give one micro-batch of the repeating steps."""
+        return self._ids[step % SYNTHETIC_STEPS, micro]
+
+
+class TextBatches:
+    """Sequences cut out of one text at random places."""
+
+    def __init__(self, experiment: Experiment, vocab: int, rank: int, device: torch.device) -> None:
+        tokens = tokenize(experiment)
+        length = experiment.seq_len
+        if len(tokens) < length:
+            raise ValueError(f"data {experiment.data!r} has {len(tokens)} tokens: seq_len {length} needs more text")
+        if (largest := int(tokens.max())) >= vocab:
+            raise ValueError(
+                f"tokenizer {experiment.tokenizer!r} gives token {largest}: the model's vocabulary ends at {vocab - 1}"
+            )
+        steps = experiment.warmup_steps + experiment.steps
+        generator = torch.Generator().manual_seed(experiment.seed)
+        shape = (steps, experiment.gpus, experiment.grad_accum, experiment.micro_batch_size)
+        starts = torch.randint(len(tokens) - length + 1, shape, generator=generator)
+        self._starts = starts[:, rank].to(device)
+        self._tokens = torch.from_numpy(tokens.astype(np.int64)).to(device)
+        self._offsets = torch.arange(length, device=device)
+
+    def micro_batch(self, step: int, micro: int) -> torch.Tensor:
+        """Gather one micro-batch on the device."""
+        return self._tokens[self._starts[step, micro][:, None] + self._offsets]
+
+
+def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
+    """Give the batches that the settings ask for.
+
+    Raises
+    ------
+    ValueError
+        If the text is too short, or its tokens do not fit the model's vocabulary.
+    """
+    kind = SyntheticBatches if experiment.data == "synthetic" else TextBatches
+    return kind(experiment, vocab, rank, device)
+
+
+def tokenize(experiment: Experiment) -> np.ndarray:
+    """Give the tokens of the experiment's text, shape (tokens,)."""
+    text = stdlib_text() if experiment.data == "stdlib" else Path(experiment.data).expanduser().read_bytes()
+    if experiment.tokenizer == "bytes":
+        return np.frombuffer(text, dtype=np.uint8)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(experiment.tokenizer)
+    return np.asarray(tokenizer(text.decode("utf-8", errors="replace"))["input_ids"], dtype=np.int64)
+
+
+def stdlib_text() -> bytes:
+    """Give source text of Python's standard library: real text that is on every machine."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return b"\n".join(path.read_bytes() for path in files)[:STDLIB_BYTES]

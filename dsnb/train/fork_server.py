@@ -1,0 +1,154 @@
+"""A process that has imported torch, DeepSpeed and transformers, and forks the ranks of one run after another.
+
+A plain start of two ranks spends about 12 s in imports and interpreter exits; a fork has them done. Every rank is a
+process of its own with a fresh copy of the server's memory, and the server itself never runs a torch operation and
+never touches a GPU, so there is nothing for a run to inherit from the last one.
+
+The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
+"run_dir"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away, the
+ranks are killed; when the server's owner goes away, so is the server.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+POLL_S = 0.02
+PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers")
+
+
+def serve(path: str) -> None:
+    """Serve runs on the socket at `path` until the process that started this one is gone."""
+    owner = os.getppid()
+    import_everything()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("ready", flush=True)
+        while os.getppid() == owner:
+            if not select.select([listener], [], [], 0.5)[0]:
+                continue
+            connection, _ = listener.accept()
+            with connection:
+                used = run(connection, listener)
+            preload(used)
+
+
+def import_everything() -> None:
+    """Import what every run needs, without starting CUDA."""
+    import deepspeed  # noqa: F401
+    import torch
+    import transformers  # noqa: F401
+
+    import dsnb.train.worker  # noqa: F401
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("CUDA was started by an import: ranks cannot be forked; use launcher 'deepspeed'")
+    gc.collect()
+    gc.freeze()
+
+
+def preload(names: list[str]) -> None:
+    """Import what the last run imported on its own, so that the next one finds it done."""
+    for name in names:
+        if name not in sys.modules and name.partition(".")[0] in PRELOADED:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    gc.freeze()
+
+
+def run(connection: socket.socket, listener: socket.socket) -> list[str]:
+    """Fork the ranks of one run, report their ends, and give the modules that they imported."""
+    request = json.loads(connection.makefile("r").readline() or "null")
+    if request is None:
+        return []
+    report = os.memfd_create("modules")
+    pids: list[int] = []
+    for environment in request["ranks"]:
+        pid = os.fork()
+        if pid == 0:
+            listener.close()
+            connection.close()
+            be_rank(request, environment, report, group=pids[0] if pids else 0)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pids[0] if pids else pid)
+        pids.append(pid)
+    watch(connection, pids)
+    kill(pids[0])
+    with os.fdopen(report, "r") as file:
+        file.seek(0)
+        return file.read().split()
+
+
+def watch(connection: socket.socket, pids: list[int]) -> None:
+    """Report each rank's end; kill them all when the other side hangs up."""
+    send(connection, {"pids": pids})
+    alive = {pid: rank for rank, pid in enumerate(pids)}
+    while alive:
+        if select.select([connection], [], [], POLL_S)[0] and not connection.recv(1024):
+            kill(pids[0])
+        for pid in list(alive):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                send(connection, {"rank": alive.pop(pid), "exit": os.waitstatus_to_exitcode(status)})
+
+
+def send(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Send one line; an answer that nobody waits for any more is dropped."""
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def kill(group: int) -> None:
+    """Kill a process group, whatever is left of it."""
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, group: int) -> NoReturn:
+    """Become one rank of a run: never returns."""
+    code = 1
+    try:
+        os.setpgid(0, group)
+        die_with_parent(signal.SIGKILL)
+        redirect(request["log"])
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(request["cwd"])
+        code = importlib.import_module(request["worker"]).main(request["run_dir"])
+        if environment["RANK"] == "0":
+            os.write(report, "\n".join(sorted(sys.modules)).encode())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def redirect(log: str) -> None:
+    """Send everything that this process prints, from any language, to the end of `log`."""
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+
+
+def die_with_parent(number: int) -> None:
+    """Ask Linux to send this process a signal when its parent ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, number)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,155 @@
+"""Measures the steps of one rank and writes them down while the work goes on.
+
+Nothing in here waits for the device between the first and the last timed step: boundaries are marked in the device's
+own queue, losses are copied to the host behind them, and a step is written once its mark has passed.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from dsnb import records
+from dsnb.hardware import GIB
+from dsnb.train.clock import Clock, CpuClock, CudaClock
+
+FLUSH_S = 0.25
+
+
+@dataclass
+class Pending:
+    """A step whose device work may still be under way."""
+
+    step: int
+    phase: str
+    start: int
+    end: int
+    skipped: bool
+    memory: dict[str, float]
+
+
+class Meter:
+    """Times steps and keeps their losses.
+
+    Parameters
+    ----------
+    path
+        `steps.jsonl`, or None on ranks that write nothing.
+    steps
+        Steps to come, warm-up included.
+    tokens_per_step
+        Tokens per optimizer step over all ranks.
+    device
+        The torch device that works.
+    launched_at
+        Unix time of the launch, the origin of every `t_s`.
+    clock
+        What marks boundaries; tests put a fake one here.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        steps: int,
+        tokens_per_step: int,
+        device: torch.device,
+        launched_at: float,
+        clock: Clock | None = None,
+    ) -> None:
+        cuda = device.type == "cuda"
+        self.clock: Clock = clock or (CudaClock() if cuda else CpuClock())
+        self.losses = torch.full((steps,), float("nan"), device=device)
+        self._host_losses = torch.full((steps,), float("nan"), pin_memory=cuda)
+        self._path, self._tokens, self._cuda = path, tokens_per_step, cuda
+        self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115
+        self._pending: deque[Pending] = deque()
+        self._flushed_at = 0.0
+        self._rows: list[dict[str, Any]] = []
+        self._step = 0
+        self.peak_gib: dict[str, float] = {}
+        self._clock_zero = self._boundary = self.clock.mark()
+        self.clock.synchronize()
+        self._zero_s = time.time() - launched_at
+        self._phase = ""
+        self._phase_began = 0.0
+        self.wall_s: dict[str, float] = {}
+        self.span_s: dict[str, tuple[float, float]] = {}
+
+    def begin(self, phase: str, barrier: Callable[[], Any]) -> None:
+        """Begin a phase (`warmup` or `timed`): all ranks and their devices are idle when its first step starts."""
+        self.clock.synchronize()
+        barrier()
+        self._phase, self._phase_began = phase, time.perf_counter()
+        self._boundary = self.clock.mark()
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+
+    def step(self, loss: torch.Tensor, skipped: bool) -> None:
+        """Mark the end of a step whose mean loss, still on the device, is `loss` (shape ())."""
+        self.losses[self._step] = loss
+        if self._cuda:
+            self._host_losses[self._step].copy_(self.losses[self._step], non_blocking=True)
+        else:
+            self._host_losses[self._step] = self.losses[self._step]
+        end = self.clock.mark()
+        pending = Pending(self._step, self._phase, self._boundary, end, skipped, self._memory())
+        self._pending.append(pending)
+        self._boundary, self._step = end, self._step + 1
+        self._write_passed()
+
+    def end(self) -> None:
+        """End the phase: wait for the device, then write what is left of it."""
+        self.clock.synchronize()
+        self.wall_s[self._phase] = time.perf_counter() - self._phase_began
+        self._write_passed(force=True)
+        mine = [row for row in self._rows if row["phase"] == self._phase]
+        if mine:
+            self.span_s[self._phase] = (mine[0]["t_s"] - mine[0]["step_time_s"], mine[-1]["t_s"])
+
+    def close(self, mean_losses: list[float] | None = None) -> None:
+        """Close the file; with the losses averaged over ranks, replace rank 0's by them."""
+        self._write_passed(force=True)
+        if self._file:
+            self._file.close()
+        if self._path and mean_losses is not None:
+            records.write_lines(
+                self._path, ({**row, "loss": mean_losses[row["step"] - 1]} for row in self._rows)
+            )
+
+    def _memory(self) -> dict[str, float]:
+        if not self._cuda:
+            return {}
+        memory = {
+            "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+            "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+        }
+        torch.cuda.reset_peak_memory_stats()
+        for key, value in memory.items():
+            self.peak_gib[key] = max(value, self.peak_gib.get(key, 0.0))
+        return memory
+
+    def _write_passed(self, force: bool = False) -> None:
+        while self._pending and (force or self.clock.passed(self._pending[0].end)):
+            row = self._row(self._pending.popleft())
+            self._rows.append(row)
+            if self._file:
+                self._file.write(records.line(row))
+        if self._file and (force or time.perf_counter() > self._flushed_at + FLUSH_S):
+            self._file.flush()
+            self._flushed_at = time.perf_counter()
+
+    def _row(self, step: Pending) -> dict[str, Any]:
+        return {
+            "step": step.step + 1,
+            "phase": step.phase,
+            "t_s": self._zero_s + self.clock.seconds(self._clock_zero, step.end),
+            "step_time_s": self.clock.seconds(step.start, step.end),
+            "loss": float(self._host_losses[step.step]),
+            "tokens": self._tokens,
+            **step.memory,
+            "skipped": step.skipped,
+        }

@@ -1,0 +1,143 @@
+"""Builds the model: any causal language model of transformers, without its full size in every rank's host memory.
+
+ZeRO 0 to 2 build straight on the rank's device in the training's number format; ZeRO 3 shares each module out as it
+is made. Random weights are drawn block by block with a seed of each block's own, so every stage starts from the same.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import deepspeed
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.integrations import HfDeepSpeedConfig
+
+from dsnb import models
+from dsnb.experiment import Experiment
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
+
+
+def configuration(experiment: Experiment) -> Any:
+    """Give transformers' configuration of the experiment's model."""
+    if path := models.local_config(experiment.model):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        config = AutoConfig.for_model(**settings)
+    elif experiment.model in models.PRESETS and experiment.weights == "random":
+        config = AutoConfig.for_model(**models.PRESETS[experiment.model].config())
+    else:
+        config = AutoConfig.from_pretrained(source(experiment))
+    config.use_cache = False
+    for name in DROPOUTS:
+        if hasattr(config, name):
+            setattr(config, name, experiment.dropout)
+    return config
+
+
+def source(experiment: Experiment) -> str:
+    """Give the folder or hub id that a model's weights come from."""
+    if path := models.local_config(experiment.model):
+        return str(path.parent)
+    preset = models.PRESETS.get(experiment.model)
+    return (preset.hub_id if preset else None) or experiment.model
+
+
+def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> PreTrainedModel:
+    """Build the model on `device`, shared out already where the ZeRO stage is 3."""
+    config = configuration(experiment)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and experiment.seq_len > positions and config.model_type != "bloom":
+        raise ValueError(f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions")
+    make = _load if experiment.weights == "pretrained" else _draw
+    attempts = ["sdpa", "eager"] if experiment.attention == "auto" else [experiment.attention]
+    for attention in attempts:
+        try:
+            model = make(experiment, config, ds_config, device, attention)
+            break
+        except ValueError as error:
+            # transformers says so before it builds anything (BLOOM has no SDPA attention).
+            if attention == attempts[-1] or "scaled_dot_product_attention" not in str(error):
+                raise
+    if experiment.activation_checkpointing:
+        checkpoint_activations(model)
+    model.train()
+    return model
+
+
+def _draw(
+    experiment: Experiment, config: Any, ds_config: dict[str, Any], device: torch.device, attention: str
+) -> PreTrainedModel:
+    dtype = DTYPES[experiment.precision]
+    with ExitStack() as stack:
+        stack.enter_context(no_init_weights())
+        stack.enter_context(device)
+        if experiment.zero_stage == 3:
+            stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    draw_weights(model, experiment.seed)
+    model.tie_weights()
+    return model
+
+
+def _load(
+    experiment: Experiment, config: Any, ds_config: dict[str, Any], device: torch.device, attention: str
+) -> PreTrainedModel:
+    # transformers shares out what it loads as long as this object lives.
+    shared = HfDeepSpeedConfig(ds_config) if experiment.zero_stage == 3 else None
+    model = AutoModelForCausalLM.from_pretrained(
+        source(experiment),
+        config=config,
+        dtype=DTYPES[experiment.precision],
+        attn_implementation=attention,
+        device_map=None if shared else {"": device},
+    )
+    del shared
+    return model
+
+
+@torch.no_grad()
+def draw_weights(model: PreTrainedModel, seed: int) -> None:
+    """Initialise every weight by the model's own rule, one block at a time, the same on all ZeRO stages."""
+    for name, unit in units(model):
+        parameters = list(unit.parameters())
+        whole = any(hasattr(parameter, "ds_id") for parameter in parameters)
+        torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=whole):
+            if not whole or deepspeed.comm.get_rank() == 0:
+                for module in unit.modules():
+                    model._init_weights(module)
+    torch.manual_seed(seed)
+
+
+def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Give the parts that are initialised one after another: each transformer block, and each layer outside them."""
+
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if isinstance(module, nn.ModuleList):
+            yield from module.named_children() if not name else (
+                (f"{name}.{key}", child) for key, child in module.named_children()
+            )
+        elif next(iter(module.parameters(recurse=False)), None) is not None:
+            yield name, module
+        else:
+            for key, child in module.named_children():
+                yield from walk(f"{name}.{key}" if name else key, child)
+
+    yield from walk("", model)
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Turn activation checkpointing on, by the newer of the two names that transformers has had for it."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count parameters, tied ones once, shared-out ones whole."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())

@@ -1,0 +1,155 @@
+"""One rank: build, warm up, train the timed steps, and leave what was measured in the run folder.
+
+Knows nothing of how it was started beyond the variables every launcher sets.
+"""
+
+import os
+import resource
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+
+from dsnb import records
+from dsnb.experiment import Experiment
+from dsnb.hardware import GIB
+from dsnb.paths import RunPaths
+from dsnb.train import engine as engines
+from dsnb.train.data import Batches, batches
+from dsnb.train.meter import Meter
+from dsnb.train.model import build, count_parameters
+
+
+def main(run_dir: str) -> int:
+    """Run one rank and give its exit code; a failure is written down with its cause."""
+    began = time.time()
+    run = RunPaths(Path(run_dir))
+    try:
+        train(run, Experiment.read(run.experiment), began)
+    except Exception as error:
+        record_failure(run, error)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def record_failure(run: RunPaths, error: Exception) -> None:
+    """Write down why this rank ended, in one line."""
+    text = str(error).strip()
+    memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
+    cause = f"{type(error).__name__}: {text.splitlines()[0][:500] if text else 'no message'}"
+    record = {"rank": rank(), "status": "oom" if memory else "failed", "cause": cause}
+    records.append_line(run.failures, record)
+
+
+def rank() -> int:
+    """Give this process's rank."""
+    return int(os.environ["RANK"])
+
+
+def train(run: RunPaths, experiment: Experiment, began: float) -> None:
+    """Build everything, run all steps, and write the record of rank 0."""
+    launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
+    device = set_up(experiment)
+    ds_config = records.read_json(run.deepspeed) or {}
+    model = build(experiment, ds_config, device)
+    parameters = count_parameters(model)
+    engine = engines.make_engine(experiment, model, ds_config)
+    data = batches(experiment, model.config.vocab_size, rank(), device)
+    steps = experiment.warmup_steps + experiment.steps
+    path = run.steps if rank() == 0 else None
+    meter = Meter(path, steps, experiment.tokens_per_step, device, launched_at)
+    built = time.time()
+    try:
+        for phase, first, last in (("warmup", 0, experiment.warmup_steps), ("timed", experiment.warmup_steps, steps)):
+            meter.begin(phase, deepspeed.comm.barrier)
+            for step in range(first, last):
+                one_step(engine, data, step, experiment.grad_accum, meter)
+            meter.end()
+        losses = mean_over_ranks(meter.losses)
+    except BaseException:
+        meter.close()
+        raise
+    meter.close(losses)
+    record = {
+        **engines.describe(engine),
+        "attention": model.config._attn_implementation,
+        "parameters": parameters,
+        "layers": model.config.num_hidden_layers,
+        "hidden": model.config.hidden_size,
+        "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
+        "versions": versions(),
+        **peaks(meter, device),
+        "timed_wall_s": meter.wall_s["timed"],
+        "timed_from_s": meter.span_s["timed"][0],
+        "timed_to_s": meter.span_s["timed"][1],
+        "first_bad_step": next((k for k, loss in enumerate(losses, start=1) if loss != loss), None),
+        "phases_s": {
+            "start": began - launched_at,
+            "build": built - began,
+            "warmup": meter.wall_s["warmup"],
+            "timed": meter.wall_s["timed"],
+        },
+        "ended_s": time.time() - launched_at,
+    }
+    if rank() == 0:
+        records.write_json(run.worker, record)
+    torch.distributed.destroy_process_group()
+
+
+def set_up(experiment: Experiment) -> torch.device:
+    """Choose the device, its arithmetic and its threads, and join the other ranks."""
+    torch.manual_seed(experiment.seed)
+    torch.backends.cuda.matmul.allow_tf32 = experiment.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
+    if experiment.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        # Training never uses this op, which DeepSpeed would compile for 40 to 77 s at the first start on a CPU.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
+    return device
+
+
+def one_step(engine: Any, data: Batches, step: int, grad_accum: int, meter: Meter) -> None:
+    """Train one optimizer step."""
+    skipped_before = engine.skipped_steps
+    total: torch.Tensor | None = None
+    for micro in range(grad_accum):
+        ids = data.micro_batch(step, micro)
+        loss = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None
+    meter.step(total / grad_accum, engine.skipped_steps > skipped_before)
+
+
+def mean_over_ranks(losses: torch.Tensor) -> list[float]:
+    """Average the losses, shape (steps,), over ranks, after the timed region."""
+    losses = losses.clone()
+    deepspeed.comm.all_reduce(losses)
+    return [float(loss) for loss in losses / deepspeed.comm.get_world_size()]
+
+
+def peaks(meter: Meter, device: torch.device) -> dict[str, float]:
+    """Give the largest memory of any rank, in GiB; a CPU has no figure of torch's, only that of the process."""
+    mine = {
+        "host_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
+        **{f"peak_{key}": value for key, value in meter.peak_gib.items()},
+    }
+    largest = torch.tensor(list(mine.values()), dtype=torch.float64, device=device)
+    deepspeed.comm.all_reduce(largest, op=deepspeed.comm.ReduceOp.MAX)
+    return dict(zip(mine, largest.tolist(), strict=True))
+
+
+def versions() -> dict[str, str | None]:
+    """Give what only torch knows of its libraries."""
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+    return {"cuda": torch.version.cuda, "nccl": nccl}
