@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -165,13 +166,9 @@ class ForkedRanks:
 
     def end(self) -> None:
         """Hang up, at which the server kills the group, and wait until it is gone."""
-        with contextlib.suppress(OSError):
-            self._connection.close()
-        with contextlib.suppress(OSError, ProcessLookupError):
-            if not self.ended_by_itself():
-                os.killpg(self.pids[0], 9)
+        if not self.ended():
+            with contextlib.suppress(OSError):
+                os.killpg(self.pids[0], signal.SIGKILL)
+        self._hung_up = True
+        self._connection.close()
         group_is_gone(self.pids[0])
-
-    def ended_by_itself(self) -> bool:
-        """Say whether all exit codes had come before the hang-up."""
-        return len(self._codes) == self._world

@@ -109,14 +109,26 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
         clear(run)
-        if (free := shutil.disk_usage(run.dir).free) < LEAST_FREE_BYTES:
-            raise LaunchError(f"{run.dir}: {free // 2**20} MiB are free; make room (64 MiB at least) and start again")
+        check_space(run.dir)
         records.write_json(run.experiment, {**experiment.model_dump(), "name": experiment.name})
         records.write_json(run.deepspeed, deepspeed_config(experiment))
         records.write_json(run.environment, environment.describe())
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def check_space(folder: Path) -> None:
+    """Make sure that a run's records will fit on the disk.
+
+    Raises
+    ------
+    LaunchError
+        If they might not.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if (free := shutil.disk_usage(existing).free) < LEAST_FREE_BYTES:
+        raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); make 64 MiB of room and start again")
 
 
 def clear(run: RunPaths) -> None:
@@ -168,6 +180,9 @@ def finish(
     """Write the run's result: from here on it is finished."""
     worker = records.read_json(run.worker) or {}
     wall_s = time.time() - launched_at
+    if "versions" in worker:
+        known = records.read_json(run.environment) or {}
+        records.write_json(run.environment, {**known, **worker["versions"]})
     phases = dict(worker.get("phases_s", {}))
     if "ended_s" in worker:
         phases["stop"] = wall_s - worker["ended_s"]

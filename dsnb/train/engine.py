@@ -53,6 +53,19 @@ def undo_first_step(optimizer: Any) -> None:
         master.data.copy_(half.data)
 
 
+def backward(engine: Any, loss: torch.Tensor) -> None:
+    """Run the backward pass, with the loss scaled wherever the optimizer will unscale the gradients.
+
+    DeepSpeed 0.19.8's `engine.backward` scales the loss only for its ZeRO optimizers, but the ZeRO-0 optimizers for
+    fp16 divide by the scale all the same (deepspeedai/DeepSpeed pull request 8393): gradients come out 65,536 times
+    too small. The hook sets the factor that belongs there, whether or not DeepSpeed has put it there itself.
+    """
+    if isinstance(engine.optimizer, FP16_Optimizer | FP16_UnfusedOptimizer) and engine.fp16_enabled():
+        factor = engine.optimizer.loss_scale / engine.gradient_accumulation_steps()
+        loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
+    engine.backward(loss)
+
+
 def describe(engine: Any) -> dict[str, Any]:
     """Name what the engine is made of, for the record."""
     optimizer = engine.optimizer

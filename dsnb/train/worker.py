@@ -124,7 +124,7 @@ def one_step(engine: Any, data: Batches, step: int, grad_accum: int, meter: Mete
     for micro in range(grad_accum):
         ids = data.micro_batch(step, micro)
         loss = engine(input_ids=ids, labels=ids).loss
-        engine.backward(loss)
+        engines.backward(engine, loss)
         engine.step()
         total = loss.detach() if total is None else total + loss.detach()
     assert total is not None

@@ -1,0 +1,190 @@
+"""The command line: parses, calls, prints. What it calls can be called from Python as well."""
+
+import signal
+import sys
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from dsnb.errors import DsnbError, DsnbWarning, SettingsError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Which DeepSpeed settings should I train with on my hardware? Answered by measuring.",
+)
+NOT_ALL_OK = 3
+INTERRUPTED = 130
+
+
+class Format(StrEnum):
+    """How a table is printed."""
+
+    table = "table"
+    markdown = "markdown"
+    csv = "csv"
+    json = "json"
+
+
+Params = Annotated[Path, typer.Argument(help="A params file.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="A folder of outputs.", show_default=False)]
+Output = Annotated[Path | None, typer.Option(help="Write here instead.", show_default=False)]
+
+
+@app.command()
+def sweep(
+    params: Params,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE for every run; a list becomes an axis.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Experiments whose names match, for example 'zs3*'.")] = None,
+    output: Output = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and start nothing.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Repeat runs that failed as well.")] = False,
+) -> None:
+    """Make all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok."""
+    from dsnb.params import load_sweep
+
+    planned = load_sweep(params, overrides(set_ or []), only, output)
+    if dry_run:
+        show_plan(planned)
+        return
+    from dsnb.sweep import run_sweep
+
+    try:
+        runs = run_sweep(planned, retry=retry)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    show_summary(runs, Format.table)
+    Console().print(f"Report: dsnb report {planned.paths.dir}", highlight=False, soft_wrap=True)
+    if (runs["status"] != "ok").any():
+        raise typer.Exit(NOT_ALL_OK)
+
+
+@app.command()
+def summary(
+    folder: Folder,
+    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
+    timing: Annotated[bool, typer.Option("--timing", help="Wall seconds by phase instead.")] = False,
+) -> None:
+    """Print medians and spreads of every experiment below a folder."""
+    from dsnb.runs import load_runs
+
+    runs = load_runs(folder)
+    if runs.empty:
+        raise SettingsError(f"{str(folder)!r} holds no run: give a folder of outputs, such as outputs/quickstart")
+    if timing:
+        from dsnb.summary import timing as seconds
+        from dsnb.tables import timing_texts
+
+        show(seconds(runs), timing_texts(seconds(runs)), format_)
+    else:
+        show_summary(runs, format_)
+
+
+@app.command()
+def report(folder: Folder, output: Output = None) -> None:
+    """Execute the report notebook over a folder and write one HTML file."""
+    from dsnb.report import write_report
+
+    typer.echo(write_report(folder, output))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can run, what is missing, and how to fix it."""
+    from dsnb.doctor import examine
+
+    table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
+    checks = examine()
+    for check in checks:
+        mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
+        table.add_row(mark, check.what, check.found.replace("[", r"\["), check.advice.replace("[", r"\["))
+    Console().print(table)
+    if any(check.state == "bad" for check in checks):
+        raise typer.Exit(1)
+
+
+def overrides(words: list[str]) -> dict[str, Any]:
+    """Read `KEY=VALUE` words; values are YAML, so `8` is a number and `[1, 2]` a list."""
+    found = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set is {word!r}: write KEY=VALUE, for example --set seq_len=256")
+        try:
+            found[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise SettingsError(f"--set is {word!r}: its value is not valid YAML") from error
+    return found
+
+
+def show_plan(planned: Any) -> None:
+    """Print the runs of a sweep with DeepSpeed's settings, and what this machine cannot do of them."""
+    from dsnb.launcher.config import deepspeed_config
+    from dsnb.sweep import unsupported
+
+    for run in planned.runs:
+        typer.echo(f"{run.paths.dir}")
+        if run.repeat == 1:
+            settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
+            typer.echo(yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2))
+    typer.echo(f"{len(planned.runs)} runs; nothing was started")
+    for problem in unsupported(planned):
+        typer.echo(f"this machine could not run it: {problem}", err=True)
+
+
+def show_summary(runs: Any, format_: Format) -> None:
+    """Print the aggregated table."""
+    from dsnb.summary import summarize
+    from dsnb.tables import readable
+
+    table = summarize(runs)
+    show(table, readable(table), format_)
+
+
+def show(numbers: Any, texts: Any, format_: Format) -> None:
+    """Print a table: `numbers` for machines, `texts` for people."""
+    if format_ is Format.csv:
+        typer.echo(numbers.to_csv(), nl=False)
+    elif format_ is Format.json:
+        typer.echo(numbers.reset_index().to_json(orient="records", indent=1))
+    elif format_ is Format.markdown:
+        typer.echo(texts.to_markdown())
+    else:
+        table = Table(texts.index.name or "", box=None, pad_edge=False)
+        for name in texts.columns:
+            table.add_column(name, justify="right")
+        for key, row in texts.iterrows():
+            table.add_row(str(key), *map(str, row))
+        # A table that is cut to a narrow terminal would hide figures.
+        Console(width=max(Console().width, 200) if not sys.stdout.isatty() else None).print(table, markup=False)
+
+
+def main() -> None:
+    """Run the command line; every expected trouble is one line and an exit code."""
+    warnings.showwarning = lambda message, category, *_: typer.echo(
+        f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
+    )
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        app()
+    except DsnbError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        typer.echo(f"error: {error.filename or 'writing'}: {error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""seaborn figures: what a setting does to speed, time, memory and utilization, and how the losses went.
+
+Spread is shown by the single runs themselves and a line from the lowest to the highest of them: with three repeats
+anything finer would be guessed.
+"""
+
+import base64
+import html
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from dsnb.runs import load_steps
+
+# Okabe and Ito's colours, which readers with any colour vision can tell apart.
+PRECISION_COLOURS = {"fp32": "#0072B2", "tf32": "#56B4E9", "fp16": "#E69F00", "bf16": "#009E73"}
+AXES = {
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "tokens_per_s": "tokens/s",
+    "step_time_s": "step time (s)",
+    "peak_allocated_gib": "peak memory allocated (GiB)",
+    "device_memory_gib": "memory used on the device (GiB)",
+    "host_memory_gib": "host memory of a rank (GiB)",
+    "gpu_util_pct": "GPU utilization (%)",
+    "power_w": "power per GPU (W)",
+    "zero_stage": "ZeRO stage",
+    "loss": "loss",
+    "step": "optimizer step",
+}
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e3e6ea",
+    "axes.edgecolor": "#8a929c",
+    "axes.labelcolor": "#30363d",
+    "xtick.color": "#57606a",
+    "ytick.color": "#57606a",
+    "font.family": "sans-serif",
+}
+PIXELS_PER_INCH = 180
+
+
+class Picture:
+    """A figure that shows itself in notebooks and reports as an image with a description."""
+
+    def __init__(self, draw: Callable[[], Figure], description: str) -> None:
+        with plt.rc_context(STYLE):
+            self.figure = draw()
+            buffer = io.BytesIO()
+            self.figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
+        plt.close(self.figure)
+        self.png, self.description = buffer.getvalue(), description
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(self.png).decode()
+        width = int(self.figure.get_figwidth() * 100)
+        return f'<img alt="{html.escape(self.description)}" width="{width}" src="data:image/png;base64,{data}">'
+
+
+def overview(runs: pd.DataFrame) -> Picture:
+    """Draw throughput, step time, memory and utilization against the ZeRO stage, by precision.
+
+    Parameters
+    ----------
+    runs
+        One row a run, as `dsnb.load_runs` gives it; only ok runs are drawn.
+    """
+    ok = runs[runs["status"] == "ok"]
+    memory = next((name for name in ("peak_allocated_gib", "device_memory_gib") if ok[name].notna().any()), None)
+    metrics = ["tokens_per_s_per_gpu", "step_time_s", memory or "host_memory_gib", "gpu_util_pct"]
+
+    def draw() -> Figure:
+        figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
+        for axis, metric in zip(axes.flat, metrics, strict=True):
+            against_stage(ok, metric, axis)
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        for axis in axes.flat:
+            if axis.get_legend():
+                axis.get_legend().remove()
+        if handles:
+            figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+        return figure
+
+    return Picture(draw, "Throughput, step time, memory and utilization by ZeRO stage and precision")
+
+
+def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
+    """Draw one metric of ok runs against the ZeRO stage: medians as bars, the range as a line, every run as a dot."""
+    axis.set(xlabel=AXES["zero_stage"], ylabel=AXES.get(metric, metric))
+    shown = ok.dropna(subset=[metric])
+    if shown.empty:
+        axis.set(xticks=[], yticks=[])
+        axis.grid(visible=False)
+        axis.text(0.5, 0.5, "not measured on this machine", ha="center", va="center", transform=axis.transAxes,
+                  color="#57606a")
+        return
+    precisions = [name for name in PRECISION_COLOURS if name in set(shown["precision"])]
+    shared = {"data": shown, "x": "zero_stage", "y": metric, "hue": "precision", "hue_order": precisions, "ax": axis}
+    sns.barplot(
+        **shared,
+        palette=PRECISION_COLOURS,
+        estimator="median",
+        errorbar=("pi", 100),
+        alpha=0.55,
+        err_kws={"linewidth": 1.3, "color": "#30363d"},
+    )
+    sns.stripplot(**shared, palette=PRECISION_COLOURS, dodge=True, size=4, linewidth=0.6, edgecolor="white",
+                  legend=False)
+    axis.set(xlabel=AXES["zero_stage"], ylabel=AXES.get(metric, metric))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"))
+
+
+def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
+    """Draw the median loss of every experiment over its optimizer steps.
+
+    Parameters
+    ----------
+    steps, runs
+        As `dsnb.load_steps` and `dsnb.load_runs` give them.
+    """
+    keys = ["sweep", "experiment", "repeat"]
+    table = steps.dropna(subset=["loss"]).merge(runs[[*keys, "zero_stage", "precision"]], on=keys)
+
+    def draw() -> Figure:
+        figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
+        if table.empty:
+            axis.set_axis_off()
+            axis.text(0.5, 0.5, "no run has written a loss", ha="center", va="center", color="#57606a")
+            return figure
+        sns.lineplot(
+            data=table, x="step", y="loss", hue="precision", style="zero_stage", estimator="median", errorbar=None,
+            palette=PRECISION_COLOURS, hue_order=[name for name in PRECISION_COLOURS if name in set(table["precision"])],
+            linewidth=1.4, ax=axis,
+        )
+        axis.set(xlabel=AXES["step"], ylabel=AXES["loss"])
+        sns.move_legend(axis, "upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        return figure
+
+    return Picture(draw, "Loss by optimizer step for every experiment")
+
+
+def run_steps(run_dir: str | Path) -> Picture:
+    """Draw the loss and the step time of one run over its steps, the warm-up shaded."""
+    steps = load_steps(run_dir)
+
+    def draw() -> Figure:
+        figure, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
+        warm = steps[steps["phase"] == "warmup"]["step"].max()
+        for axis, column, label in zip(axes, ("loss", "step_time_s"), ("loss", "step time (s)"), strict=True):
+            axis.set(xlabel=AXES["step"], ylabel=label)
+            if steps[column].notna().any():
+                axis.plot(steps["step"], steps[column], color="#0072B2", linewidth=1.4)
+            else:
+                axis.text(0.5, 0.5, "no step was recorded", ha="center", va="center", transform=axis.transAxes)
+            if warm == warm:
+                axis.axvspan(0.5, warm + 0.5, color="#8a929c", alpha=0.15, label="warm-up")
+        if warm == warm:
+            axes[0].legend(frameon=False)
+        return figure
+
+    return Picture(draw, "Loss and step time of one run by optimizer step")

@@ -1,0 +1,122 @@
+"""The progress of a sweep on a terminal: which run of how many, its step, loss and tokens/s, and the time left.
+
+Where the output is no terminal it prints one line a run.
+"""
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import rich.progress
+from rich.console import Console
+
+from dsnb.launcher.outcome import Result
+from dsnb.params import Run
+from dsnb.records import Tail
+
+REFRESH_S = 0.5
+
+
+class Progress:
+    """Shown while its `with` block runs.
+
+    Parameters
+    ----------
+    total
+        Runs of the whole sweep, finished ones included.
+    todo
+        The runs to be made.
+    """
+
+    def __init__(self, total: int, todo: list[Run], enabled: bool = True) -> None:
+        self.console = Console(stderr=True, quiet=not enabled)
+        self._total, self._done = total, total - len(todo)
+        self._left = len(todo)
+        self._ran_s: list[float] = []
+        self._began = 0.0
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(bar_width=20),
+            rich.progress.TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=not enabled or not self.console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=1, note="")
+
+    def __enter__(self) -> Self:
+        if self._done:
+            self.console.print(f"{self._done} of {self._total} runs are finished and are not repeated")
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_watch()
+        self._bar.stop()
+
+    def begin(self, run: Run) -> None:
+        """Show a run that starts."""
+        self._began = time.monotonic()
+        number = self._done + 1
+        steps = run.experiment.warmup_steps + run.experiment.steps
+        self._bar.update(
+            self._task, description=f"run {number}/{self._total}  {run.name}", completed=0, total=steps, note="starting"
+        )
+        self._stop.clear()
+        self._watcher = threading.Thread(target=self._watch, args=(run,), daemon=True)
+        self._watcher.start()
+
+    def end(self, run: Run, result: Result) -> None:
+        """Print the line of a run that ended."""
+        self._end_watch()
+        self._ran_s.append(time.monotonic() - self._began)
+        self._done += 1
+        self._left -= 1
+        rate = result.summary.get("tokens_per_s")
+        figure = f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
+        loss = result.summary.get("loss_last")
+        loss_text = f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
+        self.console.print(
+            f"run {self._done}/{self._total}  {run.name} run{run.repeat}: {result.status}, {figure}{loss_text}  "
+            f"({self._ran_s[-1]:.0f} s, {_minutes(self._time_left_s())} left)",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _time_left_s(self) -> float | None:
+        if not self._ran_s:
+            return None
+        return self._left * sum(self._ran_s) / len(self._ran_s)
+
+    def _watch(self, run: Run) -> None:
+        tail = Tail(run.paths.steps)
+        while not self._stop.wait(REFRESH_S):
+            steps = list(tail.new())
+            if not steps:
+                continue
+            last = steps[-1]
+            loss, seconds = last.get("loss"), last.get("step_time_s")
+            parts = [
+                f"loss {loss:.3f}" if loss is not None else "",
+                f"{run.experiment.tokens_per_step / seconds:,.0f} tokens/s" if seconds else "",
+                f"{_minutes(self._time_left_s())} left" if self._ran_s else "",
+            ]
+            self._bar.update(self._task, completed=last.get("step", 0), note=", ".join(filter(None, parts)))
+
+    def _end_watch(self) -> None:
+        self._stop.set()
+        if self._watcher:
+            self._watcher.join()
+            self._watcher = None
+
+
+def _minutes(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

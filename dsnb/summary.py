@@ -1,0 +1,82 @@
+"""Runs -> one row per experiment: how many, and median and spread of every figure.
+
+The spread is the sample standard deviation over repeats, blank for a single run. Only runs that are `ok` are
+measured; how many are not is counted beside them.
+"""
+
+import pandas as pd
+
+from dsnb.runs import PHASES, SETTINGS
+
+METRICS = [
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "step_time_s",
+    "peak_allocated_gib",
+    "device_memory_gib",
+    "host_memory_gib",
+    "gpu_util_pct",
+    "power_w",
+    "tflops_per_gpu",
+    "mfu",
+    "loss_last",
+]
+
+
+def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.DataFrame:
+    """Aggregate runs.
+
+    Parameters
+    ----------
+    runs
+        One row a run, as `dsnb.load_runs` gives it.
+    by
+        The column or columns that make a group.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by `by`, in order of appearance: `n` (runs that are ok), `not_ok` (all others), and `<metric>_median`
+        and `<metric>_std` over the ok ones; NaN where nothing was measured, and for the spread of one run.
+    """
+    groups = runs.groupby(by, sort=False, dropna=False)
+    ok = runs[runs["status"] == "ok"]
+    measured = ok.groupby(by, sort=False, dropna=False)[METRICS]
+    counts = groups["status"].agg(n=lambda status: int((status == "ok").sum()), not_ok=lambda status: int((status != "ok").sum()))
+    medians = measured.median().add_suffix("_median")
+    spreads = measured.std(ddof=1).add_suffix("_std")
+    columns = [f"{metric}_{statistic}" for metric in METRICS for statistic in ("median", "std")]
+    return counts.join(medians).join(spreads)[["n", "not_ok", *columns]]
+
+
+def variants(runs: pd.DataFrame, besides: tuple[str, ...] = ("zero_stage", "precision")) -> dict[str, pd.DataFrame]:
+    """Split runs into those that differ in nothing but the settings `besides`, so that each part can be compared.
+
+    Returns
+    -------
+    dict
+        Title of the part (the settings that vary between parts) -> its runs.
+    """
+    varying = [name for name in SETTINGS if name not in besides and runs[name].nunique(dropna=False) > 1]
+    if not varying:
+        return {"": runs}
+    parts = runs.groupby(varying, sort=False, dropna=False)
+    return {", ".join(f"{name} {value}" for name, value in zip(varying, key, strict=True)): part for key, part in parts}
+
+
+def timing(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give the median wall seconds of each experiment's ok runs by phase.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by experiment: `start` (launch to the worker's first line), `build`, `warmup`, `timed`, `stop` (last
+        step to the last process gone), `wall` (their sum), `notebook` (the whole notebook, kernel included), and
+        `outside_steps`: the notebook less its steps, warm-up included; seconds.
+    """
+    ok = runs[runs["status"] == "ok"]
+    names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
+    table = ok.groupby("experiment", sort=False)[names].median()
+    whole = table["notebook_s"].fillna(table["wall_s"])
+    table["outside_steps_s"] = whole - table["warmup_s"] - table["timed_s"]
+    return table.rename(columns=lambda name: name.removesuffix("_s"))

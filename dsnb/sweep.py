@@ -1,0 +1,202 @@
+"""Executes the runs of a sweep through papermill, one notebook a run; goes on after a failed run; resumes.
+
+A run is finished when its `result.json` is whole and does not say `interrupted`; every other one is made again.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dsnb import checks, notebooks, paths, records
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.experiment import Experiment
+from dsnb.launcher import fork
+from dsnb.launcher.outcome import STATUSES, Result
+from dsnb.launcher.run import check_space
+from dsnb.params import Run, Sweep, load_sweep
+from dsnb.paths import RunPaths, SweepPaths
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dsnb.progress import Progress
+
+__all__ = ["Sweep", "load_sweep", "run_sweep"]
+
+NOTEBOOK = "10_run"
+
+
+def run_sweep(
+    sweep: Sweep | str | Path,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    only: str | None = None,
+    output: str | Path | None = None,
+    retry: bool = False,
+    progress: bool = True,
+) -> "pd.DataFrame":
+    """Make all runs of a sweep that are not finished yet.
+
+    Parameters
+    ----------
+    sweep
+        A sweep, or a params file, which is loaded with `overrides`, `only` and `output`.
+    retry
+        Repeat finished runs that are not `ok` as well.
+    progress
+        Show which run of how many, loss, tokens/s and the time left.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row a run of the sweep's folder, as `dsnb.load_runs` gives it.
+
+    Raises
+    ------
+    SettingsError
+        If a run cannot work on this machine, contradicts a finished one, or another sweep works in the folder.
+    LaunchError
+        If the disk is full. Finished runs are kept.
+    """
+    from dsnb.runs import load_runs
+
+    if not isinstance(sweep, Sweep):
+        sweep = load_sweep(sweep, overrides, only, output)
+    check_notebook()
+    if problems := unsupported(sweep):
+        raise SettingsError(problems)
+    with locked(sweep.paths):
+        todo = [run for run in sweep.runs if not is_finished(run, retry)]
+        records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
+        devices = {run.experiment.device for run in todo if run.experiment.launcher == "fork"}
+        with fork.shared(devices), _shown(sweep, todo, progress) as shown:
+            for run in todo:
+                shown.begin(run)
+                shown.end(run, execute(run))
+    return load_runs(sweep.paths.dir)
+
+
+def _shown(sweep: Sweep, todo: list[Run], progress: bool) -> "Progress":
+    from dsnb.progress import Progress
+
+    return Progress(total=len(sweep.runs), todo=todo, enabled=progress)
+
+
+def check_notebook() -> None:
+    """Make sure that the run notebook takes every setting: papermill only warns about one that it does not know.
+
+    Raises
+    ------
+    SettingsError
+        If it is missing, has lost the tag of its parameters cell, or lacks a setting.
+    """
+    template = paths.notebook_template(NOTEBOOK)
+    if not template.is_file():
+        raise SettingsError(f"notebook {str(template)!r} is missing: install dsnb from a complete checkout")
+    known = notebooks.parameters(template)
+    if missing := [name for name in (*Experiment.model_fields, "run_dir") if name not in known]:
+        raise SettingsError(
+            f"notebook {str(template)!r} does not take {', '.join(missing)}: "
+            "add it to the cell tagged 'parameters', or restore the tag"
+        )
+
+
+def unsupported(sweep: Sweep) -> list[str]:
+    """List what this machine cannot do of a sweep, each problem once."""
+    problems = [problem for run in sweep.runs for problem in checks.unsupported(run.experiment.model_dump())]
+    return list(dict.fromkeys(problems))
+
+
+@contextlib.contextmanager
+def locked(sweep: SweepPaths) -> Iterator[None]:
+    """Hold the sweep's folder; the lock goes with the process, however it ends."""
+    try:
+        sweep.dir.mkdir(parents=True, exist_ok=True)
+        file = open(sweep.lock, "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise LaunchError(f"{sweep.dir} cannot be written: {error.strerror}; choose another --output") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(200).strip() or "another process"
+            raise SettingsError(
+                f"{sweep.dir} is in use by another sweep ({holder}): wait for it, or choose another --output"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def is_finished(run: Run, retry: bool = False) -> bool:
+    """Say whether a run need not be made.
+
+    Raises
+    ------
+    SettingsError
+        If it was finished with other settings than it has now.
+    """
+    record = records.read_json(run.paths.result)
+    status = record.get("status") if record else None
+    if status not in STATUSES or status == "interrupted" or (retry and status != "ok"):
+        return False
+    before = records.read_json(run.paths.experiment) or {}
+    now = run.experiment.model_dump()
+    changed = [key for key in now if key != "time_limit_s" and key in before and before[key] != now[key]]
+    if changed:
+        told = ", ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in changed)
+        raise SettingsError(f"{run.paths.dir} is finished with other settings ({told}): choose another --output")
+    return True
+
+
+def execute(run: Run) -> Result:
+    """Execute the run notebook for one run, and give how it ended, whatever happened."""
+    from nbclient.exceptions import CellControlSignal, DeadKernelError
+    from papermill.exceptions import PapermillException
+
+    check_space(run.paths.dir)
+    run.paths.result.unlink(missing_ok=True)
+    settings = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
+    began = time.time()
+    trouble: BaseException | None = None
+    try:
+        run.paths.dir.mkdir(parents=True, exist_ok=True)
+        notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, settings)
+    except (PapermillException, DeadKernelError, CellControlSignal, RuntimeError) as error:
+        trouble = error
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
+        trouble = error
+    except KeyboardInterrupt:
+        _close(run.paths, "interrupted", "stopped by the user", began)
+        raise
+    return _close(run.paths, "failed", _one_line(trouble), began)
+
+
+def _close(run: RunPaths, status: str, cause: str, began: float) -> Result:
+    """Give the result that the launch wrote, or write the one that it could not write any more."""
+    record = records.read_json(run.result)
+    if record and record.get("status") in STATUSES:
+        codes = {int(rank): code for rank, code in record["exit_codes"].items()}
+        return Result(record["status"], record["cause"], codes, record["phases_s"], record["summary"], run.dir)
+    result = Result(status, cause, {}, {"wall": time.time() - began}, {}, run.dir)
+    result.write()
+    return result
+
+
+def _one_line(error: BaseException | None) -> str:
+    if error is None:
+        return "the notebook ended without starting the run"
+    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    return f"{name}: {value}".splitlines()[0][:500]

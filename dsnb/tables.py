@@ -1,0 +1,148 @@
+"""Tables as a person reads them: titles with units, sensible digits, everything escaped.
+
+The numbers are those of `dsnb.summary` and `dsnb.runs`; nothing is computed here.
+"""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from dsnb.paths import SweepPaths
+from dsnb.runs import ENVIRONMENT, SETTINGS
+from dsnb.summary import METRICS
+
+# metric -> title with unit, factor to that unit, digits after the point
+TITLES: dict[str, tuple[str, float, int]] = {
+    "tokens_per_s": ("tokens/s", 1, 0),
+    "tokens_per_s_per_gpu": ("tokens/s/GPU", 1, 0),
+    "step_time_s": ("step time (ms)", 1000, 1),
+    "peak_allocated_gib": ("allocated (GiB)", 1, 2),
+    "device_memory_gib": ("on device (GiB)", 1, 2),
+    "host_memory_gib": ("host memory (GiB)", 1, 2),
+    "gpu_util_pct": ("utilization (%)", 1, 0),
+    "power_w": ("power (W)", 1, 0),
+    "tflops_per_gpu": ("TFLOP/s/GPU", 1, 1),
+    "mfu": ("MFU (%)", 100, 1),
+    "loss_last": ("last loss", 1, 3),
+}
+
+
+@dataclass(frozen=True)
+class Html:
+    """A piece of HTML that a notebook displays as it is; whoever makes one has escaped what came from outside."""
+
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def readable(summary: pd.DataFrame) -> pd.DataFrame:
+    """Give a summary as texts: `median ± std` under titles with units; metrics that nobody measured are left out."""
+    table = summary[["n", "not_ok"]].astype(str).rename(columns={"not_ok": "not ok"})
+    for metric in METRICS:
+        median, spread = summary[f"{metric}_median"], summary[f"{metric}_std"]
+        if median.notna().any():
+            title, factor, digits = TITLES[metric]
+            table[title] = [
+                figure(value * factor, deviation * factor, digits)
+                for value, deviation in zip(median, spread, strict=True)
+            ]
+    return table
+
+
+def figure(value: float, spread: float, digits: int) -> str:
+    """Give one figure with its spread; either may be missing (NaN)."""
+    if pd.isna(value):
+        return ""
+    text = f"{value:,.{digits}f}"
+    return text if pd.isna(spread) else f"{text} ± {spread:,.{max(digits, 1) if spread < 10 else digits}f}"
+
+
+def to_html(table: pd.DataFrame, text_columns: tuple[str, ...] = (), index: bool = True) -> Html:
+    """Give a table of texts as HTML, every cell escaped, in a box that scrolls sideways."""
+
+    def cell(name: str, value: object) -> str:
+        kind = ' class="text"' if name in text_columns else ' class="bad"' if name == "status" else ""
+        shown = "" if value is None or value is pd.NA or value != value else str(value)
+        median, plus_minus, spread = html.escape(shown).partition(" ± ")
+        return f"<td{kind}>{median}" + (f' <span class="spread">± {spread}</span>' if plus_minus else "") + "</td>"
+
+    heads = [str(table.index.name or "")] if index else []
+    head = "".join(f'<th scope="col">{html.escape(str(name))}</th>' for name in [*heads, *table.columns])
+    rows = []
+    for key, row in table.iterrows():
+        first = f'<th scope="row">{html.escape(str(key))}</th>' if index else ""
+        rows.append("<tr>" + first + "".join(cell(str(name), row[name]) for name in table.columns) + "</tr>")
+    return Html(
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def summary_table(summary: pd.DataFrame) -> Html:
+    """Give the aggregated table for a notebook."""
+    return to_html(readable(summary))
+
+
+def failures(runs: pd.DataFrame) -> Html:
+    """Give the runs that are not ok with their causes, or say that there are none."""
+    bad = runs[runs["status"] != "ok"]
+    if bad.empty:
+        return Html("<p>None: every run ended well.</p>")
+    table = bad[["experiment", "repeat", "status", "cause"]].astype({"repeat": "Int64"})
+    return to_html(table, text_columns=("experiment", "cause"), index=False)
+
+
+def environment(runs: pd.DataFrame) -> Html:
+    """Give what the runs were made on: one row per fact, every value that occurs."""
+    return _facts(runs, [name for name in ENVIRONMENT if name != "date_utc"], lambda values: ", ".join(values))
+
+
+def settings(runs: pd.DataFrame) -> Html:
+    """Give every setting with the values that occur in the runs."""
+    return _facts(runs, SETTINGS, lambda values: ", ".join(values[:12]) + (", ..." if len(values) > 12 else ""))
+
+
+def _facts(runs: pd.DataFrame, names: list[str], join: Callable[[list[str]], str]) -> Html:
+    found = {}
+    for name in names:
+        values = runs[name].dropna().drop_duplicates().tolist()
+        if values:
+            found[name] = join([f"{value:g}" if isinstance(value, float) else str(value) for value in values])
+    table = pd.DataFrame({"value": pd.Series(found, dtype=object)})
+    return to_html(table, text_columns=("value",))
+
+
+def timing_table(timing: pd.DataFrame) -> Html:
+    """Give the wall seconds by phase for a notebook."""
+    return to_html(timing_texts(timing))
+
+
+def timing_texts(timing: pd.DataFrame) -> pd.DataFrame:
+    """Give the wall seconds by phase as texts."""
+    titles = {name: f"{name.replace('_', ' ')} (s)" for name in timing.columns}
+    return timing.map(lambda value: figure(value, float("nan"), 2)).rename(columns=titles)
+
+
+def heading(folder: str | Path) -> Html:
+    """Give a sweep's title and the question that its params file asks."""
+    sweep = SweepPaths(Path(folder).absolute())
+    try:
+        params = yaml.safe_load(sweep.params.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        params = None
+    question = params.get("question") if isinstance(params, dict) else None
+    asked = question or "Which of these settings should I train with here?"
+    return Html(f'<h1>{html.escape(sweep.dir.name)}</h1><p class="question">{html.escape(str(asked))}</p>')
+
+
+def subheading(title: str) -> Html:
+    """Give a smaller heading, nothing for an empty title."""
+    return Html(f"<h3>{html.escape(title)}</h3>" if title else "")

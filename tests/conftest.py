@@ -1,0 +1,63 @@
+"""Shared fixtures: small settings, a place for outputs, and one fork server for the whole session."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsnb import hardware, records
+from dsnb.experiment import Experiment
+from dsnb.launcher import fork
+from dsnb.launcher.outcome import Result
+from dsnb.launcher.run import launch
+from dsnb.paths import RunPaths
+
+SMALL: dict[str, Any] = {
+    "model": "gpt2-tiny",
+    "data": "stdlib",
+    "precision": "fp32",
+    "micro_batch_size": 2,
+    "seq_len": 32,
+    "warmup_steps": 1,
+    "steps": 4,
+    "time_limit_s": 120.0,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let all launches of the session, those in notebook kernels too, share one warm server."""
+    with fork.shared({"cpu", hardware.default_device()}):
+        yield
+
+
+@pytest.fixture
+def small() -> Callable[..., Experiment]:
+    return lambda **settings: Experiment(**{**SMALL, **settings})
+
+
+@pytest.fixture
+def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[..., tuple[Result, RunPaths]]:
+    """Launch a small experiment in a folder of its own; `worker` may name a fake one."""
+    count = iter(range(1, 1000))
+
+    def run(worker: str | None = None, **settings: Any) -> tuple[Result, RunPaths]:
+        folder = tmp_path / "small" / f"run{next(count)}"
+        extra = {"worker": worker} if worker else {}
+        return launch(small(**settings), folder, progress=False, **extra), RunPaths(folder)
+
+    return run
+
+
+@pytest.fixture
+def losses(run_small: Callable[..., tuple[Result, RunPaths]]) -> Callable[..., list[float]]:
+    """Train a small experiment and give its losses, warm-up included."""
+
+    def train(**settings: Any) -> list[float]:
+        result, paths = run_small(**settings)
+        assert result.status == "ok", result.message()
+        return [step["loss"] for step in records.read_lines(paths.steps)]
+
+    return train

@@ -1,0 +1,60 @@
+"""What only a GPU can show. Run on a GPU host with `pytest -m gpu`."""
+
+import time
+
+import pytest
+
+from dsnb import hardware, records
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not hardware.gpus(), reason="needs an NVIDIA GPU"),
+    pytest.mark.timeout(400),
+]
+ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2), ("fp16", 1e-2)])
+def test_zero_stages_agree(losses, precision, tolerance):
+    curves = [losses(**ON_GPU, model="opt-tiny", precision=precision, zero_stage=stage) for stage in range(4)]
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], abs=tolerance)
+
+
+def test_times_memory_and_power_are_measured(run_small):
+    result, paths = run_small(**{**ON_GPU, "steps": 100, "model": "gpt2", "micro_batch_size": 8, "seq_len": 256})
+    result.raise_for_status()
+    steps = [row for row in records.read_lines(paths.steps) if row["phase"] == "timed"]
+    assert sum(row["step_time_s"] for row in steps) == pytest.approx(result.summary["timed_wall_s"], rel=0.01)
+    figures = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "gpu_util_pct", "power_w", "mfu")
+    assert all(result.summary[name] > 0 for name in figures)
+    assert result.summary["peak_allocated_gib"] < result.summary["device_memory_gib"]
+
+
+def test_launchers_agree(losses):
+    forked = losses(**ON_GPU)
+    assert losses(**ON_GPU, launcher="deepspeed") == pytest.approx(forked, abs=1e-4)
+
+
+def test_too_large_a_model_is_oom(run_small):
+    result, _ = run_small(**{**ON_GPU, "model": "opt-13b", "precision": "bf16", "data": "synthetic"})
+    assert result.status == "oom"
+    assert "memory" in result.cause.lower()
+
+
+def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path):
+    import torch
+
+    from dsnb.train.meter import Meter
+
+    device = torch.device("cuda")
+    meter = Meter(tmp_path / "steps.jsonl", 1, 8, device, time.time())
+    meter.begin("timed", lambda: None)
+    torch.cuda._sleep(2_000_000_000)
+    began = time.perf_counter()
+    meter.step(torch.ones((), device=device), skipped=False)
+    returned_s = time.perf_counter() - began
+    meter.end()
+    meter.close()
+    (row,) = records.read_lines(tmp_path / "steps.jsonl")
+    assert returned_s < 0.1 < row["step_time_s"]
