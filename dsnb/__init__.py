@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dsnb.summary import summarize
     from dsnb.sweep import load_sweep, run_sweep
 
+__version__ = "0.1.0"
+
 _HOME = {
     "DsnbError": "errors",
     "SettingsError": "errors",

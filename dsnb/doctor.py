@@ -43,7 +43,9 @@ def _machine() -> Iterator[Check]:
         names = ", ".join(sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in found}))
         yield Check("ok", "GPUs", f"{len(found)}: {names}; driver {hardware.driver_version()}")
     else:
-        yield Check("warn", "GPUs", "none", "runs go to the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES")
+        yield Check(
+            "warn", "GPUs", "none", "runs go to the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+        )
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / hardware.GIB
@@ -56,7 +58,10 @@ def _machine() -> Iterator[Check]:
 def _compilers() -> Iterator[Check]:
     compiler = shutil.which("c++") or shutil.which("g++")
     yield Check(
-        "ok" if compiler else "bad", "C++ compiler", compiler or "none", "" if compiler else "install g++ (Debian: apt install g++)"
+        "ok" if compiler else "bad",
+        "C++ compiler",
+        compiler or "none",
+        "" if compiler else "install g++ (Debian: apt install g++)",
     )
     ninja = shutil.which("ninja", path=environment.for_ranks(_probe_experiment(), 0.0)["PATH"])
     yield Check("ok" if ninja else "bad", "ninja", ninja or "none", "" if ninja else "pip install ninja")
@@ -83,7 +88,9 @@ def _training() -> Iterator[Check]:
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "deepspeed", "transformers"))
     yield Check("ok", "training", versions)
     if hardware.gpus() and not found["cuda_works"]:
-        yield Check("bad", "torch on GPU", f"no, built for CUDA {found['cuda']}", "install a torch that fits the driver")
+        yield Check(
+            "bad", "torch on GPU", f"no, built for CUDA {found['cuda']}", "install a torch that fits the driver"
+        )
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     able = [names[name] for name in found["precisions"] if name in names]
     yield Check("ok", "precisions", ", ".join(able + (["tf32"] if found["cuda_works"] else [])))
@@ -93,7 +100,7 @@ def _probe() -> dict[str, Any]:
     command = [sys.executable, "-m", "dsnb.train.probe"]
     env = environment.for_ranks(_probe_experiment(), 0.0)
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
     except subprocess.TimeoutExpired:
         return {"error": "importing torch, DeepSpeed and transformers took over 180 s"}
@@ -105,19 +112,20 @@ def _notebooks() -> Iterator[Check]:
     missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
     state: Literal["ok", "bad"] = "bad" if missing else "ok"
     folder = paths.notebook_template("10_run").parent
-    yield Check(state, "notebooks", f"without {missing}" if missing else str(folder), "check dsnb out again" if missing else "")
+    yield Check(
+        state, "notebooks", f"without {missing}" if missing else str(folder), "check dsnb out again" if missing else ""
+    )
     lab = find_spec("jupyterlab") is not None
-    yield Check("ok" if lab else "warn", "JupyterLab", "there" if lab else "none", "" if lab else "pip install 'dsnb[lab]'")
+    yield Check(
+        "ok" if lab else "warn", "JupyterLab", "there" if lab else "none", "" if lab else "pip install 'dsnb[lab]'"
+    )
 
 
 def _environment() -> Iterator[Check]:
     arches = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    if arches != environment.plain_architectures(arches):
-        yield Check(
-            "warn",
-            "TORCH_CUDA_ARCH_LIST",
-            arches,
-            f"DeepSpeed's op builder fails on the suffix; dsnb starts ranks with {environment.plain_architectures(arches)}",
-        )
+    plain = environment.plain_architectures(arches)
+    if arches != plain:
+        advice = f"DeepSpeed's op builder fails on the suffix; dsnb starts ranks with {plain}"
+        yield Check("warn", "TORCH_CUDA_ARCH_LIST", arches, advice)
     for lock in op_builds.stale_locks():
         yield Check("warn", "op build", f"stale lock {lock}", "the next run removes it")

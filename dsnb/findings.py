@@ -28,7 +28,9 @@ def answer(runs: pd.DataFrame) -> Html:
         sentences += [_fastest(summary, speed), *_lightest(summary, speed)]
     bad = runs[runs["status"] != "ok"]
     counts = ", ".join(f"{count} {status}" for status, count in bad["status"].value_counts().items())
-    sentences.append(f"All {len(runs)} runs ended well." if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}.")
+    sentences.append(
+        f"All {len(runs)} runs ended well." if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}."
+    )
     return _box(sentences)
 
 

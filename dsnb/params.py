@@ -1,12 +1,12 @@
 """A params file -> the list of runs: reading it safely, multiplying the grid, naming, and refusing what cannot be run.
 
-    name: gpt2_zero            # folder under outputs/
-    question: ...              # stands on top of the report
-    defaults: {model: gpt2}    # settings of every run
-    grid: {zero_stage: [0, 1]} # every combination of the lists
-    exclude: [{zero_stage: 1, precision: fp32}]
-    include: [{zero_stage: 3}] # further runs, on top of the defaults
-    repeats: 3
+name: gpt2_zero            # folder under outputs/
+question: ...              # stands on top of the report
+defaults: {model: gpt2}    # settings of every run
+grid: {zero_stage: [0, 1]} # every combination of the lists
+exclude: [{zero_stage: 1, precision: fp32}]
+include: [{zero_stage: 3}] # further runs, on top of the defaults
+repeats: 3
 """
 
 import itertools
@@ -193,9 +193,7 @@ def _override(file: ParamsFile, overrides: dict[str, Any]) -> ParamsFile:
         update={
             "defaults": {**file.defaults, **single},
             "grid": {**{key: values for key, values in file.grid.items() if key not in overrides}, **axes},
-            "include": [
-                {key: value for key, value in entry.items() if key not in overrides} for entry in file.include
-            ],
+            "include": [{key: value for key, value in entry.items() if key not in overrides} for entry in file.include],
         }
     )
 
@@ -210,8 +208,8 @@ def _combinations(file: ParamsFile) -> Iterator[dict[str, Any]]:
     if size * file.repeats > MOST_RUNS:
         raise SettingsError(f"grid: {size * file.repeats:,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
     if file.grid or not file.include:
-        for values in itertools.product(*file.grid.values()):
-            settings = {**file.defaults, **dict(zip(file.grid, values, strict=True))}
+        for chosen in itertools.product(*file.grid.values()):
+            settings = {**file.defaults, **dict(zip(file.grid, chosen, strict=True))}
             if not any(all(settings.get(key) == value for key, value in entry.items()) for entry in file.exclude):
                 yield settings
     for entry in file.include:
@@ -235,6 +233,8 @@ def _experiments(combinations: list[dict[str, Any]]) -> dict[str, Experiment]:
         known = named.setdefault(name, experiment)
         if known != experiment:
             differing = [key for key in Experiment.model_fields if getattr(known, key) != getattr(experiment, key)]
-            raise SettingsError(f"two experiments are named {name!r}: they differ only in {', '.join(differing)}; "
-                                "give each a sweep of its own")
+            raise SettingsError(
+                f"two experiments are named {name!r}: they differ only in {', '.join(differing)}; "
+                "give each a sweep of its own"
+            )
     return named

@@ -110,9 +110,7 @@ class SweepPaths:
             If the name would lead out of the sweep's folder.
         """
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
-            raise SettingsError(
-                f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'"
-            )
+            raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
         return RunPaths(self.dir / experiment / f"run{repeat}")
 
 

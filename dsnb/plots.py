@@ -39,6 +39,7 @@ STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
+    "axes.axisbelow": True,
     "grid.color": "#e3e6ea",
     "axes.edgecolor": "#8a929c",
     "axes.labelcolor": "#30363d",
@@ -100,8 +101,15 @@ def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     if shown.empty:
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
-        axis.text(0.5, 0.5, "not measured on this machine", ha="center", va="center", transform=axis.transAxes,
-                  color="#57606a")
+        axis.text(
+            0.5,
+            0.5,
+            "not measured on this machine",
+            ha="center",
+            va="center",
+            transform=axis.transAxes,
+            color="#57606a",
+        )
         return
     precisions = [name for name in PRECISION_COLOURS if name in set(shown["precision"])]
     shared = {"data": shown, "x": "zero_stage", "y": metric, "hue": "precision", "hue_order": precisions, "ax": axis}
@@ -113,8 +121,9 @@ def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
         alpha=0.55,
         err_kws={"linewidth": 1.3, "color": "#30363d"},
     )
-    sns.stripplot(**shared, palette=PRECISION_COLOURS, dodge=True, size=4, linewidth=0.6, edgecolor="white",
-                  legend=False)
+    sns.stripplot(
+        **shared, palette=PRECISION_COLOURS, dodge=True, size=4, linewidth=0.6, edgecolor="white", legend=False
+    )
     axis.set(xlabel=AXES["zero_stage"], ylabel=AXES.get(metric, metric))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"))
 
@@ -137,9 +146,17 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
             axis.text(0.5, 0.5, "no run has written a loss", ha="center", va="center", color="#57606a")
             return figure
         sns.lineplot(
-            data=table, x="step", y="loss", hue="precision", style="zero_stage", estimator="median", errorbar=None,
-            palette=PRECISION_COLOURS, hue_order=[name for name in PRECISION_COLOURS if name in set(table["precision"])],
-            linewidth=1.4, ax=axis,
+            data=table,
+            x="step",
+            y="loss",
+            hue="precision",
+            style="zero_stage",
+            estimator="median",
+            errorbar=None,
+            palette=PRECISION_COLOURS,
+            hue_order=[name for name in PRECISION_COLOURS if name in set(table["precision"])],
+            linewidth=1.4,
+            ax=axis,
         )
         axis.set(xlabel=AXES["step"], ylabel=AXES["loss"])
         sns.move_legend(axis, "upper left", bbox_to_anchor=(1.01, 1), frameon=False)

@@ -42,7 +42,9 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     groups = runs.groupby(by, sort=False, dropna=False)
     ok = runs[runs["status"] == "ok"]
     measured = ok.groupby(by, sort=False, dropna=False)[METRICS]
-    counts = groups["status"].agg(n=lambda status: int((status == "ok").sum()), not_ok=lambda status: int((status != "ok").sum()))
+    counts = groups["status"].agg(
+        n=lambda status: int((status == "ok").sum()), not_ok=lambda status: int((status != "ok").sum())
+    )
     medians = measured.median().add_suffix("_median")
     spreads = measured.std(ddof=1).add_suffix("_std")
     columns = [f"{metric}_{statistic}" for metric in METRICS for statistic in ("median", "std")]

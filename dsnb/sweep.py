@@ -76,7 +76,7 @@ def run_sweep(
     with locked(sweep.paths):
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        devices = {run.experiment.device for run in todo if run.experiment.launcher == "fork"}
+        devices: set[str] = {run.experiment.device for run in todo if run.experiment.launcher == "fork"}
         with fork.shared(devices), _shown(sweep, todo, progress) as shown:
             for run in todo:
                 shown.begin(run)

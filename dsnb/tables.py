@@ -51,6 +51,7 @@ def readable(summary: pd.DataFrame) -> pd.DataFrame:
         median, spread = summary[f"{metric}_median"], summary[f"{metric}_std"]
         if median.notna().any():
             title, factor, digits = TITLES[metric]
+            digits += 2 * (median.max() * factor < 1)
             table[title] = [
                 figure(value * factor, deviation * factor, digits)
                 for value, deviation in zip(median, spread, strict=True)
@@ -81,9 +82,8 @@ def to_html(table: pd.DataFrame, text_columns: tuple[str, ...] = (), index: bool
     for key, row in table.iterrows():
         first = f'<th scope="row">{html.escape(str(key))}</th>' if index else ""
         rows.append("<tr>" + first + "".join(cell(str(name), row[name]) for name in table.columns) + "</tr>")
-    return Html(
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    content = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return Html(f'<div class="scroll" tabindex="0"><table>{content}</table></div>')
 
 
 def summary_table(summary: pd.DataFrame) -> Html:
@@ -102,7 +102,7 @@ def failures(runs: pd.DataFrame) -> Html:
 
 def environment(runs: pd.DataFrame) -> Html:
     """Give what the runs were made on: one row per fact, every value that occurs."""
-    return _facts(runs, [name for name in ENVIRONMENT if name != "date_utc"], lambda values: ", ".join(values))
+    return _facts(runs, [name for name in ENVIRONMENT if name != "date_utc"], ", ".join)
 
 
 def settings(runs: pd.DataFrame) -> Html:

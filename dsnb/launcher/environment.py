@@ -11,10 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import dsnb
 from dsnb import hardware
 from dsnb.experiment import Experiment
 
-PACKAGES = ("dsnb", "torch", "deepspeed", "transformers", "papermill", "numpy")
+PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 
 
 def describe() -> dict[str, Any]:
@@ -28,6 +29,7 @@ def describe() -> dict[str, Any]:
         "gpus": [{"name": gpu.name, "memory_gib": round(gpu.memory_gib, 1)} for gpu in hardware.gpus()],
         "driver": hardware.driver_version(),
         "python": platform.python_version(),
+        "dsnb": dsnb.__version__,
         **{name: _version(name) for name in PACKAGES},
         "git_commit": _git_commit(),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -53,7 +55,7 @@ def _git_commit() -> str | None:
     """Give dsnb's own commit, with `-dirty` where files differ from it; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

@@ -71,8 +71,10 @@ class Result:
 
 
 def _short(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else (
-        f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1e4
+        else (f"{value:,.0f}" if isinstance(value, int | float) else str(value))
     )
 
 
@@ -154,16 +156,16 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
 
 
 def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
-    shape = [worker.get(key) for key in ("parameters", "layers", "hidden")]
-    if None in shape:
+    parameters, layers, hidden = (worker.get(key) for key in ("parameters", "layers", "hidden"))
+    if parameters is None or layers is None or hidden is None:
         return {"tflops_per_gpu": None, "hardware_tflops_per_gpu": None, "mfu": None}
-    sizes = (*shape, experiment.seq_len)
-    model = metrics.tflops(metrics.model_flops_per_token(*sizes), per_gpu)
-    hardware_flops = metrics.hardware_flops_per_token(*sizes, experiment.activation_checkpointing)
+    flops = metrics.model_flops_per_token(parameters, layers, hidden, experiment.seq_len)
+    factor = metrics.recomputation_factor(experiment.activation_checkpointing)
+    model = metrics.tflops(flops, per_gpu)
     peak = hardware.peak_tflops(worker.get("gpu_name"), experiment.precision)
     return {
         "tflops_per_gpu": model,
-        "hardware_tflops_per_gpu": metrics.tflops(hardware_flops, per_gpu),
+        "hardware_tflops_per_gpu": metrics.tflops(factor * flops, per_gpu),
         "mfu": metrics.mfu(model, peak),
     }
 

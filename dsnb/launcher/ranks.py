@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -50,10 +51,16 @@ def rank_variables(experiment: Experiment) -> list[dict[str, str]]:
 
 
 def free_port() -> int:
-    """Give a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOCALHOST, 0))
-        return int(probe.getsockname()[1])
+    """Give a TCP port that nobody listens on.
+
+    It lies below the range from which systems take ports for outgoing connections: one from that range may be taken
+    again while the ranks start (seen once in 36 runs).
+    """
+    for port in random.sample(range(15_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOCALHOST, port))
+            return port
+    raise LaunchError("no free TCP port between 15000 and 32000: end what holds them")
 
 
 class DeepSpeedRanks:

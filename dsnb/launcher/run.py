@@ -78,7 +78,9 @@ def launch(
             ended_by = watch.until_end(progress)
         except BaseException as error:
             ranks.end()
-            cause = "stopped by the user" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            cause = (
+                "stopped by the user" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            )
             finish(experiment, run, ranks, launched_at, ("interrupted", cause))
             raise
         ranks.end()
@@ -200,5 +202,3 @@ def _host_oom_kills() -> int:
     except OSError:
         return 0
     return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)
-
-

@@ -116,9 +116,7 @@ class Meter:
         if self._file:
             self._file.close()
         if self._path and mean_losses is not None:
-            records.write_lines(
-                self._path, ({**row, "loss": mean_losses[row["step"] - 1]} for row in self._rows)
-            )
+            records.write_lines(self._path, ({**row, "loss": mean_losses[row["step"] - 1]} for row in self._rows))
 
     def _memory(self) -> dict[str, float]:
         if not self._cuda:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb import models
 from dsnb.experiment import Experiment
@@ -120,8 +120,10 @@ def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, nn.ModuleList):
-            yield from module.named_children() if not name else (
-                (f"{name}.{key}", child) for key, child in module.named_children()
+            yield from (
+                module.named_children()
+                if not name
+                else ((f"{name}.{key}", child) for key, child in module.named_children())
             )
         elif next(iter(module.parameters(recurse=False)), None) is not None:
             yield name, module

@@ -120,14 +120,13 @@ def set_up(experiment: Experiment) -> torch.device:
 def one_step(engine: Any, data: Batches, step: int, grad_accum: int, meter: Meter) -> None:
     """Train one optimizer step."""
     skipped_before = engine.skipped_steps
-    total: torch.Tensor | None = None
+    total = torch.zeros((), device=engine.device)
     for micro in range(grad_accum):
         ids = data.micro_batch(step, micro)
         loss = engine(input_ids=ids, labels=ids).loss
         engines.backward(engine, loss)
         engine.step()
-        total = loss.detach() if total is None else total + loss.detach()
-    assert total is not None
+        total += loss.detach()
     meter.step(total / grad_accum, engine.skipped_steps > skipped_before)
 
 

@@ -1,0 +1,24 @@
+# make demo: set up, sweep a small model, write a report.    make test: set up, run every check and test.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test env
+
+demo: env
+	$(BIN)/dsnb sweep params/quickstart.yaml
+	$(BIN)/dsnb report outputs/quickstart
+
+test: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q
+
+env: .venv/.installed
+
+# The stamp is newer than what it was made from, so a second call installs nothing.
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("dsnb needs Python 3.11 or newer: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,lab,test]'
+	touch $@

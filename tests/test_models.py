@@ -1,0 +1,42 @@
+"""Presets against transformers' own modules, and names taken from paths."""
+
+import json
+
+import pytest
+
+from dsnb import models
+
+
+@pytest.mark.parametrize("name", models.PRESETS)
+def test_parameter_counts_are_transformers_own(name):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**models.PRESETS[name].config()))
+    assert sum(parameter.numel() for parameter in model.parameters()) == models.PRESETS[name].parameters
+
+
+def test_sizes_are_what_the_names_say():
+    millions = {name: round(shape.parameters / 1e6) for name, shape in models.PRESETS.items()}
+    assert (millions["gpt2"], millions["gpt2-xl"], millions["opt-350m"]) == (124, 1558, 331)
+    assert (millions["bloom-7b1"], millions["bloom-176b"]) == (7069, 176247)
+
+
+def test_local_configurations(tmp_path):
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 64}))
+    assert models.facts(str(folder)) == {"family": "gpt2", "positions": 64}
+    assert models.slug(str(folder)) == "my-model"
+    (folder / "config.json").write_text("[1]")
+    assert models.facts(str(folder)) == {}
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a/../b", "x'; rm -rf /", "/", "..", "ü/ü"])
+def test_no_name_leads_out_of_its_folder(name):
+    slug = models.slug(name)
+    assert slug
+    assert "/" not in slug
+    assert slug.strip(".") == slug
+    assert not models.is_hub_id(name)

@@ -1,0 +1,110 @@
+"""Params files: the grid, and everything that can be wrong with one, each in a sentence."""
+
+import pytest
+
+from dsnb.errors import SettingsError
+from dsnb.params import load_sweep
+
+SMALL = "name: t\ndefaults: {model: gpt2-tiny, precision: fp32}\n"
+
+
+@pytest.fixture
+def params(tmp_path):
+    def write(text):
+        path = tmp_path / "t.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def names(sweep):
+    return [run.name for run in sweep.runs]
+
+
+def error(path, **options):
+    with pytest.raises(SettingsError) as caught:
+        load_sweep(path, **options)
+    return str(caught.value).replace(str(path), "F")
+
+
+def test_grid_exclude_include_and_repeats(params, tmp_path):
+    text = """
+grid: {zero_stage: [0, 1], seq_len: [64, 128]}
+exclude: [{zero_stage: 1, seq_len: 128}]
+include: [{zero_stage: 3, grad_accum: 4}]
+repeats: 2
+"""
+    sweep = load_sweep(params(SMALL + text), output=tmp_path / "out")
+    once = [
+        "zs0_fp32_gpus1_bs8_sl64",
+        "zs0_fp32_gpus1_bs8_sl128",
+        "zs1_fp32_gpus1_bs8_sl64",
+        "zs3_fp32_gpus1_bs8_sl128_ga4",
+    ]
+    assert names(sweep) == once * 2
+    assert sweep.runs[4].paths.dir == tmp_path / "out" / once[0] / "run2"
+
+
+def test_several_models_prefix_the_names(params):
+    sweep = load_sweep(params("name: t\ndefaults: {precision: fp32}\ngrid: {model: [gpt2-tiny, opt-tiny]}\n"))
+    assert names(sweep) == ["gpt2-tiny_zs0_fp32_gpus1_bs8_sl128", "opt-tiny_zs0_fp32_gpus1_bs8_sl128"]
+
+
+def test_overrides_and_only(params):
+    path = params(SMALL + "grid: {zero_stage: [0, 1, 2, 3]}\ninclude: [{zero_stage: 1, seq_len: 64}]\nrepeats: 3\n")
+    sweep = load_sweep(path, overrides={"seq_len": 256, "repeats": 1, "zero_stage": [1, 3]}, only="zs3*")
+    assert names(sweep) == ["zs3_fp32_gpus1_bs8_sl256"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "params file 'F' holds no settings: it needs at least 'name'"),
+        ("defaults: {}", "params file 'F': name is missing: add it"),
+        (SMALL + "grid: {zero_stage: []}",
+         "grid: zero_stage is an empty list: give at least one value or leave it out"),
+        (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
+         "params file 'F': no run is left; exclude less, or give the grid values"),
+        (SMALL + "grd: {}", "params file 'F': unknown setting 'grd': did you mean 'grid'?"),
+        (SMALL + "repeats: 0", "params file 'F': repeats is 0: it must be at least 1"),
+        (SMALL + "name: u", "params file 'F': 'name' stands twice in the params file: keep one"),
+        ("name: ../x", "params file 'F': name is '../x': use letters, digits, '.', '_' and '-' only"),
+        ("name: &a x\ndefaults: {model: *a}",
+         "params file 'F': aliases (*name) are not allowed in a params file: write the value out"),
+        ("name: [", "params file 'F': line 1: this is not valid YAML (expected the node content, "
+         "but found '<stream end>')"),
+        (SMALL + "grid: {seed: [0, 1], steps: [" + "1," * 10_000 + "]}",
+         "grid: 20,000 runs: at most 10,000 are allowed; split the sweep"),
+        (SMALL + "grid: {zero_stage: [0, 4], seq_len: [1]}",
+         "seq_len is 1: it must be at least 2\nzero_stage is 4: allowed are 0, 1, 2 or 3"),
+        (SMALL + "grid: {steps: [10, 20]}",
+         "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; give each a sweep of its own"),
+    ],
+)  # fmt: skip
+def test_bad_files(params, text, message):
+    assert error(params(text)) == message
+
+
+def test_a_python_tag_is_refused_and_not_run(params, tmp_path):
+    witness = tmp_path / "ran"
+    message = error(params(f"name: !!python/object/apply:os.system ['touch {witness}']"))
+    assert "tags such as !!python/... are not allowed, write plain values" in message
+    assert "\n" not in message
+    assert not witness.exists()
+
+
+def test_no_match_and_no_file(params, tmp_path):
+    path = params(SMALL)
+    message = "no experiment is named like 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
+    assert error(path, only="zs9*") == message
+    missing = tmp_path / "no.yaml"
+    assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
+
+
+def test_binary_and_huge_files(tmp_path):
+    path = tmp_path / "t.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert error(path) == "params file 'F' cannot be read: it is not UTF-8 text; check the path"
+    path.write_bytes(b"#" * 1_000_001)
+    assert error(path) == "params file 'F' has 1,000,001 bytes: at most 1,000,000 are allowed"
