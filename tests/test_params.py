@@ -79,7 +79,8 @@ def test_overrides_and_only(params):
         (SMALL + "grid: {zero_stage: [0, 4], seq_len: [1]}",
          "seq_len is 1: it must be at least 2\nzero_stage is 4: allowed are 0, 1, 2 or 3"),
         (SMALL + "grid: {steps: [10, 20]}",
-         "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; give each a sweep of its own"),
+         "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; "
+         "give each a sweep of its own"),
     ],
 )  # fmt: skip
 def test_bad_files(params, text, message):

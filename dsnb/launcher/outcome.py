@@ -96,6 +96,8 @@ def judge(
 
     Parameters
     ----------
+    exit_codes
+        By rank, in the order in which the ranks ended: the first bad one is the cause of the others.
     host_oom_kills
         Processes that the kernel killed for want of memory while the run went on.
     """
@@ -104,7 +106,7 @@ def judge(
     if failures:
         first = failures[0]
         return str(first.get("status", "failed")), f"rank {first.get('rank')}: {first.get('cause')}"
-    bad = {rank: code for rank, code in sorted(exit_codes.items()) if code != 0}
+    bad = {rank: code for rank, code in exit_codes.items() if code != 0}
     if bad:
         return _died(bad, paths, host_oom_kills)
     timed = [step for step in records.read_lines(paths.steps) if step.get("phase") == "timed"]

@@ -4,10 +4,11 @@ ZeRO 0 to 2 build straight on the rank's device in the training's number format;
 is made. Random weights are drawn block by block with a seed of each block's own, so every stage starts from the same.
 """
 
+import ctypes
 import json
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import deepspeed
@@ -74,15 +75,30 @@ def _draw(
     experiment: Experiment, config: Any, ds_config: dict[str, Any], device: torch.device, attention: str
 ) -> PreTrainedModel:
     dtype = DTYPES[experiment.precision]
-    with ExitStack() as stack:
-        stack.enter_context(no_init_weights())
-        stack.enter_context(device)
-        if experiment.zero_stage == 3:
-            stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    draw_weights(model, experiment.seed)
+    shared = experiment.zero_stage == 3
+    with freed_memory_goes_back() if shared else nullcontext():
+        with no_init_weights(), device, deepspeed.zero.Init(config_dict_or_path=ds_config, enabled=shared):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        draw_weights(model, experiment.seed)
     model.tie_weights()
     return model
+
+
+@contextmanager
+def freed_memory_goes_back() -> Iterator[None]:
+    """Let glibc return freed tensors to the system at once, while parameters are made whole and then shared out.
+
+    Otherwise it keeps them between the parts that stay: with OPT-350M on 4 CPU ranks a rank grew by 600 MB, about
+    the whole model, instead of 290 MB. Afterwards it keeps them again, for a training step reuses its tensors.
+    """
+    mmap_threshold, trim_threshold = -3, -1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    mallopt(mmap_threshold, 2**20)
+    try:
+        yield
+    finally:
+        mallopt(mmap_threshold, 2**25)
+        mallopt(trim_threshold, 2**26)
 
 
 def _load(

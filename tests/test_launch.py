@@ -1,0 +1,219 @@
+"""How runs end, and that nothing of them is left."""
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsnb import records
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.experiment import Experiment
+from dsnb.launcher import environment, op_builds
+from dsnb.launcher.run import launch
+
+BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
+
+
+def gone(numbers, timeout_s=10):
+    """Say whether all processes have ended (a zombie has)."""
+    deadline = time.time() + timeout_s
+    while time.time() < deadline:
+        left = [number for number in numbers if psutil.pid_exists(number)]
+        if not [n for n in left if psutil.Process(n).status() != psutil.STATUS_ZOMBIE]:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def pids(folder):
+    return [int(word) for file in sorted(folder.glob("pids*")) for word in file.read_text().split()]
+
+
+def wait_for(path, timeout_s=60):
+    deadline = time.time() + timeout_s
+    while not (path.exists() and path.read_text()):
+        assert time.time() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+@BOTH
+def test_a_sleeper_reports_exactly_its_sleep(run_small, launcher):
+    result, _ = run_small(worker="tests.workers.sleeper", launcher=launcher, gpus=2)
+    tokens = 2 * 2 * 32
+    assert result.status == "ok"
+    assert result.summary["tokens_per_s"] == pytest.approx(4 * tokens / 0.16, rel=0.03)
+    assert result.summary["step_time_s"] == pytest.approx(0.04, rel=0.03)
+    assert result.summary["step_time_median_s"] == pytest.approx(0.03, rel=0.05)
+
+
+def test_three_silent_ranks_are_a_failure(run_small):
+    result, paths = run_small(worker="tests.workers.silent", gpus=3)
+    assert (result.status, result.cause) == (
+        "failed",
+        "the ranks ended after 0 of 4 timed steps without saying why",
+    )
+    assert result.summary["tokens_per_s"] is None
+    assert json.loads(paths.result.read_text())["summary"]["tokens_per_s"] is None
+
+
+@BOTH
+def test_a_killed_rank_ends_the_run(run_small, launcher):
+    began = time.time()
+    result, _ = run_small(worker="tests.workers.killed", gpus=2, launcher=launcher)
+    assert result.status == "failed"
+    if launcher == "fork":
+        assert result.cause == "rank 1 was killed by signal 9 (SIGKILL)"
+    assert time.time() - began < 45
+
+
+def test_native_crashes(run_small, monkeypatch):
+    result, _ = run_small(worker="tests.workers.crashing")
+    assert (result.status, result.cause) == ("oom", "rank 0 ended with exit code 7 after an out-of-memory error")
+    monkeypatch.setenv("DSNB_TEST_LAST_WORDS", "Segmentation fault")
+    result, paths = run_small(worker="tests.workers.crashing")
+    assert (result.status, result.cause) == ("failed", "rank 0 ended with exit code 7")
+    with pytest.raises(LaunchError) as caught:
+        result.raise_for_status()
+    assert str(caught.value) == (
+        "failed: rank 0 ended with exit code 7\n  | Segmentation fault\n"
+        f"Log: {paths.console}\nNext: read the log; `dsnb doctor` says what this machine can run"
+    )
+
+
+def test_out_of_memory_in_python_is_oom(run_small):
+    huge = {"micro_batch_size": 10**9, "seq_len": 1024, "data": "synthetic"}
+    result, _ = run_small(**huge)
+    assert result.status == "oom"
+    assert "memory" in result.cause
+
+
+def test_a_loss_that_is_no_number_is_nan(run_small):
+    result, _ = run_small(learning_rate=1e30, steps=6)
+    assert result.status == "nan"
+    assert result.cause.startswith("the loss was not a number from step ")
+
+
+@BOTH
+def test_the_time_limit_leaves_nothing_behind(run_small, launcher):
+    result, paths = run_small(worker="tests.workers.hanger", gpus=2, time_limit_s=10.0, launcher=launcher)
+    assert (result.status, result.cause) == (
+        "timeout",
+        "no end within the time limit of 10 s, 0 of 5 steps done",
+    )
+    left = pids(paths.dir)
+    assert len(left) == 4
+    assert gone(left)
+    assert free(int((paths.dir / "port").read_text()))
+
+
+@BOTH
+def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
+    folder = tmp_path / "run1"
+
+    def interrupt():
+        for rank in (0, 1):
+            wait_for(folder / f"pids{rank}")
+        os.kill(os.getpid(), 2)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(small(gpus=2, launcher=launcher), folder, progress=False, worker="tests.workers.hanger")
+    record = records.read_json(folder / "result.json")
+    assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
+    assert gone(pids(folder))
+    assert free(int((folder / "port").read_text()))
+
+
+def test_ranks_are_like_those_of_the_deepspeed_launcher(run_small):
+    facts = {}
+    for launcher in ("fork", "deepspeed"):
+        _, paths = run_small(worker="tests.workers.envwriter", gpus=2, launcher=launcher)
+        facts[launcher] = [json.loads((paths.dir / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+        assert {"rank 0 was here", "rank 1 was here"} <= set(paths.console.read_text().splitlines())
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "PATH"]
+    names += ["DS_ACCELERATOR", "OMP_NUM_THREADS"]
+    for ours, theirs in zip(facts["fork"], facts["deepspeed"], strict=True):
+        assert {name: ours["env"].get(name) for name in names} == {name: theirs["env"].get(name) for name in names}
+        assert ours["cwd"] == theirs["cwd"]
+    assert facts["fork"][0]["group"] == facts["fork"][1]["group"] != os.getpgid(0)
+
+
+def test_launchers_agree(losses):
+    assert losses(gpus=2, launcher="deepspeed") == losses(gpus=2, launcher="fork")
+
+
+def test_a_warm_launch_reaches_its_first_step_within_two_seconds(run_small):
+    run_small(gpus=2, zero_stage=1)
+    result, paths = run_small(gpus=2, zero_stage=1)
+    first = records.read_lines(paths.steps)[0]
+    assert first["t_s"] - first["step_time_s"] < 2.0
+    assert result.phases_s["start"] + result.phases_s["build"] < 2.0
+
+
+def test_a_finished_run_is_not_overwritten(small, run_small):
+    _, paths = run_small()
+    with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
+        launch(small(), paths.dir, progress=False)
+
+
+def test_a_folder_that_cannot_be_written(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):
+        launch(small(), tmp_path / "file" / "run1", progress=False)
+
+
+def test_no_secret_reaches_a_file(run_small, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    _, paths = run_small()
+    written = [file.read_text(errors="replace") for file in paths.dir.iterdir()]
+    assert not [text for text in written if "hf_verysecret" in text]
+
+
+def test_op_builder_architectures_lose_their_suffix(monkeypatch):
+    assert environment.plain_architectures("8.0;9.0a 10.0f+PTX") == "8.0;9.0 10.0+PTX"
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+    assert environment.for_ranks(Experiment(), 0.0)["TORCH_CUDA_ARCH_LIST"] == "9.0"
+
+
+def test_only_stale_op_build_locks_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    locks = {name: tmp_path / name / "lock" for name in ("stale", "young", "building")}
+    for lock in locks.values():
+        lock.parent.mkdir()
+        lock.touch()
+    for name in ("stale", "building"):
+        os.utime(locks[name], (0, 0))
+    builder = psutil.Popen(["sleep", "60"], cwd=locks["building"].parent)
+    try:
+        assert op_builds.remove_stale_locks() == [locks["stale"]]
+    finally:
+        builder.kill()
+        builder.wait()
+    assert [name for name, lock in locks.items() if lock.exists()] == ["young", "building"]
+
+
+def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):
+    """DeepSpeed's launcher alone would leave every rank training."""
+    folder = tmp_path / "run1"
+    script = (
+        "import sys; from dsnb.experiment import Experiment; from dsnb.launcher.run import launch\n"
+        "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.hanger')"
+    )
+    settings = repr({**small(gpus=2, launcher="deepspeed").model_dump()})
+    owner = psutil.Popen([os.sys.executable, "-c", script, settings, str(folder)], cwd=Path(__file__).parents[1])
+    for rank in (0, 1):
+        wait_for(folder / f"pids{rank}")
+    ranks = [int((folder / f"pids{rank}").read_text().split()[0]) for rank in (0, 1)]
+    owner.kill()
+    owner.wait()
+    assert gone(ranks)

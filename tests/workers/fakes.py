@@ -1,0 +1,62 @@
+"""Workers that do one known thing. Each class is a module to the launcher: `tests.workers.NAME` has a `main`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dsnb import records
+from dsnb.experiment import Experiment
+from dsnb.paths import RunPaths
+
+
+def steps_of(run_dir: str, seconds: list[float]) -> int:
+    """Sleep so long per step, through the real meter, and leave the record of a finished worker."""
+    import torch
+
+    from dsnb.train.meter import Meter
+
+    began = time.time()
+    run = RunPaths(Path(run_dir))
+    experiment = Experiment.read(run.experiment)
+    launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
+    path = run.steps if os.environ["RANK"] == "0" else None
+    meter = Meter(path, len(seconds), experiment.tokens_per_step, torch.device("cpu"), launched_at)
+    for phase, part in (
+        ("warmup", seconds[: experiment.warmup_steps]),
+        ("timed", seconds[experiment.warmup_steps :]),
+    ):
+        meter.begin(phase, lambda: None)
+        for length_s in part:
+            time.sleep(length_s)
+            meter.step(torch.tensor(1.0), skipped=False)
+        meter.end()
+    meter.close()
+    if os.environ["RANK"] == "0":
+        phases = {"start": began - launched_at, "build": 0.0, **meter.wall_s}
+        record = {"phases_s": phases, "timed_wall_s": meter.wall_s["timed"], "ended_s": time.time() - launched_at}
+        records.write_json(run.worker, record)
+    return 0
+
+
+def write_environment(run_dir: str) -> int:
+    """Write this rank's variables and process facts."""
+    facts = {"env": dict(os.environ), "cwd": os.getcwd(), "argv0": sys.argv[0], "group": os.getpgid(0)}
+    (Path(run_dir) / f"rank{os.environ['RANK']}.json").write_text(json.dumps(facts))
+    print(f"rank {os.environ['RANK']} was here")
+    return 0
+
+
+def hang_with_a_child(run_dir: str) -> int:
+    """Write both process numbers, hold the master port, and wait for ever."""
+    import socket
+
+    child = subprocess.Popen(["sleep", "1000"])
+    if os.environ["RANK"] == "0":
+        listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        (Path(run_dir) / "port").write_text(str(listener.getsockname()[1]))
+    (Path(run_dir) / f"pids{os.environ['RANK']}").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(1000)
+    return 0
