@@ -56,16 +56,17 @@ def sweep(
     if dry_run:
         show_plan(planned)
         return
+    from dsnb.runs import load_runs
     from dsnb.sweep import run_sweep
 
     try:
-        runs = run_sweep(planned, retry=retry)
+        results = run_sweep(planned, retry=retry)
     except KeyboardInterrupt:
         typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    show_summary(runs, Format.table)
+    show_summary(load_runs(planned.paths.dir), Format.table)
     Console().print(f"Report: dsnb report {planned.paths.dir}", highlight=False, soft_wrap=True)
-    if (runs["status"] != "ok").any():
+    if any(result.status != "ok" for result in results):
         raise typer.Exit(NOT_ALL_OK)
 
 

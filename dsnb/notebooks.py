@@ -6,8 +6,14 @@ from typing import Any
 from traitlets.config import Config
 
 KERNEL = "python3"
-# Sockets in the user's runtime folder instead of open TCP ports, which any user of the machine could listen to.
-PRIVATE_KERNEL = Config({"KernelManager": {"transport": "ipc"}})
+# Sockets in the user's runtime folder instead of open TCP ports, which any user of the machine could listen to; and no
+# word of the kernel's own on the terminal, where an interrupt would make it print a traceback.
+PRIVATE_KERNEL = Config(
+    {
+        "KernelManager": {"transport": "ipc"},
+        "NotebookClient": {"extra_arguments": ["--log-level=CRITICAL"]},
+    }
+)
 
 
 def parameters(template: Path) -> set[str]:

@@ -25,8 +25,6 @@ from dsnb.params import Run, Sweep, load_sweep
 from dsnb.paths import RunPaths, SweepPaths
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from dsnb.progress import Progress
 
 __all__ = ["Sweep", "load_sweep", "run_sweep"]
@@ -42,7 +40,7 @@ def run_sweep(
     output: str | Path | None = None,
     retry: bool = False,
     progress: bool = True,
-) -> "pd.DataFrame":
+) -> list[Result]:
     """Make all runs of a sweep that are not finished yet.
 
     Parameters
@@ -56,8 +54,8 @@ def run_sweep(
 
     Returns
     -------
-    pandas.DataFrame
-        One row a run of the sweep's folder, as `dsnb.load_runs` gives it.
+    list of Result
+        One for every run of the sweep, those that were finished before included.
 
     Raises
     ------
@@ -66,8 +64,6 @@ def run_sweep(
     LaunchError
         If the disk is full. Finished runs are kept.
     """
-    from dsnb.runs import load_runs
-
     if not isinstance(sweep, Sweep):
         sweep = load_sweep(sweep, overrides, only, output)
     check_notebook()
@@ -81,7 +77,7 @@ def run_sweep(
             for run in todo:
                 shown.begin(run)
                 shown.end(run, execute(run))
-    return load_runs(sweep.paths.dir)
+        return [result for run in sweep.runs if (result := recorded(run.paths))]
 
 
 def _shown(sweep: Sweep, todo: list[Run], progress: bool) -> "Progress":
@@ -186,13 +182,20 @@ def execute(run: Run) -> Result:
 
 def _close(run: RunPaths, status: str, cause: str, began: float) -> Result:
     """Give the result that the launch wrote, or write the one that it could not write any more."""
-    record = records.read_json(run.result)
-    if record and record.get("status") in STATUSES:
-        codes = {int(rank): code for rank, code in record["exit_codes"].items()}
-        return Result(record["status"], record["cause"], codes, record["phases_s"], record["summary"], run.dir)
+    if known := recorded(run):
+        return known
     result = Result(status, cause, {}, {"wall": time.time() - began}, {}, run.dir)
     result.write()
     return result
+
+
+def recorded(run: RunPaths) -> Result | None:
+    """Give the result that lies in a run's folder; None if there is no whole one."""
+    record = records.read_json(run.result)
+    if not record or record.get("status") not in STATUSES:
+        return None
+    codes = {int(rank): code for rank, code in record["exit_codes"].items()}
+    return Result(record["status"], record["cause"], codes, record["phases_s"], record["summary"], run.dir)
 
 
 def _one_line(error: BaseException | None) -> str:

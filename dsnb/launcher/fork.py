@@ -157,7 +157,8 @@ class ForkedRanks:
         """Give the exit codes so far; ranks whose server died count as killed."""
         self._read()
         if self._hung_up:
-            return {rank: self._codes.get(rank, -9) for rank in range(self._world)}
+            missing = {rank: -signal.SIGKILL for rank in range(self._world) if rank not in self._codes}
+            return {**self._codes, **missing}
         return dict(self._codes)
 
     def ended(self) -> bool:

@@ -1,0 +1,177 @@
+"""The shape of the project itself: what may import what, what is public, how large things are."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+import yaml
+
+import dsnb
+from dsnb.experiment import Experiment
+
+ROOT = Path(__file__).parents[1]
+# From top to bottom: a module imports only from lines below its own, a package also from itself.
+LAYERS = [
+    "__main__",
+    "doctor",
+    "report",
+    "plots",
+    "findings",
+    "tables",
+    "summary",
+    "runs",
+    "sweep",
+    "notebooks",
+    "progress",
+    "params",
+    "launcher",
+    "train",
+    "experiment",
+    "checks",
+    "models",
+    "metrics",
+    "hardware",
+    "records",
+    "paths",
+    "errors",
+]
+MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def layer(path):
+    return path.relative_to(ROOT / "dsnb").parts[0].removesuffix(".py")
+
+
+def imported(path):
+    """Give the parts of dsnb that a module imports, wherever in it, except for types alone."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dsnb":
+            parts = node.module.split(".")[1:]
+            yield from [parts[0]] if parts else [alias.name for alias in node.names]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path):
+    if layer(path) == "__init__":
+        return
+    own = LAYERS.index(layer(path))
+    for name in imported(path):
+        assert name == "__version__" or LAYERS.index(name) > own or name == layer(path) != path.stem, name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_are_short_and_say_what_they_are(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 250
+    assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
+def test_only_training_imports_torch(package):
+    users = {layer(path) for path in MODULES if re.search(rf"^\s*(import|from) {package}\b", path.read_text(), re.M)}
+    assert users <= {"train"}
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("dsnb.report", ["torch", "deepspeed", "transformers"]),
+        ("dsnb.plots", ["torch", "deepspeed", "transformers"]),
+        ("dsnb.launcher.run", ["torch", "pandas"]),
+        ("dsnb.train.worker", ["pandas", "seaborn", "matplotlib", "papermill"]),
+        ("dsnb", ["pydantic", "pandas", "torch"]),
+    ],
+)
+def test_what_is_not_needed_is_not_loaded(module, unwanted):
+    code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_public_names():
+    assert dsnb.__all__ == [
+        "DsnbError",
+        "Experiment",
+        "SettingsError",
+        "launch",
+        "load_runs",
+        "load_steps",
+        "load_sweep",
+        "run_sweep",
+        "summarize",
+        "write_report",
+    ]
+    assert all(getattr(dsnb, name).__doc__ for name in dsnb.__all__)
+    with pytest.raises(AttributeError, match="module 'dsnb' has no attribute 'lunch'"):
+        _ = dsnb.lunch
+
+
+def test_conda_and_pip_ask_for_the_same():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["train"], *extras["lab"], *extras["test"]]
+    assert conda[-1]["pip"] == [*wanted, "--editable ."]
+    assert f"python{project['requires-python']}" in conda
+    lines = (ROOT / "environment.yml").read_text().splitlines()
+    assert all("#" in line for line in lines if line.startswith("      - "))
+
+
+def test_every_requirement_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = {row.partition("==")[0].lower() for row in (ROOT / "constraints.txt").read_text().splitlines()}
+    extras = [name for names in project["optional-dependencies"].values() for name in names]
+    wanted = [*project["dependencies"], *extras]
+    assert {re.split(r"[<>=]", name)[0].lower() for name in wanted} <= pins
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_thin_and_clean(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+            assert not re.search(r"^\s*(def|class) ", cell.source, re.M)
+            assert cell is tagged[0] or len(cell.source.splitlines()) <= 8
+
+
+def test_the_run_notebook_takes_exactly_the_settings():
+    known = papermill.inspect_notebook(str(ROOT / "notebooks" / "10_run.ipynb"))
+    assert list(known) == [*Experiment.model_fields, "run_dir"]
+    for name, field in Experiment.model_fields.items():
+        assert ast.literal_eval(known[name]["default"]) == field.default
+        assert known[name]["help"]
+        assert known[name]["inferred_type_name"] in {"str", "int", "float", "bool"}
+
+
+def test_params_files_are_valid_and_say_what_they_ask():
+    files = sorted((ROOT / "params").glob("*.yaml"))
+    assert {"quickstart", "gpt2_zero_precision"} <= {file.stem for file in files}
+    for file in files:
+        sweep = dsnb.load_sweep(file)
+        assert sweep.name == file.stem
+        assert sweep.question
+        if file.stem == "gpt2_zero_precision":
+            assert len(sweep.runs) == 36
+            assert sweep.runs[1].name == "zs0_fp16_gpus1_bs32_sl128_stdlib"
+
+
+def test_committed_notebooks_hold_no_machine_metadata():
+    for path in NOTEBOOKS:
+        assert set(json.loads(path.read_text())["metadata"]) == {"kernelspec", "language_info"}

@@ -1,0 +1,234 @@
+"""Sweeps through papermill with real runs: resuming, killing, interrupting, sharing a folder."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jupyter_client
+import nbformat
+import psutil
+import pytest
+
+from dsnb import paths, records
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.params import load_sweep
+from dsnb.runs import load_runs
+from dsnb.sweep import execute, locked, run_sweep
+
+ROOT = Path(__file__).parents[1]
+PARAMS = """
+name: small
+question: Does it resume?
+defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
+           warmup_steps: 1, steps: 4, time_limit_s: 100}
+grid: {zero_stage: [0, 3]}
+repeats: 2
+"""
+NAMES = ["zs0_fp32_gpus1_bs2_sl32_stdlib", "zs3_fp32_gpus1_bs2_sl32_stdlib"]
+
+
+@pytest.fixture
+def params(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(PARAMS)
+    return path
+
+
+def command(params, *more):
+    return [sys.executable, "-m", "dsnb", "sweep", str(params), "--output", str(params.parent / "out"), *more]
+
+
+def statuses(results):
+    return [result.status for result in results]
+
+
+def own_server():
+    """Give the environment without the test session's fork server: a user's sweep has one of its own."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
+
+
+def test_a_sweep_leaves_complete_folders_and_a_table(params, tmp_path):
+    results = run_sweep(params, output=tmp_path / "out", progress=False)
+    assert statuses(results) == ["ok"] * 4
+    runs = load_runs(tmp_path / "out")
+    assert list(runs["status"]) == ["ok"] * 4
+    assert list(runs["experiment"]) == [NAMES[0]] * 2 + [NAMES[1]] * 2
+    assert list(runs["repeat"]) == [1, 2, 1, 2]
+    assert (runs["loss_last"] < runs["loss_first"]).all()
+    folder = tmp_path / "out" / NAMES[1] / "run2"
+    files = {"experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "console.log", "worker.json"}
+    assert {file.name for file in folder.iterdir()} == {*files, "result.json", "run.ipynb"}
+    notebook = nbformat.read(folder / "run.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
+    assert "tokens_per_s" in html
+    assert 'alt="Loss and step time of one run' in html
+
+
+def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, tmp_path):
+    out = tmp_path / "out"
+    sweep = load_sweep(params, only="zs0*", output=out)
+    run_sweep(sweep, progress=False)
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
+    record = json.loads(sweep.runs[1].paths.result.read_text())
+    records.write_json(sweep.runs[1].paths.result, {**record, "status": "failed", "cause": "by hand"})
+    assert statuses(run_sweep(sweep, progress=False)) == ["ok", "failed"]
+    assert statuses(run_sweep(sweep, retry=True, progress=False)) == ["ok", "ok"]
+    assert sweep.runs[0].paths.result.stat().st_mtime_ns == before[sweep.runs[0].paths.result]
+
+
+def test_an_empty_result_counts_as_unfinished(params, tmp_path):
+    sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out")
+    sweep.runs[0].paths.dir.mkdir(parents=True)
+    sweep.runs[0].paths.result.write_text("")
+    with pytest.warns(UserWarning, match=r"result\.json is left out"):
+        results = run_sweep(sweep, progress=False)
+    assert statuses(results) == ["ok"]
+
+
+def test_other_settings_under_the_same_name_are_refused(params, tmp_path):
+    out = tmp_path / "out"
+    run_sweep(params, only="zs0*", overrides={"repeats": 1}, output=out, progress=False)
+    with pytest.raises(SettingsError) as caught:
+        run_sweep(params, only="zs0*", overrides={"repeats": 1, "steps": 5}, output=out, progress=False)
+    assert str(caught.value) == (
+        f"{out / NAMES[0] / 'run1'} is finished with other settings (steps was 4 and is 5): choose another --output"
+    )
+
+
+def test_a_failed_run_is_a_row_with_its_notebook_and_the_sweep_goes_on(params, tmp_path):
+    text = PARAMS.replace("grid:", "include: [{zero_stage: 0, micro_batch_size: 1000000000, data: synthetic}]\ngrid:")
+    params.write_text(text)
+    results = run_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out", progress=False)
+    assert {result.run_dir.parent.name: result.status for result in results} == {
+        NAMES[0]: "ok",
+        "zs0_fp32_gpus1_bs1000000000_sl32": "oom",
+    }
+    notebook = (tmp_path / "out" / "zs0_fp32_gpus1_bs1000000000_sl32" / "run1" / "run.ipynb").read_text()
+    assert "LaunchError" in notebook
+    assert "Next: lower micro_batch_size" in notebook
+
+
+def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, monkeypatch):
+    template = tmp_path / "10_run.ipynb"
+    text = paths.notebook_template("10_run").read_text()
+    monkeypatch.setattr(paths, "notebook_template", lambda _: template)
+    template.write_text(text.replace("grad_accum: int", "gradaccum: int"))
+    with pytest.raises(SettingsError, match="does not take grad_accum: add it to the cell tagged 'parameters'"):
+        run_sweep(params, output=tmp_path / "out", progress=False)
+    template.write_text(text.replace('"parameters"', '"params"'))
+    with pytest.raises(SettingsError, match="does not take model, weights, zero_stage, "):
+        run_sweep(params, output=tmp_path / "out", progress=False)
+
+
+def test_two_sweeps_do_not_share_a_folder(params, tmp_path):
+    sweep = load_sweep(params, output=tmp_path / "out")
+    with locked(sweep.paths):
+        done = subprocess.run(command(params), capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    holder = f"process {os.getpid()} on {os.uname().nodename}"
+    assert done.stderr == (
+        f"error: {tmp_path / 'out'} is in use by another sweep ({holder}): wait for it, or choose another --output\n"
+    )
+
+
+def test_a_full_disk_stops_the_sweep_in_one_sentence(params, tmp_path):
+    """A real file system of 1 MiB; needs the right to mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        sweep = load_sweep(params, output=disk / "out")
+        with pytest.raises(LaunchError, match=r"the disk is full \(0 MiB free\); make 64 MiB of room and start again"):
+            run_sweep(sweep, progress=False)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_up_during_a_run(params, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    sweep = load_sweep(params, output=tmp_path / "out")
+    monkeypatch.setattr("dsnb.notebooks.execute", full)
+    with pytest.raises(LaunchError, match="the disk is full; make room and start the sweep again"):
+        execute(sweep.runs[0])
+
+
+def test_killed_at_ten_moments_it_still_ends_with_the_same_runs(params, tmp_path):
+    """SIGKILL, which nothing can catch: no process stays, no run is lost, doubled or half-written."""
+    moments = random.Random(5)
+    out = tmp_path / "out"
+    for _ in range(10):
+        sweep = psutil.Popen(command(params), cwd=ROOT, env=own_server(), stderr=subprocess.DEVNULL, stdout=-3)
+        time.sleep(moments.uniform(0.5, 9.0))
+        family = sweep.children(recursive=True)
+        sweep.kill()
+        sweep.wait()
+        _, alive = psutil.wait_procs(family, timeout=15)
+        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        for result in out.rglob("result.json"):
+            assert json.loads(result.read_text())["status"] == "ok"
+    done = subprocess.run(command(params), cwd=ROOT, env=own_server(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
+    assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in (1, 2)]
+    for folder in folders:
+        assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
+        assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, tmp_path, number):
+    long = command(params, "--set", "steps=100000")
+    sweep = psutil.Popen(long, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    folder = tmp_path / "out" / NAMES[0] / "run1"
+    deadline = time.time() + 60
+    while not ((folder / "steps.jsonl").exists() and (folder / "steps.jsonl").stat().st_size):
+        assert time.time() < deadline
+        time.sleep(0.1)
+    family = sweep.children(recursive=True)
+    sweep.send_signal(number)
+    _, said = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130
+    assert said.endswith("interrupted: finished runs are kept, start the sweep again to go on\n")
+    assert "Traceback" not in said
+    assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
+    assert records.read_lines(folder / "steps.jsonl")
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_kernel_interrupt_ends_the_run_and_the_kernel_lives_on(tmp_path):
+    """What JupyterLab's stop button does."""
+    manager, client = jupyter_client.manager.start_new_kernel(cwd=str(ROOT))
+    try:
+        client.execute(
+            "from dsnb.experiment import Experiment\nfrom dsnb.launcher.run import launch\n"
+            "experiment = Experiment(model='gpt2-tiny', device='cpu', precision='fp32', gpus=2)\n"
+            f"launch(experiment, {str(tmp_path / 'run1')!r}, progress=False, worker='tests.workers.hanger')"
+        )
+        deadline = time.time() + 60
+        while len(list(tmp_path.glob("run1/pids*"))) < 2:
+            assert time.time() < deadline
+            time.sleep(0.1)
+        manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=30)
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        assert json.loads((tmp_path / "run1" / "result.json").read_text())["status"] == "interrupted"
+        numbers = [int(word) for file in tmp_path.glob("run1/pids*") for word in file.read_text().split()]
+        assert len(numbers) == 4
+        for number in numbers:
+            assert not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+        client.execute("1 + 1")
+        assert client.get_shell_msg(timeout=30)["content"]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
