@@ -1,0 +1,89 @@
+"""What dsnb adds to a run: the wall time of the same worker started four ways.
+
+    python -m benchmarks.overhead [repeats]
+
+`bare` is the command that a user would type, `deepspeed --num_gpus N`; the others are dsnb's two launchers (the fork
+server warm, as after the first run of a sweep) and the whole notebook as a sweep executes it. The worker, its 2 ranks
+and its steps are the same, so the differences are what the ways of starting cost.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from dsnb import records
+from dsnb.experiment import Experiment
+from dsnb.launcher import environment, fork
+from dsnb.launcher.ranks import WORKER, free_port
+from dsnb.launcher.run import launch, prepare
+from dsnb.params import Run
+from dsnb.paths import RunPaths
+from dsnb.sweep import execute
+
+EXPERIMENT = Experiment(
+    model="gpt2-tiny",
+    precision="fp32",
+    data="stdlib",
+    gpus=2,
+    device="cpu",
+    micro_batch_size=2,
+    warmup_steps=0,
+    steps=6,
+)
+
+
+def bare(run: RunPaths) -> None:
+    """Start DeepSpeed's launcher by hand."""
+    prepare(run, EXPERIMENT)
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(EXPERIMENT.gpus)]
+    command += ["--master_port", str(free_port()), "--no_local_rank"]
+    command += ["--module", "dsnb.train.start", WORKER, str(run.dir)]
+    env = environment.for_ranks(EXPERIMENT, time.time())
+    subprocess.run(command, env=env, check=True, capture_output=True)
+
+
+def with_launcher(name: str) -> Callable[[RunPaths], None]:
+    """Give a start through `dsnb.launch`."""
+    experiment = EXPERIMENT.model_copy(update={"launcher": name})
+
+    def start(run: RunPaths) -> None:
+        launch(experiment, run.dir, progress=False).raise_for_status()
+
+    return start
+
+
+def notebook(run: RunPaths) -> None:
+    """Execute the run notebook as a sweep does."""
+    execute(Run("overhead", EXPERIMENT, 1, run))
+
+
+def main(repeats: int) -> None:
+    """Time every way in turn and print medians."""
+    ways: dict[str, Callable[[RunPaths], None]] = {
+        "bare deepspeed": bare,
+        "dsnb.launch, launcher deepspeed": with_launcher("deepspeed"),
+        "dsnb.launch, launcher fork": with_launcher("fork"),
+        "notebook, launcher fork": notebook,
+    }
+    walls: dict[str, list[float]] = {name: [] for name in ways}
+    inside: dict[str, list[float]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory() as folder, fork.shared({"cpu"}):
+        with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run1"))
+        with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run2"))
+        for repeat in range(repeats):
+            for number, (name, start) in enumerate(ways.items()):
+                run = RunPaths(Path(folder) / f"way{number}" / f"run{repeat}")
+                began = time.perf_counter()
+                start(run)
+                walls[name].append(time.perf_counter() - began)
+                inside[name].append((records.read_json(run.worker) or {})["timed_wall_s"])
+    for name, found in walls.items():
+        print(f"{name:34} wall {median(found):5.2f} s, steps {median(inside[name]):4.2f} s")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

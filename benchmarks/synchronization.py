@@ -1,0 +1,51 @@
+"""What it costs to read the loss after every step, as many training scripts do, beside the same run without it.
+
+    python -m benchmarks.synchronization [repeats]
+
+GPT-2 124M, ZeRO 0, fp16, micro-batch 32, sequence 128: the published GPT-2 benchmark's first row.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from dsnb.experiment import Experiment
+from dsnb.launcher.run import launch
+from dsnb.train import worker
+from dsnb.train.meter import Meter
+
+
+def main(run_dir: str) -> int:
+    """Run the ordinary worker, but wait for the device and read the loss after every step."""
+    mark = Meter.step
+
+    def step(self: Meter, loss: torch.Tensor, skipped: bool) -> None:
+        mark(self, loss, skipped)
+        loss.item()
+
+    Meter.step = step  # type: ignore[method-assign]
+    return worker.main(run_dir)
+
+
+def compare(repeats: int) -> None:
+    """Run both kinds in turn and print their throughputs."""
+    experiment = Experiment(
+        model="gpt2", precision="fp16", micro_batch_size=32, data="stdlib", warmup_steps=20, steps=100
+    )
+    rates: dict[str, list[float]] = {"dsnb.train.worker": [], "benchmarks.synchronization": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(repeats):
+            for name, found in rates.items():
+                result = launch(experiment, Path(folder) / name / f"run{repeat}", progress=False, worker=name)
+                result.raise_for_status()
+                found.append(result.summary["tokens_per_s"])
+    for name, found in rates.items():
+        runs = ", ".join(f"{rate:,.0f}" for rate in found)
+        print(f"{name}: median {median(found):,.0f} tokens/s ({runs})")
+
+
+if __name__ == "__main__":
+    compare(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
