@@ -1,0 +1,1 @@
+"""Measurements of dsnb itself; run one with `python -m benchmarks.NAME`."""

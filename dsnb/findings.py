@@ -9,6 +9,8 @@ from dsnb.tables import Html
 
 MEMORY = ("peak_allocated_gib", "device_memory_gib", "host_memory_gib")
 NEAR = 0.9
+SAME = 1.02
+"""Memory figures that differ by less than 2 % are called equal."""
 
 
 def answer(runs: pd.DataFrame) -> Html:
@@ -54,8 +56,8 @@ def _lightest(summary: pd.DataFrame, speed: pd.Series) -> list[str]:
         return []
     name, fastest = memory.idxmin(), speed.idxmax()
     what = "host memory" if metric == "host_memory_gib" else "GPU memory"
-    if name == fastest:
-        return [f"It is also the lightest within 10 % of that speed: {memory[name]:,.2f} GiB of {what}."]
+    if memory[name] > memory.get(fastest, float("inf")) / SAME:
+        return [f"It is also the lightest within 10 % of that speed: {memory[fastest]:,.2f} GiB of {what}."]
     loss = 100 * (1 - speed[name] / speed.max())
     return [
         f"Lightest within 10 % of it: {_code(name)} with {memory[name]:,.2f} GiB of {what}, {loss:.0f} % slower "

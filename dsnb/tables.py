@@ -45,9 +45,11 @@ class Html:
 
 
 def readable(summary: pd.DataFrame) -> pd.DataFrame:
-    """Give a summary as texts: `median ± std` under titles with units; metrics that nobody measured are left out."""
+    """Give a summary as texts: `median ± std` under titles with units, without the metrics that say nothing here."""
     table = summary[["n", "not_ok"]].astype(str).rename(columns={"not_ok": "not ok"})
     for metric in METRICS:
+        if metric in _repeated(summary):
+            continue
         median, spread = summary[f"{metric}_median"], summary[f"{metric}_std"]
         if median.notna().any():
             title, factor, digits = TITLES[metric]
@@ -57,6 +59,16 @@ def readable(summary: pd.DataFrame) -> pd.DataFrame:
                 for value, deviation in zip(median, spread, strict=True)
             ]
     return table
+
+
+def _repeated(summary: pd.DataFrame) -> set[str]:
+    """Name the metrics that would only repeat others: one GPU's share of one GPU, host memory beside a GPU's."""
+    repeated = set()
+    if summary["tokens_per_s_median"].equals(summary["tokens_per_s_per_gpu_median"]):
+        repeated.add("tokens_per_s")
+    if summary["peak_allocated_gib_median"].notna().any():
+        repeated.add("host_memory_gib")
+    return repeated
 
 
 def figure(value: float, spread: float, digits: int) -> str:

@@ -1,0 +1,137 @@
+"""The command line: what it prints, and that trouble is one line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from dsnb.sweep import run_sweep
+from tests.test_sweep import NAMES, PARAMS
+
+ROOT = Path(__file__).parents[1]
+
+
+def dsnb(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "dsnb", *map(str, words)],
+        capture_output=True, text=True, cwd=options.pop("cwd", ROOT), timeout=200, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    home = tmp_path_factory.mktemp("cli")
+    (home / "small.yaml").write_text(PARAMS)
+    run_sweep(home / "small.yaml", only="zs0*", output=home / "out", progress=False)
+    return home / "out"
+
+
+def test_doctor_finds_this_machine_fit():
+    done = dsnb("doctor")
+    assert done.returncode == 0, done.stdout
+    for words in ("Python", "C++ compiler", "ninja", "torch ", "deepspeed ", "fp32, bf16", "notebooks"):
+        assert words in done.stdout
+
+
+def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
+    done = dsnb("doctor", env={**os.environ, "PATH": str(tmp_path), "TORCH_CUDA_ARCH_LIST": "9.0a"})
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert "missing C++ compiler none install g++" in text
+    assert "9.0a" in text
+
+
+def test_dry_run_starts_nothing(tmp_path):
+    done = dsnb("sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out")
+    assert done.returncode == 0
+    assert "zero_optimization: {stage: 3}" in done.stdout
+    assert "bf16: {enabled: true}" in done.stdout
+    assert done.stdout.endswith("2 runs; nothing was started\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_summary_in_every_format(folder):
+    csv = dsnb("summary", folder, "--format", "csv").stdout.splitlines()
+    assert csv[0].startswith("experiment,n,not_ok,tokens_per_s_median,tokens_per_s_std,tokens_per_s_per_gpu_median,")
+    assert csv[1].startswith(f"{NAMES[0]},2,0,")
+    (row,) = json.loads(dsnb("summary", folder, "--format", "json").stdout)
+    assert row["tokens_per_s_median"] > 0
+    assert row["mfu_median"] is None
+    assert dsnb("summary", folder, "--format", "markdown").stdout.startswith("| experiment ")
+    table = dsnb("summary", folder).stdout
+    assert NAMES[0] in table
+    assert f"{row['tokens_per_s_median']:,.0f} ±" in table
+
+
+def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
+    (row,) = json.loads(dsnb("summary", folder, "--timing", "--format", "json").stdout)
+    assert set(row) == {"experiment", "start", "build", "warmup", "timed", "stop", "wall", "notebook", "outside_steps"}
+    assert row["start"] + row["build"] + row["warmup"] + row["timed"] + row["stop"] == pytest.approx(
+        row["wall"], abs=0.3
+    )
+    assert row["notebook"] > row["wall"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "none.yaml"], "params file 'none.yaml' cannot be read: No such file or directory; check the path"),
+        (
+            ["sweep", "params/quickstart.yaml", "--set", "zero_stgae=1"],
+            "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
+        ),
+        (
+            ["sweep", "params/quickstart.yaml", "--set", "zero_stage=4"],
+            "zero_stage is 4: allowed are 0, 1, 2 or 3",
+        ),
+        (
+            ["sweep", "params/quickstart.yaml", "--set", "gpus=64", "--set", "device=cpu", "--only", "zs0_fp32*"],
+            f"gpus is 64: {4 * len(os.sched_getaffinity(0))} ranks are the most on this CPU (4 a core); use fewer",
+        ),
+        (["sweep", "params/quickstart.yaml", "--set", "steps"],
+         "--set is 'steps': write KEY=VALUE, for example --set seq_len=256"),
+        (["summary", "none"], "'none' is no folder: give a folder of outputs, such as outputs/quickstart"),
+        (["report", "dsnb"], "'dsnb' holds no run: give the folder of a sweep, such as outputs/quickstart"),
+    ],
+)  # fmt: skip
+def test_trouble_is_one_line(words, message):
+    done = dsnb(*words)
+    assert (done.returncode, done.stderr, done.stdout) == (1, f"error: {message}\n", "")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = dsnb("sweep", "params/quickstart.yaml", "--output", tmp_path / "file" / "out")
+    message = f"error: {tmp_path}/file/out cannot be written: Not a directory; choose another --output\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+def test_papermill_runs_the_notebook_alone(tmp_path):
+    settings = {"model": "gpt2-tiny", "zero_stage": 2, "precision": "bf16", "steps": 3, "warmup_steps": 1}
+    words = [word for name, value in {**settings, "device": "cpu"}.items() for word in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "papermill", str(ROOT / "notebooks/10_run.ipynb"), "out.ipynb", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    result = tmp_path / "outputs/single/gpt2-tiny_zs2_bf16_gpus1_bs8_sl128/run1/result.json"
+    assert json.loads(result.read_text())["status"] == "ok"
+    assert nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+
+
+def test_papermill_refuses_a_misspelled_parameter(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(ROOT / "notebooks/10_run.ipynb"),
+        "out.ipynb",
+        "-p",
+        "zero_stgae",
+        "2",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode != 0
+    assert "did you mean 'zero_stage'?" in done.stderr
