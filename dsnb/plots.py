@@ -97,7 +97,7 @@ def overview(runs: pd.DataFrame) -> Picture:
 def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     """Draw one metric of ok runs against the ZeRO stage: medians as bars, the range as a line, every run as a dot."""
     axis.set(xlabel=AXES["zero_stage"], ylabel=AXES.get(metric, metric))
-    shown = ok.dropna(subset=[metric])
+    shown = ok[ok["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=[metric, "zero_stage"])
     if shown.empty:
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
@@ -137,7 +137,8 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
         As `dsnb.load_steps` and `dsnb.load_runs` give them.
     """
     keys = ["sweep", "experiment", "repeat"]
-    table = steps.dropna(subset=["loss"]).merge(runs[[*keys, "zero_stage", "precision"]], on=keys)
+    known = runs[runs["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=["zero_stage"])
+    table = steps.dropna(subset=["loss"]).merge(known[[*keys, "zero_stage", "precision"]], on=keys)
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")

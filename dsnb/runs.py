@@ -56,6 +56,17 @@ COLUMNS = [
 ]
 
 
+_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
+NUMBERS = [
+    "repeat",
+    *(name for name in SETTINGS if isinstance(_DEFAULTS[name], int | float) and not isinstance(_DEFAULTS[name], bool)),
+    *METRICS,
+    *(f"{phase}_s" for phase in PHASES),
+    "notebook_s",
+    "cores",
+]
+
+
 def load_runs(path: str | Path) -> pd.DataFrame:
     """Load all runs below a folder.
 
@@ -78,8 +89,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     """
     rows = [_row(run) for run in find_runs(path)]
     table = pd.DataFrame(rows, columns=COLUMNS)
-    numbers = ["repeat", *METRICS, *(name for name in COLUMNS if name.endswith("_s") and name not in METRICS), "cores"]
-    for name in numbers:
+    for name in NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return table
 

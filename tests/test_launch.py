@@ -73,6 +73,7 @@ def test_a_killed_rank_ends_the_run(run_small, launcher):
     assert result.status == "failed"
     if launcher == "fork":
         assert result.cause == "rank 1 was killed by signal 9 (SIGKILL)"
+        assert result.exit_codes == {1: -9, 0: -9}
     assert time.time() - began < 45
 
 

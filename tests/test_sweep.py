@@ -68,6 +68,7 @@ def test_a_sweep_leaves_complete_folders_and_a_table(params, tmp_path):
     html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
     assert "tokens_per_s" in html
     assert 'alt="Loss and step time of one run' in html
+    assert "%|" not in json.dumps(outputs)  # the progress bar is gone, not frozen at 0 %
 
 
 def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, tmp_path):

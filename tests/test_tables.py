@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb import findings, records, tables
+from dsnb import findings, plots, records, tables
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import Result, judge, summarize_run
@@ -108,7 +108,11 @@ def test_foreign_types_in_records_do_not_raise(make_run, tmp_path):
     run = make_run("a", 1, [1.0])
     records.write_json(run.result, {"status": ["ok"], "summary": "none", "phases_s": 3, "cause": {"a": 1}})
     records.write_json(run.environment, {"gpus": ["text"], "cores": "many"})
-    assert list(dsnb.load_runs(tmp_path / "out")["status"]) == ["interrupted"]
+    records.write_json(run.experiment, {"zero_stage": "$\\frac", "precision": "$\\frac"})
+    runs = dsnb.load_runs(tmp_path / "out")
+    assert list(runs["status"]) == ["interrupted"]
+    assert runs["zero_stage"].isna().all()
+    assert plots.overview(runs.assign(status="ok", tokens_per_s_per_gpu=1.0)).png
     records.write_json(run.result, {"status": "ok", "summary": {"tokens_per_s": "fast"}})
     assert dsnb.load_runs(tmp_path / "out")["tokens_per_s"].isna().all()
 

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dsnb.errors import LaunchError
 from dsnb.experiment import Experiment
@@ -77,11 +77,18 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def shared(devices: set[str]) -> Any:
-    """Keep one server per device for all processes started inside the `with` block."""
-    servers = {device: ForkServer(device) for device in sorted(devices)}
+def shared(devices: set[str]) -> Iterator[None]:
+    """Keep one server per device for all processes started inside the `with` block; one that is there already serves.
+
+    Raises
+    ------
+    LaunchError
+        If a server cannot import what it needs.
+    """
+    servers = {device: ForkServer(device) for device in sorted(devices) if variable(device) not in os.environ}
     try:
         for device, server in servers.items():
+            server.wait_ready()
             os.environ[variable(device)] = str(server.socket)
         yield
     finally:
@@ -93,11 +100,8 @@ def shared(devices: set[str]) -> Any:
 def _connect(device: str) -> socket.socket:
     """Connect to the sweep's server, or to this process's own, started if need be."""
     if path := os.environ.get(variable(device)):
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and Path(path).parent.is_dir():
-            with contextlib.suppress(OSError):
-                return _open(path)
-            time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            return _open(path)
     server = _servers.get(device)
     if server is None or server.process.poll() is not None:
         server = _servers[device] = ForkServer(device)

@@ -23,6 +23,7 @@ from dsnb.launcher.ranks import WORKER, DeepSpeedRanks, Ranks
 from dsnb.paths import RunPaths
 
 POLL_S = 0.05
+SHOW_S = 0.5
 GRACE_S = 5.0
 """How long the other ranks may go on after one has failed: they would wait for it for ever."""
 LEAST_FREE_BYTES = 64 * 2**20
@@ -147,6 +148,7 @@ class Watch:
     run: RunPaths
     ranks: Ranks
     deadline: float
+    shown_at: float = 0.0
 
     def until_end(self, progress: bool) -> tuple[str, str] | None:
         """Wait for the ranks' end; give status and cause if the supervision had to end them itself."""
@@ -164,16 +166,23 @@ class Watch:
                     failed_at = time.time()
                 if failed_at is not None and time.time() > failed_at + GRACE_S:
                     break
-            self._show(bar, tail)
+            self._show(bar, tail, last=True)
+        if hasattr(bar, "container"):
+            # A saved notebook would show the widget's first state, 0 %, for ever.
+            from IPython.display import clear_output
+
+            clear_output(wait=True)
         return None
 
-    def _show(self, bar: Any, tail: records.Tail) -> None:
+    def _show(self, bar: Any, tail: records.Tail, last: bool = False) -> None:
         for step in tail.new():
             bar.n = step["step"]
             rate = self.experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
             loss = step["loss"] if step.get("loss") is not None else float("nan")
             bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
-        bar.refresh()
+        if time.time() > self.shown_at + SHOW_S or last:
+            bar.refresh()
+            self.shown_at = time.time()
 
 
 def finish(
