@@ -65,7 +65,7 @@ def sweep(
         typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None
     show_summary(load_runs(planned.paths.dir), Format.table)
-    Console().print(f"Report: dsnb report {planned.paths.dir}", highlight=False, soft_wrap=True)
+    typer.echo(f"Report: dsnb report {planned.paths.dir}")
     if any(result.status != "ok" for result in results):
         raise typer.Exit(NOT_ALL_OK)
 

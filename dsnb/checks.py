@@ -48,6 +48,7 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
         "float_type": "give a number",
         "greater_than_equal": f"it must be at least {context.get('ge')}",
         "greater_than": f"it must be more than {context.get('gt')}",
+        "finite_number": "give a finite number",
         "less_than": f"it must be less than {context.get('lt')}",
     }.get(detail["type"], detail["msg"])
     return f"{name} is {shown(detail['input'])}: {allowed}"
@@ -89,8 +90,15 @@ def _no_sdpa(s: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, no such user, a NUL in it
+        return False
+
+
 def _no_data(s: Mapping[str, Any]) -> str | None:
-    if s["data"] in {"synthetic", "stdlib"} or Path(s["data"]).expanduser().is_file():
+    if s["data"] in {"synthetic", "stdlib"} or _exists(s["data"]):
         return None
     return f"data is {shown(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
 
@@ -103,7 +111,7 @@ def _tokenizer_unused(s: Mapping[str, Any]) -> str | None:
 
 def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
     name = s["tokenizer"]
-    if name == "bytes" or Path(name).expanduser().exists() or models.is_hub_id(name):
+    if name == "bytes" or _exists(name) or models.is_hub_id(name):
         return None
     return f"tokenizer is {shown(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
 
@@ -142,7 +150,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         if precision in {"bf16", "tf32"} and found and min(gpu.capability for gpu in found) < (8, 0):
             problems.append(f"precision is '{precision}': {found[0].name} has none; use 'fp16' or 'fp32'")
     else:
-        limit = 4 * hardware.physical_cores()
+        limit = 4 * hardware.cores()
         if ranks > limit:
             problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 a core); use fewer")
         if precision == "tf32":

@@ -37,7 +37,7 @@ def _machine() -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     fine = sys.version_info >= (3, 11)
     yield Check("ok" if fine else "bad", "Python", version, "" if fine else "install Python 3.11 or newer")
-    yield Check("ok", "CPU", f"{hardware.physical_cores()} cores, {hardware.memory_gib():.0f} GiB of memory")
+    yield Check("ok", "CPU", f"{hardware.cores()} cores, {hardware.memory_gib():.0f} GiB of memory")
     found = hardware.gpus()
     if found:
         names = ", ".join(sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in found}))

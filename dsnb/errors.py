@@ -3,7 +3,6 @@
 DsnbError
   SettingsError   unknown, invalid or contradictory settings, all of them together (also a ValueError)
   LaunchError     a run that did not end as it should; carries the run's folder and log
-  LogError        a record that cannot be read; carries its path and line number
 
 DsnbWarning       something was left out or ignored, and the work went on
 """
@@ -30,14 +29,6 @@ class LaunchError(DsnbError):
     def __init__(self, message: str, log: Path | None = None) -> None:
         self.log = log
         super().__init__(message)
-
-
-class LogError(DsnbError):
-    """A record that cannot be read; `path` and `line` (from 1) say where."""
-
-    def __init__(self, path: Path, line: int, reason: str) -> None:
-        self.path, self.line = path, line
-        super().__init__(f"{path}, line {line}: {reason}")
 
 
 class DsnbWarning(UserWarning):

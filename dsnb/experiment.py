@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from dsnb import checks, hardware, models, records
 from dsnb.errors import SettingsError
@@ -22,7 +22,9 @@ class Experiment(BaseModel):
         Listing every unknown, invalid and contradictory setting at once.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
 
     model: str = "gpt2"
     """A preset (gpt2-tiny, gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration,
@@ -53,7 +55,7 @@ class Experiment(BaseModel):
     """AdamW's constant learning rate."""
     gradient_clipping: float = Field(default=0.0, ge=0)
     """Largest gradient norm; 0 leaves gradients as they are."""
-    seed: int = Field(default=0, strict=True, ge=0)
+    seed: int = Field(default=0, strict=True, ge=0, lt=2**63)
     """Seed of weights, data and dropout."""
     warmup_steps: int = Field(default=5, strict=True, ge=0)
     """Optimizer steps before the timed ones; counted, but in no figure of speed."""
@@ -91,8 +93,8 @@ class Experiment(BaseModel):
 
     @field_validator("gpus", mode="before")
     @classmethod
-    def _resolve_gpus(cls, gpus: object) -> object:
-        return hardware.default_world_size() if gpus == "auto" else gpus
+    def _resolve_gpus(cls, gpus: object, info: ValidationInfo) -> object:
+        return hardware.default_world_size(info.data.get("device", "cpu")) if gpus == "auto" else gpus
 
     @classmethod
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
@@ -100,15 +102,16 @@ class Experiment(BaseModel):
 
         A plain value whose name is nearly that of a setting is refused: papermill would only warn about it.
         """
-        plain = {
+        settings = {key: value for key, value in names.items() if key in cls.model_fields}
+        misspelled = {
             key: value
             for key, value in names.items()
-            if isinstance(value, str | int | float) and not key.startswith("_")
+            if key not in settings
+            and isinstance(value, str | int | float)
+            and not key.startswith("_")
+            and checks.nearest(key, cls.model_fields, 0.8)
         }
-        misspelled = [
-            key for key in plain if key not in cls.model_fields and checks.nearest(key, cls.model_fields, 0.8)
-        ]
-        return cls(**{key: value for key, value in plain.items() if key in {*cls.model_fields, *misspelled}})
+        return cls(**settings, **misspelled)
 
     @classmethod
     def read(cls, path: Path) -> Self:

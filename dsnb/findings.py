@@ -27,7 +27,7 @@ def answer(runs: pd.DataFrame) -> Html:
     speed = summary["tokens_per_s_per_gpu_median"].dropna()
     sentences = []
     if not speed.empty:
-        sentences += [_fastest(summary, speed), *_lightest(summary, speed)]
+        sentences += [_fastest(summary, speed), *_as_fast(summary, speed), *_lightest(summary, speed)]
     bad = runs[runs["status"] != "ok"]
     counts = ", ".join(f"{count} {status}" for status, count in bad["status"].value_counts().items())
     sentences.append(
@@ -43,6 +43,17 @@ def _fastest(summary: pd.DataFrame, speed: pd.Series) -> str:
     count = int(summary.loc[name, "n"])
     runs = "one run" if count == 1 else f"median of {count} runs"
     return f"Fastest: {_code(name)} with {speed[name]:,.0f}{more} tokens/s per GPU ({runs})."
+
+
+def _as_fast(summary: pd.DataFrame, speed: pd.Series) -> list[str]:
+    """Name the settings whose spread overlaps that of the fastest: repeats cannot tell them apart."""
+    spread = summary["tokens_per_s_per_gpu_std"].fillna(0.0)
+    fastest = speed.idxmax()
+    reached = speed + spread.loc[speed.index] >= speed[fastest] - spread[fastest]
+    others = [name for name in speed.index[reached] if name != fastest]
+    if not others:
+        return []
+    return [f"Within the spread of repeats as fast: {', '.join(map(_code, others))}."]
 
 
 def _lightest(summary: pd.DataFrame, speed: pd.Series) -> list[str]:

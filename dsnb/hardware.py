@@ -144,12 +144,12 @@ def default_device() -> str:
     return "cuda" if gpus() else "cpu"
 
 
-def default_world_size() -> int:
+def default_world_size(device: str) -> int:
     """Give the ranks that `gpus: auto` means: every GPU, or two on a CPU so that ZeRO has something to share."""
-    return len(gpus()) or min(2, physical_cores())
+    return max(1, len(gpus())) if device == "cuda" else min(2, cores())
 
 
-def physical_cores() -> int:
+def cores() -> int:
     """Count the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 

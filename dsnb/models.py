@@ -110,10 +110,13 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def local_config(model: str) -> Path | None:
     """Give the configuration file that `model` names, itself or in its folder; None if it names none."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-    return path if path.suffix == ".json" and path.is_file() else None
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            path = path / "config.json"
+        return path if path.suffix == ".json" and path.is_file() else None
+    except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a NUL in it
+        return None
 
 
 def is_hub_id(model: str) -> bool:
@@ -130,7 +133,7 @@ def facts(model: str) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(config, dict):
         return {}

@@ -10,6 +10,7 @@ repeats: 3
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -80,8 +81,8 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key.value for key, _ in node.value]
-        if doubled := sorted({str(key) for key in keys if keys.count(key) > 1}):
+        counts = Counter(str(key.value) for key, _ in node.value) if isinstance(node, yaml.MappingNode) else Counter()
+        if doubled := sorted(key for key, count in counts.items() if count > 1):
             raise SettingsError(f"'{doubled[0]}' stands twice in the params file: keep one")
         return super().construct_mapping(node, deep)
 
@@ -105,19 +106,19 @@ def read_params(path: str | Path) -> ParamsFile:
         raise SettingsError(f"params file {str(path)!r} has {size:,} bytes: at most {MOST_BYTES:,} are allowed")
     try:
         content = yaml.load(text, _PlainLoader)  # noqa: S506  (a SafeLoader)
-    except yaml.YAMLError as error:
-        raise SettingsError(f"params file {str(path)!r}: {_yaml_problem(error)}") from error
     except SettingsError as error:
         raise SettingsError(f"params file {str(path)!r}: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SettingsError(f"params file {str(path)!r}: {_yaml_problem(error)}") from error
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: it needs at least 'name'")
     return _validated(content, path)
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark else ""
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0][:200]
     if "constructor for the tag" in problem:
         return f"{where}tags such as !!python/... are not allowed, write plain values ({problem})"
     return f"{where}this is not valid YAML ({problem})"
@@ -200,6 +201,11 @@ def _override(file: ParamsFile, overrides: dict[str, Any]) -> ParamsFile:
 
 def _combinations(file: ParamsFile) -> Iterator[dict[str, Any]]:
     """Give the settings of every experiment, as they stand in the file."""
+    for entry in file.exclude:
+        if not entry:
+            raise SettingsError("exclude has an empty entry, which would leave nothing: name settings or drop it")
+        if unknown := [key for key in entry if key not in Experiment.model_fields]:
+            raise SettingsError([f"exclude: {checks.unknown_key(key, Experiment.model_fields)}" for key in unknown])
     size = 1
     for key, values in file.grid.items():
         if not values:
@@ -208,9 +214,11 @@ def _combinations(file: ParamsFile) -> Iterator[dict[str, Any]]:
     if size * file.repeats > MOST_RUNS:
         raise SettingsError(f"grid: {size * file.repeats:,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
     if file.grid or not file.include:
+        defaults = {name: field.default for name, field in Experiment.model_fields.items()}
         for chosen in itertools.product(*file.grid.values()):
             settings = {**file.defaults, **dict(zip(file.grid, chosen, strict=True))}
-            if not any(all(settings.get(key) == value for key, value in entry.items()) for entry in file.exclude):
+            complete = {**defaults, **settings}
+            if not any(all(complete[key] == value for key, value in entry.items()) for entry in file.exclude):
                 yield settings
     for entry in file.include:
         yield {**file.defaults, **entry}

@@ -129,15 +129,16 @@ def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
 
 
 def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
-    """Draw the median loss of every experiment over its optimizer steps.
+    """Draw the median loss of ok runs over their optimizer steps, by precision and ZeRO stage.
 
     Parameters
     ----------
     steps, runs
-        As `dsnb.load_steps` and `dsnb.load_runs` give them.
+        As `dsnb.load_steps` and `dsnb.load_runs` give them; runs that differ in nothing else (`summary.variants`).
     """
     keys = ["sweep", "experiment", "repeat"]
-    known = runs[runs["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=["zero_stage"])
+    ok = runs[runs["status"] == "ok"]
+    known = ok[ok["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=["zero_stage"])
     table = steps.dropna(subset=["loss"]).merge(known[[*keys, "zero_stage", "precision"]], on=keys)
 
     def draw() -> Figure:

@@ -41,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warnings.warn(f"{path} is left out: it cannot be read as JSON ({error})", DsnbWarning, stacklevel=2)
         return None
     if not isinstance(record, dict):
@@ -75,11 +75,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         text = path.read_bytes()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        warnings.warn(f"{path} is left out: {error.strerror}", DsnbWarning, stacklevel=2)
+        return []
     records, bad = [], []
     for number, raw in enumerate(text.splitlines(), start=1):
         try:
             record = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
             records.append(record)
@@ -103,6 +106,8 @@ class Tail:
         """Give the records that came since the last call; damaged lines are passed over."""
         try:
             with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:  # written anew
+                    self._offset, self._rest = 0, b""
                 file.seek(self._offset)
                 added = file.read()
         except FileNotFoundError:

@@ -31,7 +31,8 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     runs
         One row a run, as `dsnb.load_runs` gives it.
     by
-        The column or columns that make a group.
+        The column or columns that make a group. Experiments of several sweeps are named `sweep/experiment`: one name
+        can stand for different models in two of them.
 
     Returns
     -------
@@ -39,6 +40,7 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
         Indexed by `by`, in order of appearance: `n` (runs that are ok), `not_ok` (all others), and `<metric>_median`
         and `<metric>_std` over the ok ones; NaN where nothing was measured, and for the spread of one run.
     """
+    runs = _told_apart(runs)
     groups = runs.groupby(by, sort=False, dropna=False)
     ok = runs[runs["status"] == "ok"]
     measured = ok.groupby(by, sort=False, dropna=False)[METRICS]
@@ -51,15 +53,23 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     return counts.join(medians).join(spreads)[["n", "not_ok", *columns]]
 
 
-def variants(runs: pd.DataFrame, besides: tuple[str, ...] = ("zero_stage", "precision")) -> dict[str, pd.DataFrame]:
-    """Split runs into those that differ in nothing but the settings `besides`, so that each part can be compared.
+def _told_apart(runs: pd.DataFrame) -> pd.DataFrame:
+    if runs["sweep"].nunique() <= 1:
+        return runs
+    return runs.assign(experiment=runs["sweep"] + "/" + runs["experiment"])
+
+
+def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Split runs into parts that differ in nothing but ZeRO stage and precision, which the figures compare.
 
     Returns
     -------
     dict
         Title of the part (the settings that vary between parts) -> its runs.
     """
-    varying = [name for name in SETTINGS if name not in besides and runs[name].nunique(dropna=False) > 1]
+    varying = [
+        name for name in SETTINGS if name not in {"zero_stage", "precision"} and runs[name].nunique(dropna=False) > 1
+    ]
     if not varying:
         return {"": runs}
     parts = runs.groupby(varying, sort=False, dropna=False)
@@ -73,9 +83,10 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
     -------
     pandas.DataFrame
         Indexed by experiment: `start` (launch to the worker's first line), `build`, `warmup`, `timed`, `stop` (last
-        step to the last process gone), `wall` (their sum), `notebook` (the whole notebook, kernel included), and
+        step to the last process gone), `wall` (launch to that moment), `notebook` (all of it, kernel included), and
         `outside_steps`: the notebook less its steps, warm-up included; seconds.
     """
+    runs = _told_apart(runs)
     ok = runs[runs["status"] == "ok"]
     names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
     table = ok.groupby("experiment", sort=False)[names].median()

@@ -157,19 +157,15 @@ def is_finished(run: Run, retry: bool = False) -> bool:
 
 def execute(run: Run) -> Result:
     """Execute the run notebook for one run, and give how it ended, whatever happened."""
-    from nbclient.exceptions import CellControlSignal, DeadKernelError
-    from papermill.exceptions import PapermillException
-
     check_space(run.paths.dir)
-    run.paths.result.unlink(missing_ok=True)
-    settings = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
+    settings = run.experiment.model_dump()
     began = time.time()
     trouble: BaseException | None = None
     try:
-        run.paths.dir.mkdir(parents=True, exist_ok=True)
-        notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, settings)
-    except (PapermillException, DeadKernelError, CellControlSignal, RuntimeError) as error:
-        trouble = error
+        run.paths.result.unlink(missing_ok=True)
+        records.write_json(run.paths.experiment, settings)  # a row even if the notebook never gets to its launch
+        values = {**settings, "run_dir": str(run.paths.dir.absolute())}
+        notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
@@ -177,6 +173,8 @@ def execute(run: Run) -> Result:
     except KeyboardInterrupt:
         _close(run.paths, "interrupted", "stopped by the user", began)
         raise
+    except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's trouble alone
+        trouble = error
     return _close(run.paths, "failed", _one_line(trouble), began)
 
 
@@ -194,8 +192,15 @@ def recorded(run: RunPaths) -> Result | None:
     record = records.read_json(run.result)
     if not record or record.get("status") not in STATUSES:
         return None
-    codes = {int(rank): code for rank, code in record["exit_codes"].items()}
-    return Result(record["status"], record["cause"], codes, record["phases_s"], record["summary"], run.dir)
+    codes, phases, summary = (record.get(key) for key in ("exit_codes", "phases_s", "summary"))
+    return Result(
+        record["status"],
+        record.get("cause"),
+        {int(rank): code for rank, code in codes.items()} if isinstance(codes, dict) else {},
+        phases if isinstance(phases, dict) else {},
+        summary if isinstance(summary, dict) else {},
+        run.dir,
+    )
 
 
 def _one_line(error: BaseException | None) -> str:

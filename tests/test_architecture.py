@@ -60,6 +60,8 @@ def imported(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dsnb":
             parts = node.module.split(".")[1:]
             yield from [parts[0]] if parts else [alias.name for alias in node.names]
+        if isinstance(node, ast.Import):
+            yield from [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dsnb.")]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -13,7 +13,9 @@ import pytest
 from dsnb import records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
-from dsnb.launcher import environment, op_builds
+from dsnb.launcher import environment, fork, op_builds, run
+from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.ranks import free_port
 from dsnb.launcher.run import launch
 
 BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
@@ -37,6 +39,13 @@ def free(port):
 
 def pids(folder):
     return [int(word) for file in sorted(folder.glob("pids*")) for word in file.read_text().split()]
+
+
+def group(number):
+    try:
+        return os.getpgid(number)
+    except OSError:
+        return None
 
 
 def wait_for(path, timeout_s=60):
@@ -67,14 +76,60 @@ def test_three_silent_ranks_are_a_failure(run_small):
 
 
 @BOTH
-def test_a_killed_rank_ends_the_run(run_small, launcher):
-    began = time.time()
-    result, _ = run_small(worker="tests.workers.killed", gpus=2, launcher=launcher)
-    assert result.status == "failed"
-    if launcher == "fork":
-        assert result.cause == "rank 1 was killed by signal 9 (SIGKILL)"
-        assert result.exit_codes == {1: -9, 0: -9}
-    assert time.time() - began < 45
+def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, launcher, monkeypatch):
+    monkeypatch.setenv("DSNB_TEST_KILL_RANK", "1")
+    result, paths = run_small(worker="tests.workers.hanger", gpus=2, launcher=launcher)
+    who = "rank 1" if launcher == "fork" else "a rank"
+    assert (result.status, result.cause) == ("failed", f"{who} was killed by signal 9 (SIGKILL)")
+    left = pids(paths.dir)
+    assert len(left) == 4
+    assert gone(left)
+    assert not [p for p in psutil.process_iter(["pid"]) if os.getpgid(0) != group(p.pid) == left[0]]
+    assert free(int((paths.dir / "port").read_text()))
+
+
+@pytest.mark.parametrize(("kills", "status"), [(0, "failed"), (1, "oom")])
+def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run_small, monkeypatch, kills, status):
+    counts = iter([5, 5 + kills])
+    monkeypatch.setattr("dsnb.launcher.run._host_oom_kills", lambda: next(counts))
+    result, paths = run_small(worker="tests.workers.dying", gpus=2, steps=50)
+    how = "by the kernel: the machine's memory ran out" if kills else "by signal 9 (SIGKILL)"
+    assert (result.status, result.cause) == (status, f"rank 1 was killed {how}")
+    assert len(records.read_lines(paths.steps)) >= 2
+
+
+def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch):
+    monkeypatch.delenv(fork.variable("cpu"))
+    folder = tmp_path / "run1"
+
+    def kill_the_server():
+        for rank in (0, 1):
+            wait_for(folder / f"pids{rank}")
+        fork._servers["cpu"].process.kill()
+
+    threading.Thread(target=kill_the_server, daemon=True).start()
+    result = launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
+    assert (result.status, result.cause) == ("failed", "rank 0 was killed by signal 9 (SIGKILL)")
+    left = pids(folder)
+    assert len(left) == 4
+    assert gone(left)
+    assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
+
+
+def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_path, monkeypatch):
+    monkeypatch.delenv(fork.variable("cpu"))
+    launch(small(), tmp_path / "run1", progress=False)
+    server = psutil.Process(fork._servers["cpu"].process.pid)
+    server.suspend()
+    folder = tmp_path / "run2"
+    threading.Timer(1.0, os.kill, (os.getpid(), 2)).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
+    assert records.read_json(folder / "result.json")["status"] == "interrupted"
+    server.resume()
+    time.sleep(2)
+    assert gone(pids(folder))
+    assert server.children() == []
 
 
 def test_native_crashes(run_small, monkeypatch):
@@ -101,7 +156,8 @@ def test_out_of_memory_in_python_is_oom(run_small):
 def test_a_loss_that_is_no_number_is_nan(run_small):
     result, _ = run_small(learning_rate=1e30, steps=6)
     assert result.status == "nan"
-    assert result.cause.startswith("the loss was not a number from step ")
+    assert result.cause.startswith("the loss was not a finite number at step ")
+    assert result.summary["loss_last"] is None
 
 
 @BOTH
@@ -153,6 +209,16 @@ def test_launchers_agree(losses):
     assert losses(gpus=2, launcher="deepspeed") == losses(gpus=2, launcher="fork")
 
 
+def test_launchers_agree_on_the_step_time(run_small):
+    settings = {"gpus": 2, "steps": 40, "warmup_steps": 10, "micro_batch_size": 4, "seq_len": 64}
+    times = {}
+    for launcher in ("fork", "deepspeed"):
+        result, _ = run_small(launcher=launcher, **settings)
+        times[launcher] = result.summary["step_time_median_s"]
+    # measured alike within 5 % on a quiet machine; the tolerance is for a busy one
+    assert times["fork"] == pytest.approx(times["deepspeed"], rel=0.4)
+
+
 def test_a_warm_launch_reaches_its_first_step_within_two_seconds(run_small):
     run_small(gpus=2, zero_stage=1)
     result, paths = run_small(gpus=2, zero_stage=1)
@@ -178,6 +244,21 @@ def test_no_secret_reaches_a_file(run_small, monkeypatch):
     _, paths = run_small()
     written = [file.read_text(errors="replace") for file in paths.dir.iterdir()]
     assert not [text for text in written if "hf_verysecret" in text]
+
+
+def test_no_op_is_compiled_for_a_cpu():
+    assert deepspeed_config(Experiment(device="cpu"))["optimizer"]["params"]["torch_adam"] is True
+    assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]
+
+
+def test_ports_lie_where_systems_take_none_for_outgoing_connections():
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1024 < free_port() < min(lowest, 32_000) for _ in range(50))
+
+
+def test_two_launches_at_once_get_folders_of_their_own(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("DSNB_OUTPUTS", str(tmp_path))
+    assert {run._next_free(small()).name for _ in range(3)} == {"run1", "run2", "run3"}
 
 
 def test_op_builder_architectures_lose_their_suffix(monkeypatch):

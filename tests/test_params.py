@@ -1,5 +1,7 @@
 """Params files: the grid, and everything that can be wrong with one, each in a sentence."""
 
+import time
+
 import pytest
 
 from dsnb.errors import SettingsError
@@ -78,6 +80,15 @@ def test_overrides_and_only(params):
          "grid: 20,000 runs: at most 10,000 are allowed; split the sweep"),
         (SMALL + "grid: {zero_stage: [0, 4], seq_len: [1]}",
          "seq_len is 1: it must be at least 2\nzero_stage is 4: allowed are 0, 1, 2 or 3"),
+        (SMALL + "exclude: [{zero_stgae: 0}]",
+         "exclude: unknown setting 'zero_stgae': did you mean 'zero_stage'?"),
+        (SMALL + "exclude: [{}]",
+         "exclude has an empty entry, which would leave nothing: name settings or drop it"),
+        (SMALL + "grid: {zero_stage: [0]}\nexclude: [{micro_batch_size: 8}]",
+         "params file 'F': no run is left; exclude less, or give the grid values"),
+        (SMALL + "grid: !!map foo",
+         "params file 'F': line 3: this is not valid YAML (expected a mapping node, but found scalar)"),
+        (SMALL + "grid: {learning_rate: [.inf]}", "learning_rate is inf: give a finite number"),
         (SMALL + "grid: {steps: [10, 20]}",
          "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; "
          "give each a sweep of its own"),
@@ -101,6 +112,28 @@ def test_no_match_and_no_file(params, tmp_path):
     assert error(path, only="zs9*") == message
     missing = tmp_path / "no.yaml"
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: t\nquestion: " + "[" * 50_000,
+        "name: t\nquestion: 2020-13-45",
+        "name: t\ndefaults: {seed: " + "9" * 5_000 + "}",
+        "name: t\ndefaults: {model: '~nosuchuser/x'}",
+        "name: t\ndefaults: {data: " + "x" * 5_000 + "}",
+        'name: t\ndefaults: {data: "a\\0b"}',
+        "name: t\ndefaults: {" + ", ".join(f"k{number}: 1" for number in range(20_000)) + "}",
+        "name: t\ndefaults: {? [1, 2] : 3}",
+    ],
+    ids=["deep", "date", "digits", "user", "long", "nul", "keys", "list key"],
+)
+def test_hostile_files_are_refused_in_plain_words(params, text):
+    began = time.perf_counter()
+    with pytest.raises(SettingsError) as caught:
+        load_sweep(params(text))
+    assert time.perf_counter() - began < 5
+    assert all(len(problem) < 1_500 for problem in caught.value.problems)
 
 
 def test_binary_and_huge_files(tmp_path):

@@ -27,7 +27,7 @@ def test_numbers_that_json_does_not_know(tmp_path):
 def test_missing_empty_and_foreign_json(tmp_path):
     path = tmp_path / "result.json"
     assert records.read_json(path) is None
-    for content in ("", "[1]", "{"):
+    for content in ("", "[1]", "{", "[" * 100_000):
         path.write_text(content)
         with pytest.warns(DsnbWarning, match=r"result\.json is left out"):
             assert records.read_json(path) is None
@@ -46,6 +46,21 @@ def test_binary_garbage_does_not_raise(tmp_path):
     path.write_bytes(bytes(range(256)) * 10)
     with pytest.warns(DsnbWarning):
         assert records.read_lines(path) == []
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+    (tmp_path / "steps.jsonl").mkdir()
+    with pytest.warns(DsnbWarning, match="is left out: Is a directory"):
+        assert records.read_lines(tmp_path / "steps.jsonl") == []
+
+
+def test_tail_notices_a_file_written_anew(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    tail = records.Tail(path)
+    assert len(list(tail.new())) == 2
+    path.write_text('{"step": 1}\n')
+    assert list(tail.new()) == [{"step": 1}]
 
 
 def test_tail_gives_each_record_once_and_waits_for_whole_lines(tmp_path):

@@ -39,7 +39,10 @@ def test_every_field_is_described():
 
 def test_auto_is_resolved():
     experiment = Experiment(gpus="auto")
-    assert (experiment.device, experiment.gpus) == (hardware.default_device(), hardware.default_world_size())
+    assert (experiment.device, experiment.gpus) == (
+        hardware.default_device(),
+        hardware.default_world_size(hardware.default_device()),
+    )
 
 
 def test_all_problems_are_reported_at_once():
@@ -102,6 +105,22 @@ def test_learning_rate_as_yaml_reads_it():
 def test_a_misspelled_notebook_parameter_is_refused():
     with pytest.raises(SettingsError, match="unknown setting 'zero_stgae': did you mean 'zero_stage'"):
         Experiment.from_namespace({"zero_stgae": 2, "zero_stage": 0, "dsnb": dsnb, "_i1": "x", "exit": "y"})
+
+
+def test_a_notebook_setting_of_a_wrong_type_is_refused():
+    with pytest.raises(SettingsError) as caught:
+        Experiment.from_namespace({"zero_stage": [3], "precision": None})
+    assert caught.value.problems == [
+        "zero_stage is [3]: allowed are 0, 1, 2 or 3",
+        "precision is None: allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
+    ]
+
+
+def test_auto_ranks_on_a_cpu_are_two_whatever_gpus_there_are(monkeypatch):
+    gpu = hardware.Gpu(0, "NVIDIA H200", "GPU-1", 140.0, (9, 0))
+    monkeypatch.setattr(hardware, "gpus", lambda: (gpu,) * 8)
+    assert Experiment(gpus="auto", device="cpu").gpus == min(2, hardware.cores())
+    assert Experiment(gpus="auto").gpus == 8
 
 
 @pytest.mark.parametrize("settings", [{"precision": "tf32"}, {"gpus": 999}])

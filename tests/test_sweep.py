@@ -115,6 +115,37 @@ def test_a_failed_run_is_a_row_with_its_notebook_and_the_sweep_goes_on(params, t
     assert "Next: lower micro_batch_size" in notebook
 
 
+def test_a_run_whose_notebook_cannot_start_is_a_row(params, tmp_path, monkeypatch):
+    def broken(*_):
+        raise ValueError("Invalid Signature\nand more")
+
+    monkeypatch.setattr("dsnb.notebooks.execute", broken)
+    sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out")
+    execute(sweep.runs[0])
+    runs = load_runs(tmp_path / "out")
+    assert list(zip(runs["status"], runs["cause"], strict=True)) == [("failed", "ValueError: Invalid Signature")]
+    assert list(runs["seq_len"]) == [32]
+
+
+def test_a_folder_with_braces_is_taken_as_it_is(params, tmp_path):
+    out = tmp_path / "a {x} [b]"
+    results = run_sweep(params, only="zs0*", overrides={"repeats": 1}, output=out, progress=False)
+    assert statuses(results) == ["ok"]
+    assert (out / NAMES[0] / "run1" / "run.ipynb").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/etc"])
+def test_no_experiment_leaves_the_sweeps_folder(tmp_path, name):
+    with pytest.raises(SettingsError, match=r"is not a plain folder name: leave out '/' and '\.\.'"):
+        paths.SweepPaths(tmp_path).run(name, 1)
+
+
+def test_a_result_that_lacks_parts_does_not_stop_a_sweep(params, tmp_path):
+    sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out")
+    records.write_json(sweep.runs[0].paths.result, {"status": "ok"})
+    assert statuses(run_sweep(sweep, progress=False)) == ["ok"]
+
+
 def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, monkeypatch):
     template = tmp_path / "10_run.ipynb"
     text = paths.notebook_template("10_run").read_text()
@@ -163,27 +194,61 @@ def test_a_disk_that_fills_up_during_a_run(params, tmp_path, monkeypatch):
         execute(sweep.runs[0])
 
 
+def under_way(out):
+    """List the runs that have begun to step and are not finished."""
+    return [file for file in out.rglob("steps.jsonl") if not (file.parent / "result.json").exists()]
+
+
 def test_killed_at_ten_moments_it_still_ends_with_the_same_runs(params, tmp_path):
     """SIGKILL, which nothing can catch: no process stays, no run is lost, doubled or half-written."""
-    moments = random.Random(5)
     out = tmp_path / "out"
-    for _ in range(10):
-        sweep = psutil.Popen(command(params), cwd=ROOT, env=own_server(), stderr=subprocess.DEVNULL, stdout=-3)
-        time.sleep(moments.uniform(0.5, 9.0))
+    moments = random.Random(5)
+    more = ("--set", "repeats=6", "--set", "steps=60")
+    in_a_run = 0
+    for attempt in range(10):
+        sweep = psutil.Popen(command(params, *more), cwd=ROOT, env=own_server(), stderr=subprocess.DEVNULL, stdout=-3)
+        deadline = time.time() + moments.uniform(0.5, 9.0)
+        while time.time() < deadline or (attempt % 2 and not under_way(out) and time.time() < deadline + 20):
+            time.sleep(0.02)
         family = sweep.children(recursive=True)
+        in_a_run += bool(under_way(out))
+        assert sweep.poll() is None, "the sweep was over before it was killed"
         sweep.kill()
         sweep.wait()
         _, alive = psutil.wait_procs(family, timeout=15)
         assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
         for result in out.rglob("result.json"):
             assert json.loads(result.read_text())["status"] == "ok"
-    done = subprocess.run(command(params), cwd=ROOT, env=own_server(), capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    assert in_a_run >= 4
+    last = subprocess.run(
+        command(params, *more), cwd=ROOT, env=own_server(), capture_output=True, text=True, timeout=250
+    )
+    assert last.returncode == 0, last.stderr
     folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
-    assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in (1, 2)]
+    assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in range(1, 7)]
     for folder in folders:
         assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
-        assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == [1, 2, 3, 4, 5]
+        assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 62))
+
+
+def test_sweeps_at_once_in_one_folder_and_in_two(params, tmp_path):
+    """Three sweeps start together from one working folder, two of them on the same outputs."""
+    other = [*command(params)[:-1], str(tmp_path / "other")]
+    started = [
+        subprocess.Popen(
+            words, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        for words in (command(params), command(params), other)
+    ]
+    said = [sweep.communicate(timeout=120)[1] for sweep in started]
+    codes = [sweep.returncode for sweep in started]
+    assert sorted(codes[:2]) == [0, 1]
+    assert codes[2] == 0
+    refused = said[codes.index(1)]
+    assert refused.startswith(f"error: {tmp_path / 'out'} is in use by another sweep (process ")
+    assert len(refused.splitlines()) == 1
+    for folder in ("out", "other"):
+        assert list(load_runs(tmp_path / folder)["status"]) == ["ok"] * 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

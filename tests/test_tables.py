@@ -84,6 +84,23 @@ def test_a_run_without_a_step_has_no_throughput(make_run):
     assert json.loads(run.result.read_text())["summary"]["tokens_per_s"] is None
 
 
+def test_one_name_in_two_sweeps_is_two_experiments(make_run, tmp_path):
+    make_run("a", 1, [1.0])
+    make_run("a", 1, [10.0]).dir.parents[1].rename(tmp_path / "out" / "t")
+    make_run("a", 1, [1.0])
+    summary = summarize(dsnb.load_runs(tmp_path / "out"))
+    assert summary["tokens_per_s_median"].to_dict() == {"s/a": 100.0, "t/a": 10.0}
+
+
+def test_a_loss_curve_shows_ok_runs_of_one_variant(make_run, tmp_path):
+    make_run("a", 1, [1.0])
+    make_run("b", 1, [1.0], status="failed", cause="x")
+    runs, steps = dsnb.load_runs(tmp_path / "out"), dsnb.load_steps(tmp_path / "out")
+    steps.loc[steps["experiment"] == "b", "loss"] = 99.0
+    (axis,) = plots.losses(steps, runs).figure.axes
+    assert [line.get_ydata().max() for line in axis.get_lines() if len(line.get_ydata())] == [4.0]
+
+
 def test_grouping_by_a_setting(make_run, tmp_path):
     for stage, seconds in ((0, 1.0), (0, 2.0), (3, 4.0)):
         make_run(f"e{stage}{seconds}", 1, [seconds], zero_stage=stage)
@@ -134,11 +151,20 @@ def test_the_answer_names_fastest_and_lightest(make_run, tmp_path):
         record["summary"]["peak_allocated_gib"] = memory
         records.write_json(run.result, record)
     words = str(findings.answer(dsnb.load_runs(tmp_path / "out")))
+    assert "as fast" not in words
     assert "Fastest: <code>fast</code> with 100 tokens/s per GPU (one run)." in words
     assert (
         "Lightest within 10 % of it: <code>near</code> with 6.00 GiB of GPU memory, 5 % slower "
         "(the fastest takes 10.00 GiB)." in words
     )
+
+
+def test_the_answer_says_what_repeats_cannot_tell_apart(make_run, tmp_path):
+    for name, times in (("one", (1.0, 1.2)), ("two", (1.1, 1.3)), ("slow", (9.0, 9.0))):
+        for repeat, seconds in enumerate(times, start=1):
+            make_run(name, repeat, [seconds])
+    words = str(findings.answer(dsnb.load_runs(tmp_path / "out")))
+    assert "Within the spread of repeats as fast: <code>two</code>." in words
 
 
 def test_variants_separate_what_must_not_be_compared(make_run, tmp_path):

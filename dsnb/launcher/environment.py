@@ -14,6 +14,7 @@ from typing import Any
 import dsnb
 from dsnb import hardware
 from dsnb.experiment import Experiment
+from dsnb.paths import PACKAGE
 
 PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 
@@ -24,7 +25,7 @@ def describe() -> dict[str, Any]:
         "host": socket.gethostname(),
         "os": platform.platform(terse=True),
         "cpu": _cpu_name(),
-        "cores": hardware.physical_cores(),
+        "cores": hardware.cores(),
         "memory_gib": round(hardware.memory_gib(), 1),
         "gpus": [{"name": gpu.name, "memory_gib": round(gpu.memory_gib, 1)} for gpu in hardware.gpus()],
         "driver": hardware.driver_version(),
@@ -53,7 +54,9 @@ def _version(package: str) -> str | None:
 
 def _git_commit() -> str | None:
     """Give dsnb's own commit, with `-dirty` where files differ from it; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -72,8 +75,9 @@ def for_ranks(experiment: Experiment, launched_at: float) -> dict[str, str]:
     env = dict(os.environ)
     env["DS_ACCELERATOR"] = experiment.device
     env["DSNB_LAUNCHED_AT"] = repr(launched_at)
-    env["OMP_NUM_THREADS"] = str(max(1, hardware.physical_cores() // experiment.gpus))
+    env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // experiment.gpus))
     env["TOKENIZERS_PARALLELISM"] = "false"
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, in which GPUs are chosen and sampled
     # One ninja for every start: a second version elsewhere on PATH makes torch compile each op again.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     # With NVML's count torch can ask for GPUs without the driver call that would spoil a later fork.

@@ -22,8 +22,8 @@ from pathlib import Path
 from dsnb.errors import LaunchError
 from dsnb.experiment import Experiment
 from dsnb.launcher import environment
-from dsnb.launcher.ranks import group_is_gone, rank_variables, refuse
-from dsnb.paths import RunPaths
+from dsnb.launcher.ranks import group_is_gone, rank_variables
+from dsnb.paths import RunPaths, sockets_home
 
 START_TIMEOUT_S = 180.0
 _servers: dict[str, "ForkServer"] = {}
@@ -38,7 +38,7 @@ class ForkServer:
     """A running fork server for one device."""
 
     def __init__(self, device: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="dsnb-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="dsnb-", dir=sockets_home()))
         self.socket = self.folder / "socket"
         self.log = self.folder / "server.log"
         probe = Experiment.model_construct(device=device, gpus=1)
@@ -70,9 +70,13 @@ class ForkServer:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End the server and whatever it still runs."""
-        self.process.kill()
-        self.process.wait()
+        """End the server, which takes whatever it still runs with it."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -136,14 +140,20 @@ class ForkedRanks:
             "worker": worker,
             "run_dir": str(paths.dir),
         }
-        self._connection.sendall(json.dumps(request).encode() + b"\n")
-        deadline = time.monotonic() + START_TIMEOUT_S
         self.pids: list[int] = []
+        try:
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            self._wait_for_pids(paths)
+        except BaseException:  # an interrupt too: the server kills what it forked for a connection that is gone
+            self._connection.close()
+            raise
+
+    def _wait_for_pids(self, paths: RunPaths) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not self.pids:
             self._read(timeout_s=0.5)
             if self._hung_up or time.monotonic() > deadline:
-                self._connection.close()
-                raise refuse(paths.console, "the fork server gave no answer")
+                raise LaunchError("the ranks could not be started: the fork server gave no answer", paths.console)
 
     def _read(self, timeout_s: float = 0.0) -> None:
         while not self._hung_up and select.select([self._connection], [], [], timeout_s)[0]:
@@ -170,10 +180,18 @@ class ForkedRanks:
         return len(self.exit_codes()) == self._world
 
     def end(self) -> None:
-        """Hang up, at which the server kills the group, and wait until it is gone."""
-        if not self.ended():
+        """Hang up, at which the server kills the group, and wait until it is gone.
+
+        Raises
+        ------
+        LaunchError
+            If a process stays all the same.
+        """
+        self._read()
+        if len(self._codes) < self._world:  # otherwise the server has seen them all end and cleared the group
             with contextlib.suppress(OSError):
                 os.killpg(self.pids[0], signal.SIGKILL)
         self._hung_up = True
         self._connection.close()
-        group_is_gone(self.pids[0])
+        if not group_is_gone(self.pids[0]):
+            raise LaunchError(f"process group {self.pids[0]} does not end: look at it with `ps`")

@@ -17,6 +17,8 @@ from dsnb.paths import RunPaths
 
 STATUSES = ("ok", "oom", "nan", "failed", "timeout", "interrupted")
 TAIL_LINES = 15
+SOME_RANK = -1
+"""Stands for the rank in exit codes where the launcher does not say which one it was."""
 ADVICE = {
     "oom": "lower micro_batch_size, raise zero_stage, or turn activation_checkpointing on",
     "nan": "lower learning_rate, or use precision bf16 or fp32",
@@ -97,46 +99,49 @@ def judge(
     Parameters
     ----------
     exit_codes
-        By rank, in the order in which the ranks ended: the first bad one is the cause of the others.
+        Of the ranks that ended by themselves, in the order in which they did.
     host_oom_kills
         Processes that the kernel killed for want of memory while the run went on.
     """
     worker = records.read_json(paths.worker)
     failures = records.read_lines(paths.failures)
+    bad = {rank: code for rank, code in exit_codes.items() if code != 0}
+    if -signal.SIGKILL in bad.values():  # its neighbours' errors are only that it is gone
+        return _died({rank: code for rank, code in bad.items() if code == -signal.SIGKILL}, paths, host_oom_kills)
     if failures:
         first = failures[0]
         return str(first.get("status", "failed")), f"rank {first.get('rank')}: {first.get('cause')}"
-    bad = {rank: code for rank, code in exit_codes.items() if code != 0}
     if bad:
         return _died(bad, paths, host_oom_kills)
     timed = [step for step in records.read_lines(paths.steps) if step.get("phase") == "timed"]
     if worker is None or len(timed) != experiment.steps:
         return "failed", f"the ranks ended after {len(timed)} of {experiment.steps} timed steps without saying why"
     if worker.get("first_bad_step") is not None:
-        return "nan", f"the loss was not a number from step {worker['first_bad_step']} on"
+        return "nan", f"the loss was not a finite number at step {worker['first_bad_step']}"
     return "ok", None
 
 
 def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int) -> tuple[str, str]:
     rank, code = next(iter(bad.items()))
-    if host_oom_kills and -signal.SIGKILL in bad.values():
-        return "oom", f"rank {rank} was killed by the kernel: the machine's memory ran out"
+    who = f"rank {rank}" if rank != SOME_RANK else "a rank"
+    if host_oom_kills and code == -signal.SIGKILL:
+        return "oom", f"{who} was killed by the kernel: the machine's memory ran out"
     if any("out of memory" in line.lower() for line in last_lines(paths.console, 200)):
-        return "oom", f"rank {rank} ended with exit code {code} after an out-of-memory error"
+        return "oom", f"{who} ended with exit code {code} after an out-of-memory error"
     if code < 0:
-        return "failed", f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name})"
-    return "failed", f"rank {rank} ended with exit code {code}"
+        return "failed", f"{who} was killed by signal {-code} ({signal.Signals(-code).name})"
+    return "failed", f"{who} ended with exit code {code}"
 
 
 def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
-    """Give the figures of one run; see DESIGN in the docs for how each is measured."""
+    """Give the figures of one run; the README says how each is measured."""
     worker = records.read_json(paths.worker) or {}
     steps = records.read_lines(paths.steps)
     timed = [step for step in steps if step.get("phase") == "timed"]
     times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
     rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
     per_gpu = rate / experiment.gpus if rate is not None else None
-    losses = [step["loss"] for step in steps if step.get("loss") is not None]
+    losses = [step.get("loss") for step in steps]
     return {
         "tokens_per_s": rate,
         "tokens_per_s_per_gpu": per_gpu,

@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Protocol
 
 import psutil
 
+from dsnb import hardware
 from dsnb.errors import LaunchError
 from dsnb.experiment import Experiment
+from dsnb.launcher.outcome import SOME_RANK
 from dsnb.paths import RunPaths
 
 WORKER = "dsnb.train.worker"
@@ -68,8 +69,13 @@ class DeepSpeedRanks:
 
     def __init__(self, experiment: Experiment, paths: RunPaths, env: dict[str, str], worker: str) -> None:
         command = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command += ["--num_gpus", str(experiment.gpus), "--master_addr", LOCALHOST]
-        command += ["--master_port", str(free_port()), "--no_local_rank"]
+        command += ["--master_addr", LOCALHOST, "--master_port", str(free_port()), "--no_local_rank"]
+        if experiment.device == "cuda":
+            # By number: given only a count, DeepSpeed drops CUDA_VISIBLE_DEVICES and takes the machine's first ones.
+            chosen = ",".join(str(gpu.index) for gpu in hardware.gpus()[: experiment.gpus])
+            command += ["--include", f"localhost:{chosen}"]
+        else:
+            command += ["--num_gpus", str(experiment.gpus)]
         command += ["--module", "dsnb.train.start", worker, str(paths.dir)]
         # The ranks are grandchildren: they watch this process themselves, see dsnb.train.start.
         env = {**env, "DSNB_OWNER_PID": str(os.getpid())}
@@ -79,9 +85,11 @@ class DeepSpeedRanks:
             )
 
     def exit_codes(self) -> dict[int, int]:
-        """Give the launcher's code as rank 0's: it does not say which rank it came from."""
+        """Give the launcher's code, which is that of some rank; 247 is how it passes -9 (SIGKILL) on."""
         code = self.process.poll()
-        return {} if code is None else {0: code}
+        if code is None:
+            return {}
+        return {SOME_RANK: -signal.SIGKILL if code == 256 - signal.SIGKILL else code}
 
     def ended(self) -> bool:
         """Say whether the launcher, which outlives its ranks, has ended."""
@@ -117,8 +125,3 @@ def group_is_gone(group: int, timeout_s: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def refuse(log: Path, why: str) -> LaunchError:
-    """Give the error of a launch that never got as far as ranks."""
-    return LaunchError(f"the ranks could not be started: {why}; see {log}", log)

@@ -3,6 +3,7 @@
 A finished run has a `result.json`, and nothing of it is running any more.
 """
 
+import contextlib
 import shutil
 import time
 from dataclasses import dataclass
@@ -72,29 +73,39 @@ def launch(
     env = environment.for_ranks(experiment, launched_at)
     count = experiment.gpus if experiment.device == "cuda" else 0
     oom_kills = _host_oom_kills()
-    with GpuSampler(run.gpu, count, launched_at):
-        ranks = starter(experiment, run, env, worker)
-        watch = Watch(experiment, run, ranks, launched_at + experiment.time_limit_s)
-        try:
-            ended_by = watch.until_end(progress)
-        except BaseException as error:
+    ranks: Ranks | None = None
+    try:
+        with GpuSampler(run.gpu, count, launched_at):
+            ranks = starter(experiment, run, env, worker)
+            ended_by = Watch(experiment, run, ranks, launched_at + experiment.time_limit_s).until_end(progress)
+            codes = ranks.exit_codes()  # of those that ended by themselves
             ranks.end()
-            cause = (
-                "stopped by the user" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-            )
-            finish(experiment, run, ranks, launched_at, ("interrupted", cause))
-            raise
-        ranks.end()
-    verdict = ended_by or judge(experiment, run, ranks.exit_codes(), _host_oom_kills() - oom_kills)
-    return finish(experiment, run, ranks, launched_at, verdict)
+    except BaseException as error:
+        if ranks:
+            with contextlib.suppress(LaunchError):  # the first error is the one to tell
+                ranks.end()
+        stopped = isinstance(error, KeyboardInterrupt)
+        verdict = ("interrupted", "stopped by the user") if stopped else ("failed", f"{type(error).__name__}: {error}")
+        finish(experiment, run, ranks.exit_codes() if ranks else {}, launched_at, verdict)
+        raise
+    outcome = ended_by or judge(experiment, run, codes, _host_oom_kills() - oom_kills)
+    return finish(experiment, run, ranks.exit_codes(), launched_at, outcome)
 
 
 def _next_free(experiment: Experiment) -> Path:
+    """Make the next free folder, which nobody else can then get."""
     sweep = paths.SweepPaths(paths.outputs_root() / "single")
-    repeat = 1
-    while (folder := sweep.run(experiment.name_with_model, repeat).dir).exists():
+    repeat = 0
+    while True:
         repeat += 1
-    return folder.absolute()
+        folder = sweep.run(experiment.name_with_model, repeat).dir.absolute()
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise LaunchError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
+        return folder
 
 
 def prepare(run: RunPaths, experiment: Experiment) -> None:
@@ -186,7 +197,11 @@ class Watch:
 
 
 def finish(
-    experiment: Experiment, run: RunPaths, ranks: Ranks, launched_at: float, verdict: tuple[str, str | None]
+    experiment: Experiment,
+    run: RunPaths,
+    exit_codes: dict[int, int],
+    launched_at: float,
+    verdict: tuple[str, str | None],
 ) -> Result:
     """Write the run's result: from here on it is finished."""
     worker = records.read_json(run.worker) or {}
@@ -199,7 +214,7 @@ def finish(
         phases["stop"] = wall_s - worker["ended_s"]
     phases["wall"] = wall_s
     summary = summarize_run(experiment, run)
-    result = Result(*verdict, ranks.exit_codes(), phases, summary, run.dir)
+    result = Result(*verdict, exit_codes, phases, summary, run.dir)
     result.write()
     return result
 

@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -23,12 +24,15 @@ import traceback
 from typing import Any, NoReturn
 
 POLL_S = 0.02
+running: list[int] = []
+"""The ranks of the run under way; the first one's number is that of their process group."""
 PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers")
 
 
 def serve(path: str) -> None:
     """Serve runs on the socket at `path` until the process that started this one is gone."""
     owner = os.getppid()
+    signal.signal(signal.SIGTERM, end)
     import_everything()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -41,20 +45,34 @@ def serve(path: str) -> None:
             with connection:
                 used = run(connection, listener)
             preload(used)
+    shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+
+
+def end(number: int, frame: object) -> NoReturn:
+    """End on SIGTERM, and the run under way with it."""
+    if running:
+        kill(running[0])
+    os._exit(0)
 
 
 def import_everything() -> None:
     """Import what every run needs, without starting CUDA."""
     import deepspeed  # noqa: F401
-    import torch
     import transformers  # noqa: F401
 
     import dsnb.train.worker  # noqa: F401
 
-    if torch.cuda.is_initialized():
-        raise RuntimeError("CUDA was started by an import: ranks cannot be forked; use launcher 'deepspeed'")
+    refuse_cuda()
     gc.collect()
     gc.freeze()
+
+
+def refuse_cuda() -> None:
+    """Stop a server whose imports started CUDA: forked ranks could not use it any more."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("CUDA was started by an import: ranks cannot be forked; use launcher 'deepspeed'")
 
 
 def preload(names: list[str]) -> None:
@@ -63,6 +81,7 @@ def preload(names: list[str]) -> None:
         if name not in sys.modules and name.partition(".")[0] in PRELOADED:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
+    refuse_cuda()
     gc.freeze()
 
 
@@ -72,7 +91,7 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
     if request is None:
         return []
     report = os.memfd_create("modules")
-    pids: list[int] = []
+    pids = running
     for environment in request["ranks"]:
         pid = os.fork()
         if pid == 0:
@@ -84,6 +103,7 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
         pids.append(pid)
     watch(connection, pids)
     kill(pids[0])
+    pids.clear()
     with os.fdopen(report, "r") as file:
         file.seek(0)
         return file.read().split()
@@ -118,6 +138,7 @@ def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, g
     """Become one rank of a run: never returns."""
     code = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
         die_with_parent(signal.SIGKILL)
         redirect(request["log"])

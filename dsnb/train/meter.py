@@ -4,6 +4,7 @@ Nothing in here waits for the device between the first and the last timed step: 
 own queue, losses are copied to the host behind them, and a step is written once its mark has passed.
 """
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -109,6 +110,13 @@ class Meter:
         mine = [row for row in self._rows if row["phase"] == self._phase]
         if mine:
             self.span_s[self._phase] = (mine[0]["t_s"] - mine[0]["step_time_s"], mine[-1]["t_s"])
+
+    def abort(self) -> None:
+        """Write what the device has done and close the file, whatever state the device is in."""
+        with contextlib.suppress(Exception):  # the error that ended the run must stay the one that is told
+            self._write_passed()
+        if self._file:
+            self._file.close()
 
     def close(self, mean_losses: list[float] | None = None) -> None:
         """Close the file; with the losses averaged over ranks, replace rank 0's by them."""

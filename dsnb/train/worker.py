@@ -3,6 +3,7 @@
 Knows nothing of how it was started beyond the variables every launcher sets.
 """
 
+import math
 import os
 import resource
 import time
@@ -71,7 +72,7 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
             meter.end()
         losses = mean_over_ranks(meter.losses)
     except BaseException:
-        meter.close()
+        meter.abort()
         raise
     meter.close(losses)
     record = {
@@ -86,7 +87,7 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
         "timed_wall_s": meter.wall_s["timed"],
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
-        "first_bad_step": next((k for k, loss in enumerate(losses, start=1) if loss != loss), None),
+        "first_bad_step": next((k for k, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None),
         "phases_s": {
             "start": began - launched_at,
             "build": built - began,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -58,5 +59,9 @@ def hang_with_a_child(run_dir: str) -> int:
         listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
         (Path(run_dir) / "port").write_text(str(listener.getsockname()[1]))
     (Path(run_dir) / f"pids{os.environ['RANK']}").write_text(f"{os.getpid()} {child.pid}")
+    if os.environ.get("DSNB_TEST_KILL_RANK") == os.environ["RANK"]:
+        while len(list(Path(run_dir).glob("pids*"))) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1000)
     return 0
