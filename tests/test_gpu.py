@@ -1,6 +1,10 @@
 """What only a GPU can show. Run on a GPU host with `pytest -m gpu`."""
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +15,15 @@ pytestmark = [
     pytest.mark.skipif(not hardware.gpus(), reason="needs an NVIDIA GPU"),
     pytest.mark.timeout(400),
 ]
+TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
 
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2), ("fp16", 1e-2)])
-def test_zero_stages_agree(losses, precision, tolerance):
-    curves = [losses(**ON_GPU, model="opt-tiny", precision=precision, zero_stage=stage) for stage in range(4)]
+def test_zero_stages_agree(losses, precision, tolerance, gpus):
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": precision, "gpus": gpus}
+    curves = [losses(**settings, zero_stage=stage) for stage in range(4)]
     for curve in curves[1:]:
         assert curve == pytest.approx(curves[0], abs=tolerance)
 
@@ -34,6 +41,24 @@ def test_times_memory_and_power_are_measured(run_small):
 def test_launchers_agree(losses):
     forked = losses(**ON_GPU)
     assert losses(**ON_GPU, launcher="deepspeed") == pytest.approx(forked, abs=1e-4)
+
+
+@TWO_GPUS
+@pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
+def test_only_visible_gpus_are_used(small, tmp_path, launcher):
+    """In a process of its own, for which GPUs are visible is decided once."""
+    chosen = hardware.gpus()[1]
+    script = (
+        "import sys; from dsnb.experiment import Experiment; from dsnb.launcher.run import launch\n"
+        "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.whichgpu')"
+    )
+    settings = repr(small(**ON_GPU, launcher=launcher).model_dump())
+    env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
+    env["CUDA_VISIBLE_DEVICES"] = str(chosen.index)
+    command = [sys.executable, "-c", script, settings, str(tmp_path / "run1")]
+    subprocess.run(command, env=env, check=True, timeout=200, cwd=Path(__file__).parents[1])
+    assert (tmp_path / "run1" / "gpu0").read_text() == chosen.uuid
+    assert {row["gpu"] for row in records.read_lines(tmp_path / "run1" / "gpu.jsonl")} == {chosen.index}
 
 
 def test_too_large_a_model_is_oom(run_small):
