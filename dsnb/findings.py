@@ -68,10 +68,10 @@ def _lightest(summary: pd.DataFrame, speed: pd.Series) -> list[str]:
     name, fastest = memory.idxmin(), speed.idxmax()
     what = "host memory" if metric == "host_memory_gib" else "GPU memory"
     if memory[name] > memory.get(fastest, float("inf")) / SAME:
-        return [f"It is also the lightest within 10 % of that speed: {memory[fastest]:,.2f} GiB of {what}."]
+        return [f"The fastest is also the lightest within 10 % of its speed: {memory[fastest]:,.2f} GiB of {what}."]
     loss = 100 * (1 - speed[name] / speed.max())
     return [
-        f"Lightest within 10 % of it: {_code(name)} with {memory[name]:,.2f} GiB of {what}, {loss:.0f} % slower "
+        f"Lightest within 10 % of the fastest: {_code(name)} with {memory[name]:,.2f} GiB of {what}, {loss:.0f} % slower "
         f"(the fastest takes {summary.loc[fastest, f'{metric}_median']:,.2f} GiB)."
     ]
 

@@ -154,7 +154,7 @@ def test_the_answer_names_fastest_and_lightest(make_run, tmp_path):
     assert "as fast" not in words
     assert "Fastest: <code>fast</code> with 100 tokens/s per GPU (one run)." in words
     assert (
-        "Lightest within 10 % of it: <code>near</code> with 6.00 GiB of GPU memory, 5 % slower "
+        "Lightest within 10 % of the fastest: <code>near</code> with 6.00 GiB of GPU memory, 5 % slower "
         "(the fastest takes 10.00 GiB)." in words
     )
 
