@@ -71,8 +71,8 @@ def _lightest(summary: pd.DataFrame, speed: pd.Series) -> list[str]:
         return [f"The fastest is also the lightest within 10 % of its speed: {memory[fastest]:,.2f} GiB of {what}."]
     loss = 100 * (1 - speed[name] / speed.max())
     return [
-        f"Lightest within 10 % of the fastest: {_code(name)} with {memory[name]:,.2f} GiB of {what}, {loss:.0f} % slower "
-        f"(the fastest takes {summary.loc[fastest, f'{metric}_median']:,.2f} GiB)."
+        f"Lightest within 10 % of the fastest: {_code(name)} with {memory[name]:,.2f} GiB of {what}, "
+        f"{loss:.0f} % slower (the fastest takes {summary.loc[fastest, f'{metric}_median']:,.2f} GiB)."
     ]
 
 

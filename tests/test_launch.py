@@ -231,6 +231,9 @@ def test_a_finished_run_is_not_overwritten(small, run_small):
     _, paths = run_small()
     with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
         launch(small(), paths.dir, progress=False)
+    record = records.read_json(paths.result)
+    records.write_json(paths.result, {**record, "status": "interrupted"})
+    assert launch(small(), paths.dir, progress=False).status == "ok"
 
 
 def test_a_folder_that_cannot_be_written(small, tmp_path):

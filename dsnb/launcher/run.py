@@ -118,7 +118,8 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
     LaunchError
         If the folder cannot be written or the disk is full.
     """
-    if run.result.exists() and run.result.stat().st_size:
+    before = records.read_json(run.result)
+    if before and before.get("status") != "interrupted":
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; name another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
