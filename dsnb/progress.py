@@ -89,10 +89,16 @@ class Progress:
             soft_wrap=True,
         )
 
-    def _time_left_s(self) -> float | None:
-        if not self._ran_s:
+    def _time_left_s(self, part: float = 0.0) -> float | None:
+        """Estimate the seconds to the end, from finished runs or else from the `part` of the first that is done."""
+        running_s = time.monotonic() - self._began if part else 0.0
+        if self._ran_s:
+            run_s = sum(self._ran_s) / len(self._ran_s)
+        elif part:
+            run_s = running_s / part
+        else:
             return None
-        return self._left * sum(self._ran_s) / len(self._ran_s)
+        return max(0.0, self._left * run_s - running_s)
 
     def _watch(self, run: Run) -> None:
         tail = Tail(run.paths.steps)
@@ -102,10 +108,12 @@ class Progress:
                 continue
             last = steps[-1]
             loss, seconds = last.get("loss"), last.get("step_time_s")
+            total = run.experiment.warmup_steps + run.experiment.steps
+            left_s = self._time_left_s(last.get("step", 0) / total)
             parts = [
                 f"loss {loss:.3f}" if loss is not None else "",
                 f"{run.experiment.tokens_per_step / seconds:,.0f} tokens/s" if seconds else "",
-                f"{_minutes(self._time_left_s())} left" if self._ran_s else "",
+                f"{_minutes(left_s)} left" if left_s is not None else "",
             ]
             self._bar.update(self._task, completed=last.get("step", 0), note=", ".join(filter(None, parts)))
 

@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
         warnings.warn(f"{path} is left out: it cannot be read as JSON ({error})", DsnbWarning, stacklevel=2)
