@@ -36,7 +36,7 @@ def test_the_first_step_of_bf16_zero_0_is_a_first_step(losses):
 
 @pytest.mark.skipif(not hardware.cpu_computes_fp16(), reason="this CPU has no fp16 arithmetic")
 def test_zero_0_and_1_agree_in_fp16(run_small):
-    """Left as DeepSpeed has it, ZeRO 0 never overflows, for its loss is not scaled, and so skips no step that ZeRO 1 skips."""
+    """As DeepSpeed has it, ZeRO 0 does not scale its loss, so it does not skip the steps that ZeRO 1 skips."""
     steps = []
     for stage in (0, 1):
         _, paths = run_small(model="opt-tiny", precision="fp16", zero_stage=stage, steps=6)
