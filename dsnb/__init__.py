@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dsnb.errors import DsnbError, SettingsError
     from dsnb.experiment import Experiment
+    from dsnb.explorer.explore import explore
     from dsnb.launcher.run import launch
     from dsnb.report import write_report
     from dsnb.runs import load_runs, load_steps
@@ -21,6 +22,7 @@ _HOME = {
     "DsnbError": "errors",
     "SettingsError": "errors",
     "Experiment": "experiment",
+    "explore": "explorer.explore",
     "launch": "launcher.run",
     "load_sweep": "sweep",
     "run_sweep": "sweep",
@@ -34,6 +36,7 @@ __all__ = [
     "DsnbError",
     "Experiment",
     "SettingsError",
+    "explore",
     "launch",
     "load_runs",
     "load_steps",

@@ -20,6 +20,18 @@ def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float |
     return tokens_per_step * len(step_times_s) / total_s if total_s > 0 else None
 
 
+def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) -> float | None:
+    """Give the tokens trained per joule that a GPU drew: tokens/s per GPU over its mean watts, the host's left out."""
+    if tokens_per_s_per_gpu is None or not power_w:
+        return None
+    return tokens_per_s_per_gpu / power_w
+
+
+def days(tokens: float, tokens_per_s: float) -> float | None:
+    """Give the days that `tokens` take at a throughput of all GPUs together; 86,400 s a day, no restart, no pause."""
+    return tokens / tokens_per_s / 86_400 if tokens_per_s > 0 else None
+
+
 def model_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int) -> float:
     """Give the FLOPs that the model itself needs per token, forward and backward.
 

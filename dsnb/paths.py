@@ -138,6 +138,11 @@ def notebook_template(name: str) -> Path:
     return next((path for path in candidates if path.is_file()), candidates[-1])
 
 
+def web() -> Path:
+    """Give the folder of the explorer's scripts and style."""
+    return PACKAGE / "explorer" / "web"
+
+
 def templates() -> Path:
     """Give the folder of the HTML templates."""
     return PACKAGE / "templates"

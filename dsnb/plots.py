@@ -17,23 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from dsnb.columns import MEMORY, METRICS, PRECISION_COLOURS
 from dsnb.runs import load_steps
 
-# Okabe and Ito's colours, which readers with any colour vision can tell apart.
-PRECISION_COLOURS = {"fp32": "#0072B2", "tf32": "#56B4E9", "fp16": "#E69F00", "bf16": "#009E73"}
-AXES = {
-    "tokens_per_s_per_gpu": "tokens/s per GPU",
-    "tokens_per_s": "tokens/s",
-    "step_time_s": "step time (s)",
-    "peak_allocated_gib": "peak memory allocated (GiB)",
-    "device_memory_gib": "memory used on the device (GiB)",
-    "host_memory_gib": "host memory of a rank (GiB)",
-    "gpu_util_pct": "GPU utilization (%)",
-    "power_w": "power per GPU (W)",
-    "zero_stage": "ZeRO stage",
-    "loss": "loss",
-    "step": "optimizer step",
-}
 STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -59,12 +45,21 @@ class Picture:
             buffer = io.BytesIO()
             self.figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
         plt.close(self.figure)
-        self.png, self.description = buffer.getvalue(), description
+        self.png, self.description = _small(buffer), description
 
     def _repr_html_(self) -> str:
         data = base64.b64encode(self.png).decode()
         width = int(self.figure.get_figwidth() * 100)
         return f'<img alt="{html.escape(self.description)}" width="{width}" src="data:image/png;base64,{data}">'
+
+
+def _small(png: io.BytesIO) -> bytes:
+    """Give a PNG with 64 colours: a third of the size, and no difference that one could see in drawings like these."""
+    from PIL import Image
+
+    small = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def overview(runs: pd.DataFrame) -> Picture:
@@ -76,8 +71,8 @@ def overview(runs: pd.DataFrame) -> Picture:
         One row a run, as `dsnb.load_runs` gives it; only ok runs are drawn.
     """
     ok = runs[runs["status"] == "ok"]
-    memory = next((name for name in ("peak_allocated_gib", "device_memory_gib") if ok[name].notna().any()), None)
-    metrics = ["tokens_per_s_per_gpu", "step_time_s", memory or "host_memory_gib", "gpu_util_pct"]
+    memory = next((name for name in MEMORY if ok[name].notna().any()), MEMORY[-1])
+    metrics = ["tokens_per_s_per_gpu", "step_time_s", memory, "gpu_util_pct"]
 
     def draw() -> Figure:
         figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
@@ -96,8 +91,10 @@ def overview(runs: pd.DataFrame) -> Picture:
 
 def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     """Draw one metric of ok runs against the ZeRO stage: medians as bars, the range as a line, every run as a dot."""
-    axis.set(xlabel=AXES["zero_stage"], ylabel=AXES.get(metric, metric))
+    words = METRICS[metric]
+    axis.set(xlabel="ZeRO stage", ylabel=words.heading)
     shown = ok[ok["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=[metric, "zero_stage"])
+    shown = shown.assign(**{metric: shown[metric] * words.factor})
     if shown.empty:
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
@@ -124,7 +121,7 @@ def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     sns.stripplot(
         **shared, palette=PRECISION_COLOURS, dodge=True, size=4, linewidth=0.6, edgecolor="white", legend=False
     )
-    axis.set(xlabel=AXES["zero_stage"], ylabel=AXES.get(metric, metric))
+    axis.set(xlabel="ZeRO stage", ylabel=words.heading)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"))
 
 
@@ -160,7 +157,7 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
             linewidth=1.4,
             ax=axis,
         )
-        axis.set(xlabel=AXES["step"], ylabel=AXES["loss"])
+        axis.set(xlabel="optimizer step", ylabel="loss")
         sns.move_legend(axis, "upper left", bbox_to_anchor=(1.01, 1), frameon=False)
         return figure
 
@@ -175,7 +172,7 @@ def run_steps(run_dir: str | Path) -> Picture:
         figure, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
         warm = steps[steps["phase"] == "warmup"]["step"].max()
         for axis, column, label in zip(axes, ("loss", "step_time_s"), ("loss", "step time (s)"), strict=True):
-            axis.set(xlabel=AXES["step"], ylabel=label)
+            axis.set(xlabel="optimizer step", ylabel=label)
             if steps[column].notna().any():
                 axis.plot(steps["step"], steps[column], color="#0072B2", linewidth=1.4)
             else:

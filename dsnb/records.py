@@ -38,7 +38,7 @@ def write_json(path: Path, record: object) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = _parsed(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -81,7 +81,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     records, bad = [], []
     for number, raw in enumerate(text.splitlines(), start=1):
         try:
-            record = json.loads(raw)
+            record = _parsed(raw)
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
@@ -121,6 +121,14 @@ class Tail:
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+def _parsed(raw: bytes) -> Any:
+    """Parse JSON; half a character (a lone surrogate, which JSON can spell and no file can hold) becomes `?`."""
+    record = json.loads(raw.decode("utf-8"))
+    if b"\\ud" in raw.lower():
+        record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
+    return record
 
 
 def _finite(value: object) -> object:

@@ -1,14 +1,13 @@
-"""Executed report notebook -> one HTML file that opens anywhere, with no kernel and no network."""
+"""A sweep's folder -> the executed report notebook -> one HTML file that opens anywhere, without kernel or network."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from traitlets.config import Config
 
-from dsnb import notebooks, paths, records
+from dsnb import notebooks, pages, paths, records
 from dsnb.errors import LaunchError, SettingsError
+from dsnb.explorer import page
 from dsnb.paths import SweepPaths
 from dsnb.runs import find_runs
 
@@ -40,10 +39,12 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     sweep = SweepPaths(Path(folder).absolute())
     if not find_runs(sweep.dir):
         raise SettingsError(f"{str(folder)!r} holds no run: give the folder of a sweep, such as outputs/quickstart")
-    execute(paths.notebook_template(NOTEBOOK), sweep.report_notebook, {"sweep_dir": str(sweep.dir)})
-    target = Path(output) if output else sweep.report
+    target = Path(output).absolute() if output else sweep.report
+    parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
+    execute(paths.notebook_template(NOTEBOOK), sweep.report_notebook, parameters)
+    content = nbformat.read(sweep.report_notebook, as_version=4)
     try:
-        records.write_text(target, to_html(sweep.report_notebook, title=sweep.dir.name))
+        records.write_text(target, pages.to_html(content, page.resources(sweep.dir.name)))
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     return target
@@ -65,19 +66,3 @@ def execute(template: Path, target: Path, parameters: dict[str, Any]) -> None:
         raise LaunchError(f"{template.name} failed: {error.ename}: {error.evalue}; see {target}") from error
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}") from error
-
-
-def to_html(notebook: Path, title: str) -> str:
-    """Give an executed notebook as a page: words and outputs, no code, no script, nothing outside the file."""
-    from nbconvert import HTMLExporter
-
-    config = Config()
-    config.TemplateExporter.extra_template_basedirs = [str(paths.templates())]
-    config.HTMLExporter.embed_images = True
-    exporter = HTMLExporter(config=config, template_name="report", exclude_input=True, exclude_input_prompt=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        content = nbformat.read(notebook, as_version=4)
-        content.metadata.pop("widgets", None)
-        page, _ = exporter.from_notebook_node(content, resources={"dsnb_title": title})
-    return str(page)

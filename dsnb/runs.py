@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import records
+from dsnb import metrics, records
 from dsnb.errors import SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import STATUSES
@@ -29,6 +29,7 @@ METRICS = [
     "host_memory_gib",
     "gpu_util_pct",
     "power_w",
+    "tokens_per_joule",
     "sm_clock_mhz",
     "loss_first",
     "loss_last",
@@ -40,6 +41,7 @@ METRICS = [
 PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
 ENVIRONMENT = ["host", "gpu", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl", "deepspeed", "transformers"]
 ENVIRONMENT += ["dsnb", "git_commit", "date_utc"]
+GPU_FIELDS = ["t_s", "gpu", "util_pct", "memory_used_gib", "power_w", "sm_clock_mhz"]
 KEYS = ["sweep", "experiment", "repeat"]
 COLUMNS = [
     *KEYS,
@@ -92,6 +94,12 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     for name in NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return table
+
+
+def load_gpu(run_dir: str | Path) -> pd.DataFrame:
+    """Load the samples of one run's GPUs: the fields of `gpu.jsonl`, empty where there was no GPU."""
+    table = pd.DataFrame(records.read_lines(RunPaths(Path(run_dir)).gpu), columns=GPU_FIELDS)
+    return table.apply(pd.to_numeric, errors="coerce")
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -156,12 +164,19 @@ def _row(run: RunPaths) -> dict[str, Any]:
         "cause": cause,
         **{name: settings.get(name) for name in (*SETTINGS, "device")},
         **{name: summary.get(name) for name in (*METRICS, "attention_used")},
+        "tokens_per_joule": _tokens_per_joule(summary),
         **{f"{phase}_s": phases.get(phase) for phase in PHASES},
         "notebook_s": _notebook_s(run),
         **{name: environment.get(name) for name in ENVIRONMENT if name != "gpu"},
         "gpu": gpus[0].get("name") if gpus and isinstance(gpus[0], dict) else None,
         "run_dir": str(run.dir),
     }
+
+
+def _tokens_per_joule(summary: dict[str, Any]) -> float | None:
+    rate, power_w = summary.get("tokens_per_s_per_gpu"), summary.get("power_w")
+    known = isinstance(rate, int | float) and isinstance(power_w, int | float)
+    return metrics.tokens_per_joule(rate, power_w) if known else None
 
 
 def _mapping(record: dict[str, Any], key: str) -> dict[str, Any]:

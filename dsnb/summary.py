@@ -6,21 +6,10 @@ measured; how many are not is counted beside them.
 
 import pandas as pd
 
+from dsnb import columns
 from dsnb.runs import PHASES, SETTINGS
 
-METRICS = [
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "step_time_s",
-    "peak_allocated_gib",
-    "device_memory_gib",
-    "host_memory_gib",
-    "gpu_util_pct",
-    "power_w",
-    "tflops_per_gpu",
-    "mfu",
-    "loss_last",
-]
+METRICS = list(columns.METRICS)
 
 
 def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.DataFrame:
@@ -40,9 +29,10 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
         Indexed by `by`, in order of appearance: `n` (runs that are ok), `not_ok` (all others), and `<metric>_median`
         and `<metric>_std` over the ok ones; NaN where nothing was measured, and for the spread of one run.
     """
-    runs = _told_apart(runs)
+    runs = told_apart(runs)
     groups = runs.groupby(by, sort=False, dropna=False)
     ok = runs[runs["status"] == "ok"]
+    ok = ok.reindex(columns=[*ok.columns, *(name for name in METRICS if name not in ok)])
     measured = ok.groupby(by, sort=False, dropna=False)[METRICS]
     counts = groups["status"].agg(
         n=lambda status: int((status == "ok").sum()), not_ok=lambda status: int((status != "ok").sum())
@@ -53,14 +43,28 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     return counts.join(medians).join(spreads)[["n", "not_ok", *columns]]
 
 
-def _told_apart(runs: pd.DataFrame) -> pd.DataFrame:
+def told_apart(runs: pd.DataFrame) -> pd.DataFrame:
+    """Name the experiments of several sweeps `sweep/experiment`: one name can stand for different models in two."""
     if runs["sweep"].nunique() <= 1:
         return runs
-    return runs.assign(experiment=runs["sweep"] + "/" + runs["experiment"])
+    return runs.assign(experiment=runs["sweep"].map(columns.text) + "/" + runs["experiment"].map(columns.text))
 
 
-def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def axes(runs: pd.DataFrame) -> list[str]:
+    """Name the columns that make one experiment differ from another: the settings, and the GPU that it ran on."""
+    named = [name for name in columns.AXES if name not in {"sweep", "status"}]
+    return [name for name in dict.fromkeys([*named, *SETTINGS]) if name in runs]
+
+
+def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
     """Split runs into parts that differ in nothing but ZeRO stage and precision, which the figures compare.
+
+    Parameters
+    ----------
+    runs
+        One row a run, as `dsnb.load_runs` gives it.
+    most
+        The parts with the most runs, so many of them, in their order; 0 for all.
 
     Returns
     -------
@@ -73,7 +77,13 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     if not varying:
         return {"": runs}
     parts = runs.groupby(varying, sort=False, dropna=False)
-    return {", ".join(f"{name} {value}" for name, value in zip(varying, key, strict=True)): part for key, part in parts}
+    sizes = parts.size().to_numpy()
+    kept = set((-sizes).argsort(kind="stable")[: most or None])
+    return {
+        ", ".join(f"{name} {value}" for name, value in zip(varying, key, strict=True)): part
+        for number, (key, part) in enumerate(parts)
+        if number in kept
+    }
 
 
 def timing(runs: pd.DataFrame) -> pd.DataFrame:
@@ -86,7 +96,7 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
         step to the last process gone), `wall` (launch to that moment), `notebook` (all of it, kernel included), and
         `outside_steps`: the notebook less its steps, warm-up included; seconds.
     """
-    runs = _told_apart(runs)
+    runs = told_apart(runs)
     ok = runs[runs["status"] == "ok"]
     names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
     table = ok.groupby("experiment", sort=False)[names].median()

@@ -11,24 +11,12 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from dsnb.columns import METRICS
 from dsnb.paths import SweepPaths
 from dsnb.runs import ENVIRONMENT, SETTINGS
-from dsnb.summary import METRICS
 
-# metric -> title with unit, factor to that unit, digits after the point
-TITLES: dict[str, tuple[str, float, int]] = {
-    "tokens_per_s": ("tokens/s", 1, 0),
-    "tokens_per_s_per_gpu": ("tokens/s/GPU", 1, 0),
-    "step_time_s": ("step time (ms)", 1000, 1),
-    "peak_allocated_gib": ("allocated (GiB)", 1, 2),
-    "device_memory_gib": ("on device (GiB)", 1, 2),
-    "host_memory_gib": ("host memory (GiB)", 1, 2),
-    "gpu_util_pct": ("utilization (%)", 1, 0),
-    "power_w": ("power (W)", 1, 0),
-    "tflops_per_gpu": ("TFLOP/s/GPU", 1, 1),
-    "mfu": ("MFU (%)", 100, 1),
-    "loss_last": ("last loss", 1, 3),
-}
+MOST_ROWS = 100
+"""Of a table in a report: more would not be read, and the explorer has them."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +40,10 @@ def readable(summary: pd.DataFrame) -> pd.DataFrame:
             continue
         median, spread = summary[f"{metric}_median"], summary[f"{metric}_std"]
         if median.notna().any():
-            title, factor, digits = TITLES[metric]
-            digits += 2 * (median.max() * factor < 1)
-            table[title] = [
-                figure(value * factor, deviation * factor, digits)
+            words = METRICS[metric]
+            digits = words.digits + 2 * (median.max() * words.factor < 1)
+            table[words.heading] = [
+                figure(value * words.factor, deviation * words.factor, digits)
                 for value, deviation in zip(median, spread, strict=True)
             ]
     return table
@@ -99,8 +87,10 @@ def to_html(table: pd.DataFrame, text_columns: tuple[str, ...] = (), index: bool
 
 
 def summary_table(summary: pd.DataFrame) -> Html:
-    """Give the aggregated table for a notebook."""
-    return to_html(readable(summary))
+    """Give the aggregated table for a notebook: all of it, or the fastest where there are too many to read."""
+    rate = "tokens_per_s_per_gpu_median"
+    shown = summary if len(summary) <= MOST_ROWS else summary.sort_values(rate, ascending=False).head(MOST_ROWS)
+    return Html(f"{to_html(readable(shown))}{_rest(len(summary), 'the fastest')}")
 
 
 def failures(runs: pd.DataFrame) -> Html:
@@ -108,8 +98,12 @@ def failures(runs: pd.DataFrame) -> Html:
     bad = runs[runs["status"] != "ok"]
     if bad.empty:
         return Html("<p>None: every run ended well.</p>")
-    table = bad[["experiment", "repeat", "status", "cause"]].astype({"repeat": "Int64"})
-    return to_html(table, text_columns=("experiment", "cause"), index=False)
+    table = bad[["experiment", "repeat", "status", "cause"]].astype({"repeat": "Int64"}).head(MOST_ROWS)
+    return Html(f"{to_html(table, text_columns=('experiment', 'cause'), index=False)}{_rest(len(bad), 'the first')}")
+
+
+def _rest(count: int, which: str) -> str:
+    return f"<p>These are {which} {MOST_ROWS} of {count:,}; the explorer has all.</p>" if count > MOST_ROWS else ""
 
 
 def environment(runs: pd.DataFrame) -> Html:
@@ -128,13 +122,13 @@ def _facts(runs: pd.DataFrame, names: list[str], join: Callable[[list[str]], str
         values = runs[name].dropna().drop_duplicates().tolist()
         if values:
             found[name] = join([f"{value:g}" if isinstance(value, float) else str(value) for value in values])
-    table = pd.DataFrame({"value": pd.Series(found, dtype=object)})
+    table = pd.DataFrame({"value": pd.Series(found, dtype=object)}).rename_axis("what")
     return to_html(table, text_columns=("value",))
 
 
 def timing_table(timing: pd.DataFrame) -> Html:
     """Give the wall seconds by phase for a notebook."""
-    return to_html(timing_texts(timing))
+    return Html(f"{to_html(timing_texts(timing.head(MOST_ROWS)))}{_rest(len(timing), 'the first')}")
 
 
 def timing_texts(timing: pd.DataFrame) -> pd.DataFrame:

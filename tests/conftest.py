@@ -12,6 +12,7 @@ from dsnb.launcher import fork
 from dsnb.launcher.outcome import Result
 from dsnb.launcher.run import launch
 from dsnb.paths import RunPaths
+from tests import browser
 
 SMALL: dict[str, Any] = {
     "model": "gpt2-tiny",
@@ -31,6 +32,35 @@ def _server(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let all launches of the session, those in notebook kernels too, share one warm server."""
     with fork.shared({"cpu", hardware.default_device()}):
         yield
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Give one Chromium for the whole session, without a network."""
+    from playwright.sync_api import Error, sync_playwright
+
+    with sync_playwright() as playwright:
+        try:
+            started = browser.launch(playwright)
+            chromium = started.__enter__()
+        except Error as error:
+            browser.no_browser(str(error).splitlines()[0])
+        yield chromium
+        started.__exit__(None, None, None)
+
+
+@pytest.fixture
+def watched(chromium: Any) -> Iterator[Callable[..., browser.Watched]]:
+    """Open a file in a page of its own, watched from the start; options are those of a browser's context."""
+    contexts = []
+
+    def open_page(path: Path, **options: Any) -> browser.Watched:
+        contexts.append(chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}))
+        return browser.Watched(contexts[-1]).open(path)
+
+    yield open_page
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture

@@ -28,20 +28,29 @@ def home(tmp_path_factory):
     return home
 
 
-def test_its_commands_run(home):
+@pytest.fixture(scope="module")
+def used(home):
+    """Run the README's commands, in which its Python goes on."""
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     assert len(lines) == 7
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for line in lines:
         done = subprocess.run(shlex.split(line), cwd=home, env=env, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return home
+
+
+def test_its_commands_run(used):
+    home = used
     assert (home / "outputs/quickstart/report.html").stat().st_size > 100_000
     assert (home / "out.ipynb").exists()
 
 
-def test_its_python_runs(home):
-    (code,) = blocks("python")
-    done = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True, timeout=120)
+def test_its_python_runs(used):
+    code = "\n".join(blocks("python"))
+    assert "dsnb.launch" in code
+    assert "dsnb.explore" in code
+    done = subprocess.run([sys.executable, "-c", code], cwd=used, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ok ")
 

@@ -48,6 +48,14 @@ def test_binary_garbage_does_not_raise(tmp_path):
         assert records.read_lines(path) == []
 
 
+def test_half_a_character_becomes_a_question_mark(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"cause": "\\ud83d out, \\ud83d\\ude80 in", "n": NaN}')
+    record = records.read_json(path)
+    assert record["cause"] == "? out, \U0001f680 in"
+    assert records.read_lines(path)[0]["cause"] == record["cause"]
+
+
 def test_a_folder_in_place_of_a_file(tmp_path):
     (tmp_path / "steps.jsonl").mkdir()
     with pytest.warns(DsnbWarning, match="is left out: Is a directory"):

@@ -1,9 +1,7 @@
 """The report and the notebooks around it, on real and on hostile folders, and in a real browser."""
 
-import os
 import re
 import shutil
-import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,10 +11,8 @@ from dsnb import notebooks, paths, records
 from dsnb.errors import SettingsError
 from dsnb.report import write_report
 from dsnb.sweep import run_sweep
+from tests.browser import SETTLED, violations
 from tests.test_sweep import NAMES, PARAMS
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +50,14 @@ class Links(HTMLParser):
             self.images.append(found.get("alt"))
 
 
-def test_the_page_is_one_file_that_fetches_and_runs_nothing(page):
+def test_the_page_is_one_file_that_fetches_nothing(page):
     found = Links(page)
-    assert found.scripts == 0
+    assert found.scripts == 2  # the explorer's data, and the one script that the policy names by its hash
+    assert page.count("'sha256-") == 1
     assert found.links
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in found.links)
     assert "default-src 'none'" in page
-    assert "url(" not in page
+    assert "url(" not in page.partition("</style>")[0]
     assert len(page) < 1_500_000
 
 
@@ -88,37 +85,53 @@ def test_only_failed_runs_make_a_page_too(folder, tmp_path):
     (tmp_path / "out" / "zs9_bad" / "run1" / "steps.jsonl").unlink()
     text = write_report(tmp_path / "out").read_text()
     assert "1 of 1 runs are not ok: 1 failed." in text
-    assert Links(text).scripts == 0
+    assert Links(text).scripts == 2
     assert len(Links(text).images) == 2
 
 
-def test_a_browser_shows_it_without_any_request(folder, page):
-    if not BROWSER:
-        if os.environ.get("DSNB_REQUIRE_BROWSER"):
-            pytest.fail("no Chromium: install Debian's package chromium")
-        warnings.warn("NO BROWSER TEST: install chromium to run it", stacklevel=1)
-        pytest.skip("no Chromium")
-    from playwright.sync_api import sync_playwright
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_it_without_any_request(folder, page, watched, width):
+    report = watched(folder / "report.html", viewport={"width": width, "height": 900})
+    tab = report.tab
+    assert tab.title() == "out"
+    assert tab.get_by_role("heading", name="The answer").is_visible()
+    assert tab.locator("table").first.is_visible()
+    drawn = tab.evaluate("[...document.images].map(image => image.complete && image.naturalWidth)")
+    assert len(drawn) == 2
+    assert min(drawn) > 500
+    # the page itself never scrolls sideways: wide tables do so in their boxes
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert "3 of 3 runs" in tab.locator(".dsnb-count").inner_text()
+    assert (report.outside, report.said) == ([], [])
 
-    asked, said = [], []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        for width in (1280, 390):
-            tab = browser.new_page(viewport={"width": width, "height": 900})
-            tab.on("request", lambda request: asked.append(request.url))
-            tab.on("console", lambda message: said.append(message.text))
-            tab.goto((folder / "report.html").as_uri())
-            assert tab.title() == "out"
-            assert tab.get_by_role("heading", name="The answer").is_visible()
-            assert tab.locator("table").first.is_visible()
-            drawn = tab.evaluate("[...document.images].map(image => image.complete && image.naturalWidth)")
-            assert len(drawn) == 2
-            assert min(drawn) > 500
-            # the page itself never scrolls sideways: wide tables do so in their boxes
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
-        browser.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    assert said == []
+
+def test_a_run_is_opened_and_leads_to_its_notebook(folder, page, watched):
+    report = watched(folder / "report.html")
+    report.tab.locator(".dsnb-link").first.click()
+    report.tab.evaluate(SETTLED)
+    assert report.tab.locator(".dsnb-series canvas").count() >= 2
+    link = report.tab.get_by_role("link", name="The executed notebook").evaluate("(node) => node.href")
+    assert Path(link.removeprefix("file://")) == folder / NAMES[0] / "run1" / "run.ipynb"
+    assert Path(link.removeprefix("file://")).is_file()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_keeps_readers_out(folder, page, watched, scheme):
+    report = watched(folder / "report.html", color_scheme=scheme, bypass_csp=True)
+    assert violations(report.tab) == []
+
+
+def test_without_scripts_answer_figures_and_tables_are_there(folder, page, chromium):
+    context = chromium.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto((folder / "report.html").as_uri())
+    assert tab.get_by_text("Fastest: ").is_visible()
+    assert tab.get_by_text("The explorer needs JavaScript").is_visible()
+    assert tab.locator("table").count() >= 4
+    assert all(table.is_visible() for table in tab.locator("table").all())
+    assert all(image.is_visible() for image in tab.locator("img").all())
+    assert tab.locator("img").count() == 2
+    context.close()
 
 
 def test_the_readmes_picture_is_there():

@@ -207,7 +207,7 @@ def test_killed_at_ten_moments_it_still_ends_with_the_same_runs(params, tmp_path
     in_a_run = 0
     for attempt in range(10):
         sweep = psutil.Popen(command(params, *more), cwd=ROOT, env=own_server(), stderr=subprocess.DEVNULL, stdout=-3)
-        deadline = time.time() + moments.uniform(0.5, 9.0)
+        deadline = time.time() + moments.uniform(0.5, 5.0)
         while time.time() < deadline or (attempt % 2 and not under_way(out) and time.time() < deadline + 20):
             time.sleep(0.02)
         family = sweep.children(recursive=True)

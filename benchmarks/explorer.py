@@ -1,0 +1,106 @@
+"""How fast a report answers a reader's hand, and how large it is: `python -m benchmarks.explorer --runs 100 1000`.
+
+A sweep of made-up runs is written, reported with `write_report`, opened in Chromium; controls are then changed by
+clicks and change events on the page's own inputs. A latency is the time from the event to the first frame after the
+last redraw. The last line is the same as JSON.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from dsnb.report import write_report
+from tests import made_up
+from tests.browser import launch
+
+CHANGES = """
+async () => {
+  const root = document.querySelector(".dsnb-explorer");
+  const explorer = root.dsnb;
+  const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  const settled = async () => {
+    await Promise.all(explorer.charts().map((chart) => chart.built));
+    await painted();
+  };
+  const choose = (label, value) => () => {
+    const select = [...root.querySelectorAll(".dsnb-field label")].find((one) => one.textContent === label).control;
+    select.value = value;
+    select.dispatchEvent(new Event("change"));
+  };
+  const chips = [...root.querySelectorAll(".dsnb-chip input")];
+  const brush = (low, high) => () => {
+    const { x_low, x_high, y_low, y_high } = explorer.scatter.picture.signals;
+    const edge = (from, to, share) => from + (to - from) * share;
+    const [y1, y2, x1, x2] = root.querySelectorAll(".dsnb-region input");
+    [y1.value, y2.value] = [edge(y_low, y_high, low), edge(y_low, y_high, high)];
+    [x1.value, x2.value] = [edge(x_low, x_high, low), edge(x_low, x_high, high)];
+    x2.dispatchEvent(new Event("change"));
+  };
+  const kinds = {
+    filter: chips.flatMap((chip) => [() => chip.click(), () => chip.click()]),
+    figure: ["step_time_s", "power_w", "days", "tokens_per_s_per_gpu"].map((name) => choose("Metric", name)),
+    colour: ["model", "zero_stage", "precision"].map((name) => choose("Colour", name)),
+    brush: [brush(0.1, 0.6), brush(0.3, 0.9), brush(0, 1)],
+    scale: ["log", "linear"].map((name) => choose("Metric's scale", name)),
+  };
+  await settled();
+  const times = {};
+  for (const [kind, changes] of Object.entries(kinds)) {
+    times[kind] = [];
+    for (const change of changes) {
+      await painted();
+      const start = performance.now();
+      change();
+      await settled();
+      times[kind].push(performance.now() - start);
+    }
+  }
+  return times;
+}
+"""
+
+
+def measure(count: int) -> dict[str, object]:
+    """Give the page's size and the latencies of its controls, in milliseconds, for a sweep of `count` runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        made_up.write_folders(made_up.runs(count), Path(folder) / "made_up")
+        start = time.perf_counter()
+        page = write_report(Path(folder) / "made_up")
+        written_s = time.perf_counter() - start
+        with sync_playwright() as playwright, launch(playwright) as browser:
+            tab = browser.new_page(viewport={"width": 1280, "height": 900})
+            start = time.perf_counter()
+            tab.goto(page.as_uri())
+            tab.locator(".dsnb-count").wait_for()
+            opened_s = time.perf_counter() - start
+            times = tab.evaluate(CHANGES)
+        every = [time_ms for kind in times.values() for time_ms in kind]
+        return {
+            "runs": count,
+            "page_mb": page.stat().st_size / 1e6,
+            "report_s": written_s,
+            "open_s": opened_s,
+            "median_ms": statistics.median(every),
+            "slowest_ms": max(every),
+            **{f"{kind}_ms": statistics.median(values) for kind, values in times.items()},
+        }
+
+
+def main() -> None:
+    """Measure and print, a line for each number of runs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, nargs="+", default=[100, 1000, 10_000])
+    results = []
+    for count in parser.parse_args().runs:
+        results.append(measure(count))
+        print(", ".join(f"{name} {value:,.4g}" for name, value in results[-1].items()), flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What the columns of a table of runs are called, measured in, and which way is better: the words of every view.
+
+One registry, so that a table, a figure, the explorer and the findings say the same of the same column.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a run as a person reads it: the column's value times `factor` is in `unit`."""
+
+    title: str
+    unit: str = ""
+    factor: float = 1
+    digits: int = 0
+    better: Literal["higher", "lower", ""] = ""
+    """Which way is better; empty where neither is."""
+
+    @property
+    def heading(self) -> str:
+        """The title with its unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting as a person reads it; `phrase` names one value of it, as in "ZeRO 3"."""
+
+    title: str
+    phrase: str = ""
+    order: tuple[str, ...] = ()
+    """The order of its values where it is not that of numbers or the alphabet."""
+
+    def say(self, value: object) -> str:
+        """Name one value."""
+        phrase = self.phrase or f"{self.title} {{}}"
+        return phrase.replace("{}", "on" if value is True else "off" if value is False else text(value))
+
+    def rank(self, value: object) -> tuple[int, float, str]:
+        """Give what orders its values: their own order, numbers before texts, what is missing last."""
+        if value is None or value != value:
+            return 3, 0, ""
+        if isinstance(value, int | float):
+            return 1, float(value), ""
+        return (0, self.order.index(str(value)), "") if value in self.order else (2, 0, str(value))
+
+
+METRICS = {
+    "tokens_per_s": Metric("tokens/s", better="higher"),
+    "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
+    "step_time_s": Metric("step time", "ms", 1000, 1, "lower"),
+    "peak_allocated_gib": Metric("memory allocated", "GiB", digits=2, better="lower"),
+    "device_memory_gib": Metric("memory on device", "GiB", digits=2, better="lower"),
+    "host_memory_gib": Metric("host memory", "GiB", digits=2, better="lower"),
+    "gpu_util_pct": Metric("utilization", "%", better="higher"),
+    "power_w": Metric("power", "W", better="lower"),
+    "tokens_per_joule": Metric("tokens/joule", digits=1, better="higher"),
+    "tflops_per_gpu": Metric("TFLOP/s/GPU", digits=1, better="higher"),
+    "mfu": Metric("MFU", "%", 100, 1, "higher"),
+    "loss_last": Metric("last loss", digits=3, better="lower"),
+}
+"""Measured, one value a run."""
+
+MEMORY = ("peak_allocated_gib", "device_memory_gib", "host_memory_gib")
+"""The figures of memory, the most telling first: views that need one take the first that was measured."""
+
+AXES = {
+    "model": Axis("model", "{}"),
+    "strategy": Axis("strategy", "{}"),
+    "zero_stage": Axis("ZeRO stage", "ZeRO {}"),
+    "offload": Axis("offload", "offload {}"),
+    "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
+    "grad_accum": Axis("gradient accumulation", "accumulation {}"),
+    "activation_checkpointing": Axis("activation checkpointing", "checkpointing {}"),
+    "gpus": Axis("GPUs", "GPUs {}"),
+    "nodes": Axis("nodes", "nodes {}"),
+    "micro_batch_size": Axis("micro-batch", "micro-batch {}"),
+    "seq_len": Axis("sequence length", "sequence {}"),
+    "gpu": Axis("GPU", "{}"),
+    "sweep": Axis("sweep", "{}"),
+    "status": Axis("status", "{}", ("ok", "oom", "nan", "failed", "timeout", "interrupted")),
+}
+"""The settings that are asked for most, in the order in which they are shown; the others follow under their names."""
+
+
+PRECISION_COLOURS = {"fp32": "#0072b2", "tf32": "#56b4e9", "fp16": "#e69f00", "bf16": "#009e73"}
+"""Okabe and Ito's colours, which readers with any colour vision can tell apart."""
+
+
+def axis(name: str) -> Axis:
+    """Give a column's axis; one that has no words of its own goes by its name."""
+    return AXES.get(name, Axis(name.replace("_", " ")))
+
+
+def text(value: object) -> str:
+    """Give one value of an axis as text: `true` and `false` in lower case, a dash where there is none."""
+    if value is None or str(value) in {"nan", "<NA>", "NaT"}:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,139 @@
+"""The charts of the explorer as Vega specifications: what is drawn where. The data comes later, from `web/views.js`.
+
+They are written in Altair and compiled here, so that a page carries neither. What a reader can change (titles, domains,
+labels, colours of the theme) is a signal; colours and shapes of marks come with the data.
+"""
+
+from functools import cache
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+VEGA_LITE = "v" + "_".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+SIGNALS: dict[str, Any] = {
+    "ink": "#30363d",
+    "soft": "#57606a",
+    "line": "#e3e6ea",
+    "x_title": "",
+    "y_title": "",
+    "x_labels": None,
+    "x_low": 1.0,
+    "x_high": 10.0,
+    "y_low": 1.0,
+    "y_high": 10.0,
+}
+NUMBER = (
+    "format(datum.value, abs(datum.value) >= 1e6 || (datum.value != 0 && abs(datum.value) < 1e-3) ? '.3~s' : ',.5~r')"
+)
+STEP = alt.ExprRef("isArray(x_labels) ? 1 : 0")
+LABEL = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {NUMBER}"
+
+
+@cache
+def specifications() -> dict[str, dict[str, Any]]:
+    """Give the Vega specification of every chart by its name."""
+    return {"scatter": _compile(_scatter()), "medians": _compile(_medians()), "lines": _compile(_lines())}
+
+
+def _x(field: str = "x") -> alt.X:
+    scale = alt.Scale(domain=[alt.ExprRef("x_low"), alt.ExprRef("x_high")], nice=False, zero=False)
+    return alt.X(
+        f"{field}:Q", scale=scale, title="x_title", axis=alt.Axis(labelExpr=LABEL, tickMinStep=STEP, grid=False)
+    )
+
+
+def _y(field: str = "y") -> alt.Y:
+    scale = alt.Scale(domain=[alt.ExprRef("y_low"), alt.ExprRef("y_high")], nice=False, zero=False)
+    return alt.Y(f"{field}:Q", scale=scale, title="y_title", axis=alt.Axis(labelExpr=NUMBER, tickCount=6))
+
+
+def _fill(channel: Any = alt.Color) -> Any:
+    return channel("fill:N", scale=None, legend=None)
+
+
+def _points(data: str, size: int, **more: Any) -> alt.Chart:
+    return (
+        alt.Chart(alt.NamedData(data), name=data)
+        .mark_point(filled=True, size=size, clip=True, **more)
+        .encode(x=_x(), y=_y(), color=_fill(), shape=alt.Shape("shape:N", scale=None), tooltip="id:N")
+    )
+
+
+def _scatter() -> Any:
+    """Draw runs, the front of experiments that nothing beats, and the runs that are not ok in a lane at the bottom."""
+    mark = alt.BrushConfig(fill="#8a929c", fillOpacity=0.22, stroke="#8a929c", strokeWidth=1)
+    brush = alt.selection_interval(name="brush", encodings=["x", "y"], zoom=False, translate=False, mark=mark)
+    front = alt.Chart(alt.NamedData("front")).encode(x=_x(), y=_y())
+    line = front.mark_line(interpolate="step-after", strokeWidth=1.5, clip=True, color=alt.ExprRef("soft")).encode(
+        order="order:Q"
+    )
+    rings = front.mark_point(size=170, strokeWidth=1.8, filled=False, color=alt.ExprRef("ink"))
+    numbers = front.mark_text(dx=12, dy=-10, fontWeight="bold", fontSize=12, color=alt.ExprRef("ink")).encode(
+        text="number:N"
+    )
+    line, rings, numbers = (
+        layer.properties(name=f"front_{number}") for number, layer in enumerate((line, rings, numbers))
+    )
+    return alt.layer(line, _points("points", 44).add_params(brush), _lost(), rings, numbers)
+
+
+def _lost() -> alt.Chart:
+    """Draw what is not ok in a lane at the bottom."""
+    return (
+        alt.Chart(alt.NamedData("lost"), name="lost")
+        .mark_point(shape="cross", angle=45, filled=True, size=80, clip=True)
+        .encode(x=_x(), y=alt.value(alt.ExprRef("height - 9")), color=_fill(), tooltip="id:N")
+    )
+
+
+def _medians() -> Any:
+    """Draw every run as a dot and each experiment's median, with a line over the range of its runs."""
+    medians = alt.Chart(alt.NamedData("medians")).encode(x=_x(), y=_y(), color=_fill())
+    joined = (  # single rules: lines by group cost a dataflow for each of thousands of groups
+        alt.Chart(alt.NamedData("joints"))
+        .mark_rule(strokeWidth=1.2, opacity=0.55, clip=True)
+        .encode(x=_x(), y=_y(), x2="x2:Q", y2="y2:Q", color=_fill())
+    )
+    ranges = medians.mark_rule(strokeWidth=2, clip=True).encode(y=_y("low"), y2="high:Q")
+    ticks = medians.mark_point(filled=True, size=90, clip=True, opacity=1).encode(
+        shape=alt.Shape("shape:N", scale=None), tooltip="id:N"
+    )
+    return alt.layer(_points("runs", 22, opacity=0.4), joined, ranges, ticks, _lost())
+
+
+def _lines() -> Any:
+    """Draw one line a run; the warm-up is shaded."""
+    warm = (
+        alt.Chart(alt.NamedData("warm"))
+        .mark_rect(opacity=0.14, color=alt.ExprRef("soft"), clip=True)
+        .encode(x=_x("from"), x2="to:Q")
+    )
+    lines = (
+        alt.Chart(alt.NamedData("lines"))
+        .mark_line(strokeWidth=1.4, opacity=0.85, clip=True)
+        .encode(x=_x(), y=_y(), color=_fill(), detail="id:N", order="x:Q")
+    )
+    return alt.layer(warm, lines)
+
+
+def _compile(chart: Any) -> dict[str, Any]:
+    colour = {name: alt.ExprRef(name) for name in ("ink", "soft", "line")}
+    drawn = (
+        chart.properties(width="container", height=280, background="transparent")
+        .add_params(*(alt.param(name=name, value=value) for name, value in SIGNALS.items()))
+        .configure(aria=False, font="system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif")
+        .configure_axis(
+            labelColor=colour["soft"], titleColor=colour["ink"], gridColor=colour["line"], domainColor=colour["soft"],
+            tickColor=colour["soft"], labelFontSize=12, titleFontSize=12, titleFontWeight="normal", titlePadding=8,
+        )
+        .configure_view(stroke=None)
+    )  # fmt: skip
+    vega: dict[str, Any] = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VEGA_LITE)
+    for mark in vega["marks"]:
+        if mark["name"].startswith(("brush_", "front")):  # they lie over points that a hand wants
+            mark["interactive"] = False
+    for axis in vega["axes"]:
+        if axis.get("title") in SIGNALS:
+            axis["title"] = {"signal": axis["title"]}
+    return vega

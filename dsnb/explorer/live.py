@@ -1,0 +1,139 @@
+"""The explorer with a kernel: ipywidgets as controls, and the page's own views as a widget beside them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets as widgets
+import traitlets
+
+from dsnb import columns
+from dsnb.explorer import page
+from dsnb.explorer.data import Choice, Data
+from dsnb.explorer.payload import payload, series
+from dsnb.explorer.state import TRAIN_TOKENS, State, default, metric, options, same
+
+SELECTS = {
+    "y": "Metric",
+    "x": "against",
+    "colour": "Colour",
+    "along": "Medians along",
+    "y_scale": "Metric's scale",
+    "x_scale": "Scale across",
+}
+NARROW = widgets.Layout(width="auto", min_width="3rem")
+
+
+class View(anywidget.AnyWidget):
+    """The charts and tables: `web/main.js` with the state kept here."""
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    _css = traitlets.Unicode().tag(sync=True)
+    payload = traitlets.Dict().tag(sync=True)
+    state = traitlets.Dict().tag(sync=True)
+    series = traitlets.Dict().tag(sync=True)
+    user_home = traitlets.Unicode().tag(sync=True)
+
+
+class Live:
+    """The widgets of one explorer. Setting `state` moves all of them; a reader's hand on one moves `state`."""
+
+    def __init__(self, data: Data, state: State) -> None:
+        self.data = data
+        shown = payload(data, state, Path("/"))
+        self.view = View(
+            _esm=page.module(), _css=page.style(), payload=shown, state=state, user_home=str(Path("~").expanduser())
+        )
+        self._setting = False
+        self._sent = set(shown["series"])
+        self.filters = {name: self._filter(choice) for name, choice in data.choices.items() if len(choice.values) > 1}
+        self.selects = {name: self._select(name, values) for name, values in options(data).items()}
+        self.tokens = widgets.BoundedFloatText(min=0, max=1e9, description="Days for billions of tokens")
+        self.tokens.observe(lambda change: self._set(train_tokens=(change["new"] or TRAIN_TOKENS / 1e9) * 1e9), "value")
+        self.reset = widgets.Button(description="Reset everything")
+        self.reset.on_click(lambda _: self._set(**default(data)))
+        self.box = widgets.VBox([*self._rows(), self.view])
+        self.view.observe(self._changed, "state")
+        self._show(state)
+
+    @property
+    def state(self) -> State:
+        """What all the widgets show."""
+        return self.view.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.view.state = state
+
+    def view_data(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Give what a notebook needs to show the widgets."""
+        found = self.box._repr_mimebundle_()
+        return found if isinstance(found, tuple) else (found, {})
+
+    def _filter(self, choice: Choice) -> dict[int, widgets.ToggleButton]:
+        buttons = {}
+        for code, value in enumerate(choice.values):
+            said = columns.text(value)
+            button = widgets.ToggleButton(description=said[:40], tooltip=said[:400], layout=NARROW)
+            button.observe(self._chooser(choice), "value")
+            buttons[code] = button
+        return buttons
+
+    def _chooser(self, choice: Choice) -> Callable[[Any], None]:
+        def choose(_: Any) -> None:
+            buttons = self.filters[choice.name]
+            self._set(**{choice.name: [choice.values[code] for code, button in buttons.items() if button.value]})
+
+        return choose
+
+    def _select(self, name: str, values: list[str]) -> widgets.Dropdown:
+        titles = [(value if name.endswith("_scale") else self._heading(value), value) for value in values]
+        select = widgets.Dropdown(options=titles, description=SELECTS[name], disabled=not values)
+        select.observe(lambda change: self._set(**{name: change["new"]}), "value")
+        return select
+
+    def _heading(self, name: str) -> str:
+        return columns.axis(name).title if name in self.data.choices else metric(name).heading
+
+    def _rows(self) -> list[widgets.Widget]:
+        lines = [
+            widgets.HBox([widgets.Label(columns.axis(name).title), *buttons.values()], layout={"flex_flow": "row wrap"})
+            for name, buttons in self.filters.items()
+        ]
+        days = [self.tokens] if "tokens_per_s" in self.data.figures else []
+        for field in (*self.selects.values(), *days):
+            field.style.description_width = "initial"
+            field.layout.width = "auto"
+        fields = widgets.HBox([*self.selects.values(), *days, self.reset], layout={"flex_flow": "row wrap"})
+        return [widgets.HBox(lines, layout={"flex_flow": "row wrap"}), fields]
+
+    def _set(self, **changes: Any) -> None:
+        """Take over what a hand on a control chose; not what `_show` wrote into it."""
+        if self._setting:
+            return
+        state = {**self.view.state, **changes}
+        if (state["x"], state["y"]) != (self.view.state["x"], self.view.state["y"]):
+            state["brush"] = None
+        self.view.state = state
+
+    def _changed(self, change: dict[str, Any]) -> None:
+        state = change["new"]
+        self._show(state)
+        run = state["run"]
+        if run is not None and run not in self._sent and str(run) not in self.view.series:
+            self.view.series = {**self.view.series, str(run): series(self.data, run)}
+
+    def _show(self, state: State) -> None:
+        self._setting = True
+        try:
+            for name, buttons in self.filters.items():
+                values = self.data.choices[name].values
+                for code, button in buttons.items():
+                    button.value = any(same(values[code], one) for one in state[name])
+            for name, select in self.selects.items():
+                select.value = state[name]
+            self.selects["x_scale"].disabled = state["x"] in self.data.choices
+            self.tokens.value = state["train_tokens"] / 1e9
+        finally:
+            self._setting = False

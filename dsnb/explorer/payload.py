@@ -1,0 +1,161 @@
+"""What the browser is given: the runs by column, the controls, and as many series of steps as a file may carry."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb import columns
+from dsnb.columns import Metric
+from dsnb.explorer import charts
+from dsnb.explorer.data import Data, plain, run_folder
+from dsnb.explorer.state import DAYS, State, default, options
+from dsnb.paths import RunPaths
+from dsnb.runs import load_gpu, load_steps
+
+SERIES_NUMBERS = 40_000
+"""How many numbers of steps and samples a page carries, over all its runs: about 250 kB."""
+FEWEST_POINTS, MOST_POINTS = 24, 240
+COLUMNS_OF_SERIES = 9
+# Okabe and Ito's colours that stand out on white and on black, then shapes: no reader needs the colour alone.
+COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#a08c00"]
+STATUSES = {"ok": "#0072b2", "oom": "#d55e00", "nan": "#cc79a7", "failed": "#aa4499", "timeout": "#e69f00"}
+STATUSES |= {"interrupted": "#8a929c"}
+SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
+# The middle of cividis, which grows in lightness alone: for axes with more values than there are colours.
+RAMP = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]
+
+
+def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
+    """Give all that the browser needs, ready for JSON: no NaN in it, no absolute path.
+
+    Parameters
+    ----------
+    data, state
+        What is shown, and with which controls set.
+    home
+        The folder that links to notebooks are relative to; None for no links.
+    """
+    names = list(dict.fromkeys(data.experiments))
+    position = {name: code for code, name in enumerate(names)}
+    return {
+        "runs": len(data.runs),
+        "axes": [_axis(data, name) for name in data.choices],
+        "experimentAxes": data.axes,
+        "figures": [_figure(name, columns.METRICS[name], data.figures[name]) for name in data.figures]
+        + ([_figure("days", DAYS, None)] if "tokens_per_s" in data.figures else []),
+        "memory": next((name for name in columns.MEMORY if name in data.figures), None),
+        "experiments": {
+            "names": names,
+            "codes": [position[name] for name in data.experiments],
+        },
+        "repeats": _numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
+        "causes": _causes(data),
+        "notebooks": _notebooks(data, names, home),
+        "constants": {choice.name: choice.values[0] for choice in data.constant},
+        "options": options(data),
+        "defaults": default(data),
+        "state": state,
+        "series": all_series(data),
+        "charts": charts.specifications(),
+    }  # fmt: skip
+
+
+def _axis(data: Data, name: str) -> dict[str, Any]:
+    choice = data.choices[name]
+    count = len(choice.values)
+    fixed = {"precision": columns.PRECISION_COLOURS, "status": STATUSES}.get(name, {})
+    many = [RAMP[round(code * (len(RAMP) - 1) / max(count - 1, 1))] for code in range(count)]
+    colours = COLOURS[:count] if count <= len(COLOURS) else many
+    return {
+        "name": name,
+        "title": columns.axis(name).title,
+        "values": choice.values,
+        "labels": [columns.text(value) for value in choice.values],
+        "said": [choice.say(code) for code in range(count)],
+        "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
+        "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
+        "codes": choice.codes,
+    }
+
+
+def _figure(name: str, metric: Metric, values: pd.Series | None) -> dict[str, Any]:
+    words = {"title": metric.title, "heading": metric.heading, "digits": metric.digits, "better": metric.better}
+    return {"name": name, **words, "unit": metric.unit, "values": None if values is None else _numbers(values)}
+
+
+def _numbers(values: Any) -> list[float | int | None]:
+    """Give figures for JSON: none for NaN, whole ones without a point."""
+    known = (float(value) if math.isfinite(value) else None for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in known]
+
+
+def _causes(data: Data) -> dict[int, str]:
+    status = data.choices["status"]
+    bad = [position for position, code in enumerate(status.codes) if status.values[code] != "ok"]
+    if "cause" not in data.runs:
+        return {}
+    found = {position: plain(data.runs["cause"].iloc[position]) for position in bad}
+    return {position: str(cause) for position, cause in found.items() if cause is not None}
+
+
+def _notebooks(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
+    """Say which runs have an executed notebook, and in which folder, relative to `home`, each experiment's runs are.
+
+    A folder with the name of its experiment is None: that is the rule, and thousands of names take room.
+    """
+    parents: dict[str, str] = {}
+    there = []
+    for position, name in enumerate(data.experiments if home else []):
+        folder = run_folder(data, position)
+        linked = folder is not None and _linked(folder, home, data.runs["repeat"].iloc[position])
+        there.append(int(linked))
+        if folder and home and linked:
+            parents[name] = folder.parent.relative_to(home).as_posix()
+    return {"parents": [None if parents.get(name) == name else parents.get(name, "") for name in names], "there": there}
+
+
+def _linked(folder: Path, home: Path | None, repeat: object) -> bool:
+    run = RunPaths(folder)
+    return home is not None and folder.is_relative_to(home) and run.repeat == repeat and run.notebook.is_file()
+
+
+def all_series(data: Data) -> dict[int, dict[str, Any]]:
+    """Give the series of as many runs as there is room for: first repeats first, fewer points where runs are many.
+
+    A run that has written nothing has an empty one; a run that is not among them was left out.
+    """
+    firsts = ~pd.Series(data.experiments).duplicated()
+    order = sorted(range(len(data.runs)), key=lambda position: not firsts[position])
+    room = SERIES_NUMBERS // (COLUMNS_OF_SERIES * FEWEST_POINTS)
+    points = SERIES_NUMBERS // (COLUMNS_OF_SERIES * max(min(len(order), room), 1))
+    points = min(max(points, FEWEST_POINTS), MOST_POINTS)
+    found = {position: series(data, position, points) for position in order[:room]}
+    return dict(sorted(found.items()))
+
+
+def series(data: Data, position: int, points: int = MOST_POINTS) -> dict[str, Any]:
+    """Give one run's steps and samples, at most `points` of each, evenly chosen; nothing where none was written."""
+    folder = run_folder(data, position)
+    if folder is None:
+        return {}
+    steps, samples = load_steps(folder), load_gpu(folder)
+    result: dict[str, Any] = {}
+    if len(steps):
+        every = math.ceil(len(steps) / points)
+        warm = steps[steps["phase"] == "warmup"]
+        thin = steps.iloc[every - 1 :: every]
+        result = {name: _rounded(thin[name]) for name in ("step", "t_s", "loss", "allocated_gib")}
+        result["step_time_ms"] = _rounded(thin["step_time_s"] * 1000)
+        result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
+    if len(samples):
+        means = samples.groupby("t_s")[["util_pct", "memory_used_gib", "power_w"]].mean().reset_index()
+        thin = means.iloc[:: math.ceil(len(means) / points)]
+        result |= {name: _rounded(thin[name]) for name in ("util_pct", "memory_used_gib", "power_w")}
+        result |= {"sample_s": _rounded(thin["t_s"]), "gpus": int(samples["gpu"].nunique())}
+    return result
+
+
+def _rounded(values: Any) -> list[float | int | None]:
+    return _numbers(float(f"{value:.4g}") for value in values)

@@ -1,0 +1,183 @@
+"""The state of the explorer's controls: what it starts from, what may be set, and which runs it selects.
+
+The page keeps the same state and the same rules, in `web/model.js`; a test sets hundreds of states in both.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dsnb import columns, metrics
+from dsnb.columns import Metric
+from dsnb.errors import SettingsError
+from dsnb.explorer.data import Data, plain
+
+State = dict[str, Any]
+DAYS = Metric("days of training", "days", digits=1, better="lower")
+TRAIN_TOKENS = 300e9
+"""What GPT-3 was trained on (Brown et al. 2020, arXiv:2005.14165, table 2.1); a number that many have copied."""
+SCALES = ["linear", "log"]
+FAR = 1e300
+"""An open edge of a brush: JSON has no infinity."""
+
+
+def metric(name: str) -> Metric:
+    """Give a figure's words; `days` is the one that is derived from the state."""
+    return DAYS if name == "days" else columns.METRICS[name]
+
+
+def options(data: Data) -> dict[str, list[Any]]:
+    """Give what each control that is no filter allows."""
+    figures = [*data.figures.columns, *(["days"] if "tokens_per_s" in data.figures else [])]
+    memory = [name for name in columns.MEMORY if name in figures]
+    axes = list(data.choices)
+    return {
+        "y": sorted(figures, key=lambda name: name not in {"tokens_per_s_per_gpu"}),
+        "x": [*memory, *(name for name in figures if name not in memory), *axes],
+        "colour": axes,
+        "along": axes,
+        "y_scale": SCALES,
+        "x_scale": SCALES,
+    }
+
+
+def default(data: Data) -> State:
+    """Give the state before anything was chosen: every run, speed against memory."""
+    chosen = {name: values[0] if values else None for name, values in options(data).items()}
+    varying = [name for name in ("precision", "zero_stage", *data.axes) if name in data.axes] or ["status"]
+    chosen["colour"] = varying[0]
+    chosen["along"] = next((name for name in ("zero_stage", *varying[1:], *varying) if name in varying), "status")
+    return {
+        **{name: [] for name in data.choices},
+        **chosen,
+        "train_tokens": TRAIN_TOKENS,
+        "base": None,
+        "brush": None,
+        "run": None,
+    }
+
+
+def change(data: Data, state: State, changes: dict[str, Any]) -> State:
+    """Give the state with some controls set.
+
+    Raises
+    ------
+    SettingsError
+        Listing everything that is unknown or not to be had in these runs.
+    """
+    changed, problems = dict(state), []
+    allowed = options(data)
+    for name, value in changes.items():
+        try:
+            if name in data.choices:
+                changed[name] = _values(data, name, value)
+            elif name in allowed:
+                changed[name] = _one_of(name, value, allowed[name])
+            elif name in _OTHERS:
+                changed[name] = _OTHERS[name](data, value)
+            else:
+                raise ValueError(f"the explorer has no control {name!r}: it has {', '.join(state)}")
+        except (ValueError, TypeError) as error:
+            problems.append(str(error))
+    if problems:
+        raise SettingsError("\n".join(problems))
+    if "brush" not in changes and (changed["x"], changed["y"]) != (state["x"], state["y"]):
+        changed["brush"] = None
+    return changed
+
+
+def _values(data: Data, name: str, value: Any) -> list[object]:
+    if value is None or (isinstance(value, str) and value == "all"):
+        return []
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
+    wanted = [plain(one) for one in (value if several else [value])]
+    values = data.choices[name].values
+    unknown = [one for one in wanted if not any(same(one, other) for other in values)]
+    if unknown:
+        known = ", ".join(map(columns.text, values[:20]))
+        raise ValueError(f"{name} {columns.text(unknown[0])} is not in these runs: choose from {known}, or 'all'")
+    return [one for one in values if any(same(one, other) for other in wanted)]
+
+
+def same(one: object, other: object) -> bool:
+    """Compare values of an axis as JSON does: True is not 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _one_of(name: str, value: Any, allowed: list[Any]) -> Any:
+    if value is None and not allowed:
+        return None
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} {value!r} is not to be had here: choose from {', '.join(map(str, allowed))}")
+    return value
+
+
+def _train_tokens(data: Data, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e18:
+        raise ValueError(f"train_tokens {value!r} is no number of tokens: give one from 1 to 1e18, such as 300e9")
+    return float(value)
+
+
+def _base(data: Data, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or value not in data.experiments):
+        raise ValueError(f"base {value!r} is not an experiment of these runs: give one of their names, or None")
+    return value
+
+
+def _run(data: Data, value: Any) -> int | None:
+    known = isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < len(data.runs)
+    if value is not None and not known:
+        raise ValueError(f"run {value!r} is not the position of a run: give 0 to {len(data.runs) - 1}, or None")
+    return None if value is None else int(value)
+
+
+def _brush(data: Data, value: Any) -> dict[str, list[float]] | None:
+    if value is None:
+        return None
+    try:
+        ranges = {side: sorted(min(max(float(edge), -FAR), FAR) for edge in value[side]) for side in ("x", "y")}
+    except (KeyError, TypeError, ValueError):
+        ranges = {}
+    known = all(edge == edge for edges in ranges.values() for edge in edges)
+    if [len(edges) for edges in ranges.values()] != [2, 2] or set(value) != {"x", "y"} or not known:
+        raise ValueError(f"brush {value!r} is no region: give {{'x': [low, high], 'y': [low, high]}}, or None")
+    return ranges
+
+
+_OTHERS: dict[str, Callable[[Data, Any], Any]] = {
+    "train_tokens": _train_tokens,
+    "base": _base,
+    "brush": _brush,
+    "run": _run,
+}
+
+
+def values(data: Data, state: State, name: str) -> np.ndarray:
+    """Give a figure of every run in its unit, or an axis as its values' positions; shape (runs,), NaN if missing."""
+    if name in data.choices:
+        return np.array(data.choices[name].codes, dtype=float)
+    if name == "days":
+        rates = data.figures["tokens_per_s"]
+        return np.array([metrics.days(state["train_tokens"], rate) for rate in rates], dtype=float)
+    return data.figures[name].to_numpy()
+
+
+def mask(data: Data, state: State) -> pd.Series:
+    """Say which runs the filters and the brush select.
+
+    A filter with nothing chosen lets every run through. A brush selects between its edges, edges included; a run
+    without the figure is in no brush.
+    """
+    selected = np.ones(len(data.runs), dtype=bool)
+    for name, choice in data.choices.items():
+        if state[name]:
+            chosen = [code for code, value in enumerate(choice.values) if any(same(value, one) for one in state[name])]
+            selected &= np.isin(choice.codes, chosen)
+    if state["brush"] is not None:
+        for side in ("x", "y"):
+            low, high = state["brush"][side]
+            figure = values(data, state, state[side])
+            selected &= (figure >= low) & (figure <= high)
+    return pd.Series(selected, index=data.runs.index)

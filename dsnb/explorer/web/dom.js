@@ -1,0 +1,59 @@
+// Building pieces of the page. Text is only ever set as text, never as HTML.
+
+const element = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+};
+
+// A number of things: "1 run", "2 runs".
+const count = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;
+
+// A control under its name.
+let fields = 0;
+const field = (name, input) => {
+  fields += 1;
+  input.id = `dsnb-${fields}`;
+  return element("div", { class: "dsnb-field" }, element("label", { for: input.id }, name), input);
+};
+
+// A line drawing of a mark, as in the charts: legends need no colour alone.
+const mark = (shape, colour) => {
+  const paths = {
+    circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z", square: "M2 2h8v8h-8z", diamond: "M6 .8l4 5.2-4 5.2-4-5.2z",
+    "triangle-up": "M6 1.5l5 9h-10z", "triangle-down": "M6 10.5l5-9h-10z", "triangle-right": "M10.5 6l-9 5v-10z",
+    cross: "M2.5 1L6 4.5 9.5 1 11 2.5 7.5 6 11 9.5 9.5 11 6 7.5 2.5 11 1 9.5 4.5 6 1 2.5z",
+  };
+  const space = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(space, "svg");
+  const path = document.createElementNS(space, "path");
+  for (const [name, value] of [["viewBox", "0 0 12 12"], ["width", "12"], ["height", "12"], ["aria-hidden", "true"]]) {
+    svg.setAttribute(name, value);
+  }
+  path.setAttribute("d", paths[shape]);
+  path.setAttribute("fill", colour);
+  svg.append(path);
+  return svg;
+};
+
+// Give the browser a text to save as a file.
+const download = (name, text) => {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
+  const link = element("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+};
+
+// One cell of a CSV file; a text that a spreadsheet would take for a formula is kept a text.
+const cell = (value) => {
+  if (value === null || value === undefined || Number.isNaN(value)) return "";
+  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+};

@@ -1,0 +1,182 @@
+// The runs and what a state selects of them: the same rules as dsnb/explorer/state.py and dsnb/tradeoffs.py, and no drawing.
+
+const median = (values) => {
+  const sorted = Float64Array.from(values).sort();
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+};
+
+const deviation = (values) => {
+  if (values.length < 2) return NaN;
+  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+  return Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1));
+};
+
+// Compare medians of which "median ± standard deviation" may overlap; null where the noise is not known.
+const beyondNoise = (one, other) => {
+  const known = [one.median, other.median, one.deviation, other.deviation].every((value) => !Number.isNaN(value));
+  return known ? Math.abs(other.median - one.median) > one.deviation + other.deviation : null;
+};
+
+class Model {
+  constructor(payload) {
+    Object.assign(this, payload);
+    this.axis = new Map(payload.axes.map((axis) => [axis.name, axis]));
+    this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
+    this.status = this.axis.get("status");
+    this.columns = new Map();
+    for (const axis of payload.axes) this.columns.set(axis.name, Float64Array.from(axis.codes));
+    for (const figure of payload.figures) {
+      if (figure.values) this.columns.set(figure.name, Float64Array.from(figure.values, (value) => value ?? NaN));
+    }
+    this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
+    this.settings = payload.experiments.names.map(() => null);
+    payload.experiments.codes.forEach((experiment, run) => {
+      this.settings[experiment] ??= payload.experimentAxes.map((name) => this.axis.get(name).codes[run]);
+    });
+    this.short = this.shortNames();
+  }
+
+  // Each experiment by what varies alone, as in "ZeRO 3, bf16"; by its whole name where that is not unique.
+  shortNames() {
+    const said = this.settings.map((codes) => codes.map((code, index) => this.axis.get(this.experimentAxes[index]).said[code]).join(", "));
+    const counts = new Map();
+    for (const text of said) counts.set(text, (counts.get(text) ?? 0) + 1);
+    return said.map((text, experiment) => (text && counts.get(text) === 1 ? text : this.experiments.names[experiment]));
+  }
+
+  // One figure or axis of every run; NaN where it is missing.
+  values(name, state) {
+    if (name !== "days") return this.columns.get(name);
+    return this.columns.get("tokens_per_s").map((rate) => (rate > 0 ? state.train_tokens / rate / 86400 : NaN));
+  }
+
+  title(name) {
+    return this.axis.get(name)?.title ?? this.figure.get(name).title;
+  }
+
+  heading(name) {
+    return this.axis.get(name)?.title ?? this.figure.get(name).heading;
+  }
+
+  // The runs that the filters let through, in their order.
+  kept(state) {
+    const filters = this.axes
+      .filter((axis) => state[axis.name].length)
+      .map((axis) => [axis.codes, new Set(state[axis.name].map((value) => axis.values.indexOf(value)))]);
+    const kept = [];
+    for (let run = 0; run < this.runs; run += 1) {
+      if (filters.every(([codes, chosen]) => chosen.has(codes[run]))) kept.push(run);
+    }
+    return kept;
+  }
+
+  // Of these, the runs in the brush, edges included.
+  brushed(kept, state) {
+    if (!state.brush) return kept;
+    const x = this.values(state.x, state);
+    const y = this.values(state.y, state);
+    const within = (value, [low, high]) => value >= low && value <= high;
+    return kept.filter((run) => within(x[run], state.brush.x) && within(y[run], state.brush.y));
+  }
+
+  // Experiments with the positions of their runs among these, in order of appearance.
+  grouped(runs) {
+    const groups = new Map();
+    for (const run of runs) {
+      const experiment = this.experiments.codes[run];
+      if (!groups.has(experiment)) groups.set(experiment, []);
+      groups.get(experiment).push(run);
+    }
+    return groups;
+  }
+
+  // Median, sample standard deviation, lowest, highest and number of a figure over runs.
+  spread(values, runs) {
+    const known = [];
+    for (const run of runs) if (!Number.isNaN(values[run])) known.push(values[run]);
+    if (!known.length) return { n: 0, median: NaN, deviation: NaN, low: NaN, high: NaN };
+    return {
+      n: known.length, median: median(known), deviation: deviation(known), low: Math.min(...known), high: Math.max(...known),
+    };
+  }
+
+  better(name) {
+    return this.figure.get(name)?.better || null;
+  }
+
+  // The experiments that no other beats in both figures, from the best x to the best y: [{experiment, x, y}].
+  front(groups, state) {
+    if (!this.better(state.x) || !this.better(state.y) || state.x === state.y) return [];
+    const sign = (name) => (this.better(name) === "higher" ? -1 : 1);
+    const [xs, ys] = [this.values(state.x, state), this.values(state.y, state)];
+    const points = [...groups]
+      .map(([experiment, runs]) => ({ experiment, x: this.spread(xs, runs).median, y: this.spread(ys, runs).median }))
+      .filter((point) => !Number.isNaN(point.x) && !Number.isNaN(point.y));
+    points.sort((a, b) => sign(state.x) * (a.x - b.x) || sign(state.y) * (a.y - b.y));
+    let best = Infinity;
+    return points.filter((point) => {
+      const value = sign(state.y) * point.y;
+      if (!(value < best)) return false;
+      best = value;
+      return true;
+    });
+  }
+
+  // The experiment that others are compared with: the chosen one, else the best in y, else the first.
+  base(groups, state) {
+    const chosen = this.experiments.names.indexOf(state.base);
+    if (groups.has(chosen)) return chosen;
+    const values = this.values(state.y, state);
+    if (!values) return groups.keys().next().value ?? null;
+    const sign = this.better(state.y) === "lower" ? 1 : -1;
+    let best = null;
+    let least = Infinity;
+    for (const [experiment, runs] of groups) {
+      const value = sign * this.spread(values, runs).median;
+      if (value < least || best === null) [best, least] = [experiment, Number.isNaN(value) ? Infinity : value];
+    }
+    return best;
+  }
+
+  // What changing one setting alone does: [{axis, before, after, experiment, runs, changes: [{change, beyond}]}].
+  effects(groups, base, metrics, state) {
+    const own = this.settings[base];
+    const figures = metrics.map((name) => this.values(name, state));
+    const ours = figures.map((values) => this.spread(values, groups.get(base)));
+    const found = [];
+    for (const [experiment, runs] of groups) {
+      const other = this.settings[experiment];
+      const changed = own.flatMap((code, index) => (code === other[index] ? [] : [index]));
+      if (changed.length !== 1) continue;
+      const [index] = changed;
+      const changes = figures.map((values, which) => {
+        const theirs = this.spread(values, runs);
+        const change = ours[which].median ? theirs.median / ours[which].median - 1 : NaN;
+        return { change, beyond: beyondNoise(ours[which], theirs) };
+      });
+      found.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs, changes });
+    }
+    return found.sort((a, b) => a.index - b.index || a.after - b.after);
+  }
+
+  // What an axis or figure of a run is, as text.
+  shown(name, run, state) {
+    const axis = this.axis.get(name);
+    return axis ? axis.labels[axis.codes[run]] : this.number(name, this.values(name, state)[run]);
+  }
+
+  // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
+  measured(name, value) {
+    const { title, unit } = this.figure.get(name);
+    return title.includes("/") ? `${this.number(name, value)} ${title}` : `${title} ${this.number(name, value)} ${unit}`.trim();
+  }
+
+  number(name, value, signed = false) {
+    if (value === undefined || Number.isNaN(value)) return "";
+    const digits = this.figure.get(name)?.digits ?? 0;
+    const more = value !== 0 && Math.abs(value) < 1 ? 2 : 0;
+    const options = { minimumFractionDigits: digits + more, maximumFractionDigits: digits + more };
+    return value.toLocaleString("en-US", signed ? { ...options, signDisplay: "always" } : options);
+  }
+}

@@ -1,0 +1,76 @@
+"""A real Chromium without a network: Debian's, or Playwright's own; where neither is to be had, tests are skipped."""
+
+import os
+import shutil
+import warnings
+from contextlib import contextmanager
+
+import pytest
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def launch(playwright):
+    """Start a Chromium that can reach nothing but files and this machine."""
+    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+    browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, rules])
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+def no_browser(reason):
+    """Fail where a browser must be had, else skip with one loud line."""
+    if os.environ.get("DSNB_REQUIRE_BROWSER"):
+        pytest.fail(f"no Chromium ({reason}): install Debian's package chromium")
+    warnings.warn("NO BROWSER TEST WAS RUN: install chromium, or run `playwright install chromium`", stacklevel=1)
+    pytest.skip("no Chromium")
+
+
+SETTLED = """async () => {
+  for (const root of document.querySelectorAll(".dsnb-explorer")) {
+    await Promise.all(root.dsnb.charts().map((chart) => chart.built));
+  }
+}"""
+
+
+class Watched:
+    """A page that was watched from its start: what it asked for, and what it said."""
+
+    def __init__(self, context):
+        self.asked, self.said = [], []
+        self.tab = context.new_page()
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.tab.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+
+    def open(self, path):
+        """Open a file and wait until its explorer, if it has one, has drawn."""
+        self.tab.goto(path.as_uri())
+        self.tab.evaluate(SETTLED)
+        return self
+
+    @property
+    def outside(self):
+        """What was asked for that is not in the file itself."""
+        return [url for url in self.asked[1:] if not url.startswith(("data:", "blob:"))]
+
+
+def violations(tab):
+    """Name what axe-core finds that keeps readers out of a page."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(tab).response["violations"]
+    return [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in found]
