@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dsnb.experiment import Experiment
     from dsnb.explorer.explore import explore
     from dsnb.launcher.run import launch
+    from dsnb.literature.tables import published
     from dsnb.report import write_report
     from dsnb.runs import load_runs, load_steps
     from dsnb.summary import summarize
@@ -25,6 +26,7 @@ _HOME = {
     "explore": "explorer.explore",
     "launch": "launcher.run",
     "load_sweep": "sweep",
+    "published": "literature.tables",
     "run_sweep": "sweep",
     "load_runs": "runs",
     "load_steps": "runs",
@@ -41,6 +43,7 @@ __all__ = [
     "load_runs",
     "load_steps",
     "load_sweep",
+    "published",
     "run_sweep",
     "summarize",
     "write_report",

@@ -50,20 +50,23 @@ class Axis:
 METRICS = {
     "tokens_per_s": Metric("tokens/s", better="higher"),
     "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
+    "samples_per_s": Metric("samples/s", digits=1, better="higher"),
     "step_time_s": Metric("step time", "ms", 1000, 1, "lower"),
     "peak_allocated_gib": Metric("memory allocated", "GiB", digits=2, better="lower"),
+    "peak_reserved_gib": Metric("memory reserved", "GiB", digits=2, better="lower"),
     "device_memory_gib": Metric("memory on device", "GiB", digits=2, better="lower"),
     "host_memory_gib": Metric("host memory", "GiB", digits=2, better="lower"),
     "gpu_util_pct": Metric("utilization", "%", better="higher"),
     "power_w": Metric("power", "W", better="lower"),
     "tokens_per_joule": Metric("tokens/joule", digits=1, better="higher"),
     "tflops_per_gpu": Metric("TFLOP/s/GPU", digits=1, better="higher"),
+    "hardware_tflops_per_gpu": Metric("hardware TFLOP/s/GPU", digits=1, better="higher"),
     "mfu": Metric("MFU", "%", 100, 1, "higher"),
     "loss_last": Metric("last loss", digits=3, better="lower"),
 }
 """Measured, one value a run."""
 
-MEMORY = ("peak_allocated_gib", "device_memory_gib", "host_memory_gib")
+MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
 """The figures of memory, the most telling first: views that need one take the first that was measured."""
 
 AXES = {
@@ -71,6 +74,11 @@ AXES = {
     "strategy": Axis("strategy", "{}"),
     "zero_stage": Axis("ZeRO stage", "ZeRO {}"),
     "offload": Axis("offload", "offload {}"),
+    "optimizer": Axis("optimizer", "{}"),
+    "gradient_compression": Axis("gradient compression", "compression {}"),
+    "lora_rank": Axis("LoRA rank", "LoRA {}"),
+    "tensor_parallel": Axis("tensor parallel", "TP {}"),
+    "pipeline_parallel": Axis("pipeline parallel", "PP {}"),
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
     "grad_accum": Axis("gradient accumulation", "accumulation {}"),
     "activation_checkpointing": Axis("activation checkpointing", "checkpointing {}"),
@@ -79,6 +87,7 @@ AXES = {
     "micro_batch_size": Axis("micro-batch", "micro-batch {}"),
     "seq_len": Axis("sequence length", "sequence {}"),
     "gpu": Axis("GPU", "{}"),
+    "source": Axis("source", "{}"),
     "sweep": Axis("sweep", "{}"),
     "status": Axis("status", "{}", ("ok", "oom", "nan", "failed", "timeout", "interrupted")),
 }

@@ -31,5 +31,19 @@ class LaunchError(DsnbError):
         super().__init__(message)
 
 
+class LogError(DsnbError):
+    """A log that cannot be read; `line` counts from 1."""
+
+    def __init__(self, path: Path | str, message: str, line: int | None = None) -> None:
+        self.path, self.line = Path(path), line
+        super().__init__(f"{path}{f', line {line}' if line else ''} {message}")
+
+
+class PublishedError(DsnbError, KeyError):
+    """The name of no published table."""
+
+    __str__ = Exception.__str__  # KeyError's shows quotation marks around the sentence
+
+
 class DsnbWarning(UserWarning):
     """Something that the user should know, after which the work goes on."""

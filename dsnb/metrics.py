@@ -5,6 +5,8 @@ A missing input gives a missing output (None), never 0.
 
 from collections.abc import Sequence
 
+SECONDS_PER_DAY = 86_400
+
 
 def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float | None:
     """Give the throughput: work over time, never a mean of rates.
@@ -20,6 +22,16 @@ def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float |
     return tokens_per_step * len(step_times_s) / total_s if total_s > 0 else None
 
 
+def samples_per_s(tokens_per_s: float, seq_len: float) -> float | None:
+    """Give the sequences per second: every sample of these benchmarks is a full sequence."""
+    return tokens_per_s / seq_len if seq_len > 0 else None
+
+
+def tokens_per_s_of_samples(samples_per_s: float, seq_len: float) -> float:
+    """Give the tokens per second of sequences that are all `seq_len` long, padding counted."""
+    return samples_per_s * seq_len
+
+
 def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) -> float | None:
     """Give the tokens trained per joule that a GPU drew: tokens/s per GPU over its mean watts, the host's left out."""
     if tokens_per_s_per_gpu is None or not power_w:
@@ -27,9 +39,49 @@ def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) 
     return tokens_per_s_per_gpu / power_w
 
 
+def step_time_s(tokens_per_step: float, tokens_per_s: float) -> float | None:
+    """Give the seconds of an optimizer step; its inverse is `tokens_per_s` of one step."""
+    return tokens_per_step / tokens_per_s if tokens_per_s > 0 else None
+
+
 def days(tokens: float, tokens_per_s: float) -> float | None:
     """Give the days that `tokens` take at a throughput of all GPUs together; 86,400 s a day, no restart, no pause."""
-    return tokens / tokens_per_s / 86_400 if tokens_per_s > 0 else None
+    return tokens / tokens_per_s / SECONDS_PER_DAY if tokens_per_s > 0 else None
+
+
+def tokens_per_s_of_days(tokens: float, days: float) -> float | None:
+    """Give the throughput that trains `tokens` in so many days: how publications state it, turned around."""
+    return tokens / days / SECONDS_PER_DAY if days > 0 else None
+
+
+def gpu_hours(tokens: float, tokens_per_s: float, gpus: int) -> float | None:
+    """Give the hours that `tokens` take, times the GPUs that are busy for so long."""
+    return tokens / tokens_per_s / 3600 * gpus if tokens_per_s > 0 else None
+
+
+def energy_kwh(gpu_hours: float, power_w: float | None) -> float | None:
+    """Give the kilowatt-hours that the GPUs draw at a mean power each; hosts, network and cooling come on top."""
+    return None if power_w is None else gpu_hours * power_w / 1000
+
+
+def cost(gpu_hours: float, price_per_gpu_hour: float | None) -> float | None:
+    """Give the price of so many GPU-hours, in the currency of the price."""
+    return None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
+
+
+def speed_up(tokens_per_s: float, base_tokens_per_s: float) -> float | None:
+    """Give how many times as fast as the base."""
+    return tokens_per_s / base_tokens_per_s if base_tokens_per_s > 0 else None
+
+
+def scaling_efficiency(tokens_per_s: float, gpus: int, base_tokens_per_s: float, base_gpus: int) -> float | None:
+    """Give the throughput per GPU over that of the base: 1 is linear (weak scaling, as in Narayanan et al. 2021).
+
+    Rates may be in tokens/s or samples/s, as long as both are the same.
+    """
+    if gpus <= 0 or base_gpus <= 0 or base_tokens_per_s <= 0:
+        return None
+    return (tokens_per_s / gpus) / (base_tokens_per_s / base_gpus)
 
 
 def model_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int) -> float:
@@ -49,6 +101,25 @@ def recomputation_factor(activation_checkpointing: bool) -> float:
     return 4 / 3 if activation_checkpointing else 1.0
 
 
+def flops_factor(activation_checkpointing: bool) -> int:
+    """Give how often a step multiplies with every weight: forward 1, backward 2, and 1 more to recompute forward."""
+    return 4 if activation_checkpointing else 3
+
+
+def published_tflops(
+    parameters: float, tokens_per_step: float, step_time_s: float, gpus: int, activation_checkpointing: bool
+) -> float | None:
+    """Give TFLOP/s per GPU as the published 1.3B benchmark counts them: 2 x factor x parameters x tokens / time.
+
+    Hardware FLOPs without those of attention: parameters x factor x 2 x sequence x global batch / (seconds x GPUs), the
+    formula that stands beside the table (BigScience, GPT 1.3B on 8 V100). dsnb's own convention adds attention
+    and, for `tflops_per_gpu`, leaves recomputation out.
+    """
+    if step_time_s <= 0 or gpus <= 0:
+        return None
+    return parameters * flops_factor(activation_checkpointing) * 2 * tokens_per_step / (step_time_s * gpus) / 1e12
+
+
 def tflops(flops_per_token: float | None, tokens_per_s_per_gpu: float | None) -> float | None:
     """Give TFLOP/s per GPU."""
     if flops_per_token is None or tokens_per_s_per_gpu is None:
@@ -57,7 +128,14 @@ def tflops(flops_per_token: float | None, tokens_per_s_per_gpu: float | None) ->
 
 
 def mfu(model_tflops_per_gpu: float | None, peak_tflops: float | None) -> float | None:
-    """Give the model FLOP utilization, between 0 and 1 (Chowdhery et al. 2022, appendix B)."""
+    """Give the model FLOP utilization, between 0 and 1 (Chowdhery et al. 2022, appendix B).
+
+    Parameters
+    ----------
+    peak_tflops
+        The vendor's dense rate (`hardware.peak_tflops`), or that of a large matrix product measured on the same GPU
+        (`hardware.matmul_tflops`), which no training can exceed.
+    """
     if model_tflops_per_gpu is None or not peak_tflops:
         return None
     return model_tflops_per_gpu / peak_tflops

@@ -72,8 +72,7 @@ class RunPaths:
     @property
     def repeat(self) -> int | None:
         """The k of `run<k>`, None for a folder of another name."""
-        digits = self.dir.name.removeprefix("run")
-        return int(digits) if digits.isdecimal() and self.dir.name != digits else None
+        return repeat(self.dir.name)
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,12 @@ class SweepPaths:
         return RunPaths(self.dir / experiment / f"run{repeat}")
 
 
+def repeat(folder_name: str) -> int | None:
+    """Give the k of `run<k>`, None for another name."""
+    digits = folder_name.removeprefix("run")
+    return int(digits) if digits.isdecimal() and len(digits) < 10 and folder_name != digits else None
+
+
 def outputs_root() -> Path:
     """Give the folder of all outputs: `$DSNB_OUTPUTS`, or `outputs` beside the nearest `notebooks` folder."""
     if chosen := os.environ.get("DSNB_OUTPUTS"):
@@ -122,6 +127,16 @@ def outputs_root() -> Path:
     here = Path.cwd()
     home = next((folder for folder in (here, *here.parents) if (folder / "notebooks").is_dir()), here)
     return home / "outputs"
+
+
+def cache_home() -> Path | None:
+    """Give the folder in which large tables are kept: `$DSNB_CACHE`, or the user's cache; None if that is `off`."""
+    if (chosen := os.environ.get("DSNB_CACHE")) is not None:
+        return None if chosen in {"", "off"} else Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsnb"
+    except RuntimeError:  # no home
+        return None
 
 
 def sockets_home() -> str | None:
@@ -136,6 +151,11 @@ def notebook_template(name: str) -> Path:
     """Give the path of one of dsnb's notebooks, in a checkout or an installed package."""
     candidates = [PACKAGE / "notebooks" / f"{name}.ipynb", PACKAGE.parent / "notebooks" / f"{name}.ipynb"]
     return next((path for path in candidates if path.is_file()), candidates[-1])
+
+
+def literature(name: str) -> Path:
+    """Give the path of a published table."""
+    return PACKAGE / "literature" / f"{name}.csv"
 
 
 def web() -> Path:

@@ -3,6 +3,7 @@
 It knows how bytes reach the disk and come back; what the records mean is for others.
 """
 
+import contextlib
 import json
 import os
 import tempfile
@@ -10,6 +11,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from dsnb.errors import DsnbWarning
 
@@ -35,13 +38,55 @@ def write_json(path: Path, record: object) -> None:
     write_text(path, json.dumps(_finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
+def read_bytes(path: Path | str) -> bytes | None:
+    """Read a whole file with as few system calls as can be; None where there is none, with a warning if unreadable."""
     try:
-        record = _parsed(path.read_bytes())
+        handle = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        _left_out(path, error.strerror)
+        return None
+    try:
+        wanted = os.fstat(handle).st_size + 1
+        raw = os.read(handle, wanted)
+        while len(raw) >= wanted and (more := os.read(handle, 2**20)):  # it grew meanwhile
+            raw += more
+            wanted = len(raw)
+        return raw
+    except OSError as error:
+        _left_out(path, error.strerror)
+        return None
+    finally:
+        os.close(handle)
+
+
+def read_end(path: Path | str, size: int) -> bytes | None:
+    """Read the last `size` bytes of a file, or all of a shorter one; None where there is none."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return os.pread(handle, size, max(0, os.fstat(handle).st_size - size))
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def _left_out(path: Path | str, why: object) -> None:
+    warnings.warn(f"{path} is left out: {why}", DsnbWarning, stacklevel=3)
+
+
+def read_json(path: Path | str) -> dict[str, Any] | None:
+    """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
+    raw = read_bytes(path)
+    if raw is None:
+        return None
+    try:
+        record = _parsed(raw)
+    except (ValueError, RecursionError) as error:
         warnings.warn(f"{path} is left out: it cannot be read as JSON ({error})", DsnbWarning, stacklevel=2)
         return None
     if not isinstance(record, dict):
@@ -67,6 +112,37 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         os.write(handle, line(record).encode())
     finally:
         os.close(handle)
+
+
+def parse_lines(raw: bytes, schema: Any) -> Any:
+    """Parse many lines of JSON at once.
+
+    Parameters
+    ----------
+    raw
+        Lines of JSON objects, each with its line feed.
+    schema
+        A `pyarrow.Schema`; fields that it does not have are passed over.
+
+    Returns
+    -------
+    pandas.DataFrame or None
+        None if anything in it is damaged or of another type.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import json as arrow
+    except ImportError:  # a GPU host may lack it; reading line by line gives the same
+        return None
+
+    if not raw.strip():
+        return pa.Table.from_pylist([], schema=schema).to_pandas()
+    how = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        table = arrow.read_json(pa.BufferReader(raw), arrow.ReadOptions(block_size=16 * 2**20), how)
+    except (pa.ArrowException, ValueError):
+        return None
+    return table.to_pandas()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -125,6 +201,8 @@ class Tail:
 
 def _parsed(raw: bytes) -> Any:
     """Parse JSON; half a character (a lone surrogate, which JSON can spell and no file can hold) becomes `?`."""
+    with contextlib.suppress(ValueError):
+        return orjson.loads(raw)  # stricter than the standard library, and four times as fast
     record = json.loads(raw.decode("utf-8"))
     if b"\\ud" in raw.lower():
         record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))

@@ -9,7 +9,7 @@ from dsnb import notebooks, pages, paths, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.explorer import page
 from dsnb.paths import SweepPaths
-from dsnb.runs import find_runs
+from dsnb.runs import look
 
 NOTEBOOK = "90_report"
 
@@ -37,7 +37,8 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
         If the notebook failed.
     """
     sweep = SweepPaths(Path(folder).absolute())
-    if not find_runs(sweep.dir):
+    found = look(sweep.dir)
+    if not found.runs and not found.logs:
         raise SettingsError(f"{str(folder)!r} holds no run: give the folder of a sweep, such as outputs/quickstart")
     target = Path(output).absolute() if output else sweep.report
     parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}

@@ -7,7 +7,7 @@ measured; how many are not is counted beside them.
 import pandas as pd
 
 from dsnb import columns
-from dsnb.runs import PHASES, SETTINGS
+from dsnb.schema import PHASES, SETTINGS
 
 METRICS = list(columns.METRICS)
 
@@ -30,13 +30,12 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
         and `<metric>_std` over the ok ones; NaN where nothing was measured, and for the spread of one run.
     """
     runs = told_apart(runs)
-    groups = runs.groupby(by, sort=False, dropna=False)
-    ok = runs[runs["status"] == "ok"]
+    is_ok = runs["status"] == "ok"
+    ok = runs[is_ok]
     ok = ok.reindex(columns=[*ok.columns, *(name for name in METRICS if name not in ok)])
     measured = ok.groupby(by, sort=False, dropna=False)[METRICS]
-    counts = groups["status"].agg(
-        n=lambda status: int((status == "ok").sum()), not_ok=lambda status: int((status != "ok").sum())
-    )
+    keys = runs[[by]] if isinstance(by, str) else runs[list(by)]
+    counts = keys.assign(n=is_ok.astype(int), not_ok=(~is_ok).astype(int)).groupby(by, sort=False, dropna=False).sum()
     medians = measured.median().add_suffix("_median")
     spreads = measured.std(ddof=1).add_suffix("_std")
     columns = [f"{metric}_{statistic}" for metric in METRICS for statistic in ("median", "std")]

@@ -13,7 +13,7 @@ import yaml
 
 from dsnb.columns import METRICS
 from dsnb.paths import SweepPaths
-from dsnb.runs import ENVIRONMENT, SETTINGS
+from dsnb.schema import ENVIRONMENT, SETTINGS
 
 MOST_ROWS = 100
 """Of a table in a report: more would not be read, and the explorer has them."""
@@ -135,6 +135,18 @@ def timing_texts(timing: pd.DataFrame) -> pd.DataFrame:
     """Give the wall seconds by phase as texts."""
     titles = {name: f"{name.replace('_', ' ')} (s)" for name in timing.columns}
     return timing.map(lambda value: figure(value, float("nan"), 2)).rename(columns=titles)
+
+
+def numbers(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Html:
+    """Give a table of numbers under their own names, each with four digits that say something."""
+
+    def text(value: object) -> str:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return "" if value is None or value != value else str(value)
+        return "" if value != value else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+
+    shown = table.head(MOST_ROWS).map(text)
+    return Html(f"{to_html(shown, text_columns, index=False)}{_rest(len(table), 'the first')}")
 
 
 def heading(folder: str | Path) -> Html:

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from dsnb import findings
-from dsnb.runs import COLUMNS
+from dsnb.schema import RUN_COLUMNS as COLUMNS
 from dsnb.tradeoffs import beyond_noise, effects, front
 
 

@@ -1,0 +1,139 @@
+"""Run folders that dsnb itself wrote -> columns, many thousands at once.
+
+A run is a few small files, so what counts is how often the operating system is asked: names instead of `Path` objects,
+one read a file, and of the executed notebook only the end, where papermill keeps its times.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb import metrics, records
+from dsnb.launcher.outcome import STATUSES
+from dsnb.paths import RunPaths
+from dsnb.schema import ENVIRONMENT, METRICS, PHASES, SETTINGS, STEP_COLUMNS
+
+NOTEBOOK_END_BYTES = 16 * 1024
+BATCH_BYTES = 64 * 2**20
+_DURATION = re.compile(rb'"papermill":\s*\{\s*"default_parameters":.{0,8000}?"duration": ([0-9.]+)', re.DOTALL)
+_FILES = {name: getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "notebook", "steps")}
+
+
+def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
+    """Give what every run folder says, by column, without names; a run without a result counts as `interrupted`."""
+    settings, environments, results = (
+        [records.read_json(f"{folder}/{_FILES[name]}") or {} for folder in folders]
+        for name in ("experiment", "environment", "result")
+    )
+    summaries = [_mapping(result, "summary") for result in results]
+    phases = [_mapping(result, "phases_s") for result in results]
+    ends = [_ending(result) for result in results]
+    found: dict[str, list[Any]] = {}
+    for records_of, names in ((settings, [*SETTINGS, "device"]), (summaries, [*METRICS, "attention_used"])):
+        found.update((name, [record.get(name) for record in records_of]) for name in names)
+    found.update((name, [environment.get(name) for environment in environments]) for name in ENVIRONMENT)
+    found.update((f"{phase}_s", [times.get(phase) for times in phases]) for phase in PHASES)
+    found |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
+    found |= _shared(found)
+    found["gpu"] = [_gpu(environment.get("gpus")) for environment in environments]
+    found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
+    found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
+    found["notebook_s"] = [_notebook_s(f"{folder}/{_FILES['notebook']}") for folder in folders]
+    found["run_dir"] = list(folders)
+    return found
+
+
+def _ending(result: dict[str, Any]) -> tuple[str, str | None]:
+    if result.get("status") in STATUSES:
+        return result["status"], result.get("cause")
+    return "interrupted", "it was cut off before its end; start the sweep again"
+
+
+def _gpu(gpus: Any) -> str | None:
+    return gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
+
+
+def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Say how dsnb's runs share out their work: data parallel, on one machine."""
+    count = len(found["gpus"])
+    same = {"source": "dsnb", "strategy": "deepspeed", "offload": "none", "nodes": 1}
+    same |= {"tensor_parallel": 1, "pipeline_parallel": 1}
+    sizes = zip(*(found[name] for name in ("micro_batch_size", "grad_accum", "gpus")), strict=True)
+    return {name: [value] * count for name, value in same.items()} | {
+        "data_parallel": found["gpus"],
+        "global_batch_size": [
+            micro * accum * gpus if all(isinstance(size, int) for size in (micro, accum, gpus)) else None
+            for micro, accum, gpus in sizes
+        ],
+    }
+
+
+def _each(formula: Any, above: list[Any], below: list[Any]) -> list[float | None]:
+    return [_ratio(formula, one, other) for one, other in zip(above, below, strict=True)]
+
+
+def _ratio(formula: Any, above: Any, below: Any) -> float | None:
+    known = isinstance(above, int | float) and isinstance(below, int | float)
+    return formula(above, below) if known else None
+
+
+def _mapping(record: dict[str, Any], key: str) -> dict[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _notebook_s(path: str) -> float | None:
+    """Give the wall seconds of the whole notebook, kernel start included, as papermill wrote them down."""
+    end = records.read_end(path, NOTEBOOK_END_BYTES)
+    if end is None:
+        return None
+    if found := _DURATION.findall(end):
+        return float(found[-1])
+    notebook = records.read_json(path) or {}
+    duration = _mapping(_mapping(notebook, "metadata"), "papermill").get("duration")
+    return duration if isinstance(duration, int | float) else None
+
+
+def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
+    """Give the steps of all run folders one after the other, and how many each has.
+
+    Files are parsed together by pyarrow, in batches; where one is damaged, the files of its batch are read line by
+    line, and what is whole is kept.
+    """
+    tables, counts = [], []
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for position, folder in enumerate(folders):
+        path = f"{folder}/{_FILES['steps']}"
+        raw = records.read_bytes(path) or b""
+        batch.append((path, raw if not raw or raw.endswith(b"\n") else raw + b"\n"))
+        size += len(raw)
+        if size > BATCH_BYTES or position == len(folders) - 1:
+            table, lengths = _parse(batch)
+            tables.append(table)
+            counts += lengths
+            batch, size = [], 0
+    tables = [table for table in tables if len(table)]
+    return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=STEP_COLUMNS)), counts
+
+
+def _parse(batch: list[tuple[str, bytes]]) -> tuple[pd.DataFrame, list[int]]:
+    lengths = [raw.count(b"\n") for _, raw in batch]
+    table = records.parse_lines(b"".join(raw for _, raw in batch), _schema())
+    if table is not None and len(table) == sum(lengths):
+        return table, lengths
+    if len(batch) > 1:
+        parts = [_parse([one]) for one in batch]
+        return pd.concat([part for part, _ in parts], ignore_index=True), [length for _, (length,) in parts]
+    read = pd.DataFrame(records.read_lines(Path(batch[0][0])), columns=STEP_COLUMNS)
+    return read, [len(read)]
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {"phase": pa.string(), "skipped": pa.bool_()}
+    return pa.schema([(name, kinds.get(name, pa.float64())) for name in STEP_COLUMNS])

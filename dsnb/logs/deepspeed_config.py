@@ -1,0 +1,86 @@
+"""The configuration that DeepSpeed prints when it builds an engine: what it really used."""
+
+import re
+
+from dsnb.logs.flags import number_from_0, stage
+from dsnb.logs.start import DERIVED, Start
+from dsnb.logs.text import count
+
+_CONFIG = re.compile(r"config\.py:\d{1,6}:print\]\s+(\w{1,60})(?: \.+|\s) *(.*\n)")
+_OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)")
+_DEVICE = re.compile(r'"device": "(\w{1,20})"')
+_STAGE = re.compile(r"\bstage=(?:<\w+\.\w+: )?([0-3])\b")
+CONFIG = {
+    "train_batch_size": ("global_batch_size", count),
+    "train_micro_batch_size_per_gpu": ("micro_batch_size", count),
+    "gradient_accumulation_steps": ("grad_accum", count),
+    "zero_optimization_stage": ("zero_stage", stage),
+    "gradient_clipping": ("gradient_clipping", number_from_0),
+    "world_size": ("data_parallel", count),  # that of one model replica's peers, not of the job
+}
+
+
+def config(start: Start, line: str) -> None:
+    """`[config.py:1001:print]   train_batch_size ............. 192`."""
+    found = _CONFIG.search(line)
+    if not found:
+        return
+    engine(start)
+    name, value = found[1], found[2].strip()
+    start.scratch["offload_of"] = None
+    if name in CONFIG:
+        setting, read = CONFIG[name]
+        start.print(**{setting: read(value)})
+    elif name in {"fp16_enabled", "bfloat16_enabled", "float16_config", "bfloat16_config"}:
+        _precision(start, "bf16" if name.startswith("b") else "fp16", value)
+    elif name == "zero_config":
+        if within := _STAGE.search(value):
+            start.print(zero_stage=int(within[1]))
+        for part, device in _OFFLOAD.findall(value):
+            _offload(start, part, device)
+
+
+def engine(start: Start) -> None:
+    start.program = start.program or "DeepSpeed"
+    start.settings.setdefault("strategy", "deepspeed")
+    start.configured = True
+
+
+def _precision(start: Start, name: str, value: str) -> None:
+    on = value == "True" or "enabled=True" in value
+    off = value == "False" or "enabled=False" in value
+    seen = start.scratch.setdefault("formats", {})
+    if on or off:
+        seen[name] = on
+    if on:
+        start.print(precision=name)
+    elif seen == {"fp16": False, "bf16": False}:
+        start.print(precision="fp32")
+        start.origins["precision"] = DERIVED
+
+
+def _offload(start: Start, part: str, device: str) -> None:
+    parts = start.scratch.setdefault("offload", {})
+    parts[{"param": "parameters"}.get(part, part)] = device
+    places = {place for place in parts.values() if place != "none"}
+    named = " and ".join(name for name in ("parameters", "optimizer") if parts.get(name, "none") != "none")
+    start.print(offload=f"{named} to {'/'.join(sorted(places))}" if places else "none")
+
+
+def offload(start: Start, line: str) -> None:
+    """`"offload_optimizer": {`, in a printed configuration."""
+    part = "param" if '"offload_param"' in line else "optimizer"
+    start.scratch["offload_of"] = part
+    if "null" in line:
+        _offload(start, part, "none")
+
+
+def device(start: Start, line: str) -> None:
+    """`"device": "cpu"` below it."""
+    part, found = start.scratch.get("offload_of"), _DEVICE.search(line)
+    if part and found:
+        _offload(start, part, found[1])
+        start.scratch["offload_of"] = None
+
+
+READERS = {"config.py:": config, '"offload_': offload, '"device": ': device}

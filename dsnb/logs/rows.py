@@ -1,0 +1,195 @@
+"""A start of a foreign log -> the columns of `dsnb.load_runs`, with what follows from them by a formula."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb import hardware, metrics, models
+from dsnb.logs.start import DERIVED, ORIGINS, Start
+
+ENDS_WELL = "ok"
+
+
+def run(start: Start, path: Path, names: dict[str, Any]) -> dict[str, Any]:
+    """Give the row of a start; a column that it lacks was not logged and does not follow."""
+    _parallel(start)
+    _throughput(start)
+    _losses(start)
+    _flops(start)
+    status, cause = ending(start)
+    return {
+        **names,
+        "status": status,
+        "cause": cause,
+        "source": f"{start.program} log" if not start.program.endswith("CSV") else start.program,
+        **start.settings,
+        **start.figures,
+        **start.environment,
+        "host": next(iter(start.slots), None),
+        "note": "; ".join(dict.fromkeys(start.notes)) or None,
+        "origins": origins(start),
+        "run_dir": str(path),
+    }
+
+
+def origins(start: Start) -> str:
+    """Say of each figure whether it is as logged or derived: `as logged: a, b; derived: c`."""
+    kinds = {kind: [name for name, origin in start.origins.items() if origin == kind] for kind in ORIGINS}
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
+
+
+def steps(start: Start) -> pd.DataFrame:
+    """Give the steps of a start in the columns of `dsnb.load_steps`; tokens and memory only where they were logged."""
+    table = pd.DataFrame({name: column for name, column in start.steps.columns.items()}, copy=True)
+    tokens = _tokens_per_step(start)
+    if tokens and len(table):
+        table["tokens"] = table["tokens"].fillna(tokens)
+    table["phase"] = "timed"
+    if _first_is_warmup(start):
+        table.loc[0, "phase"] = "warmup"
+    table["skipped"] = (table["skipped"] > 0).where(table["skipped"].notna(), None)
+    return table.drop(columns="samples")
+
+
+def ending(start: Start) -> tuple[str, str | None]:
+    """Say how it ended; a log that just stops is a measurement if it has steps, and its cause says where it stops."""
+    if start.scratch.get("loss_is_nan"):
+        return "nan", "the last logged loss is NaN"
+    if start.ended:
+        return ENDS_WELL, None
+    if start.trouble:
+        return start.trouble
+    if not len(start.steps) and not {"samples_per_s", "tokens_per_s"} & set(start.figures):
+        return "interrupted", "the log ends before the first step"
+    last, planned = int(start.steps.last) if len(start.steps) else None, start.settings.get("steps")
+    if last and isinstance(planned, int) and last < planned:
+        return ENDS_WELL, f"the log ends at step {last} of {planned}"
+    return ENDS_WELL, None
+
+
+def _parallel(start: Start) -> None:
+    """Derive GPUs, nodes, the sizes of the parallel groups and of the batch from each other."""
+    have = start.settings
+    if start.slots:
+        _derive(start, nodes=len(start.slots), gpus=sum(start.slots.values()) or None)
+    _derive(start, nodes=start.scratch.get("launchers"))
+    have.setdefault("tensor_parallel", 1)
+    have.setdefault("pipeline_parallel", 1)
+    model_parallel = have["tensor_parallel"] * have["pipeline_parallel"]
+    micro, accum, batch = (have.get(name) for name in ("micro_batch_size", "grad_accum", "global_batch_size"))
+    if micro and accum and batch and batch % (micro * accum) == 0:
+        _derive(start, gpus=batch // (micro * accum) * model_parallel)
+    if have.get("data_parallel"):
+        _derive(start, gpus=have["data_parallel"] * model_parallel)
+    gpus = have.get("gpus")
+    if gpus and gpus % model_parallel == 0:
+        _derive(start, data_parallel=gpus // model_parallel)
+    ways = have.get("data_parallel")
+    if micro and ways and batch and batch % (micro * ways) == 0:
+        _derive(start, grad_accum=batch // (micro * ways))
+    if micro and ways and have.get("grad_accum"):
+        _derive(start, global_batch_size=micro * ways * have["grad_accum"])
+
+
+def _derive(start: Start, **settings: int | None) -> None:
+    for name, value in settings.items():
+        if value and name not in start.settings:
+            start.settings[name] = value
+            start.origins[name] = DERIVED
+
+
+def _first_is_warmup(start: Start) -> bool:
+    """Megatron's first line holds what is done once: compilation, memory, communicators."""
+    return "Megatron" in start.program and len(start.steps) > 1
+
+
+def _tokens_per_step(start: Start) -> float | None:
+    batch, length = start.settings.get("global_batch_size"), start.settings.get("seq_len")
+    return batch * length if batch and length else None
+
+
+def _throughput(start: Start) -> None:
+    """Derive samples/s, tokens/s and step time from what of them was logged: work over time, never a mean of rates."""
+    have, gpus = start.figures, start.settings.get("gpus")
+    batch, length = start.settings.get("global_batch_size"), start.settings.get("seq_len")
+    if "samples_per_s" not in have and (speed := start.scratch.get("chat_speed")) and gpus:
+        start.measure(DERIVED, samples_per_s=speed[0] / speed[1] * gpus)
+    if "samples_per_s" not in have and "Megatron" in start.program:
+        _over_steps(start, int(_first_is_warmup(start)))
+    if "samples_per_s" not in have and "samples_per_s_running" in have:
+        start.measure(samples_per_s=have["samples_per_s_running"])
+    if "samples_per_s" not in have and len(start.steps) and "tokens_per_s" not in have:
+        _over_steps(start, 0)
+    if "samples_per_s" not in have and have.get("step_time_s") and batch and not length:
+        start.measure(DERIVED, samples_per_s=batch / have["step_time_s"])
+    rate = have.get("samples_per_s")
+    if rate and length and "tokens_per_s" not in have:
+        start.measure(DERIVED, tokens_per_s=metrics.tokens_per_s_of_samples(rate, length))
+    runtime_s, steps = have.get("train_runtime_s"), start.settings.get("steps")
+    if runtime_s and steps and start.ended:  # the last batch of an epoch may be smaller, so not from samples/s
+        start.measure(DERIVED, step_time_s=runtime_s / steps)
+    elif rate and batch and not runtime_s and "step_time_s" not in have:
+        start.measure(DERIVED, step_time_s=batch / rate)
+    if have.get("tokens_per_s") and gpus:
+        start.measure(DERIVED, tokens_per_s_per_gpu=have["tokens_per_s"] / gpus)
+
+
+def _over_steps(start: Start, after: int) -> None:
+    """Divide the samples of the timed steps by their time; each logged time stands for the steps since the last."""
+    batch = start.settings.get("global_batch_size")
+    total, time_s, count = 0.0, 0.0, 0.0
+    columns = start.steps.columns
+    for row in range(after, len(start.steps)):
+        step_time_s, samples = columns["step_time_s"][row], columns["samples"][row]
+        samples = samples if samples == samples else batch
+        if step_time_s != step_time_s or not samples:
+            continue
+        weight = columns["step"][row] - columns["step"][row - 1] if row else 1.0
+        total, time_s, count = total + samples * weight, time_s + step_time_s * weight, count + weight
+    if time_s > 0:
+        start.measure(DERIVED, samples_per_s=total / time_s, step_time_s=time_s / count)
+        start.measure(DERIVED, timed_steps=count, timed_wall_s=time_s)
+
+
+def _losses(start: Start) -> None:
+    known = start.steps.known("loss")
+    if known and "loss_last" not in start.figures:
+        start.measure(loss_first=known[0], loss_last=known[-1])
+
+
+def _flops(start: Start) -> None:
+    """Derive TFLOP/s by dsnb's convention where the model's shape is known; adapters train another number of weights."""
+    shape, parameters = _shape(start), start.scratch.get("parameters")
+    if parameters:
+        ranks = start.settings["tensor_parallel"] * start.settings["pipeline_parallel"]
+        if len(parameters) == ranks:
+            start.measure(DERIVED, parameters=sum(parameters.values()))
+    if shape:
+        start.measure(DERIVED, parameters=shape.parameters)
+    rate, length = start.figures.get("tokens_per_s_per_gpu"), start.settings.get("seq_len")
+    if not shape or not rate or not length or start.settings.get("lora_rank"):
+        return
+    per_token = metrics.model_flops_per_token(shape.parameters, shape.layers, shape.hidden, length)
+    if "tflops_per_gpu" not in start.figures:
+        start.measure(DERIVED, tflops_per_gpu=metrics.tflops(per_token, rate))
+    if "hardware_tflops_per_gpu" not in start.figures and "activation_checkpointing" in start.settings:
+        factor = metrics.recomputation_factor(start.settings["activation_checkpointing"])
+        start.measure(DERIVED, hardware_tflops_per_gpu=metrics.tflops(per_token * factor, rate))
+    precision = start.settings.get("precision")
+    peak = hardware.peak_tflops(start.environment.get("gpu"), precision) if precision else None
+    if peak:
+        start.measure(DERIVED, mfu=metrics.mfu(start.figures["tflops_per_gpu"], peak))
+
+
+def _shape(start: Start) -> models.Shape | None:
+    if start.settings.get("model") in models.PRESETS:
+        return models.PRESETS[start.settings["model"]]
+    if {"layers", "hidden", "vocab"} <= set(start.shape):
+        layers, hidden, vocab = (start.shape[name] for name in ("layers", "hidden", "vocab"))
+        start.settings.setdefault("model", f"gpt-{layers}x{hidden}")
+        start.origins["model"] = DERIVED
+        return models.Shape("gpt2", layers, hidden, 1, vocab, start.settings.get("seq_len"))
+    return None
+
+

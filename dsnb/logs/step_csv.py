@@ -1,0 +1,167 @@
+"""Reads `results/EXP/runN/step_log.csv` and `gpu_log.csv` of a GPT-2 benchmark, as logged and corrected.
+
+Its step timer starts anew only after every tenth step: inside a block of ten the times are cumulative, and the tokens/s
+a fraction of the true ones. The time stamps are right. The program drops the first 20 steps of an epoch and takes the
+median of what is left; so the corrected figure is the same median over the time between one step's stamp and the next.
+"""
+
+import csv
+import re
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pandas as pd
+
+from dsnb.errors import LogError
+from dsnb.logs.start import DERIVED, LOGGED, Start
+from dsnb.logs.text import LONGEST_LINE, number, positive
+
+HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
+WARMUP_STEPS = 20
+NAME = re.compile(r"zs([0-3])_(fp32|tf32|fp16|bf16)_gpus(\d{1,5})_bs(\d{1,7})_sl(\d{1,8})")
+_CELL = re.compile(r"^\s*([-+]?[\d.,eE+-]+)\s*(%|[kMG]i?B|W|MHz|C)?\s*$")
+
+
+def read(path: Path) -> list[Start]:
+    """Read the steps of one run.
+
+    Raises
+    ------
+    LogError
+        If there is no whole row in it.
+    """
+    start = Start(program="GPT-2 step CSV", configured=True, ended=True)
+    start.print(model="gpt2", strategy="deepspeed", **settings(path))
+    kept = {name: array("d") for name in ("tokens_per_sec", "step_time_s", "timestamp")}
+    began_s = before_s = None
+    for index, row in enumerate(_rows(path), start=1):
+        stamp_s = row["timestamp"]
+        began_s = stamp_s if began_s is None else began_s
+        start.steps.add(
+            index,
+            t_s=stamp_s - began_s if stamp_s >= began_s else None,
+            step_time_s=stamp_s - before_s if before_s is not None and stamp_s > before_s else None,
+            step_time_logged_s=row["step_time_s"],
+            loss=row["loss"],
+            tokens=round(row["tokens_per_sec"] * row["step_time_s"]),
+        )
+        start.peak(peak_reserved_gib=_gib(row.get("gpu_max_mem_mb")))
+        before_s = stamp_s
+        if row["global_step"] > WARMUP_STEPS:
+            for name, column in kept.items():
+                column.append(row[name])
+    if before_s is None:
+        raise LogError(path, "holds no whole row: it should have " + ", ".join(HEADER), 2)
+    _summarize(start, kept)
+    _gpus(start, path.with_name("gpu_log.csv"))
+    start.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
+    return [start]
+
+
+def _summarize(start: Start, kept: dict[str, array]) -> None:
+    """Take the medians that the program itself prints, and the same one from the time stamps."""
+    rates, times_s, stamps_s = kept["tokens_per_sec"], kept["step_time_s"], kept["timestamp"]
+    if not rates:
+        start.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
+        return
+    start.measure(
+        LOGGED, tokens_per_s_logged=median(rates), step_time_logged_s=median(times_s), timed_steps=len(rates)
+    )
+    between_s = [after - before for before, after in zip(stamps_s, stamps_s[1:], strict=False) if after > before]
+    tokens = round(rates[-1] * times_s[-1])
+    if between_s and tokens:
+        start.measure(DERIVED, tokens_per_s=tokens / median(between_s), step_time_s=median(between_s))
+
+
+def _gib(mib: float | None) -> float | None:
+    """The program divides torch's bytes by 2^20; whole even numbers, so what torch reserved, in segments of 2 MiB."""
+    return mib / 1024 if mib is not None and mib > 0 else None
+
+
+def settings(path: Path) -> dict[str, object]:
+    """Take the settings from the folder's name, `zs0_fp16_gpus1_bs32_sl128`: the log itself has none."""
+    found = NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name)
+    if not found:
+        return {}
+    stage, precision, gpus, micro_batch_size, seq_len = found.groups()
+    return {
+        "zero_stage": int(stage), "precision": precision, "gpus": int(gpus),
+        "micro_batch_size": int(micro_batch_size), "seq_len": int(seq_len), "grad_accum": 1,
+    }  # fmt: skip
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Give the rows in which every number is whole; the last one may be cut off."""
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        names = file.readline(LONGEST_LINE).strip().split(",")
+        while line := file.readline(LONGEST_LINE):
+            cells = line.rstrip("\r\n").split(",")
+            if not line.endswith("\n") or len(cells) != len(names):
+                continue
+            row = {name: number(cell) for name, cell in zip(names, cells, strict=True)}
+            needed = [positive(cells[names.index(name)]) for name in HEADER if name != "loss"]
+            if None not in needed and row["loss"] is not None:
+                yield row
+
+
+def _gpus(start: Start, path: Path) -> None:
+    samples = load_gpu(path)
+    for column, figure in (("util_pct", "gpu_util_pct"), ("power_w", "power_w"), ("sm_clock_mhz", "sm_clock_mhz")):
+        if column in samples and (values := samples[column].dropna()).size:
+            start.measure(DERIVED, **{figure: fmean(values)})
+    if "memory_used_gib" in samples and (values := samples["memory_used_gib"].dropna()).size:
+        start.measure(DERIVED, device_memory_gib=float(values.max()))
+
+
+def load_gpu(path: Path) -> pd.DataFrame:
+    """Read `gpu_log.csv`, whatever its columns are called: they say what they hold, and in which unit.
+
+    Returns
+    -------
+    pandas.DataFrame
+        `t_s`, `gpu`, `util_pct`, `memory_used_gib`, `power_w`, `sm_clock_mhz`, as far as there are such columns.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            reader = csv.reader(line for line in file if "\0" not in line and len(line) < LONGEST_LINE)
+            header = next(reader, [])
+            places = {name: index for index, title in enumerate(header) if (name := _column(title))}
+            rows = [
+                {name: _cell(row[index], header[index]) for name, index in places.items()}
+                for row in reader
+                if len(row) == len(header)
+            ]
+    except (OSError, csv.Error):
+        return pd.DataFrame()
+    table = pd.DataFrame(rows, columns=list(places), dtype=float)
+    if "t_s" in table and len(table):
+        table["t_s"] -= table["t_s"].min()
+    return table
+
+
+def _column(title: str) -> str | None:
+    """Say what a column holds by its title, such as `utilization.gpu [%]` or `gpu_mem_used_mb`."""
+    words = title.strip().lower()
+    if "util" in words and "mem" not in words:
+        return "util_pct"
+    if "mem" in words and "used" in words:
+        return "memory_used_gib"
+    if "power" in words and "limit" not in words:
+        return "power_w"
+    if "clock" in words and "mem" not in words:
+        return "sm_clock_mhz"
+    return {"timestamp": "t_s", "t_s": "t_s", "gpu": "gpu", "index": "gpu", "gpu_index": "gpu", "gpu_id": "gpu"}.get(words)
+
+
+def _cell(text: str, title: str) -> float | None:
+    found = _CELL.match(text)
+    value = number(found[1]) if found else None
+    if value is None or "mem" not in title.lower() or "util" in title.lower():
+        return value
+    unit = ((found[2] if found else None) or title.lower()).lower()
+    if "gb" in unit or "gib" in unit:
+        return value
+    return value / 1024 if "mb" in unit or "mib" in unit else None

@@ -1,0 +1,100 @@
+"""The columns of the tables: runs, steps, and samples of a GPU, whoever measured them.
+
+What a column means to a reader (title, unit, which way is better) is in `dsnb.columns`.
+"""
+
+from dsnb.experiment import Experiment
+
+SETTINGS = [name for name in Experiment.model_fields if name not in {"device", "time_limit_s"}]
+SHARING = [
+    "strategy",
+    "offload",
+    "optimizer",
+    "lora_rank",
+    "gradient_compression",
+    "nodes",
+    "data_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "global_batch_size",
+]
+"""How the work is shared out and updated: settings of logs and publications that dsnb's own runs do not vary yet."""
+METRICS = [
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "samples_per_s",
+    "step_time_s",
+    "step_time_median_s",
+    "tflops_per_gpu",
+    "hardware_tflops_per_gpu",
+    "mfu",
+    "days_per_100b_tokens",
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "device_memory_gib",
+    "host_memory_gib",
+    "gpu_util_pct",
+    "power_w",
+    "tokens_per_joule",
+    "sm_clock_mhz",
+    "loss_first",
+    "loss_last",
+    "loss_mean",
+    "skipped_steps",
+    "nan_steps",
+    "timed_steps",
+    "timed_wall_s",
+    "train_runtime_s",
+    "steps_per_s",
+    "samples_per_s_running",
+    "tokens_per_s_logged",
+    "step_time_logged_s",
+    "parameters",
+    "trainable_parameters",
+]
+PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
+ENVIRONMENT = ["host", "gpu", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl", "deepspeed", "transformers"]
+ENVIRONMENT += ["dsnb", "git_commit", "date_utc"]
+KEYS = ["sweep", "experiment", "repeat"]
+RUN_COLUMNS = [
+    *KEYS,
+    "status",
+    "cause",
+    "source",
+    *SETTINGS,
+    "device",
+    *SHARING,
+    *METRICS,
+    "attention_used",
+    *(f"{phase}_s" for phase in PHASES),
+    "notebook_s",
+    *ENVIRONMENT,
+    "note",
+    "origins",
+    "run_dir",
+]
+_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
+_TEXTS = {"strategy", "offload", "optimizer", "gradient_compression"}
+RUN_NUMBERS = [
+    "repeat",
+    *(name for name in SETTINGS if isinstance(_DEFAULTS[name], int | float) and not isinstance(_DEFAULTS[name], bool)),
+    *(name for name in SHARING if name not in _TEXTS),
+    *METRICS,
+    *(f"{phase}_s" for phase in PHASES),
+    "notebook_s",
+    "cores",
+]
+STEP_COLUMNS = [
+    "step",
+    "phase",
+    "t_s",
+    "step_time_s",
+    "loss",
+    "tokens",
+    "allocated_gib",
+    "reserved_gib",
+    "skipped",
+    "step_time_logged_s",
+]
+STEP_NUMBERS = [name for name in STEP_COLUMNS if name not in {"phase", "skipped"}]
+GPU_COLUMNS = ["t_s", "gpu", "util_pct", "memory_used_gib", "power_w", "sm_clock_mhz"]
