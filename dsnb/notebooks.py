@@ -1,6 +1,12 @@
 """Executes one notebook through papermill: the one place that knows papermill."""
 
+import asyncio
+import contextlib
+import logging
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +15,9 @@ from traitlets.config import Config
 from dsnb import paths
 
 KERNEL = "python3"
+
+# What papermill logs is for those who set up logging; without a handler Python would print it on the terminal.
+logging.getLogger("papermill").addHandler(logging.NullHandler())
 
 
 def parameters(template: Path) -> set[str]:
@@ -28,11 +37,13 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
     ------
     papermill.exceptions.PapermillExecutionError
         If a cell failed.
+    nbclient.exceptions.DeadKernelError
+        If the kernel died.
     """
     import papermill
 
-    with tempfile.TemporaryDirectory(prefix="dsnb-", dir=paths.sockets_home()) as sockets:
-        config = Config()
+    config = Config()
+    with tempfile.TemporaryDirectory(prefix="dsnb-", dir=paths.sockets_home()) as sockets, _interruptible(config):
         config.KernelManager.transport = "ipc"
         config.KernelManager.ip = f"{sockets}/kernel"
         config.NotebookClient.extra_arguments = ["--log-level=CRITICAL"]
@@ -45,6 +56,46 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
             store_widget_state=False,
             config=config,
         )
+
+
+@contextlib.contextmanager
+def _interruptible(config: Config) -> Iterator[None]:
+    """Let an interrupt cancel the cell that is executed, and raise KeyboardInterrupt when the kernel is gone.
+
+    Python raises it in the midst of whatever the event loop does. The tasks that this leaves behind see the kernel die
+    of the interrupt, and asyncio prints what they make of it. So it is done here as in `asyncio.run`.
+    """
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    cell: asyncio.Task[Any] | None = None
+    stopped = False
+
+    def begin(**_: Any) -> None:
+        nonlocal cell
+        cell = asyncio.current_task()
+
+    def stop(*_: Any) -> None:
+        nonlocal stopped
+        if stopped or cell is None or cell.done():
+            raise KeyboardInterrupt
+        stopped = True
+        loop = cell.get_loop()
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+
+    config.NotebookClient.on_cell_start = begin
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    except Exception:
+        if not stopped:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if stopped:
+        raise KeyboardInterrupt
 
 
 def _plain(path: Path) -> str:

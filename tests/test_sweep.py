@@ -264,8 +264,7 @@ def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, tmp_path, numbe
     sweep.send_signal(number)
     _, said = sweep.communicate(timeout=60)
     assert sweep.returncode == 130
-    assert said.endswith("interrupted: finished runs are kept, start the sweep again to go on\n")
-    assert "Traceback" not in said
+    assert said == "interrupted: finished runs are kept, start the sweep again to go on\n"
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
     assert records.read_lines(folder / "steps.jsonl")
     _, alive = psutil.wait_procs(family, timeout=15)
