@@ -1,8 +1,8 @@
 """Keeps large tables that were loaded, so that the next load of an unchanged folder is quick.
 
-Only what took long is kept, in the user's cache folder (`$DSNB_CACHE`, else `dsnb` below `$XDG_CACHE_HOME`). It is taken
-again only if none of the files and folders that were looked at has another time, size or file number, and dsnb's own
-code is the same. Without pyarrow nothing is kept.
+Only what took long is kept, in the user's cache folder (`$DSNB_CACHE`, else `dsnb` below `$XDG_CACHE_HOME`). It is
+taken again only if none of the files and folders that were looked at has another time, size or file number, and dsnb's
+own code is the same. Without pyarrow nothing is kept.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ def kept(kind: str, root: Path, load: Callable[[], tuple[pd.DataFrame, list[str]
 
 
 def _stamps(looked_at: Sequence[str]) -> np.ndarray:
-    """Give what tells whether a path changed: shape (paths, 3) of time in ns, size and file number; -1 if it is gone."""
-    stat, numbers = os.stat, []
+    """Give what tells whether a path changed: shape (paths, 3) of time in ns, size, file number; -1 if it is gone."""
+    stat, numbers = os.stat, list[int]()
     for path in looked_at:
         try:
             about = stat(path)

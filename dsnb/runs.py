@@ -58,6 +58,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are passed over.
     """
+
     def load() -> tuple[pd.DataFrame, list[str]]:
         found = look(path)
         return _runs(found), [*found.looked_at, *found.results]
@@ -85,6 +86,7 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     SettingsError, LogError
         As `load_runs`.
     """
+
     def load() -> tuple[pd.DataFrame, list[str]]:
         found = look(path)
         return _steps(found), [*found.looked_at, *found.steps]

@@ -35,8 +35,8 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         by_size = part.groupby("gpus")["tokens_per_s"].agg(["count", "median", "min", "max"])
         if len(by_size) < 2:
             continue
-        base = base_gpus if base_gpus in by_size.index else by_size.index[0]
-        for gpus, (count, median, lowest, highest) in by_size.iterrows():
+        base = base_gpus if base_gpus is not None and base_gpus in by_size.index else int(by_size.index[0])
+        for gpus, count, median, lowest, highest in by_size.itertuples():
             rows.append(
                 {
                     "workload": workload,
@@ -45,7 +45,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
                     "tokens_per_s": median,
                     "lowest": lowest,
                     "highest": highest,
-                    "base_gpus": int(base),
+                    "base_gpus": base,
                     "speed_up": metrics.speed_up(median, by_size.loc[base, "median"]),
                     "efficiency": metrics.scaling_efficiency(median, gpus, by_size.loc[base, "median"], base),
                     "days": metrics.days(tokens, median),

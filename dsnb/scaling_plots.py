@@ -12,11 +12,11 @@ from dsnb.plots import Picture
 COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#000000"]
 """Okabe and Ito's, as in every other figure."""
 MOST_LINES = len(COLOURS)
-LONGEST_LABEL = 70
+LONGEST_LABEL = 120
 
 
 def throughput(table: pd.DataFrame) -> Picture:
-    """Draw tokens/s and efficiency against GPUs; the dotted lines are ideal, bars go from the lowest to the highest run.
+    """Draw tokens/s and efficiency against GPUs; dotted lines are ideal, bars go from the lowest to the highest.
 
     Parameters
     ----------
@@ -59,7 +59,9 @@ def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
         _lines(shown, "days", f"days for {tokens / 1e9:,.4g} billion tokens", axis)
         for colour, (_, part) in zip(COLOURS, shown.groupby("workload", sort=False), strict=False):
             base = part[part["gpus"] == part["base_gpus"]].iloc[0]
-            axis.plot(part["gpus"], base["days"] * base["gpus"] / part["gpus"], color=colour, linestyle=":", linewidth=1)
+            axis.plot(
+                part["gpus"], base["days"] * base["gpus"] / part["gpus"], color=colour, linestyle=":", linewidth=1
+            )
         _legend(figure, axis)
         return figure
 
@@ -68,9 +70,7 @@ def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
 
 def _most(table: pd.DataFrame) -> pd.DataFrame:
     order = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable").index[:MOST_LINES]
-    shown = table[table["workload"].isin(order)].sort_values(["workload", "gpus"])
-    short = shown["workload"].map(lambda name: name if len(name) <= LONGEST_LABEL else f"{name[:LONGEST_LABEL]}\u2026")
-    return shown.assign(label=short)
+    return table[table["workload"].isin(order)].sort_values(["workload", "gpus"])
 
 
 def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
@@ -104,8 +104,8 @@ def _legend(figure: Figure, *axes: Axes) -> None:
     """Put one legend below: names of workloads are long."""
     handles, labels = axes[0].get_legend_handles_labels()
     for axis in axes:
-        if axis.get_legend():
-            axis.get_legend().remove()
+        if (own := axis.get_legend()) is not None:
+            own.remove()
     if handles:
         short = [label if len(label) <= LONGEST_LABEL else f"{label[:LONGEST_LABEL]}\u2026" for label in labels]
-        figure.legend(handles, short, loc="outside lower center", ncols=1, frameon=False)
+        figure.legend(handles, short, loc="outside lower center", ncols=1, frameon=False, fontsize="small")

@@ -70,16 +70,19 @@ def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
     dict
         Title of the part (the settings that vary between parts) -> its runs.
     """
-    varying = [
-        name for name in SETTINGS if name not in {"zero_stage", "precision"} and runs[name].nunique(dropna=False) > 1
+    names = [
+        name for name in dict.fromkeys([*SETTINGS, *axes(runs)]) if name not in {"zero_stage", "precision", "source"}
     ]
+    varying = [name for name in names if name in runs and runs[name].nunique(dropna=False) > 1]
     if not varying:
         return {"": runs}
     parts = runs.groupby(varying, sort=False, dropna=False)
     sizes = parts.size().to_numpy()
     kept = set((-sizes).argsort(kind="stable")[: most or None])
     return {
-        ", ".join(f"{name} {value}" for name, value in zip(varying, key, strict=True)): part
+        ", ".join(
+            f"{name} {value}" for name, value in zip(varying, key, strict=True) if columns.text(value) != "-"
+        ): part
         for number, (key, part) in enumerate(parts)
         if number in kept
     }
@@ -99,6 +102,7 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
     ok = runs[runs["status"] == "ok"]
     names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
     table = ok.groupby("experiment", sort=False)[names].median()
+    table = table.dropna(how="all")  # logs of others do not tell
     whole = table["notebook_s"].fillna(table["wall_s"])
     table["outside_steps_s"] = whole - table["warmup_s"] - table["timed_s"]
     return table.rename(columns=lambda name: name.removesuffix("_s"))

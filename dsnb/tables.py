@@ -50,12 +50,21 @@ def readable(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _repeated(summary: pd.DataFrame) -> set[str]:
-    """Name the metrics that would only repeat others: one GPU's share of one GPU, host memory beside a GPU's."""
+    """Name the metrics that would only repeat others: one GPU's share of one GPU, host memory beside a GPU's, ..."""
+    median = {metric: summary[f"{metric}_median"] for metric in METRICS}
     repeated = set()
-    if summary["tokens_per_s_median"].equals(summary["tokens_per_s_per_gpu_median"]):
+    if median["tokens_per_s"].equals(median["tokens_per_s_per_gpu"]):
         repeated.add("tokens_per_s")
-    if summary["peak_allocated_gib_median"].notna().any():
+    if (median["tokens_per_s"].notna() | median["samples_per_s"].isna()).all():
+        repeated.add("samples_per_s")
+    if median["peak_allocated_gib"].notna().any():
         repeated.add("host_memory_gib")
+        if (median["peak_allocated_gib"].notna() | median["peak_reserved_gib"].isna()).all():
+            repeated.add("peak_reserved_gib")
+    if (
+        median["hardware_tflops_per_gpu"].isna() | median["hardware_tflops_per_gpu"].eq(median["tflops_per_gpu"])
+    ).all():
+        repeated.add("hardware_tflops_per_gpu")
     return repeated
 
 
@@ -147,6 +156,12 @@ def numbers(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Html:
 
     shown = table.head(MOST_ROWS).map(text)
     return Html(f"{to_html(shown, text_columns, index=False)}{_rest(len(table), 'the first')}")
+
+
+def sentences(said: list[str]) -> Html:
+    """Give sentences as a list, or say that there is nothing to say."""
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in said)
+    return Html(f"<ul>{items}</ul>" if items else "<p>No contradiction found.</p>")
 
 
 def heading(folder: str | Path) -> Html:

@@ -128,6 +128,12 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, index=runs.index, dtype=float)
 
 
+def run_log(data: Data, position: int) -> Path | None:
+    """Give the log that a foreign run was read from, if the table names one that exists."""
+    value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
+    return Path(value) if isinstance(value, str) and Path(value).is_file() else None
+
+
 def run_folder(data: Data, position: int) -> Path | None:
     """Give a run's folder, if the table names one that exists."""
     value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None

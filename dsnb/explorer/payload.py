@@ -9,7 +9,7 @@ import pandas as pd
 from dsnb import columns
 from dsnb.columns import Metric
 from dsnb.explorer import charts
-from dsnb.explorer.data import Data, plain, run_folder
+from dsnb.explorer.data import Data, plain, run_folder, run_log
 from dsnb.explorer.state import DAYS, State, default, options
 from dsnb.paths import RunPaths
 from dsnb.runs import load_gpu, load_steps
@@ -137,10 +137,13 @@ def all_series(data: Data) -> dict[int, dict[str, Any]]:
 
 def series(data: Data, position: int, points: int = MOST_POINTS) -> dict[str, Any]:
     """Give one run's steps and samples, at most `points` of each, evenly chosen; nothing where none was written."""
-    folder = run_folder(data, position)
-    if folder is None:
+    place = run_folder(data, position) or run_log(data, position)
+    if place is None:
         return {}
-    steps, samples = load_steps(folder), load_gpu(folder)
+    steps, samples = load_steps(place), load_gpu(place)
+    if place.is_file():  # a log may tell of several starts
+        row = data.runs.iloc[position]
+        steps = steps[(steps["experiment"] == row["experiment"]) & (steps["repeat"] == row["repeat"])]
     result: dict[str, Any] = {}
     if len(steps):
         every = math.ceil(len(steps) / points)

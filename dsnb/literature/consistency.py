@@ -1,4 +1,6 @@
-"""Do published figures agree with each other? Each is computed again from the others by the formula that goes with it."""
+"""Do published figures agree with each other? Each is computed again from the others by the formula for it."""
+
+from typing import Any
 
 import pandas as pd
 
@@ -6,7 +8,7 @@ from dsnb import metrics, models
 from dsnb.literature.tables import CUMULATIVE_TIMER, TOKENS, published
 
 TOLERANCE = 0.1
-CLAIMS = {
+CLAIMS: dict[str, Any] = {
     "jean-zay_deepspeed_zs1_gpus8_bs2_sl1024_ga64_ac": {
         "table": "jean_zay_bloom7b",
         "tokens_per_s": 91_168.0,
@@ -14,6 +16,7 @@ CLAIMS = {
     },
 }
 """Figures that stand in the text beside a table, by experiment."""
+Row = dict[str, Any]
 COLUMNS = ["table", "experiment", "figure", "published", "from", "computed", "ratio"]
 BIGSCIENCE_PARAMETERS = 1.3e9
 MEAN_PLACE_IN_BLOCK = 226 / 43
@@ -25,8 +28,8 @@ def agreement(name: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row per figure that another one determines: `table`, `experiment`, `figure`, `published`, `from` (what it was
-        computed from), `computed`, `ratio` (computed over published).
+        One row per figure that another one determines: `table`, `experiment`, `figure`, `published`, `from` (what
+        it was computed from), `computed`, `ratio` (computed over published).
     """
     table = published(name)
     known = table[table["status"] == "ok"]
@@ -40,19 +43,19 @@ def contradictions(name: str) -> list[str]:
     wrong = checks[(checks["ratio"] - 1).abs() > TOLERANCE]
     return [
         f"{row['experiment']}: {row['figure']} is published as {row['published']:,.4g}, "
-        f"but {row['from']} gives {row['computed']:,.4g} ({row['ratio']:.2f} times as much)"
+        f"but {row['from']} would be {row['computed']:,.4g}, {row['ratio']:.2g} times as much"
         for row in wrong.to_dict("records")
     ]
 
 
-def _check(row: dict, figure: str, value: float, source: str, computed: float | None) -> list[dict]:
+def _check(row: Row, figure: str, value: float, source: str, computed: float | None) -> list[Row]:
     if computed is None or value != value or computed != computed:
         return []
     words = {"experiment": row["experiment"], "figure": figure, "from": source}
     return [{**words, "published": value, "computed": computed, "ratio": computed / value}]
 
 
-def _bigscience(row: dict) -> list[dict]:
+def _bigscience(row: Row) -> list[Row]:
     computed = metrics.published_tflops(
         BIGSCIENCE_PARAMETERS,
         row["global_batch_size"] * row["seq_len"],
@@ -63,13 +66,13 @@ def _bigscience(row: dict) -> list[dict]:
     return _check(row, "TFLOP/s", row["hardware_tflops_per_gpu"], "the step time", computed)
 
 
-def _gpt2(row: dict) -> list[dict]:
+def _gpt2(row: Row) -> list[Row]:
     tokens = row["micro_batch_size"] * row["seq_len"]
     rate = tokens / (row["step_time_logged_s"] / MEAN_PLACE_IN_BLOCK) / CUMULATIVE_TIMER
     return _check(row, "tokens/s", row["tokens_per_s_logged"], "the mean step time", rate)
 
 
-def _bloom(row: dict) -> list[dict]:
+def _bloom(row: Row) -> list[Row]:
     claim = CLAIMS.get(row["experiment"])
     if not claim:
         return []
@@ -79,18 +82,18 @@ def _bloom(row: dict) -> list[dict]:
     gpus = int(row["gpus"])
     by_tokens = metrics.days(TOKENS, claim["tokens_per_s"])
     by_flops = claim["hardware_tflops_per_gpu"] * 1e12 / per_token * gpus
-    days = f"days per 100 B tokens ({row['days_per_100b_tokens']:g})"
+    published_days, days = row["days_per_100b_tokens"], "days per 100 B tokens"
+    said = f"{claim['tokens_per_s']:,.0f} tokens/s"
+    flops = claim["hardware_tflops_per_gpu"]
     return [
-        *_check(row, "days per 100 B tokens", row["days_per_100b_tokens"], f"{claim['tokens_per_s']:,.0f} tokens/s", by_tokens),
-        *_check(row, "days per 100 B tokens", row["days_per_100b_tokens"],
-                f"{claim['hardware_tflops_per_gpu']:g} TFLOP/s on {gpus} GPUs", metrics.days(TOKENS, by_flops)),
-        *_check(row, "tokens/s", claim["tokens_per_s"], days, row["tokens_per_s"]),
-        *_check(row, "TFLOP/s", claim["hardware_tflops_per_gpu"], f"{claim['tokens_per_s']:,.0f} tokens/s",
-                metrics.tflops(per_token, claim["tokens_per_s"] / gpus)),
-    ]  # fmt: skip
+        *_check(row, days, published_days, said, by_tokens),
+        *_check(row, days, published_days, f"{flops:g} TFLOP/s on {gpus} GPUs", metrics.days(TOKENS, by_flops)),
+        *_check(row, "tokens/s", claim["tokens_per_s"], f"{published_days:g} {days}", row["tokens_per_s"]),
+        *_check(row, "TFLOP/s", flops, said, metrics.tflops(per_token, claim["tokens_per_s"] / gpus)),
+    ]
 
 
-def _nothing(_row: dict) -> list[dict]:
+def _nothing(_row: Row) -> list[Row]:
     return []
 
 

@@ -163,7 +163,9 @@ def _bloom(start: Start, known: dict[str, Any]) -> str:
 
 
 def _lambda(start: Start, known: dict[str, Any]) -> str:
-    _take(start, known, "gpus", "nodes", "model", "micro_batch_size", "grad_accum", "seq_len", "zero_stage", "precision")
+    _take(
+        start, known, "gpus", "nodes", "model", "micro_batch_size", "grad_accum", "seq_len", "zero_stage", "precision"
+    )
     rank = int(str(known["method"]).removeprefix("lora")) if str(known["method"]).startswith("lora") else 0
     checkpointing = bool(known["activation_checkpointing"])
     start.print(activation_checkpointing=checkpointing, lora_rank=rank, strategy="deepspeed")

@@ -10,12 +10,14 @@ _DONE = re.compile(r"^Execution time: " + NUMBER + r" seconds for (\d{1,9}) step
 _THROUGHPUT = re.compile(r"^Throughput: " + NUMBER + " samples/sec")
 _CHAT_STEP = re.compile(r"Epoch: (\d{1,9}), Step: (\d{1,12}), Rank: 0, loss = (?:tensor\()?" + NUMBER)
 _CHAT_SPEED = re.compile(
-    r"Model Parameters: \S{1,20} B, Latency: " + NUMBER + r"s, .{0,200}Batch Size: (\d{1,9}), Sequence Length: (\d{1,9})\D"
+    r"Model Parameters: \S{1,20} B, Latency: "
+    + NUMBER
+    + r"s, .{0,200}Batch Size: (\d{1,9}), Sequence Length: (\d{1,9})\D"
 )
 
 
 def done(start: Start, line: str) -> None:
-    """`Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark made with DeepSpeed-Chat."""
+    """Take `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark made with DeepSpeed-Chat."""
     if found := _DONE.search(line):
         start.measure(timed_wall_s=positive(found[1]), timed_steps=count(found[2]))
 
@@ -42,9 +44,9 @@ def chat_step(start: Start, line: str) -> None:
 
 
 def chat_speed(start: Start, line: str) -> None:
-    """`Model Parameters: 0.331 B, Latency: 0.20s, TFLOPs: ..., Samples/sec: ..., Batch Size: 24, Sequence Length: 512`.
+    """Take `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
 
-    Steps 1 and 2 print it after each micro-batch, for one GPU; the TFLOPs are too low by the number of GPUs and are left.
+    Steps 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs are too low by the number of GPUs.
     """
     if found := _CHAT_SPEED.search(line):
         start.scratch["chat"] = True

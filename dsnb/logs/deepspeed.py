@@ -11,12 +11,20 @@ _STAMP = re.compile(r"\[(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\
 _VERSION = re.compile(r"DeepSpeed info: version=([\w.+-]{1,60}),")
 _REPORT = re.compile(r"^(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]")
 _TORCH = re.compile(r"but detected (\d{1,2}\.\d{1,3})\s")
-_TIMER = re.compile(r"global_step=(\d{1,12}), RunningAvgSamplesPerSec=" + NUMBER + r"(?:, CurrSamplesPerSec=" + NUMBER + ")?")
+_TIMER = re.compile(
+    r"global_step=(\d{1,12}), RunningAvgSamplesPerSec=" + NUMBER + r"(?:, CurrSamplesPerSec=" + NUMBER + ")?"
+)
 _OLD_TIMER = re.compile(r"\] (\d{1,12})/\d{1,12}, SamplesPerSec=" + NUMBER)
 _MEMORY = re.compile(r"\bMemAllocated=" + NUMBER + r"GB(?:, MaxMemAllocated=" + NUMBER + "GB)?")
 _STEP = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12}), lr=")
 _PIPELINE = re.compile(
-    r"steps: (\d{1,12}) loss: " + NUMBER + r" .{0,200}?iter time \(s\): " + NUMBER + r"(?: samples/sec: " + NUMBER + ")?"
+    r"steps: (\d{1,12}) loss: "
+    + NUMBER
+    + r" .{0,200}?iter time \(s\): "
+    + NUMBER
+    + r"(?: samples/sec: "
+    + NUMBER
+    + ")?"
 )
 _PEAK = re.compile(r"\bMax_MA " + NUMBER + " GB")
 
@@ -66,7 +74,9 @@ def timer(start: Start, line: str) -> None:
         return
     engine(start)
     running = positive(found[2])
-    now, number_of_step = (positive(found[3]), int(found[1])) if found.re is _TIMER else (None, _whole_steps(start, found[1]))
+    now, number_of_step = (
+        (positive(found[3]), int(found[1])) if found.re is _TIMER else (None, _whole_steps(start, found[1]))
+    )
     batch = start.settings.get("global_batch_size")
     start.measure(samples_per_s_running=running)
     if "Megatron" not in start.program:
@@ -104,7 +114,7 @@ def overflow(start: Start, line: str) -> None:
 
 
 def pipeline(start: Start, line: str) -> None:
-    """`steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3`, of the pipeline engine."""
+    """Take `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3`, of the pipeline engine."""
     if found := _PIPELINE.search(line):
         engine(start)
         if "Megatron" not in start.program:

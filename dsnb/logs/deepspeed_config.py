@@ -41,6 +41,7 @@ def config(start: Start, line: str) -> None:
 
 
 def engine(start: Start) -> None:
+    """Note that DeepSpeed has built an engine: what a launcher prints after that belongs to another start."""
     start.program = start.program or "DeepSpeed"
     start.settings.setdefault("strategy", "deepspeed")
     start.configured = True

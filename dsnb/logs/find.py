@@ -16,8 +16,8 @@ NEVER = {
 }  # fmt: skip
 """Endings of files that are no logs, whatever is in them."""
 _CONSOLE = re.compile(
-    rb"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: |runner\.py:\d+:main\] cmd"
-    rb"|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
+    rb"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
+    rb"|runner\.py:\d+:main\] cmd|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
     rb"|train_runtime|'loss': |Instantaneous batch size per |Throughput: [\d.]+ samples/sec|, Time/seq "
 )
 _STATE = re.compile(rb'^\s*\{.*"log_history"\s*:', re.DOTALL)

@@ -1,6 +1,8 @@
 """What Megatron-LM, Megatron-DeepSpeed and their forks print: arguments, iterations, memory."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from dsnb.logs.deepspeed import clock
 from dsnb.logs.flags import count_from_0, number_from_0, precision, stage
@@ -32,7 +34,7 @@ _SKIPPED, _NAN = _field("number of skipped iterations"), _field("number of nan i
 _MODEL_TFLOPS = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): " + NUMBER)
 _HARDWARE_TFLOPS = re.compile(r"\|\s*(?:\[LM\]-)?TFLOPs\s*[:=]\s*" + NUMBER)
 
-ARGUMENTS = {
+ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "micro_batch_size": ("micro_batch_size", count),
     "global_batch_size": ("global_batch_size", count),
     "seq_length": ("seq_len", count),
@@ -53,9 +55,9 @@ SHAPE = {"num_layers": "layers", "hidden_size": "hidden", "padded_vocab_size": "
 CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_activations")
 
 
-def arguments(start: Start, _line: str) -> None:
+def arguments(start: Start, line: str) -> None:
     """`------------ arguments ------------`: what follows is Megatron's, until it ends."""
-    if "end of" in _line:
+    if "end of" in line:
         start.scratch["arguments"] = False
         if not start.scratch.get("checkpoints"):
             start.print(activation_checkpointing=False)
@@ -90,7 +92,7 @@ def _megatron(start: Start) -> None:
 
 
 def world(start: Start, line: str) -> None:
-    """`using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
+    """Take `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
     if found := _WORLD.search(line):
         start.print(gpus=count(found[1]))
     if found := _MODEL_PARALLEL.search(line):

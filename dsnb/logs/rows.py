@@ -41,7 +41,7 @@ def origins(start: Start) -> str:
 
 def steps(start: Start) -> pd.DataFrame:
     """Give the steps of a start in the columns of `dsnb.load_steps`; tokens and memory only where they were logged."""
-    table = pd.DataFrame({name: column for name, column in start.steps.columns.items()}, copy=True)
+    table = pd.DataFrame(dict(start.steps.columns), copy=True)
     tokens = _tokens_per_step(start)
     if tokens and len(table):
         table["tokens"] = table["tokens"].fillna(tokens)
@@ -142,7 +142,7 @@ def _over_steps(start: Start, after: int) -> None:
     columns = start.steps.columns
     for row in range(after, len(start.steps)):
         step_time_s, samples = columns["step_time_s"][row], columns["samples"][row]
-        samples = samples if samples == samples else batch
+        samples = samples if samples == samples else batch or 0.0
         if step_time_s != step_time_s or not samples:
             continue
         weight = columns["step"][row] - columns["step"][row - 1] if row else 1.0
@@ -159,7 +159,7 @@ def _losses(start: Start) -> None:
 
 
 def _flops(start: Start) -> None:
-    """Derive TFLOP/s by dsnb's convention where the model's shape is known; adapters train another number of weights."""
+    """Derive TFLOP/s by dsnb's convention where the model's shape is known; not for adapters, which train less."""
     shape, parameters = _shape(start), start.scratch.get("parameters")
     if parameters:
         ranks = start.settings["tensor_parallel"] * start.settings["pipeline_parallel"]
@@ -191,5 +191,3 @@ def _shape(start: Start) -> models.Shape | None:
         start.origins["model"] = DERIVED
         return models.Shape("gpt2", layers, hidden, 1, vocab, start.settings.get("seq_len"))
     return None
-
-

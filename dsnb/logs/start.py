@@ -113,7 +113,7 @@ class Start:
         """Take figures of which the largest counts."""
         for name, value in figures.items():
             if value is not None and value >= self.figures.get(name, 0.0):
-                self.measure(**{name: value})
+                self.measure(LOGGED, **{name: value})
 
     def fail(self, status: str, cause: str) -> None:
         """Note that it did not end well; the first sign counts, but running out of memory tells more than the rest."""

@@ -9,6 +9,7 @@ import csv
 import re
 from array import array
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -57,27 +58,27 @@ def read(path: Path) -> list[Start]:
         raise LogError(path, "holds no whole row: it should have " + ", ".join(HEADER), 2)
     _summarize(start, kept)
     _gpus(start, path.with_name("gpu_log.csv"))
-    start.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
+    start.notes.append(
+        "step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps"
+    )
     return [start]
 
 
-def _summarize(start: Start, kept: dict[str, array]) -> None:
+def _summarize(start: Start, kept: "dict[str, array[float]]") -> None:
     """Take the medians that the program itself prints, and the same one from the time stamps."""
     rates, times_s, stamps_s = kept["tokens_per_sec"], kept["step_time_s"], kept["timestamp"]
     if not rates:
         start.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
         return
-    start.measure(
-        LOGGED, tokens_per_s_logged=median(rates), step_time_logged_s=median(times_s), timed_steps=len(rates)
-    )
-    between_s = [after - before for before, after in zip(stamps_s, stamps_s[1:], strict=False) if after > before]
+    start.measure(LOGGED, tokens_per_s_logged=median(rates), step_time_logged_s=median(times_s), timed_steps=len(rates))
+    between_s = [after - before for before, after in pairwise(stamps_s) if after > before]
     tokens = round(rates[-1] * times_s[-1])
     if between_s and tokens:
         start.measure(DERIVED, tokens_per_s=tokens / median(between_s), step_time_s=median(between_s))
 
 
 def _gib(mib: float | None) -> float | None:
-    """The program divides torch's bytes by 2^20; whole even numbers, so what torch reserved, in segments of 2 MiB."""
+    """Give GiB. Whole even numbers of MiB are what torch reserves: segments of 2 MiB."""
     return mib / 1024 if mib is not None and mib > 0 else None
 
 
@@ -153,7 +154,9 @@ def _column(title: str) -> str | None:
         return "power_w"
     if "clock" in words and "mem" not in words:
         return "sm_clock_mhz"
-    return {"timestamp": "t_s", "t_s": "t_s", "gpu": "gpu", "index": "gpu", "gpu_index": "gpu", "gpu_id": "gpu"}.get(words)
+    return {"timestamp": "t_s", "t_s": "t_s", "gpu": "gpu", "index": "gpu", "gpu_index": "gpu", "gpu_id": "gpu"}.get(
+        words
+    )
 
 
 def _cell(text: str, title: str) -> float | None:

@@ -8,7 +8,9 @@ LONGEST_LINE = 64 * 1024
 """Characters; what a longer line holds beyond them is passed over (binary garbage has lines of any length)."""
 
 # A number that ends where the text ends may have lost digits, and one with a digit after it is only a part.
-NUMBER = r"([-+]?(?>\d{1,18}(?:,\d{3})*+(?:\.\d{0,30})?|\.\d{1,30})(?>[eE][-+]?\d{1,3})?(?![\d.]|\Z)|[-+]?(?:nan|NaN|inf)\b)"
+NUMBER = (
+    r"([-+]?(?>\d{1,18}(?:,\d{3})*+(?:\.\d{0,30})?|\.\d{1,30})(?>[eE][-+]?\d{1,3})?(?![\d.]|\Z)|[-+]?(?:nan|NaN|inf)\b)"
+)
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # pdsh's and srun's prefix, `host: ` and `0: `, is one where a time stamp or Megatron's `iteration` follows.

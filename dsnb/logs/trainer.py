@@ -68,7 +68,11 @@ def final(start: Start, line: str) -> None:
     Every rank may print one; the slowest rank's counts.
     """
     values = {name: number(value) for name, value in _PAIR.findall(line) if name.startswith(("train_", "init_"))}
-    if {"train_runtime", "train_samples_per_second"} <= set(values) and "'train_steps_per_second'" not in line and "}" in line:
+    if (
+        {"train_runtime", "train_samples_per_second"} <= set(values)
+        and "'train_steps_per_second'" not in line
+        and "}" in line
+    ):
         # before version 4.6 the steps per second were printed under this name
         values["train_steps_per_second"] = values.pop("train_samples_per_second")
         start.notes.append("train_samples_per_second without train_steps_per_second: taken as steps per second")
