@@ -9,7 +9,7 @@ from dsnb import notebooks, pages, paths, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.explorer import page
 from dsnb.paths import SweepPaths
-from dsnb.runs import look
+from dsnb.runs import load_runs
 
 NOTEBOOK = "90_report"
 
@@ -37,8 +37,7 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
         If the notebook failed.
     """
     sweep = SweepPaths(Path(folder).absolute())
-    found = look(sweep.dir)
-    if not found.runs and not found.logs:
+    if load_runs(sweep.dir).empty:
         raise SettingsError(f"{str(folder)!r} holds no run: give the folder of a sweep, such as outputs/quickstart")
     target = Path(output).absolute() if output else sweep.report
     parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}

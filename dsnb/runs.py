@@ -21,6 +21,9 @@ from dsnb.paths import RunPaths
 from dsnb.schema import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 
 
+KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
+
+
 @dataclass
 class Found:
     """What lies below a folder: dsnb's own run folders, other programs' logs, and what was looked at to know it."""
@@ -237,5 +240,5 @@ def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int
         table[name] = pd.to_numeric(table[name], errors="coerce")
     for position, key in enumerate(KEYS):
         values = pd.Series([name[key] for name in names])
-        table.insert(position, key, values.take(places).to_numpy() if len(names) else None)
+        table.insert(position, key, values.take(places).to_numpy() if len(names) else pd.Series(dtype=KEY_TYPES[key]))
     return table

@@ -125,6 +125,7 @@ def test_public_names():
         "load_runs",
         "load_steps",
         "load_sweep",
+    "published",
         "run_sweep",
         "summarize",
         "write_report",

@@ -120,7 +120,7 @@ ODD = {
         status=runs["status"].astype("string").where(runs["repeat"] > 1)
     ),
     "numbers for names": lambda runs: runs.assign(experiment=range(300), sweep=["a", "b"] * 150),
-    "half a character": lambda runs: runs.assign(status="failed", cause="\ud800"),
+    "half a character": lambda runs: runs.assign(status="failed", cause=pd.Series("\ud800", runs.index, dtype=object)),
 }
 
 
