@@ -62,6 +62,7 @@ METRICS = {
     "tflops_per_gpu": Metric("TFLOP/s/GPU", digits=1, better="higher"),
     "hardware_tflops_per_gpu": Metric("hardware TFLOP/s/GPU", digits=1, better="higher"),
     "mfu": Metric("MFU", "%", 100, 1, "higher"),
+    "mfu_of_matmul": Metric("MFU of a measured matmul", "%", 100, 1, "higher"),
     "loss_last": Metric("last loss", digits=3, better="lower"),
 }
 """Measured, one value a run."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import metrics, records
+from dsnb import hardware, metrics, records
 from dsnb.launcher.outcome import STATUSES
 from dsnb.paths import RunPaths
 from dsnb.schema import ENVIRONMENT, METRICS, PHASES, SETTINGS, STEP_COLUMNS
@@ -43,6 +43,8 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     found["gpu"] = [_gpu(environment.get("gpus")) for environment in environments]
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
     found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
+    peaks = [hardware.matmul_tflops(*one) for one in zip(found["gpu"], found["precision"], strict=True)]
+    found["mfu_of_matmul"] = _each(metrics.mfu, found["tflops_per_gpu"], peaks)
     found["notebook_s"] = [_notebook_s(f"{folder}/{_FILES['notebook']}") for folder in folders]
     found["run_dir"] = list(folders)
     return found

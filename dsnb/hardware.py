@@ -68,6 +68,16 @@ def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
     return getattr(peak, precision) if peak else None
 
 
+# The best of square products from 4,096 to 16,384, measured by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
+MATMULS = {"h200": {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
+
+
+def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
+    """Give the rate of a large matrix product measured on such a GPU, TFLOP/s; None where none was measured."""
+    words = f" {(gpu_name or '').lower().replace('-', ' ')} "
+    return next((rates.get(precision) for key, rates in MATMULS.items() if f" {key} " in words), None)
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU that this process may use; `index` counts all of the machine, as NVML does."""

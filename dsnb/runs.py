@@ -20,7 +20,6 @@ from dsnb.logs.start import Start
 from dsnb.paths import RunPaths
 from dsnb.schema import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 
-
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
 
 

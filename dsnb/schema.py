@@ -28,6 +28,7 @@ METRICS = [
     "tflops_per_gpu",
     "hardware_tflops_per_gpu",
     "mfu",
+    "mfu_of_matmul",
     "days_per_100b_tokens",
     "peak_allocated_gib",
     "peak_reserved_gib",

@@ -125,7 +125,7 @@ def test_public_names():
         "load_runs",
         "load_steps",
         "load_sweep",
-    "published",
+        "published",
         "run_sweep",
         "summarize",
         "write_report",

@@ -94,7 +94,8 @@ def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
         ),
         (["sweep", "params/quickstart.yaml", "--set", "steps"],
          "--set is 'steps': write KEY=VALUE, for example --set seq_len=256"),
-        (["summary", "none"], "'none' is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"),
+        (["summary", "none"],
+         "'none' is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"),
         (["report", "dsnb"], "'dsnb' holds no run: give the folder of a sweep, such as outputs/quickstart"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import metrics, paths
+from dsnb import hardware, metrics, paths
 from dsnb.errors import PublishedError
 from dsnb.logs import rows
 from dsnb.logs.start import DERIVED, PUBLISHED, Start
@@ -68,6 +68,8 @@ def _own() -> pd.DataFrame:
     table = table.assign(tensor_parallel=1, pipeline_parallel=1, data_parallel=table["gpus"])
     table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["gpus"]
     table["samples_per_s"] = table["tokens_per_s"] / table["seq_len"]
+    peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu"], table["precision"], strict=True)]
+    table["mfu_of_matmul"] = table["tflops_per_gpu"] / peaks
     table["tokens_per_joule"] = table["tokens_per_s_per_gpu"] / table["power_w"]
     return table.astype({name: object for name in ("cause", "note", "origins", "run_dir") if table[name].isna().all()})
 

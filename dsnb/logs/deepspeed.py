@@ -14,7 +14,9 @@ _TORCH = re.compile(r"but detected (\d{1,2}\.\d{1,3})\s")
 _TIMER = re.compile(
     r"global_step=(\d{1,12}), RunningAvgSamplesPerSec=" + NUMBER + r"(?:, CurrSamplesPerSec=" + NUMBER + ")?"
 )
-_OLD_TIMER = re.compile(r"\] (\d{1,12})/\d{1,12}, SamplesPerSec=" + NUMBER)
+_OLD_TIMER = re.compile(
+    r"\] \d{1,9}/(\d{1,12}), (?:RunningAvg)?SamplesPerSec=" + NUMBER + r"(?:, CurrSamplesPerSec=" + NUMBER + ")?"
+)
 _MEMORY = re.compile(r"\bMemAllocated=" + NUMBER + r"GB(?:, MaxMemAllocated=" + NUMBER + "GB)?")
 _STEP = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12}), lr=")
 _PIPELINE = re.compile(
@@ -74,9 +76,8 @@ def timer(start: Start, line: str) -> None:
         return
     engine(start)
     running = positive(found[2])
-    now, number_of_step = (
-        (positive(found[3]), int(found[1])) if found.re is _TIMER else (None, _whole_steps(start, found[1]))
-    )
+    now = positive(found[3])
+    number_of_step = int(found[1]) if found.re is _TIMER else _whole_steps(start, found[1])
     batch = start.settings.get("global_batch_size")
     start.measure(samples_per_s_running=running)
     if "Megatron" not in start.program:
@@ -89,7 +90,7 @@ def timer(start: Start, line: str) -> None:
 
 
 def _whole_steps(start: Start, micro_steps: str) -> int:
-    """Give the optimizer steps of the oldest timer, which counts micro-batches."""
+    """Give the optimizer steps of the oldest timer, `epoch/micro-batch`."""
     return int(micro_steps) // start.settings.get("grad_accum", 1)
 
 

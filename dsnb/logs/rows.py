@@ -180,6 +180,9 @@ def _flops(start: Start) -> None:
     peak = hardware.peak_tflops(start.environment.get("gpu"), precision) if precision else None
     if peak:
         start.measure(DERIVED, mfu=metrics.mfu(start.figures["tflops_per_gpu"], peak))
+    matmul = hardware.matmul_tflops(start.environment.get("gpu"), precision) if precision else None
+    if matmul:
+        start.measure(DERIVED, mfu_of_matmul=metrics.mfu(start.figures["tflops_per_gpu"], matmul))
 
 
 def _shape(start: Start) -> models.Shape | None:

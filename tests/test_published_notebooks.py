@@ -1,0 +1,72 @@
+"""The notebooks on scaling and planning, executed as a reader would, and their figures looked at."""
+
+import base64
+import io
+
+import nbformat
+import pytest
+
+from dsnb import notebooks, paths
+from tests import foreign_logs
+
+
+def execute(name, tmp_path, **parameters):
+    target = tmp_path / f"{name}.ipynb"
+    notebooks.execute(paths.notebook_template(name), target, parameters)
+    cells = nbformat.read(target, as_version=4).cells
+    return [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def shown(outputs):
+    return "\n".join(str(output.get("data", {}).get("text/html", "")) for output in outputs)
+
+
+def pictures(outputs):
+    """Give the images, decoded."""
+    from PIL import Image
+
+    marks = [part.split('"')[0] for part in shown(outputs).split("data:image/png;base64,")[1:]]
+    return [Image.open(io.BytesIO(base64.b64decode(mark))).convert("RGB") for mark in marks]
+
+
+def has_colour(picture, colour):
+    wanted = tuple(int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return any(
+        all(abs(a - b) < 12 for a, b in zip(seen, wanted, strict=True)) for _, seen in picture.getcolors(1 << 24)
+    )
+
+
+def test_scaling_of_published_data_alone(tmp_path):
+    outputs = execute("30_scaling", tmp_path)
+    drawn = pictures(outputs)
+    assert len(drawn) == 4
+    for picture in drawn:
+        assert has_colour(picture, "#0072b2")
+        assert has_colour(picture, "#e69f00")
+    text = shown(outputs)
+    assert "30,327,296" in text
+    assert "0.9815" in text
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+def test_a_plan_from_published_data_alone(tmp_path):
+    outputs = execute("40_plan", tmp_path)
+    text = shown(outputs)
+    assert "on 48 GPUs, 19 days, 21,888 GPU-hours, 54,720 at the given price" in text
+    assert "147, but 91,168 tokens/s would be 12.7" in text
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+@pytest.mark.parametrize("name", ["30_scaling", "40_plan"])
+def test_ones_own_logs_beside_them(tmp_path, name):
+    folder = foreign_logs.write_all(tmp_path / "mine")
+    text = shown(
+        execute(
+            name,
+            tmp_path,
+            runs_dir=str(folder),
+            published=["lambda_1cc_opt"],
+            **({"model": ""} if name == "40_plan" else {}),
+        )
+    )
+    assert ("chat/training" in text) if name == "40_plan" else ("DeepSpeed-Chat log" in text)
