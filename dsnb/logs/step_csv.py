@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.errors import LogError
-from dsnb.logs.start import DERIVED, LOGGED, Start
+from dsnb.logs.start import DERIVED, LOGGED, MISSING, Start
 from dsnb.logs.text import LONGEST_LINE, number, positive
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
@@ -38,7 +38,13 @@ def read(path: Path) -> list[Start]:
     start.print(model="gpt2", strategy="deepspeed", **settings(path))
     kept = {name: array("d") for name in ("tokens_per_sec", "step_time_s", "timestamp")}
     began_s = before_s = None
-    for index, row in enumerate(_rows(path), start=1):
+    index = 0
+    for row in _rows(path):
+        if row is None:  # what is on its two sides is further apart than one step
+            before_s = None
+            kept["timestamp"].append(MISSING)
+            continue
+        index += 1
         stamp_s = row["timestamp"]
         began_s = stamp_s if began_s is None else began_s
         start.steps.add(
@@ -50,11 +56,12 @@ def read(path: Path) -> list[Start]:
             tokens=round(row["tokens_per_sec"] * row["step_time_s"]),
         )
         start.peak(peak_reserved_gib=_gib(row.get("gpu_max_mem_mb")))
+        start.scratch["loss_is_nan"] = row["loss_is_nan"]
         before_s = stamp_s
         if row["global_step"] > WARMUP_STEPS:
             for name, column in kept.items():
                 column.append(row[name])
-    if before_s is None:
+    if not index:
         raise LogError(path, "holds no whole row: it should have " + ", ".join(HEADER), 2)
     _summarize(start, kept)
     _gpus(start, path.with_name("gpu_log.csv"))
@@ -94,18 +101,22 @@ def settings(path: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the rows in which every number is whole; the last one may be cut off."""
+def _rows(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Give the rows in which every number is whole, and None for others; a loss that is NaN is missing.
+
+    The last row may be cut off.
+    """
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
         names = file.readline(LONGEST_LINE).strip().split(",")
         while line := file.readline(LONGEST_LINE):
             cells = line.rstrip("\r\n").split(",")
             if not line.endswith("\n") or len(cells) != len(names):
+                yield None
                 continue
-            row = {name: number(cell) for name, cell in zip(names, cells, strict=True)}
+            row: dict[str, Any] = {name: number(cell) for name, cell in zip(names, cells, strict=True)}
+            row["loss_is_nan"] = row["loss"] is None and cells[names.index("loss")].strip().lower() == "nan"
             needed = [positive(cells[names.index(name)]) for name in HEADER if name != "loss"]
-            if None not in needed and row["loss"] is not None:
-                yield row
+            yield row if None not in needed else None
 
 
 def _gpus(start: Start, path: Path) -> None:
