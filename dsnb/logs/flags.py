@@ -73,7 +73,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "disable_dropout": ("dropout", 0.0),
     "offload": ("offload", "parameters and optimizer to cpu"),
 }
-CHAT = re.compile(r"step\d_\w+/main\.py|DeepSpeed-Chat")
+CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
 
 
 def command(start: Start, line: str) -> None:

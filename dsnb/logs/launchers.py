@@ -11,7 +11,7 @@ _NODES = re.compile(r"nnodes=(\d{1,6}), num_local_procs=(\d{1,4})")
 _RANKS = re.compile(r"dist_world_size=(\d{1,7})\D")
 _RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
 _ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
-_MEMORY = re.compile(r"(?:CUDA|HIP|GPU) out of memory.*|.*OutOfMemoryError.*")
+_MEMORY = re.compile(r"(?:CUDA|HIP|GPU) out of memory.*|\b[\w.]{0,100}OutOfMemoryError.*")
 
 
 def slots(start: Start, line: str) -> None:

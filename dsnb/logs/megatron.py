@@ -13,7 +13,9 @@ _ARGUMENT = re.compile(r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
 _WORLD = re.compile(r"using world size: (\d{1,7})\D")
 _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
-_ITERATION = re.compile(r"(?:^|\s)iteration\s*=?\s+(\d{1,12})\s*/\s*(\d{1,12}|infinity)\s*\|")
+_ITERATION = re.compile(
+    r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|"
+)
 _ELAPSED = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\)?\s*[:=]\s*" + NUMBER)
 _RANK = re.compile(r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D")
 _VOCABULARY = re.compile(r"padded vocab .{0,100}\(new size: (\d{1,9})\)")

@@ -23,7 +23,7 @@ from dsnb.logs.text import LONGEST_LINE, number, positive
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
 WARMUP_STEPS = 20
 NAME = re.compile(r"zs([0-3])_(fp32|tf32|fp16|bf16)_gpus(\d{1,5})_bs(\d{1,7})_sl(\d{1,8})")
-_CELL = re.compile(r"^\s*([-+]?[\d.,eE+-]+)\s*(%|[kMG]i?B|W|MHz|C)?\s*$")
+_CELL = re.compile(r"([-+]?[\d.,eE+-]{1,40})\s{0,9}(%|[kMG]i?B|W|MHz|C)?")
 
 
 def read(path: Path) -> list[Start]:
@@ -171,7 +171,7 @@ def _column(title: str) -> str | None:
 
 
 def _cell(text: str, title: str) -> float | None:
-    found = _CELL.match(text)
+    found = _CELL.fullmatch(text.strip())
     value = number(found[1]) if found else None
     if value is None or "mem" not in title.lower() or "util" in title.lower():
         return value
