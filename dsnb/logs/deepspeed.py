@@ -101,7 +101,10 @@ def step(start: Start, line: str) -> None:
         engine(start)
         before = start.scratch.get("skipped", 0)
         skipped = int(found[2])
-        if "Megatron" not in start.program and start.steps.add(int(found[1]), skipped=max(0, skipped - before)):
+        if "Megatron" in start.program:
+            return
+        start.steps.add(int(found[1]), skipped=max(0, skipped - before))
+        if skipped >= before and not start.steps.fell_back:
             start.scratch["skipped"] = skipped
             start.measure(skipped_steps=skipped)
 
