@@ -40,6 +40,7 @@ def chat_step(start: Start, line: str) -> None:
     if epoch != known:
         base = int(start.steps.last) + 1 if len(start.steps) else 0
     start.scratch["epoch"] = (epoch, base)
+    start.scratch["loss_is_nan"] = "nan" in found[3].lower()
     start.steps.add(base + step, loss=number(found[3]))
 
 

@@ -121,9 +121,16 @@ def pipeline(start: Start, line: str) -> None:
     """Take `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3`, of the pipeline engine."""
     if found := _PIPELINE.search(line):
         engine(start)
+        start.scratch["stages"] = True
         if "Megatron" not in start.program:
+            step_time_s, rate = positive(found[3]), positive(found[4])
+            start.scratch["loss_is_nan"] = "nan" in found[2].lower()
             start.steps.add(
-                int(found[1]), t_s=clock(start, line), loss=number(found[2]), step_time_s=positive(found[3])
+                int(found[1]),
+                t_s=clock(start, line),
+                loss=number(found[2]),
+                step_time_s=step_time_s,
+                samples=rate * step_time_s if rate and step_time_s else None,
             )
 
 
