@@ -74,9 +74,9 @@ def _parallel(start: Start) -> None:
     if start.slots:
         _derive(start, nodes=len(start.slots), gpus=sum(start.slots.values()) or None)
     _derive(start, nodes=start.scratch.get("launchers"))
-    have.setdefault("tensor_parallel", 1)
-    have.setdefault("pipeline_parallel", 1)
-    model_parallel = have["tensor_parallel"] * have["pipeline_parallel"]
+    model_parallel = _model_parallel(start)
+    if model_parallel is None:
+        return
     micro, accum, batch = (have.get(name) for name in ("micro_batch_size", "grad_accum", "global_batch_size"))
     if micro and accum and batch and batch % (micro * accum) == 0:
         _derive(start, gpus=batch // (micro * accum) * model_parallel)
@@ -90,6 +90,17 @@ def _parallel(start: Start) -> None:
         _derive(start, grad_accum=batch // (micro * ways))
     if micro and ways and have.get("grad_accum"):
         _derive(start, global_batch_size=micro * ways * have["grad_accum"])
+
+
+def _model_parallel(start: Start) -> int | None:
+    """Give the GPUs of one replica of the model; None where a log with parallel groups lacks their sizes."""
+    have = start.settings
+    if "Megatron" not in start.program and not start.scratch.get("stages"):
+        have.setdefault("tensor_parallel", 1)
+    if "tensor_parallel" in have and not start.scratch.get("stages"):
+        have.setdefault("pipeline_parallel", 1)
+    sizes = have.get("tensor_parallel"), have.get("pipeline_parallel")
+    return sizes[0] * sizes[1] if sizes[0] and sizes[1] else None
 
 
 def _derive(start: Start, **settings: int | None) -> None:
@@ -161,10 +172,8 @@ def _losses(start: Start) -> None:
 def _flops(start: Start) -> None:
     """Derive TFLOP/s by dsnb's convention where the model's shape is known; not for adapters, which train less."""
     shape, parameters = _shape(start), start.scratch.get("parameters")
-    if parameters:
-        ranks = start.settings["tensor_parallel"] * start.settings["pipeline_parallel"]
-        if len(parameters) == ranks:
-            start.measure(DERIVED, parameters=sum(parameters.values()))
+    if parameters and len(parameters) == _model_parallel(start):
+        start.measure(DERIVED, parameters=sum(parameters.values()))
     if shape:
         start.measure(DERIVED, parameters=shape.parameters)
     rate, length = start.figures.get("tokens_per_s_per_gpu"), start.settings.get("seq_len")
