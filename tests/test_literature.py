@@ -1,6 +1,7 @@
 """Every formula against the published table that it comes from, and every table beside one's own runs."""
 
 import csv
+import math
 
 import pandas as pd
 import pytest
@@ -17,12 +18,18 @@ def rows(name):
         return list(csv.DictReader(file))
 
 
+CUT_NOT_ROUNDED = {"25": "40.8", "24": "42.5"}
+"""Two rows, without checkpointing, are printed 0.1 too low: 40.89 and 42.60 with the second decimal cut off."""
+
+
 @pytest.mark.parametrize("row", [row for row in rows("bigscience_1b3") if row["step_time_s"]], ids=str)
 def test_tflops_from_the_printed_step_time(row):
-    computed = metrics.published_tflops(
-        1.3e9, 512 * 2048, float(row["step_time_s"]), 8, row["activation_checkpointing"] == "true"
-    )
-    assert computed == pytest.approx(float(row["tflops_per_gpu"]), abs=0.06)
+    recomputed = row["activation_checkpointing"] == "true"
+    computed = metrics.published_tflops(1.3e9, 512 * 2048, float(row["step_time_s"]), 8, recomputed)
+    if not recomputed and CUT_NOT_ROUNDED.get(row["step_time_s"]) == row["tflops_per_gpu"]:
+        assert math.floor(10 * computed) / 10 == float(row["tflops_per_gpu"])
+    else:
+        assert computed == pytest.approx(float(row["tflops_per_gpu"]), abs=0.06)
 
 
 def test_the_other_four_rows_ran_out_of_memory():
@@ -66,8 +73,16 @@ def test_the_gpt2_tables_two_statistics_agree_on_its_timer():
     assert sum(places) / len(places) == consistency.MEAN_PLACE_IN_BLOCK
 
 
-@pytest.mark.parametrize(("name", "count"), [("bigscience_1b3", 27), ("dist_training_gpt2", 8), ("jean_zay_bloom7b", 28),
-                                             ("lambda_1cc_opt", 16), ("h200_gpt2_zero_precision", 36)])  # fmt: skip
+ROWS = {
+    "bigscience_1b3": 27,
+    "dist_training_gpt2": 8,
+    "jean_zay_bloom7b": 28,
+    "lambda_1cc_opt": 16,
+    "h200_gpt2_zero_precision": 36,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), ROWS.items())
 def test_tables_in_the_columns_of_runs(name, count):
     table = dsnb.published(name)
     assert list(table.columns) == RUN_COLUMNS

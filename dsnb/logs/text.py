@@ -8,9 +8,9 @@ LONGEST_LINE = 64 * 1024
 """Characters; what a longer line holds beyond them is passed over (binary garbage has lines of any length)."""
 
 # A number that ends where the text ends may have lost digits, and one with a digit after it is only a part.
-NUMBER = (
-    r"([-+]?(?>\d{1,18}(?:,\d{3})*+(?:\.\d{0,30})?|\.\d{1,30})(?>[eE][-+]?\d{1,3})?(?![\d.]|\Z)|[-+]?(?:nan|NaN|inf)\b)"
-)
+_DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE][-+]?[0-9]{1,3})?"
+NUMBER = rf"([-+]?{_DIGITS}(?![\d.]|\Z)|[-+]?(?:nan|NaN|inf)\b)"
+_WHOLE = re.compile(rf"[-+]?{_DIGITS}")
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # pdsh's and srun's prefix, `host: ` and `0: `, is one where a time stamp or Megatron's `iteration` follows.
@@ -48,12 +48,10 @@ def _bare(line: str, hosts: set[str]) -> str:
 
 def number(text: str | None) -> float | None:
     """Read a number as `NUMBER` found it; None where there is none or it is not finite."""
-    if text is None:
+    text = (text or "").strip()
+    if not _WHOLE.fullmatch(text):  # Python's own float takes more: `1_0`, digits of any script
         return None
-    try:
-        value = float(text.replace(",", ""))
-    except ValueError:
-        return None
+    value = float(text.replace(",", ""))
     return value if value - value == 0 else None
 
 
