@@ -17,7 +17,7 @@ from dsnb.paths import RunPaths
 from dsnb.schema import ENVIRONMENT, METRICS, PHASES, SETTINGS, STEP_COLUMNS
 
 NOTEBOOK_END_BYTES = 16 * 1024
-BATCH_BYTES = 64 * 2**20
+BATCH_BYTES = 256 * 2**20
 _DURATION = re.compile(rb'"papermill":\s*\{\s*"default_parameters":.{0,8000}?"duration": ([0-9.]+)', re.DOTALL)
 _FILES = {
     name: getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "notebook", "steps")

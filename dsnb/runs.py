@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dsnb import cache, folders, paths, records
@@ -233,11 +234,12 @@ def _steps(found: Found) -> pd.DataFrame:
 
 def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int]) -> pd.DataFrame:
     """Put the names of the runs beside their steps."""
-    places = pd.Series(range(len(names))).repeat(counts)
+    places = np.repeat(np.arange(len(names)), counts)
     table = steps.reindex(columns=STEP_COLUMNS)
     for name in STEP_NUMBERS:
-        table[name] = pd.to_numeric(table[name], errors="coerce")
+        if table[name].dtype != "float64":
+            table[name] = pd.to_numeric(table[name], errors="coerce")
     for position, key in enumerate(KEYS):
-        values = pd.Series([name[key] for name in names])
-        table.insert(position, key, values.take(places).to_numpy() if len(names) else pd.Series(dtype=KEY_TYPES[key]))
+        values = pd.Series([name[key] for name in names], dtype=KEY_TYPES[key])
+        table.insert(position, key, values.array.take(places))
     return table

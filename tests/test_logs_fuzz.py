@@ -27,7 +27,8 @@ SAMPLES = {
     + "Traceback (most recent call last):\nValueError: CUDA out of memory\n",
 }
 MUTATIONS_EACH = 1000
-NUMBER = re.compile(rb"(?<![\d.])(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\d])")
+PLAIN = re.compile(rb"(?<![\d.])(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\d)")
+WITH_COMMAS = re.compile(rb"(?<![\d.])\d+(?:,\d{3})+\.?\d*(?!\d)")
 SUMS = {"skipped_steps", "nan_steps", "timed_steps"}
 """Counts that a reader adds up, so that they need not stand in the log themselves."""
 MEDIANS = {"tokens_per_s_logged", "step_time_logged_s"}
@@ -64,7 +65,8 @@ def mutated(raw: bytes, chance: random.Random) -> bytes:
 
 def numbers(raw: bytes) -> set[float]:
     """Every number that stands in a log, and as what a reader may take it: MB as GiB, ms as s, M:SS as seconds."""
-    found = {float(text.replace(b",", b"")) for text in NUMBER.findall(raw) if len(text) < 40}
+    texts = [*PLAIN.findall(raw), *WITH_COMMAS.findall(raw)]
+    found = {float(text.replace(b",", b"")) for text in texts if len(text) < 40}
     return found | {value / 1024 for value in found} | {value / 1000 for value in found}
 
 

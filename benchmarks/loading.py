@@ -1,0 +1,158 @@
+"""Time the loading of ten thousand runs of 200 steps, beside other ways to read the same.
+
+    python -m benchmarks.loading [runs] [steps] [folder]
+
+Beside dsnb's own loading, first and again: pyarrow, parsing the very same JSON (each kind of file in one go, read from
+memory, which is its best case), and the way of many a benchmark's notebook: the steps as CSV, one `csv.DictReader` row
+at a time into numbers, a table, and medians and standard deviations by experiment. Files are in the page cache for all.
+"""
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow
+from pyarrow import json as arrow
+
+REPEATS = 3
+SETTINGS = {
+    "model": "gpt2-tiny", "weights": "random", "zero_stage": 0, "precision": "fp32", "micro_batch_size": 8,
+    "grad_accum": 1, "seq_len": 128, "activation_checkpointing": False, "attention": "auto", "dropout": 0.0,
+    "data": "stdlib", "tokenizer": "bytes", "learning_rate": 0.0001, "gradient_clipping": 0.0, "seed": 0,
+    "warmup_steps": 5, "steps": 200, "device": "cpu", "gpus": 2, "time_limit_s": 1800.0, "launcher": "fork",
+}  # fmt: skip
+ENVIRONMENT = {
+    "host": "host", "os": "Linux", "cpu": "CPU", "cores": 2, "memory_gib": 23.5, "gpus": [], "driver": None,
+    "python": "3.11", "torch": "2.13", "deepspeed": "0.19", "git_commit": "0", "date_utc": "2026-11-21T10:00:00+00:00",
+}  # fmt: skip
+
+
+def write(folder: Path, runs: int, steps: int) -> None:
+    """Write run folders as dsnb does, three repeats an experiment; figures are made up."""
+    chance = random.Random(0)
+    notebook = {
+        "cells": [{"source": "x" * 40_000}],
+        "metadata": {"papermill": {"default_parameters": {}, "duration": 9.5}},
+    }
+    for number in range(runs):
+        run = folder / f"zs0_fp32_gpus2_bs8_sl128_seed{number // 3}" / f"run{number % 3 + 1}"
+        run.mkdir(parents=True)
+        times = [chance.gauss(0.2, 0.01) for _ in range(steps)]
+        rate = 2048 * steps / sum(times)
+        summary = {"tokens_per_s": rate, "tokens_per_s_per_gpu": rate / 2, "step_time_s": sum(times) / steps}
+        summary |= {"peak_allocated_gib": None, "host_memory_gib": 0.48, "loss_last": 4.6, "timed_steps": steps}
+        result = {
+            "status": "ok",
+            "cause": None,
+            "exit_codes": {"0": 0},
+            "phases_s": {"timed": 40.0},
+            "summary": summary,
+        }
+        for name, record in (
+            ("experiment", SETTINGS | {"seed": number // 3}),
+            ("environment", ENVIRONMENT),
+            ("result", result),
+        ):
+            (run / f"{name}.json").write_text(json.dumps(record, indent=1))
+        (run / "run.ipynb").write_text(json.dumps(notebook))
+        (run / "steps.jsonl").write_text("".join(_line(step, time_s, chance) for step, time_s in enumerate(times, 1)))
+
+
+def _line(step: int, time_s: float, chance: random.Random) -> str:
+    record = {"step": step, "phase": "timed", "t_s": step * time_s, "step_time_s": time_s, "loss": chance.gauss(4, 0.1)}
+    return (
+        json.dumps(record | {"tokens": 2048, "allocated_gib": 7.123456, "reserved_gib": 8.5, "skipped": False}) + "\n"
+    )
+
+
+def seconds(what: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Give the shortest of several times."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        what()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def fresh(load: Callable[[], Any]) -> Callable[[], Any]:
+    """Give a load for which nothing was kept."""
+
+    def without_cache() -> Any:
+        shutil.rmtree(os.environ["DSNB_CACHE"], ignore_errors=True)
+        return load()
+
+    return without_cache
+
+
+def with_pyarrow(folder: Path) -> float:
+    """Time pyarrow's parse of the same JSON: the steps of all runs as one, and so each of the three small files."""
+    total = 0.0
+    for name in ("experiment.json", "environment.json", "result.json", "steps.jsonl"):
+        files = [path.read_bytes() for path in sorted(folder.rglob(name))]
+        raw = b"".join(one if name.endswith("l") else json.dumps(json.loads(one)).encode() + b"\n" for one in files)
+        how = arrow.ReadOptions(block_size=16 * 2**20)
+        total += seconds(lambda raw=raw, how=how: arrow.read_json(pyarrow.BufferReader(raw), how))
+    return total
+
+
+def with_dictreader(folder: Path) -> float:
+    """Time the row-at-a-time way over the same steps, as CSV in memory."""
+    texts = []
+    for path in sorted(folder.rglob("steps.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+        texts.append((path.parent.parent.name, text.getvalue()))
+
+    def read() -> pd.DataFrame:
+        rows = []
+        for experiment, text in texts:
+            for row in csv.DictReader(io.StringIO(text)):
+                numbers = {name: float(row[name]) for name in row if name not in {"phase", "skipped"}}
+                rows.append({"experiment": experiment, "phase": row["phase"], "skipped": row["skipped"], **numbers})
+        return pd.DataFrame(rows).groupby("experiment")["step_time_s"].agg(["median", "std"])
+
+    return seconds(read, 1)
+
+
+def main() -> None:
+    """Measure all, and print the ratios."""
+    import dsnb
+
+    runs, steps = (int(word) for word in (*sys.argv[1:3], *("10000", "200")[len(sys.argv) - 1 :]))
+    with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as temporary:
+        os.environ["DSNB_CACHE"] = f"{temporary}/cache"
+        folder = Path(temporary, "outputs", "sweep")
+        write(folder, runs, steps)
+        dsnb.summarize(dsnb.load_runs(next(folder.iterdir())))  # imports
+        time.sleep(0.2)
+        found = {
+            "load_runs and summarize": seconds(fresh(lambda: dsnb.summarize(dsnb.load_runs(folder)))),
+            "load_runs and summarize again": seconds(lambda: dsnb.summarize(dsnb.load_runs(folder))),
+            "load_runs": seconds(fresh(lambda: dsnb.load_runs(folder))),
+            "load_runs again": seconds(lambda: dsnb.load_runs(folder)),
+            "load_steps": seconds(fresh(lambda: dsnb.load_steps(folder))),
+            "load_steps again": seconds(lambda: dsnb.load_steps(folder)),
+            "pyarrow, the same JSON": with_pyarrow(folder),
+            "csv.DictReader, a row at a time": with_dictreader(folder),
+        }
+    for name, value in found.items():
+        print(f"{name:34} {value:8.3f} s")
+    print(json.dumps({"runs": runs, "steps": steps, "seconds": found}))
+
+
+if __name__ == "__main__":
+    main()
