@@ -12,12 +12,8 @@ READERS = tuple(
     for needle, reader in module.READERS.items()
 )
 """A reader is asked about a line only if its needle is in it: that is what makes gigabytes bearable."""
-LAUNCHES = (
-    "Setting OMP_NUM_THREADS environment variable",
-    "Initializing torch distributed with backend",
-    "Initializing TorchBackend in DeepSpeed",
-    ":main] cmd = ",
-)
+LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ")
+LAUNCHES = (*LAUNCHERS, "Initializing torch distributed with backend", "Initializing TorchBackend in DeepSpeed")
 MOST_STARTS = 10_000
 
 
@@ -50,6 +46,8 @@ def _begins_anew(start: Start, line: str) -> bool:
     """Say whether a line can only be said by a launcher or program that starts, though this one had started already."""
     if start.configured or start.ended:
         return any(launch in line for launch in LAUNCHES) or "using world size: " in line
+    if start.is_in_trouble and any(launcher in line for launcher in LAUNCHERS):
+        return True
     return start.scratch.get("arguments") is False and "using world size: " in line
 
 

@@ -96,6 +96,7 @@ def _megatron(start: Start) -> None:
 def world(start: Start, line: str) -> None:
     """Take `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
     if found := _WORLD.search(line):
+        _megatron(start)
         start.print(gpus=count(found[1]))
     if found := _MODEL_PARALLEL.search(line):
         start.print(tensor_parallel=count(found[1]))

@@ -58,7 +58,7 @@ def ending(start: Start) -> tuple[str, str | None]:
         return "nan", "the last logged loss is NaN"
     if start.ended:
         return ENDS_WELL, None
-    if start.trouble:
+    if start.trouble and start.is_in_trouble:
         return start.trouble
     if not len(start.steps) and not {"samples_per_s", "tokens_per_s"} & set(start.figures):
         return "interrupted", "the log ends before the first step"

@@ -78,6 +78,8 @@ class Start:
     notes: list[str] = field(default_factory=list)
     trouble: tuple[str, str] | None = None
     """Status and cause of the first sign that it did not end well."""
+    trouble_at: int = 0
+    """Lines of steps before that sign."""
     configured: bool = False
     """Settings or steps were printed: a launcher's line after that belongs to the next start."""
     ended: bool = False
@@ -117,5 +119,10 @@ class Start:
 
     def fail(self, status: str, cause: str) -> None:
         """Note that it did not end well; the first sign counts, but running out of memory tells more than the rest."""
-        if self.trouble is None or (status == "oom" and self.trouble[0] != "oom"):
-            self.trouble = (status, " ".join(cause.split())[:300])
+        if not self.is_in_trouble or (self.trouble and status == "oom" and self.trouble[0] != "oom"):
+            self.trouble, self.trouble_at = (status, " ".join(cause.split())[:300]), len(self.steps)
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """True if it did not go on after what looked like its end; other ranks may still print one line of steps."""
+        return self.trouble is not None and len(self.steps) <= self.trouble_at + 1
