@@ -10,8 +10,14 @@ _WORLD = re.compile(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]")
 _NODES = re.compile(r"nnodes=(\d{1,6}), num_local_procs=(\d{1,4})")
 _RANKS = re.compile(r"dist_world_size=(\d{1,7})\D")
 _RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
+_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) .{0,200}? (?:CANCELLED AT \S{1,40}|DUE TO [A-Z ]{1,40}[A-Z])")
+_ENDED_BY_SIGNAL = re.compile(
+    r"srun: error: .{0,200}|^(?:Segmentation fault|Bus error|Aborted)\b.{0,40}|Signal \d{1,2} \(\w+\) received"
+)
 _ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
-_MEMORY = re.compile(r"(?:CUDA|HIP|GPU) out of memory.*|\b[\w.]{0,100}OutOfMemoryError.*")
+_MEMORY = re.compile(
+    r"(?:CUDA|HIP|GPU)(?: error:)? out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*|\b[\w.]{0,100}OutOfMemoryError.*"
+)
 
 
 def slots(start: Start, line: str) -> None:
@@ -76,6 +82,23 @@ def time_limit(start: Start, _line: str) -> None:
     start.fail("timeout", "Slurm ended it at its time limit")
 
 
+def cancelled(start: Start, line: str) -> None:
+    """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, for other reasons than its time limit."""
+    if "TIME LIMIT" not in line and (found := _CANCELLED.search(line)):
+        start.fail("interrupted", f"Slurm ended it: {found[0].strip(' *')}")
+
+
+def died(start: Start, line: str) -> None:
+    """`Signal 9 (SIGKILL) received by PID 1`, or what a shell or srun says of it."""
+    if found := _ENDED_BY_SIGNAL.search(line):
+        start.fail("failed", found[0])
+
+
+def host_memory(start: Start, _line: str) -> None:
+    """`srun: error: node: task 0: Out Of Memory`, or `DefaultCPUAllocator: can't allocate memory`."""
+    start.fail("oom", "the host's memory was not enough")
+
+
 def killed_for_memory(start: Start, _line: str) -> None:
     """Slurm's `Detected 1 oom_kill event`: the host's memory, not the GPU's."""
     start.fail("oom", "Slurm ended it for using too much of the host's memory")
@@ -88,7 +111,7 @@ def communication_timeout(start: Start, _line: str) -> None:
 
 def interrupted(start: Start, line: str) -> None:
     """Take Python's word for a user's interrupt."""
-    if line.strip() == "KeyboardInterrupt":
+    if line.strip().endswith("KeyboardInterrupt"):
         start.fail("interrupted", "stopped by the user")
 
 
@@ -105,6 +128,14 @@ READERS = {
     "Exception": error,
     "out of memory": out_of_memory,
     "OutOfMemoryError": out_of_memory,
+    "CUBLAS_STATUS_ALLOC_FAILED": out_of_memory,
+    ": Out Of Memory": host_memory,
+    "DefaultCPUAllocator: can't allocate memory": host_memory,
+    "CANCELLED AT ": cancelled,
+    "srun: error: ": died,
+    "Segmentation fault": died,
+    "Bus error": died,
+    "received by PID": died,
     "DUE TO TIME LIMIT": time_limit,
     "oom_kill event": killed_for_memory,
     "Watchdog caught collective": communication_timeout,
