@@ -7,7 +7,7 @@ from dsnb.logs.start import DERIVED, LOGGED, Start
 from dsnb.logs.text import NUMBER, count, number, positive
 
 _PAIR = re.compile(r"'(\w{1,60})': {0,20}'?" + NUMBER)
-_BAR = re.compile(r"\| *(\d{1,9})/(\d{1,9}) \[")
+_BAR = re.compile(r"^\s{0,9}\d{1,3}%\|[^|]{0,500}\| *(\d{1,9})/(\d{1,9}) \[")
 _SETTING = re.compile(
     r"(Instantaneous batch size per (?:device|GPU)|Total train batch size[^=]{0,80}|Gradient Accumulation steps"
     r"|Total optimization steps|Number of trainable parameters) = " + NUMBER,
@@ -42,8 +42,13 @@ def _trainer(start: Start) -> None:
 
 
 def bar(start: Start, line: str) -> None:
-    """Take the optimizer step from a progress bar, ` 10/500 [00:12<09:50,  1.20s/it]`."""
-    if found := _BAR.search(line):
+    """Take the optimizer step from a progress bar, `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`.
+
+    Bars with a title, and those of another length than the training's, are of something else: shards, an evaluation.
+    """
+    if not (found := _BAR.search(line)):
+        return
+    if int(found[2]) == (start.settings.get("steps") or start.scratch.setdefault("bar_of", int(found[2]))):
         start.scratch["bar"] = int(found[1])
 
 
@@ -58,7 +63,7 @@ def loss(start: Start, line: str) -> None:
     if "loss_first" not in start.figures:
         start.measure(loss_first=value)
     start.measure(loss_last=value)
-    if (step := start.scratch.get("bar")) is not None:
+    if (step := start.scratch.pop("bar", None)) is not None:
         start.steps.add(step, loss=value)
 
 
