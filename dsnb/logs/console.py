@@ -45,6 +45,8 @@ def _take(start: Start, line: str) -> None:
 def _begins_anew(start: Start, line: str) -> bool:
     """Say whether a line can only be said by a launcher or program that starts, though this one had started already."""
     if start.configured or start.ended:
+        if start.ended and "***** Running training *****" in line:
+            return True
         return any(launch in line for launch in LAUNCHES) or "using world size: " in line
     if start.is_in_trouble and any(launcher in line for launcher in LAUNCHERS):
         return True
