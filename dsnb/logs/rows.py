@@ -134,16 +134,26 @@ def _throughput(start: Start) -> None:
         _over_steps(start, 0)
     if "samples_per_s" not in have and have.get("step_time_s") and batch and not length:
         start.measure(DERIVED, samples_per_s=batch / have["step_time_s"])
-    rate = have.get("samples_per_s")
+    rate = _rate(start)
     if rate and length and "tokens_per_s" not in have:
         start.measure(DERIVED, tokens_per_s=metrics.tokens_per_s_of_samples(rate, length))
     runtime_s, steps = have.get("train_runtime_s"), start.settings.get("steps")
     if runtime_s and steps and start.ended:  # the last batch of an epoch may be smaller, so not from samples/s
-        start.measure(DERIVED, step_time_s=runtime_s / steps)
+        if steps > start.scratch.get("resumed", 0):
+            start.measure(DERIVED, step_time_s=runtime_s / (steps - start.scratch.get("resumed", 0)))
     elif rate and batch and not runtime_s and "step_time_s" not in have:
         start.measure(DERIVED, step_time_s=batch / rate)
     if have.get("tokens_per_s") and gpus:
         start.measure(DERIVED, tokens_per_s_per_gpu=have["tokens_per_s"] / gpus)
+
+
+def _rate(start: Start) -> float | None:
+    """Give the samples/s of the steps that were made: a resumed Trainer divides all steps by the time of the last."""
+    rate, steps = start.figures.get("samples_per_s"), start.settings.get("steps")
+    resumed = start.scratch.get("resumed")
+    if not resumed or not rate:
+        return rate
+    return rate * (steps - resumed) / steps if steps and steps > resumed else None
 
 
 def _over_steps(start: Start, after: int) -> None:

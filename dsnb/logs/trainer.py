@@ -15,6 +15,7 @@ _SETTING = re.compile(
 )
 _METRIC = re.compile(r"(?:^|\s)(train_\w{1,40}|init_mem_gpu_alloc_delta) += +" + NUMBER + r"(MB)?")
 _RUNTIME = re.compile(r"(?:^|\s)train_runtime += +(?:(\d{1,4}) days?, )?(\d{1,3}):(\d\d):(\d\d(?:\.\d{1,6})?)\s")
+_RESUMED = re.compile(r"Continuing training from global step " + NUMBER)
 BYTES_PER_GIB = 2**30
 SETTINGS = {
     "instantaneous": "micro_batch_size",
@@ -39,6 +40,13 @@ def settings(start: Start, line: str) -> None:
 def _trainer(start: Start) -> None:
     start.program = "transformers Trainer"
     start.configured = True
+
+
+def resumed(start: Start, line: str) -> None:
+    """`  Continuing training from global step 90`: the Trainer's final rates count the steps before that, too."""
+    if (found := _RESUMED.search(line)) and (step := count(found[1])) and "resumed" not in start.scratch:
+        start.scratch["resumed"] = step
+        start.notes.append(f"resumed from step {step}: the final rates as logged count the steps before it, too")
 
 
 def bar(start: Start, line: str) -> None:
@@ -125,6 +133,7 @@ READERS = {
     "ccumulation steps = ": settings,
     "optimization steps = ": settings,
     "trainable parameters = ": settings,
+    "Continuing training from global step ": resumed,
     "/it]": bar,
     "it/s]": bar,
     "'loss': ": loss,
