@@ -16,6 +16,7 @@ _SETTING = re.compile(
 _METRIC = re.compile(r"(?:^|\s)(train_\w{1,40}|init_mem_gpu_alloc_delta) += +" + NUMBER + r"(MB)?")
 _RUNTIME = re.compile(r"(?:^|\s)train_runtime += +(?:(\d{1,4}) days?, )?(\d{1,3}):(\d\d):(\d\d(?:\.\d{1,6})?)\s")
 _RESUMED = re.compile(r"Continuing training from global step " + NUMBER)
+_SECONDS = re.compile(r"(?:^|\s)train_runtime += +(\d{1,9}\.\d{1,9})\s")
 BYTES_PER_GIB = 2**30
 SETTINGS = {
     "instantaneous": "micro_batch_size",
@@ -93,13 +94,23 @@ def final(start: Start, line: str) -> None:
         days, hours, minutes, seconds = clock.groups()
         span = timedelta(days=int(days or 0), hours=int(hours), minutes=int(minutes), seconds=float(seconds))
         values = {"train_runtime": span.total_seconds()}
+    elif not values and (seconds_only := _SECONDS.search(line)):
+        values = {"train_runtime": number(seconds_only[1])}
     take(start, values)
 
 
 def metric(start: Start, line: str) -> None:
-    """`  train_samples_per_second =    187.862`, in the block `***** train metrics *****`."""
+    """`  train_samples_per_second =    187.862`, in the block `***** train metrics *****`.
+
+    It counts only with the steps per second, which come next: before version 4.6 it is the steps that it holds.
+    """
     if found := _METRIC.search(line):
         value = number(found[2])
+        if found[1] == "train_samples_per_second":
+            start.scratch["rate"] = value
+            return
+        if found[1] == "train_steps_per_second":
+            take(start, {"train_samples_per_second": start.scratch.pop("rate", None)})
         take(start, {found[1]: value * 2**20 if found[3] and value is not None else value})
 
 
