@@ -33,6 +33,7 @@ def _field(name: str) -> re.Pattern[str]:
 _LOSS, _SAMPLES = _field("lm loss"), _field("consumed samples")
 _BATCH, _LENGTH = _field("global batch size"), _field("actual seqlen")
 _SKIPPED, _NAN = _field("number of skipped iterations"), _field("number of nan iterations")
+_RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
 _MODEL_TFLOPS = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): " + NUMBER)
 _HARDWARE_TFLOPS = re.compile(r"\|\s*(?:\[LM\]-)?TFLOPs\s*[:=]\s*" + NUMBER)
 
@@ -124,13 +125,17 @@ def iteration(start: Start, line: str) -> None:
         start.print(seq_len=length)
     if found[2] != "infinity":
         start.print(steps=count(found[2]))
+    rate = positive(_value(_RATE, line))
+    samples = float(batch) if batch else None
+    if samples is None and rate and step_time_s and "global_batch_size" not in start.settings:
+        samples = rate * step_time_s * factor  # GPT-NeoX has no batch size in its lines
     fresh = not len(start.steps) or step > start.steps.last
     start.steps.add(
         step,
         t_s=clock(start, line),
         step_time_s=step_time_s * factor if step_time_s else None,
         loss=number(_value(_LOSS, line)),
-        samples=float(batch) if batch else None,
+        samples=samples,
         skipped=number(_value(_SKIPPED, line)),
     )
     if fresh:
