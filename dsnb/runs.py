@@ -3,6 +3,7 @@
 Every run that was ever started is a row, whatever became of it; what was not measured is missing (NaN), never 0.
 """
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator
@@ -151,10 +152,11 @@ def _scan(folder: str) -> tuple[list[str], list[str]]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    below.append(entry.name)
-                elif entry.is_file():
-                    files.append(entry.name)
+                with contextlib.suppress(OSError):  # a link that leads to itself
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.name)
+                    elif entry.is_file():
+                        files.append(entry.name)
     except OSError as error:
         warnings.warn(f"{folder} is left out: {error.strerror}", DsnbWarning, stacklevel=2)
     return files, below
