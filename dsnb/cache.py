@@ -36,7 +36,11 @@ def kept(kind: str, root: Path, load: Callable[[], tuple[pd.DataFrame, list[str]
         Makes the table, and names the files and folders whose change would change it.
     """
     home = paths.cache_home()
-    file = home / f"{hashlib.sha256(f'{kind} {root.absolute()}'.encode()).hexdigest()[:32]}.arrow" if home else None
+    file = (
+        home / f"{hashlib.sha256(f'{kind} {root.absolute()}'.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.arrow"
+        if home
+        else None
+    )
     if file and (table := _read(file)) is not None:
         return table
     began_ns = time.time_ns()
