@@ -41,7 +41,7 @@ def write_json(path: Path, record: object) -> None:
 def read_bytes(path: Path | str) -> bytes | None:
     """Read a whole file with as few system calls as can be; None where there is none, with a warning if unreadable."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -64,7 +64,7 @@ def read_bytes(path: Path | str) -> bytes | None:
 def read_end(path: Path | str, size: int) -> bytes | None:
     """Read the last `size` bytes of a file, or all of a shorter one; None where there is none."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
     except OSError:
         return None
     try:

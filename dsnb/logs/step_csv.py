@@ -136,6 +136,8 @@ def load_gpu(path: Path) -> pd.DataFrame:
     pandas.DataFrame
         `t_s`, `gpu`, `util_pct`, `memory_used_gib`, `power_w`, `sm_clock_mhz`, as far as there are such columns.
     """
+    if not path.is_file():
+        return pd.DataFrame()
     try:
         with open(path, encoding="utf-8", errors="replace", newline="") as file:
             reader = csv.reader(line for line in file if "\0" not in line and len(line) < LONGEST_LINE)
