@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -53,7 +54,7 @@ def read(path: Path) -> list[Start]:
             step_time_s=stamp_s - before_s if before_s is not None and stamp_s > before_s else None,
             step_time_logged_s=row["step_time_s"],
             loss=row["loss"],
-            tokens=round(row["tokens_per_sec"] * row["step_time_s"]),
+            tokens=_whole(row["tokens_per_sec"] * row["step_time_s"]),
         )
         start.peak(peak_reserved_gib=_gib(row.get("gpu_max_mem_mb")))
         start.scratch["loss_is_nan"] = row["loss_is_nan"]
@@ -79,9 +80,13 @@ def _summarize(start: Start, kept: "dict[str, array[float]]") -> None:
         return
     start.measure(LOGGED, tokens_per_s_logged=median(rates), step_time_logged_s=median(times_s), timed_steps=len(rates))
     between_s = [after - before for before, after in pairwise(stamps_s) if after > before]
-    tokens = round(rates[-1] * times_s[-1])
+    tokens = _whole(rates[-1] * times_s[-1])
     if between_s and tokens:
         start.measure(DERIVED, tokens_per_s=tokens / median(between_s), step_time_s=median(between_s))
+
+
+def _whole(tokens: float) -> int | None:
+    return round(tokens) if isfinite(tokens) else None
 
 
 def _gib(mib: float | None) -> float | None:
