@@ -167,9 +167,14 @@ def _place(path: str) -> tuple[list[str], int, str]:
     return parent, paths.repeat(name) or 0, name
 
 
+def _shown(path: str) -> str:
+    """Give a path as a table can hold it: bytes that are not UTF-8 become `?`."""
+    return path.encode("utf-8", "replace").decode()
+
+
 def _names(path: str) -> dict[str, Any]:
     """Name a run by its folders: `sweep/experiment/run<k>`, or `sweep/experiment`."""
-    *_, above, parent, name = ("", "", *path.split(os.sep))
+    *_, above, parent, name = ("", "", *_shown(path).split(os.sep))
     repeat = paths.repeat(name)
     if repeat is None:
         return {"sweep": parent, "experiment": name, "repeat": 1}
@@ -181,7 +186,7 @@ def _log_names(path: str, starts: list[Start]) -> list[dict[str, Any]]:
 
     Starts with the same settings are repeats; with others, they are experiments of their own.
     """
-    folder, name = os.path.split(path)
+    folder, name = os.path.split(_shown(path))
     if paths.repeat(os.path.basename(folder)) is not None and len(starts) == 1:
         return [_names(folder)]
     sweep, name = os.path.basename(folder), os.path.splitext(name)[0]
@@ -212,9 +217,9 @@ def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
 def _runs(found: Found) -> pd.DataFrame:
     own = folders.columns(found.runs)
     names = [_names(folder) for folder in found.runs]
-    own |= {key: [name[key] for name in names] for key in KEYS}
+    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(_shown, found.runs)]}
     nothing = [None] * len(found.runs)
-    others = [log_rows.run(start, Path(path), names) for path, names, start in _starts(found)]
+    others = [log_rows.run(start, Path(_shown(path)), names) for path, names, start in _starts(found)]
     table = pd.DataFrame(
         {name: own.get(name, nothing) + [row.get(name) for row in others] for name in RUN_COLUMNS}, columns=RUN_COLUMNS
     )
