@@ -53,12 +53,15 @@ def kept(kind: str, root: Path, load: Callable[[], tuple[pd.DataFrame, list[str]
 
 
 def _stamps(looked_at: Sequence[str]) -> np.ndarray:
-    """Give what tells whether a path changed: shape (paths, 3) of time in ns, size, file number; -1 if it is gone."""
+    """Give what tells whether a path changed: shape (paths, 3) of time in ns, size, file number; -1 if it is gone.
+
+    The time is that of the last change of content or name, which no program can set back as it can the modification's.
+    """
     stat, numbers = os.stat, list[int]()
     for path in looked_at:
         try:
             about = stat(path)
-            numbers += (about.st_mtime_ns, about.st_size, about.st_ino & (2**63 - 1))
+            numbers += (about.st_ctime_ns, about.st_size, about.st_ino & (2**63 - 1))
         except OSError:
             numbers += (-1, -1, -1)
     return np.array(numbers, dtype=np.int64).reshape(-1, 3)
@@ -79,7 +82,7 @@ def _read(file: Path) -> pd.DataFrame | None:
             if (looked_at.schema.metadata or {}).get(b"code") != _code():
                 return None
             now = _stamps(looked_at["path"].to_pylist())
-            before = np.column_stack([looked_at[name].to_numpy() for name in ("mtime_ns", "size", "ino")])
+            before = np.column_stack([looked_at[name].to_numpy() for name in ("ctime_ns", "size", "ino")])
             if not np.array_equal(now, before):
                 return None
             table: pd.DataFrame = pa.ipc.open_stream(source).read_all().to_pandas()
@@ -94,7 +97,7 @@ def _write(file: Path, looked_at: list[str], stamps: np.ndarray, table: pd.DataF
     with contextlib.suppress(ImportError, OSError, ValueError, TypeError):
         import pyarrow as pa
 
-        numbers = dict(zip(("mtime_ns", "size", "ino"), stamps.T, strict=True))
+        numbers = dict(zip(("ctime_ns", "size", "ino"), stamps.T, strict=True))
         about = pa.table({"path": looked_at, **numbers}).replace_schema_metadata({b"code": _code()})
         content = pa.Table.from_pandas(table, preserve_index=False)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
