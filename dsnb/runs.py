@@ -118,7 +118,7 @@ def look(path: str | Path) -> Found:
     """
     root = os.path.abspath(path)
     if os.path.isfile(root):
-        return Found(logs=[root], looked_at=[root])
+        return Found(logs=[root], looked_at=[root, os.path.join(os.path.dirname(root), "gpu_log.csv")])
     if not os.path.isdir(root):
         raise SettingsError(
             f"{str(path)!r} is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
@@ -199,7 +199,7 @@ def _log_names(path: str, starts: list[Start]) -> list[dict[str, Any]]:
 
 def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
     """Read every foreign log; in a folder, what cannot be read is left out with a warning, what is no log without."""
-    alone = not found.runs and found.looked_at == found.logs
+    alone = not found.runs and found.looked_at[:1] == found.logs
     for path in found.logs:
         try:
             if not alone and find.reader(Path(path)) is None:
