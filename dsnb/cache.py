@@ -74,7 +74,9 @@ def _code() -> bytes:
 
 def _read(file: Path) -> pd.DataFrame | None:
     """Read a kept table; None if there is none, if something changed, or if it cannot be read."""
-    with contextlib.suppress(ImportError, OSError, ValueError, TypeError):  # pyarrow's own errors are these
+    with contextlib.suppress(
+        ImportError, OSError, ValueError, TypeError, LookupError, MemoryError, NotImplementedError
+    ):
         import pyarrow as pa
 
         with open(file, "rb") as source:
