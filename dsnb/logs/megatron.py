@@ -17,6 +17,7 @@ _ITERATION = re.compile(
     r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|"
 )
 _ELAPSED = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\)?\s*[:=]\s*" + NUMBER)
+_NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(ms\): [\d.]+ ")
 _RANK = re.compile(r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D")
 _VOCABULARY = re.compile(r"padded vocab .{0,100}\(new size: (\d{1,9})\)")
 _PEAK = re.compile(r"after (\d{1,9}) iterations\)? memory \(MB\)")
@@ -130,19 +131,42 @@ def iteration(start: Start, line: str) -> None:
     if samples is None and rate and step_time_s and "global_batch_size" not in start.settings:
         samples = rate * step_time_s * factor  # GPT-NeoX has no batch size in its lines
     fresh = not len(start.steps) or step > start.steps.last
+    said = {"step": step, "step_time_s": step_time_s * factor if step_time_s else None}
+    said |= {"skipped": number(_value(_SKIPPED, line)), "nan": number(_value(_NAN, line))}
+    own = _without_first(start, line, said) if fresh else said
     start.steps.add(
         step,
         t_s=clock(start, line),
-        step_time_s=step_time_s * factor if step_time_s else None,
+        step_time_s=own["step_time_s"],
+        step_time_logged_s=said["step_time_s"] if own is not said else None,
         loss=number(_value(_LOSS, line)),
         samples=samples,
-        skipped=number(_value(_SKIPPED, line)),
+        skipped=own["skipped"],
     )
     if fresh:
-        _count(start, skipped_steps=number(_value(_SKIPPED, line)), nan_steps=number(_value(_NAN, line)))
+        _count(start, skipped_steps=own["skipped"], nan_steps=own["nan"])
         start.scratch["loss_is_nan"] = bool(re.search(r"lm[ _-]loss:?\s*=?\s*nan", line, re.I))
     start.measure(tflops_per_gpu=positive(_value(_MODEL_TFLOPS, line)))
     start.measure(hardware_tflops_per_gpu=positive(_value(_HARDWARE_TFLOPS, line)))
+
+
+def _without_first(start: Start, line: str, said: dict[str, Any]) -> dict[str, Any]:
+    """Take the first iteration out of the second line of the newest Megatron-LM, which counts it in both lines.
+
+    Since it prints the first iteration whatever the interval, its sums go on after that line. Its time stamps have
+    microseconds. A log that does not have its beginning may begin with any other line.
+    """
+    first = start.scratch.pop("first_line", None)
+    if not len(start.steps) and _NEWEST.search(line) and (said["step"] == 1 or "gpus" in start.settings):
+        start.scratch["first_line"] = said
+    if not first:
+        return said
+    steps = said["step"] - first["step"]
+    own = {name: max(0, said[name] - first[name]) if said[name] and first[name] else said[name] for name in said}
+    if said["step_time_s"] and first["step_time_s"]:
+        rest_s = (said["step_time_s"] * (steps + 1) - first["step_time_s"]) / steps
+        own["step_time_s"] = rest_s if rest_s > 0 else None
+    return own
 
 
 def _value(pattern: re.Pattern[str], line: str) -> str | None:
