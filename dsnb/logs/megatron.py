@@ -97,6 +97,8 @@ def _megatron(start: Start) -> None:
 
 def world(start: Start, line: str) -> None:
     """Take `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
+    if not line.endswith("\n"):
+        return  # a size that is not in a whole line is 1
     if found := _WORLD.search(line):
         _megatron(start)
         start.print(gpus=count(found[1]))

@@ -7,9 +7,11 @@ from pathlib import Path
 LONGEST_LINE = 64 * 1024
 """Characters; what a longer line holds beyond them is passed over (binary garbage has lines of any length)."""
 
-# A number that ends where the text ends may have lost digits, and one with a digit after it is only a part.
+# A number that ends where the text ends may have lost digits, and one with a digit after it is only a part; so is one
+# whose exponent or group of thousands has just begun.
 _DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE][-+]?[0-9]{1,3})?"
-NUMBER = rf"([-+]?{_DIGITS}(?![\d.]|\Z)|[-+]?(?:nan|NaN|inf)\b)"
+_END = r"(?![\d.]|[eE](?:[-+\d]|\b)|,\d{0,2}\Z|\Z)"
+NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"
 _WHOLE = re.compile(rf"[-+]?{_DIGITS}")
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -13,7 +13,7 @@ _SETTING = re.compile(
     r"|Total optimization steps|Number of trainable parameters) = " + NUMBER,
     re.I,
 )
-_METRIC = re.compile(r"(?:^|\s)(train_\w{1,40}|init_mem_gpu_alloc_delta) += +" + NUMBER + r"(MB)?")
+_METRIC = re.compile(r"(?:^|\s)(train_\w{1,40}|init_mem_gpu_alloc_delta) += +" + NUMBER + r"(MB)?(?!\w)")
 _RUNTIME = re.compile(r"(?:^|\s)train_runtime += +(?:(\d{1,4}) days?, )?(\d{1,3}):(\d\d):(\d\d(?:\.\d{1,6})?)\s")
 _RESUMED = re.compile(r"Continuing training from global step " + NUMBER)
 _SECONDS = re.compile(r"(?:^|\s)train_runtime += +(\d{1,9}\.\d{1,9})\s")
@@ -82,6 +82,8 @@ def final(start: Start, line: str) -> None:
     Every rank may print one; the slowest rank's counts.
     """
     values = {name: number(value) for name, value in _PAIR.findall(line) if name.startswith(("train_", "init_"))}
+    if not line.endswith("\n") and "}" not in line:
+        values.pop("train_samples_per_second", None)  # what it means shows in what would come next
     if (
         {"train_runtime", "train_samples_per_second"} <= set(values)
         and "'train_steps_per_second'" not in line
