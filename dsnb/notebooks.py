@@ -60,10 +60,11 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _interruptible(config: Config) -> Iterator[None]:
-    """Let an interrupt cancel the cell that is executed, and raise KeyboardInterrupt when the kernel is gone.
+    """Let an interrupt cancel the cell that is executed or comes next, and raise KeyboardInterrupt at the end.
 
-    Python raises it in the midst of whatever the event loop does. The tasks that this leaves behind see the kernel die
-    of the interrupt, and asyncio prints what they make of it. So it is done here as in `asyncio.run`.
+    Python raises it in the midst of whatever is done. While the kernel starts, that leaves a kernel that finds its
+    sockets' folder gone; later it leaves tasks that see the kernel die, and asyncio prints what they make of it. So it
+    is done here as in `asyncio.run`, and as there a second interrupt does not wait.
     """
     if threading.current_thread() is not threading.main_thread() or (
         signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -76,14 +77,20 @@ def _interruptible(config: Config) -> Iterator[None]:
     def begin(**_: Any) -> None:
         nonlocal cell
         cell = asyncio.current_task()
+        if stopped:
+            cancel()
 
     def stop(*_: Any) -> None:
         nonlocal stopped
-        if stopped or cell is None or cell.done():
+        if stopped:
             raise KeyboardInterrupt
         stopped = True
-        loop = cell.get_loop()
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+        cancel()
+
+    def cancel() -> None:
+        if cell and not cell.done():
+            loop = cell.get_loop()
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
 
     config.NotebookClient.on_cell_start = begin
     signal.signal(signal.SIGINT, stop)

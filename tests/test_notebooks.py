@@ -1,4 +1,4 @@
-"""A notebook's end on the terminal: the caller is told how it ended, and the libraries say nothing."""
+"""A notebook's end: the caller is told how it ended, the terminal nothing, and no kernel stays."""
 
 import subprocess
 import sys
@@ -10,28 +10,36 @@ import pytest
 EXECUTE = """
 import asyncio, signal, sys
 from pathlib import Path
+import psutil
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from dsnb import notebooks
 
-tidy = KernelManager._async_cleanup_resources
+tidy, connect, process = (
+    KernelManager._async_cleanup_resources, NotebookClient.start_new_kernel_client, NotebookClient.process_message
+)
 
-async def late(manager, restart=False):
+async def tidy_late(manager, restart=False):
     await asyncio.sleep(1.5)  # nbclient looks every second whether the kernel lives
     await tidy(manager, restart)
 
-KernelManager._async_cleanup_resources = late
+def interrupted_connect(client):
+    signal.raise_signal(signal.SIGINT)
+    return connect(client)
 
-def process_message(client, message, *rest):
-    if "interrupt amid" in str(message["content"]):
+def interrupted_process(client, message, *rest):
+    if "amid" in str(message["content"]):
         signal.raise_signal(signal.SIGINT)
     return process(client, message, *rest)
 
-process, NotebookClient.process_message = NotebookClient.process_message, process_message
+KernelManager._async_cleanup_resources = tidy_late
+NotebookClient.process_message = interrupted_process
+if "at the start" in Path(sys.argv[1]).read_text():
+    NotebookClient.start_new_kernel_client = interrupted_connect
 try:
     notebooks.execute(*map(Path, sys.argv[1:]), {})
 except BaseException as error:
-    print(f"{type(error).__name__}: {error}")
+    print(f"{type(error).__name__}: {error}", psutil.Process().children())
 """
 
 
@@ -39,13 +47,14 @@ except BaseException as error:
     ("source", "end"),
     [
         ("import os; os.kill(os.getpid(), 9)", "DeadKernelError: Kernel died"),
+        ("pass  # at the start", "KeyboardInterrupt: "),
         ("import os, time; os.kill(os.getppid(), 2); time.sleep(100)", "KeyboardInterrupt: "),
-        ("import time; print('interrupt amid', flush=True); time.sleep(100)", "KeyboardInterrupt: "),
+        ("import time; print('amid', flush=True); time.sleep(100)", "KeyboardInterrupt: "),
     ],
-    ids=["killed", "interrupted while it waits", "interrupted amid a message"],
+    ids=["killed", "interrupted while it starts", "interrupted while it works", "interrupted amid a message"],
 )
 def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
     nbformat.write(nbf.new_notebook(cells=[nbf.new_code_cell(source)]), tmp_path / "in.ipynb")
     command = [sys.executable, "-c", EXECUTE, str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == (f"{end}\n", "")
+    assert (done.stdout, done.stderr) == (f"{end} []\n", "")
