@@ -1,5 +1,6 @@
 """Shared fixtures: small settings, a place for outputs, and one fork server for the whole session."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from dsnb.launcher.outcome import Result
 from dsnb.launcher.run import launch
 from dsnb.paths import RunPaths
 from tests import browser
+
+# OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
+# and more instead of 2 s. The ranks of every launch in a test inherit this.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SMALL: dict[str, Any] = {
     "model": "gpt2-tiny",
