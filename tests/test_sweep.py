@@ -1,12 +1,15 @@
 """Sweeps through papermill with real runs: resuming, killing, interrupting, sharing a folder."""
 
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jupyter_client
@@ -194,45 +197,73 @@ def test_a_disk_that_fills_up_during_a_run(params, tmp_path, monkeypatch):
         execute(sweep.runs[0])
 
 
-def under_way(out):
-    """List the runs that have begun to step and are not finished."""
-    return [file for file in out.rglob("steps.jsonl") if not (file.parent / "result.json").exists()]
+def steps_since(out, began):
+    """Count the steps that runs have made since a time, and say whether one of these runs is not finished."""
+    steps, unfinished = 0, False
+    for file in out.rglob("steps.jsonl"):
+        with contextlib.suppress(FileNotFoundError):  # a new run has just removed it
+            if file.stat().st_mtime > began:
+                steps += file.read_text().count("\n")
+                unfinished |= not (file.parent / "result.json").exists()
+    return steps, unfinished
+
+
+def kill(words, out, seconds, steps):
+    """Start a sweep, kill it after some time or steps, whichever is first, and say whether a run was stepping."""
+    began = time.time()
+    sweep = psutil.Popen(words, cwd=ROOT, env=own_server(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while time.time() < began + seconds and steps_since(out, began)[0] < steps:
+        time.sleep(0.02)
+    family = sweep.children(recursive=True)
+    _, stepping = steps_since(out, began)
+    assert sweep.poll() is None, "the sweep was over before it was killed"
+    sweep.kill()
+    sweep.wait()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    for result in out.rglob("result.json"):
+        assert json.loads(result.read_text())["status"] == "ok"
+    return stepping
 
 
 def test_killed_at_ten_moments_it_still_ends_with_the_same_runs(params, tmp_path):
-    """SIGKILL, which nothing can catch: no process stays, no run is lost, doubled or half-written."""
-    out = tmp_path / "out"
-    moments = random.Random(5)
-    more = ("--set", "repeats=6", "--set", "steps=60")
+    """SIGKILL, which nothing can catch: no process stays, no run is lost, doubled or half-written.
+
+    Two sweeps at a time, each in a folder of its own; half of the kills are for a run that steps, one for a second run.
+    """
+    outs = [tmp_path / "one", tmp_path / "two"]
+    commands = [[*command(params)[:-1], str(out), "--set", "steps=60"] for out in outs]
+    draw = random.Random(5)
     in_a_run = 0
-    for attempt in range(10):
-        sweep = psutil.Popen(command(params, *more), cwd=ROOT, env=own_server(), stderr=subprocess.DEVNULL, stdout=-3)
-        deadline = time.time() + moments.uniform(0.5, 5.0)
-        while time.time() < deadline or (attempt % 2 and not under_way(out) and time.time() < deadline + 20):
-            time.sleep(0.02)
-        family = sweep.children(recursive=True)
-        in_a_run += bool(under_way(out))
-        assert sweep.poll() is None, "the sweep was over before it was killed"
-        sweep.kill()
-        sweep.wait()
-        _, alive = psutil.wait_procs(family, timeout=15)
-        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-        for result in out.rglob("result.json"):
-            assert json.loads(result.read_text())["status"] == "ok"
+    with ThreadPoolExecutor(len(outs)) as pool:
+        for attempt in range(5):
+            early = draw.uniform(0.5, 5.0), 1
+            stepping = 60.0, draw.randint(1, 30) + (61 if attempt == 4 else 0)
+            seconds, steps = zip(*((stepping, early) if attempt % 2 == 0 else (early, stepping)), strict=True)
+            in_a_run += sum(pool.map(kill, commands, outs, seconds, steps))
     assert in_a_run >= 4
-    last = subprocess.run(
-        command(params, *more), cwd=ROOT, env=own_server(), capture_output=True, text=True, timeout=250
-    )
-    assert last.returncode == 0, last.stderr
-    folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
-    assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in range(1, 7)]
-    for folder in folders:
-        assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
-        assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 62))
+    finished = {file: file.stat().st_mtime_ns for out in outs for file in out.rglob("result.json")}
+    assert finished
+    last = [
+        subprocess.Popen(
+            words, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        for words in commands
+    ]
+    for sweep, out in zip(last, outs, strict=True):
+        _, said = sweep.communicate(timeout=250)
+        assert sweep.returncode == 0, said
+        folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
+        assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in (1, 2)]
+        for folder in folders:
+            assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
+            assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 62))
+    assert finished == {file: file.stat().st_mtime_ns for file in finished}
 
 
 def test_sweeps_at_once_in_one_folder_and_in_two(params, tmp_path):
     """Three sweeps start together from one working folder, two of them on the same outputs."""
+    params.write_text(PARAMS.replace("repeats: 2", "repeats: 1"))
     other = [*command(params)[:-1], str(tmp_path / "other")]
     started = [
         subprocess.Popen(
@@ -248,7 +279,7 @@ def test_sweeps_at_once_in_one_folder_and_in_two(params, tmp_path):
     assert refused.startswith(f"error: {tmp_path / 'out'} is in use by another sweep (process ")
     assert len(refused.splitlines()) == 1
     for folder in ("out", "other"):
-        assert list(load_runs(tmp_path / folder)["status"]) == ["ok"] * 4
+        assert list(load_runs(tmp_path / folder)["status"]) == ["ok"] * 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
