@@ -132,10 +132,10 @@ def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small):
     """ZeRO 3 never holds the whole model in one rank; ZeRO 0, which must, shows that the test would notice."""
     whole = 2 * PRESETS["opt-350m"].parameters
     grown = {}
-    for stage in (0, 3):
-        settings = {"model": "opt-350m", "precision": "bf16", "gpus": 4, "zero_stage": stage}
+    for stage, gpus in ((0, 1), (3, 4)):
+        settings = {"model": "opt-350m", "precision": "bf16", "gpus": gpus, "zero_stage": stage}
         _, paths = run_small(worker="tests.workers.builder", **settings)
-        ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(4)]
+        ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(gpus)]
         assert not any(rank["not_finite"] for rank in ranks)
         grown[stage] = max(rank["grown_bytes"] for rank in ranks)
     assert grown[3] < 0.6 * whole < whole <= 1.05 * grown[0]
