@@ -13,6 +13,7 @@ from dsnb.launcher import fork
 from dsnb.launcher.outcome import Result
 from dsnb.launcher.run import launch
 from dsnb.paths import RunPaths
+from dsnb.sweep import run_sweep
 from tests import browser
 
 # OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
@@ -37,6 +38,17 @@ def _server(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let all launches of the session, those in notebook kernels too, share one warm server."""
     with fork.shared({"cpu", hardware.default_device()}):
         yield
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make one small real sweep; give its folder, for tests that read or copy it."""
+    from tests.test_sweep import PARAMS
+
+    home = tmp_path_factory.mktemp("swept")
+    (home / "small.yaml").write_text(PARAMS)
+    run_sweep(home / "small.yaml", output=home / "out", progress=False)
+    return home / "out"
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +80,7 @@ def watched(chromium: Any) -> Iterator[Callable[..., browser.Watched]]:
         context.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small() -> Callable[..., Experiment]:
     return lambda **settings: Experiment(**{**SMALL, **settings})
 

@@ -2,15 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
-from dsnb.sweep import run_sweep
-from tests.test_sweep import NAMES, PARAMS
+from tests.test_sweep import NAMES
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,10 +22,9 @@ def dsnb(*words, **options):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(swept, tmp_path_factory):
     home = tmp_path_factory.mktemp("cli")
-    (home / "small.yaml").write_text(PARAMS)
-    run_sweep(home / "small.yaml", only="zs0*", output=home / "out", progress=False)
+    shutil.copytree(swept / NAMES[0], home / "out" / NAMES[0])
     return home / "out"
 
 
@@ -109,17 +107,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     done = dsnb("sweep", "params/quickstart.yaml", "--output", tmp_path / "file" / "out")
     message = f"error: {tmp_path}/file/out cannot be written: Not a directory; choose another --output\n"
     assert (done.returncode, done.stderr) == (1, message)
-
-
-def test_papermill_runs_the_notebook_alone(tmp_path):
-    settings = {"model": "gpt2-tiny", "zero_stage": 2, "precision": "bf16", "steps": 3, "warmup_steps": 1}
-    words = [word for name, value in {**settings, "device": "cpu"}.items() for word in ("-p", name, str(value))]
-    command = [sys.executable, "-m", "papermill", str(ROOT / "notebooks/10_run.ipynb"), "out.ipynb", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0, done.stderr
-    result = tmp_path / "outputs/single/gpt2-tiny_zs2_bf16_gpus1_bs8_sl128/run1/result.json"
-    assert json.loads(result.read_text())["status"] == "ok"
-    assert nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
 
 
 def test_papermill_refuses_a_misspelled_parameter(tmp_path):

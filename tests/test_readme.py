@@ -1,5 +1,6 @@
 """The README's examples, run as they stand, in a copy of the folders that they name."""
 
+import json
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 
@@ -43,7 +45,9 @@ def used(home):
 def test_its_commands_run(used):
     home = used
     assert (home / "outputs/quickstart/report.html").stat().st_size > 100_000
-    assert (home / "out.ipynb").exists()
+    result = home / "outputs/single/gpt2-tiny_zs2_bf16_gpus1_bs8_sl128/run1/result.json"
+    assert json.loads(result.read_text())["status"] == "ok"
+    assert nbformat.read(home / "out.ipynb", as_version=4).cells
 
 
 def test_its_python_runs(used):

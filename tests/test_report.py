@@ -10,17 +10,15 @@ import pytest
 from dsnb import notebooks, paths, records
 from dsnb.errors import SettingsError
 from dsnb.report import write_report
-from dsnb.sweep import run_sweep
 from tests.browser import SETTLED, violations
-from tests.test_sweep import NAMES, PARAMS
+from tests.test_sweep import NAMES
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(swept, tmp_path_factory):
     """A real sweep with one run that fails with a hostile cause."""
     home = tmp_path_factory.mktemp("sweep")
-    (home / "small.yaml").write_text(PARAMS)
-    run_sweep(home / "small.yaml", output=home / "out", overrides={"repeats": 1}, progress=False)
+    shutil.copytree(swept, home / "out", ignore=shutil.ignore_patterns("run2"))
     bad = home / "out" / "zs9_bad" / "run1"
     shutil.copytree(home / "out" / NAMES[0] / "run1", bad)
     cause = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"

@@ -55,15 +55,13 @@ def own_server():
     return {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
 
 
-def test_a_sweep_leaves_complete_folders_and_a_table(params, tmp_path):
-    results = run_sweep(params, output=tmp_path / "out", progress=False)
-    assert statuses(results) == ["ok"] * 4
-    runs = load_runs(tmp_path / "out")
+def test_a_sweep_leaves_complete_folders_and_a_table(swept):
+    runs = load_runs(swept)
     assert list(runs["status"]) == ["ok"] * 4
     assert list(runs["experiment"]) == [NAMES[0]] * 2 + [NAMES[1]] * 2
     assert list(runs["repeat"]) == [1, 2, 1, 2]
     assert (runs["loss_last"] < runs["loss_first"]).all()
-    folder = tmp_path / "out" / NAMES[1] / "run2"
+    folder = swept / NAMES[1] / "run2"
     files = {"experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "console.log", "worker.json"}
     assert {file.name for file in folder.iterdir()} == {*files, "result.json", "run.ipynb"}
     notebook = nbformat.read(folder / "run.ipynb", as_version=4)
@@ -74,10 +72,9 @@ def test_a_sweep_leaves_complete_folders_and_a_table(params, tmp_path):
     assert "%|" not in json.dumps(outputs)  # the progress bar is gone, not frozen at 0 %
 
 
-def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, tmp_path):
-    out = tmp_path / "out"
+def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, swept, tmp_path):
+    out = shutil.copytree(swept, tmp_path / "out")
     sweep = load_sweep(params, only="zs0*", output=out)
-    run_sweep(sweep, progress=False)
     before = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
     record = json.loads(sweep.runs[1].paths.result.read_text())
     records.write_json(sweep.runs[1].paths.result, {**record, "status": "failed", "cause": "by hand"})
@@ -95,9 +92,8 @@ def test_an_empty_result_counts_as_unfinished(params, tmp_path):
     assert statuses(results) == ["ok"]
 
 
-def test_other_settings_under_the_same_name_are_refused(params, tmp_path):
-    out = tmp_path / "out"
-    run_sweep(params, only="zs0*", overrides={"repeats": 1}, output=out, progress=False)
+def test_other_settings_under_the_same_name_are_refused(params, swept, tmp_path):
+    out = shutil.copytree(swept, tmp_path / "out")
     with pytest.raises(SettingsError) as caught:
         run_sweep(params, only="zs0*", overrides={"repeats": 1, "steps": 5}, output=out, progress=False)
     assert str(caught.value) == (
