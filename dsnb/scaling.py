@@ -5,8 +5,8 @@ import pandas as pd
 from dsnb import columns, metrics
 from dsnb.summary import axes
 
-SIZES = ("gpus", "nodes", "data_parallel", "global_batch_size", "host", "sweep", "status")
-"""Columns that follow the number of GPUs, or say where a run was made; the others make a workload."""
+SIZES = ("gpus", "nodes", "data_parallel", "global_batch_size", "steps", "warmup_steps", "host", "sweep", "status")
+"""Columns that follow the number of GPUs, say how long or where a run was made; the others make a workload."""
 
 
 def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 100e9) -> pd.DataFrame:
