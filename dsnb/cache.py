@@ -8,6 +8,7 @@ own code is the same. Without pyarrow nothing is kept.
 import contextlib
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,7 +96,7 @@ def _read(file: Path) -> pd.DataFrame | None:
 
 def _write(file: Path, looked_at: list[str], stamps: np.ndarray, table: pd.DataFrame) -> None:
     """Keep a table; where that cannot be (a full disk, mixed types in a column), it is just not kept."""
-    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary = file.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
     with contextlib.suppress(ImportError, OSError, ValueError, TypeError):
         import pyarrow as pa
 

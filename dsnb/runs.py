@@ -3,40 +3,24 @@
 Every run that was ever started is a row, whatever became of it; what was not measured is missing (NaN), never 0.
 """
 
-import contextlib
-import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dsnb import cache, folders, paths, records
-from dsnb.errors import DsnbWarning, LogError, SettingsError
+from dsnb import cache, folders, records
+from dsnb.errors import DsnbWarning, LogError
 from dsnb.logs import find, step_csv
 from dsnb.logs import rows as log_rows
 from dsnb.logs.start import Start
 from dsnb.paths import RunPaths
+from dsnb.places import Found, log_names, look, run_names, shown
 from dsnb.schema import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
-
-
-@dataclass
-class Found:
-    """What lies below a folder: dsnb's own run folders, other programs' logs, and what was looked at to know it."""
-
-    runs: list[str] = field(default_factory=list)
-    logs: list[str] = field(default_factory=list)
-    looked_at: list[str] = field(default_factory=list)
-    """Logs and folders whose change would change the tables; a finished run's folder is not among them."""
-    results: list[str] = field(default_factory=list)
-    """`result.json` of every finished run, written last and in one step."""
-    steps: list[str] = field(default_factory=list)
-    """`steps.jsonl` of every finished run."""
 
 
 def load_runs(path: str | Path) -> pd.DataFrame:
@@ -108,118 +92,28 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     return table.apply(pd.to_numeric, errors="coerce")
 
 
-def look(path: str | Path) -> Found:
-    """Find dsnb's run folders and other files below `path`, in order, `run2` before `run10`.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such folder or file.
-    """
-    root = os.path.abspath(path)
-    if os.path.isfile(root):
-        return Found(logs=[root], looked_at=[root, os.path.join(os.path.dirname(root), "gpu_log.csv")])
-    if not os.path.isdir(root):
-        raise SettingsError(
-            f"{str(path)!r} is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
-        )
-    found, waiting = Found(), [root]
-    own, result, steps = (getattr(RunPaths(Path()), name).name for name in ("experiment", "result", "steps"))
-    while waiting:
-        folder = waiting.pop()
-        inside, below = _scan(folder)
-        if own in inside:
-            found.runs.append(folder)
-            if result in inside:
-                found.results.append(os.path.join(folder, result))
-                found.steps.append(os.path.join(folder, steps))
-            else:
-                found.looked_at += [folder, *(os.path.join(folder, name) for name in inside)]
-            continue
-        found.looked_at.append(folder)
-        waiting += [os.path.join(folder, name) for name in below]
-        logs = [os.path.join(folder, name) for name in inside if not name.startswith(".")]
-        found.logs += [log for log in logs if os.path.splitext(log)[1].lower() not in find.NEVER]
-    found.runs.sort(key=_place)
-    found.logs.sort(key=_place)
-    found.looked_at += found.logs
-    return found
-
-
-def _scan(folder: str) -> tuple[list[str], list[str]]:
-    """Give the names of the files and of the folders in a folder; links to folders are not followed."""
-    files, below = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):  # a link that leads to itself
-                    if entry.is_dir(follow_symlinks=False):
-                        below.append(entry.name)
-                    elif entry.is_file():
-                        files.append(entry.name)
-    except OSError as error:
-        warnings.warn(f"{folder} is left out: {error.strerror}", DsnbWarning, stacklevel=2)
-    return files, below
-
-
-def _place(path: str) -> tuple[list[str], int, str]:
-    *parent, name = path.split(os.sep)
-    return parent, paths.repeat(name) or 0, name
-
-
-def _shown(path: str) -> str:
-    """Give a path as a table can hold it: bytes that are not UTF-8 become `?`."""
-    return path.encode("utf-8", "replace").decode()
-
-
-def _names(path: str) -> dict[str, Any]:
-    """Name a run by its folders: `sweep/experiment/run<k>`, or `sweep/experiment`."""
-    *_, above, parent, name = ("", "", *_shown(path).split(os.sep))
-    repeat = paths.repeat(name)
-    if repeat is None:
-        return {"sweep": parent, "experiment": name, "repeat": 1}
-    return {"sweep": above, "experiment": parent, "repeat": repeat}
-
-
-def _log_names(path: str, starts: list[Start]) -> list[dict[str, Any]]:
-    """Name the starts in a log: by the folders if they are a benchmark's `EXP/run<k>`, by the file's name else.
-
-    Starts with the same settings are repeats; with others, they are experiments of their own.
-    """
-    folder, name = os.path.split(_shown(path))
-    if paths.repeat(os.path.basename(folder)) is not None and len(starts) == 1:
-        return [_names(folder)]
-    sweep, name = os.path.basename(folder), os.path.splitext(name)[0]
-    same = all(start.settings == starts[0].settings for start in starts)
-    return [
-        {"sweep": sweep, "experiment": name if same else f"{name}_start{number}", "repeat": number if same else 1}
-        for number in range(1, len(starts) + 1)
-    ]
-
-
 def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
     """Read every foreign log; in a folder, what cannot be read is left out with a warning, what is no log without."""
-    alone = not found.runs and found.looked_at[:1] == found.logs
     for path in found.logs:
         try:
-            if not alone and find.reader(Path(path)) is None:
+            if not found.is_one_file and find.reader(Path(path)) is None:
                 continue
             starts = find.read(Path(path))
         except LogError as error:
-            if alone:
+            if found.is_one_file:
                 raise
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
-        for names, start in zip(_log_names(path, starts), starts, strict=True):
+        for names, start in zip(log_names(path, starts), starts, strict=True):
             yield path, names, start
 
 
 def _runs(found: Found) -> pd.DataFrame:
     own = folders.columns(found.runs)
-    names = [_names(folder) for folder in found.runs]
-    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(_shown, found.runs)]}
+    names = [run_names(folder) for folder in found.runs]
+    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
     nothing = [None] * len(found.runs)
-    others = [log_rows.run(start, Path(_shown(path)), names) for path, names, start in _starts(found)]
+    others = [log_rows.run(start, Path(shown(path)), names) for path, names, start in _starts(found)]
     table = pd.DataFrame(
         {name: own.get(name, nothing) + [row.get(name) for row in others] for name in RUN_COLUMNS}, columns=RUN_COLUMNS
     )
@@ -230,13 +124,14 @@ def _runs(found: Found) -> pd.DataFrame:
 
 def _steps(found: Found) -> pd.DataFrame:
     own, counts = folders.steps(found.runs)
-    parts = [_labelled(own, [_names(folder) for folder in found.runs], counts)]
-    for path, names, start in _starts(found):
-        log_rows.run(start, Path(path), names)
-        steps = log_rows.steps(start)
-        parts.append(_labelled(steps, [names], [len(steps)]))
+    names, parts = [run_names(folder) for folder in found.runs], [own]
+    for path, start_names, start in _starts(found):
+        log_rows.run(start, Path(path), start_names)
+        parts.append(log_rows.steps(start))
+        counts.append(len(parts[-1]))
+        names.append(start_names)
     parts = [part for part in parts if len(part)] or parts[:1]
-    return pd.concat(parts, ignore_index=True)
+    return _labelled(pd.concat(parts, ignore_index=True), names, counts)
 
 
 def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int]) -> pd.DataFrame:

@@ -5,7 +5,19 @@ import pandas as pd
 from dsnb import columns, metrics
 from dsnb.summary import axes
 
-SIZES = ("gpus", "nodes", "data_parallel", "global_batch_size", "steps", "warmup_steps", "host", "sweep", "status")
+SIZES = (
+    "gpus",
+    "nodes",
+    "data_parallel",
+    "global_batch_size",
+    "steps",
+    "warmup_steps",
+    "seed",
+    "learning_rate",
+    "host",
+    "sweep",
+    "status",
+)
 """Columns that follow the number of GPUs, say how long or where a run was made; the others make a workload."""
 
 

@@ -36,6 +36,7 @@ LAYERS = [
     "literature",
     "runs",
     "cache",
+    "places",
     "logs",
     "folders",
     "schema",

@@ -109,7 +109,9 @@ def test_megatron(tmp_path, new, prefix):
         loss_first=10.0, loss_last=7.0, skipped_steps=4, nan_steps=0, peak_allocated_gib=2.5, peak_reserved_gib=4.0,
         parameters=24 * (12 * 1024**2 + 13 * 1024) + (50432 + 512) * 1024 + 2 * 1024,
     )  # fmt: skip
-    assert ("tflops_per_gpu" in kinds(row)["as logged"]) is new
+    assert "tflops_per_gpu" in kinds(row)["derived"]
+    if new:
+        check(row, tflops_per_gpu=55.5)
     steps = dsnb.load_steps(tmp_path)
     assert list(steps["phase"]) == ["warmup", "timed", "timed", "timed"]
     assert list(steps["loss"]) == [10, 9, 8, 7]
@@ -346,3 +348,34 @@ def test_names_in_json_are_no_code(tmp_path):
     row = only(read(tmp_path, text))
     assert "<" not in str(row["model"])
     assert json.dumps(row["origins"])
+
+
+def test_megatrons_tflops_are_a_mean_over_time(tmp_path):
+    line = " iteration  {}/ 100 | elapsed time per iteration (ms): {} | throughput per GPU (TFLOP/s/GPU): {} | global batch size: 8 | lm loss: 2.5E+00 |\n"
+    text = line.format(1, 9000.0, 10.0) + line.format(2, 1000.0, 500.0) + line.format(3, 3000.0, 100.0)
+    row = only(read(tmp_path, text))
+    check(row, tflops_per_gpu=(500 * 1 + 100 * 3) / 4, samples_per_s=4.0)
+    assert "tflops_per_gpu" in kinds(row)["derived"]
+
+
+def test_deepspeed_chats_third_step(tmp_path):
+    line = "End-to-End => Latency: {}s, TFLOPs: 3.29, Samples/sec: 1.57, Time/seq 0.64s, Batch Size: 4, Total Seq. Length: 512\n"
+    row = only(read(tmp_path, logs.CONFIG + line.format(2.0) + line.format(3.0)))
+    check(row, source="DeepSpeed-Chat log", samples_per_s=8 / 5, tokens_per_s=8 / 5 * 512, step_time_s=2.5, seq_len=512)
+
+
+def test_a_complaint_about_a_flag_is_no_setting(tmp_path):
+    noise = "/usr/lib/x.py:12: UserWarning: use --bf16 instead\nmain.py: error: unrecognized arguments --zero_stage 3 --seq_length 77\n"
+    row = only(read(tmp_path, noise + logs.CONFIG.replace("zero_", "none_").replace("float16", "float17")))
+    check(row, seq_len=None, zero_stage=None, precision=None)
+
+
+def test_the_oldest_megatron(tmp_path):
+    text = (
+        "using world size: 8 and model-parallel size: 2 \n-------------------- arguments --------------------\n"
+        "  batch_size ...................... 4\n  seq_length ...................... 1024\n---------------- end of arguments ----------------\n"
+    )
+    line = " iteration {}/ 500 | elapsed time per iteration (ms): 500.0 | learning rate 1.500E-04 | lm loss 7.4E+00 | loss scale 16384.0 |\n"
+    row = only(read(tmp_path, text + line.format(100) + line.format(200)))
+    check(row, gpus=8, tensor_parallel=2, data_parallel=4, micro_batch_size=4, seq_len=1024, global_batch_size=16)
+    check(row, step_time_s=0.5, samples_per_s=32.0)

@@ -3,7 +3,7 @@
 import re
 
 from dsnb.logs.deepspeed_config import engine
-from dsnb.logs.start import Start
+from dsnb.logs.start import DERIVED, Start
 from dsnb.logs.text import NUMBER, count, number, positive
 
 _DONE = re.compile(r"^Execution time: " + NUMBER + r" seconds for (\d{1,9}) steps")
@@ -13,6 +13,9 @@ _CHAT_SPEED = re.compile(
     r"Model Parameters: \S{1,20} B, Latency: "
     + NUMBER
     + r"s, .{0,200}Batch Size: (\d{1,9}), Sequence Length: (\d{1,9})\D"
+)
+_CHAT_EXPERIENCE = re.compile(
+    r"End-to-End => Latency: " + NUMBER + r"s, .{0,200}Batch Size: (\d{1,9}), Total Seq\. Length: (\d{1,9})\D"
 )
 
 
@@ -60,7 +63,24 @@ def chat_speed(start: Start, line: str) -> None:
             total[1] += latency_s
 
 
+def chat_experience(start: Start, line: str) -> None:
+    """Take step 3's `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512`, generation included.
+
+    Here the batch is that of all GPUs.
+    """
+    if found := _CHAT_EXPERIENCE.search(line):
+        start.scratch["chat"] = True
+        engine(start)
+        latency_s, batch, length = positive(found[1]), count(found[2]), count(found[3])
+        start.print(global_batch_size=batch, seq_len=length)
+        if latency_s and batch:
+            work, time_s = start.scratch.get("experience", (0.0, 0.0))
+            work, time_s = start.scratch["experience"] = (work + batch, time_s + latency_s)
+            start.measure(DERIVED, samples_per_s=work / time_s, step_time_s=time_s * batch / work)
+
+
 READERS = {
+    "End-to-End => ": chat_experience,
     "Execution time: ": done,
     "Throughput: ": throughput,
     ", Rank: ": chat_step,

@@ -9,7 +9,7 @@ from dsnb.logs.text import NUMBER, number, positive
 
 _STAMP = re.compile(r"\[(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\d{1,6}))?\]")
 _VERSION = re.compile(r"DeepSpeed info: version=([\w.+-]{1,60}),")
-_REPORT = re.compile(r"^(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]")
+_REPORT = re.compile(r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]")
 _TORCH = re.compile(r"but detected (\d{1,2}\.\d{1,3})\s")
 _TIMER = re.compile(
     r"global_step=(\d{1,12}), RunningAvgSamplesPerSec=" + NUMBER + r"(?:, CurrSamplesPerSec=" + NUMBER + ")?"
@@ -55,7 +55,7 @@ def version(start: Start, line: str) -> None:
 
 def report(start: Start, line: str) -> None:
     """`torch version .................... 2.2.0`, as `ds_report` prints it."""
-    if found := _REPORT.match(line):
+    if found := _REPORT.search(line):
         name = {"torch cuda": "cuda", "nvcc": "cuda"}.get(found[1], found[1])
         start.environment.setdefault(name, found[2])
 

@@ -19,6 +19,7 @@ _CONSOLE = re.compile(
     rb"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
     rb"|runner\.py:\d+:main\] cmd|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
     rb"|train_runtime|'loss': |Instantaneous batch size per |Throughput: [\d.]+ samples/sec|, Time/seq "
+    rb"|End-to-End => Latency"
 )
 _STATE = re.compile(rb'^\s*\{.*"log_history"\s*:', re.DOTALL)
 

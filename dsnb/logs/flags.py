@@ -46,6 +46,8 @@ VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "model_name_or_path": ("model", model),
     "actor_model_name_or_path": ("model", model),
     "per_device_train_batch_size": ("micro_batch_size", count),
+    "per_device_training_batch_size": ("micro_batch_size", count),
+    "actor_zero_stage": ("zero_stage", stage),
     "micro_batch_size": ("micro_batch_size", count),
     "gradient_accumulation_steps": ("grad_accum", count),
     "global_batch_size": ("global_batch_size", count),
@@ -73,6 +75,8 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "disable_dropout": ("dropout", 0.0),
     "offload": ("offload", "parameters and optimizer to cpu"),
 }
+_SCRIPT = re.compile(r"\.py[',\s]")
+_COMPLAINT = re.compile(r"\.py:\d|\.py[:'\s]{1,3}error|[Ww]arning|error:|usage:")
 CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
 
 
@@ -81,12 +85,14 @@ def command(start: Start, line: str) -> None:
 
     Only the flags named here are kept: the others may hold what is nobody's business.
     """
-    if ".py" not in line:
+    is_command = "cmd = " in line or "with command: " in line
+    if not _SCRIPT.search(line) or (not is_command and _COMPLAINT.search(line)):
         return
     words = [a or b or c for a, b, c in _WORD.findall(line)]
     if not line.endswith("\n"):
         words = words[:-1]  # it may have lost its end
-    for flag, value in _pairs(words):
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
+    for flag, value in _pairs(words[script:]):
         if flag in VALUES and value:
             setting, read = VALUES[flag]
             start.say(**{setting: read(value)})

@@ -109,6 +109,11 @@ def communication_timeout(start: Start, _line: str) -> None:
     start.fail("failed", "a collective operation timed out (NCCL watchdog)")
 
 
+def gave_up(start: Start, line: str) -> None:
+    """Take errors that need no traceback to be the end."""
+    start.fail("failed", line.strip()[-200:])
+
+
 def interrupted(start: Start, line: str) -> None:
     """Take Python's word for a user's interrupt."""
     if line.strip().endswith("KeyboardInterrupt"):
@@ -139,5 +144,8 @@ READERS = {
     "DUE TO TIME LIMIT": time_limit,
     "oom_kill event": killed_for_memory,
     "Watchdog caught collective": communication_timeout,
+    "loss scale already at minimum": gave_up,
+    "DistBackendError": gave_up,
+    "bus error": gave_up,
     "KeyboardInterrupt": interrupted,
 }

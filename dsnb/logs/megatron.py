@@ -6,7 +6,7 @@ from typing import Any
 
 from dsnb.logs.deepspeed import clock
 from dsnb.logs.flags import count_from_0, number_from_0, precision, stage
-from dsnb.logs.start import LOGGED, Start
+from dsnb.logs.start import DERIVED, LOGGED, Start
 from dsnb.logs.text import NUMBER, count, number, positive
 
 _ARGUMENT = re.compile(r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
@@ -40,6 +40,7 @@ _HARDWARE_TFLOPS = re.compile(r"\|\s*(?:\[LM\]-)?TFLOPs\s*[:=]\s*" + NUMBER)
 
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "micro_batch_size": ("micro_batch_size", count),
+    "batch_size": ("micro_batch_size", count),  # its name before there was a global one
     "global_batch_size": ("global_batch_size", count),
     "seq_length": ("seq_len", count),
     "tensor_model_parallel_size": ("tensor_parallel", count),
@@ -102,8 +103,8 @@ def world(start: Start, line: str) -> None:
     if found := _WORLD.search(line):
         _megatron(start)
         start.print(gpus=count(found[1]))
-    if found := _MODEL_PARALLEL.search(line):
-        start.print(tensor_parallel=count(found[1]))
+    if found := _MODEL_PARALLEL.search(line):  # before there were pipelines and micro-batches
+        start.print(tensor_parallel=count(found[1]), pipeline_parallel=1, grad_accum=1)
     names = {"data": "data_parallel", "tensor-model": "tensor_parallel", "pipeline-model": "pipeline_parallel"}
     for kind, size in _PARALLEL.findall(line):
         start.print(**{names[kind]: count(size)})
@@ -148,8 +149,23 @@ def iteration(start: Start, line: str) -> None:
     if fresh:
         _count(start, skipped_steps=own["skipped"], nan_steps=own["nan"])
         start.scratch["loss_is_nan"] = bool(re.search(r"lm[ _-]loss:?\s*=?\s*nan", line, re.I))
-    start.measure(tflops_per_gpu=positive(_value(_MODEL_TFLOPS, line)))
-    start.measure(hardware_tflops_per_gpu=positive(_value(_HARDWARE_TFLOPS, line)))
+        _tflops(start, line, own["step_time_s"])
+
+
+def _tflops(start: Start, line: str, step_time_s: float | None) -> None:
+    """Take the logged TFLOP/s as their mean over time, without those of the first line where there are others."""
+    for name, pattern in (("tflops_per_gpu", _MODEL_TFLOPS), ("hardware_tflops_per_gpu", _HARDWARE_TFLOPS)):
+        value = positive(_value(pattern, line))
+        if value is None or not step_time_s:
+            continue
+        if name not in start.figures:
+            start.measure(LOGGED, **{name: value})
+            continue
+        work, time_s = start.scratch.get(name, (0.0, 0.0))
+        steps = start.steps.columns["step"]
+        span_s = step_time_s * (steps[-1] - steps[-2] if len(steps) > 1 else 1)
+        work, time_s = start.scratch[name] = (work + value * span_s, time_s + span_s)
+        start.measure(DERIVED, **{name: work / time_s})
 
 
 def _without_first(start: Start, line: str, said: dict[str, Any]) -> dict[str, Any]:
