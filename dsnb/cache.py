@@ -6,11 +6,12 @@ own code is the same. Without pyarrow nothing is kept.
 """
 
 import contextlib
+import gc
 import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +46,25 @@ def kept(kind: str, root: Path, load: Callable[[], tuple[pd.DataFrame, list[str]
     if file and (table := _read(file)) is not None:
         return table
     began_ns = time.time_ns()
-    table, looked_at = load()
+    with _no_collection():
+        table, looked_at = load()
     if file and time.time_ns() - began_ns > SLOW_S * 1e9:
         stamps = _stamps(looked_at)
         if stamps[:, 0].max(initial=0) < began_ns - SETTLED_S * 1e9:  # nothing changed while it was loaded
             _write(file, looked_at, stamps, table)
     return table
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put off garbage collection: it would look through the many small records, all still in use, again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _stamps(looked_at: Sequence[str]) -> np.ndarray:

@@ -16,9 +16,9 @@ from dsnb.launcher.outcome import STATUSES
 from dsnb.paths import RunPaths
 from dsnb.schema import ENVIRONMENT, METRICS, PHASES, SETTINGS, STEP_COLUMNS
 
-NOTEBOOK_END_BYTES = 16 * 1024
+NOTEBOOK_END_BYTES = 4 * 1024
 BATCH_BYTES = 256 * 2**20
-_DURATION = re.compile(rb'"papermill":\s*\{\s*"default_parameters":.{0,8000}?"duration": ([0-9.]+)', re.DOTALL)
+_DURATION = re.compile(rb'"duration": ([0-9.]+)')
 _FILES = {
     name: getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "notebook", "steps")
 }
@@ -33,11 +33,9 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     summaries = [_mapping(result, "summary") for result in results]
     phases = [_mapping(result, "phases_s") for result in results]
     ends = [_ending(result) for result in results]
-    found: dict[str, list[Any]] = {}
-    for records_of, names in ((settings, [*SETTINGS, "device"]), (summaries, [*METRICS, "attention_used"])):
-        found.update((name, [record.get(name) for record in records_of]) for name in names)
-    found.update((name, [environment.get(name) for environment in environments]) for name in ENVIRONMENT)
-    found.update((f"{phase}_s", [times.get(phase) for times in phases]) for phase in PHASES)
+    found = _columns(settings, [*SETTINGS, "device"]) | _columns(summaries, [*METRICS, "attention_used"])
+    found |= _columns(environments, ENVIRONMENT)
+    found |= {f"{phase}_s": times for phase, times in _columns(phases, PHASES).items()}
     found |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
     found |= _shared(found)
     found["gpu"] = [_gpu(environment.get("gpus")) for environment in environments]
@@ -48,6 +46,14 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     found["notebook_s"] = [_notebook_s(f"{folder}/{_FILES['notebook']}") for folder in folders]
     found["run_dir"] = list(folders)
     return found
+
+
+def _columns(records_of_runs: list[dict[str, Any]], names: list[str]) -> dict[str, list[Any]]:
+    known = set().union(*records_of_runs)
+    nothing = [None] * len(records_of_runs)
+    return {
+        name: [record.get(name) for record in records_of_runs] if name in known else nothing.copy() for name in names
+    }
 
 
 def _ending(result: dict[str, Any]) -> tuple[str, str | None]:
@@ -94,8 +100,9 @@ def _notebook_s(path: str) -> float | None:
     end = records.read_end(path, NOTEBOOK_END_BYTES)
     if end is None:
         return None
-    if found := _DURATION.findall(end):
-        return float(found[-1])
+    begin = end.rfind(b'"default_parameters"')  # the first key of papermill's own record, behind all cells
+    if begin >= 0 and (found := _DURATION.search(end, begin)):
+        return float(found[1])
     notebook = records.read_json(path) or {}
     duration = _mapping(_mapping(notebook, "metadata"), "papermill").get("duration")
     return duration if isinstance(duration, int | float) else None

@@ -1,6 +1,5 @@
 """What lies below a folder: dsnb's own runs and other programs' logs, and how their places name them."""
 
-import contextlib
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -77,11 +76,13 @@ def _scan(folder: str) -> tuple[list[str], list[str]]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                with contextlib.suppress(OSError):  # a link that leads to itself
+                try:
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
                     elif entry.is_file():
                         files.append(entry.name)
+                except OSError:  # a link that leads to itself
+                    continue
     except OSError as error:
         warnings.warn(f"{folder} is left out: {error.strerror}", DsnbWarning, stacklevel=2)
     return files, below

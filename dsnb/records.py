@@ -3,7 +3,6 @@
 It knows how bytes reach the disk and come back; what the records mean is for others.
 """
 
-import contextlib
 import json
 import os
 import tempfile
@@ -201,8 +200,10 @@ class Tail:
 
 def _parsed(raw: bytes) -> Any:
     """Parse JSON; half a character (a lone surrogate, which JSON can spell and no file can hold) becomes `?`."""
-    with contextlib.suppress(ValueError):
+    try:
         return orjson.loads(raw)  # stricter than the standard library, and four times as fast
+    except ValueError:
+        pass
     record = json.loads(raw.decode("utf-8"))
     if b"\\ud" in raw.lower():
         record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))

@@ -18,6 +18,7 @@ from dsnb.launcher.config import deepspeed_config
 from dsnb.launcher.ranks import free_port
 from dsnb.launcher.run import launch
 
+pytestmark = pytest.mark.alone
 BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
 
 

@@ -24,6 +24,7 @@ from dsnb.runs import load_runs
 from dsnb.sweep import execute, locked, run_sweep
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.alone
 PARAMS = """
 name: small
 question: Does it resume?

@@ -158,19 +158,20 @@ def _rate(start: Start) -> float | None:
 
 def _over_steps(start: Start, after: int) -> None:
     """Divide the samples of the timed steps by their time; each logged time stands for the steps since the last."""
-    batch = start.settings.get("global_batch_size")
-    total, time_s, count = 0.0, 0.0, 0.0
+    batch = start.settings.get("global_batch_size") or 0.0
+    total, time_s, count, sized = 0.0, 0.0, 0.0, True
     columns = start.steps.columns
     for row in range(after, len(start.steps)):
         step_time_s, samples = columns["step_time_s"][row], columns["samples"][row]
-        samples = samples if samples == samples else batch or 0.0
-        if step_time_s != step_time_s or not samples:
+        if step_time_s != step_time_s:
             continue
+        samples = samples if samples == samples else batch
         weight = columns["step"][row] - columns["step"][row - 1] if row else 1.0
         total, time_s, count = total + samples * weight, time_s + step_time_s * weight, count + weight
+        sized = sized and samples > 0
     if time_s > 0:
-        start.measure(DERIVED, samples_per_s=total / time_s, step_time_s=time_s / count)
-        start.measure(DERIVED, timed_steps=count, timed_wall_s=time_s)
+        start.measure(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_wall_s=time_s)
+        start.measure(DERIVED, samples_per_s=total / time_s if sized else None)
 
 
 def _losses(start: Start) -> None:
