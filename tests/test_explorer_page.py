@@ -17,6 +17,8 @@ from dsnb.summary import summarize
 from tests import made_up
 from tests.browser import SETTLED, violations
 
+pytestmark = pytest.mark.alone
+
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",

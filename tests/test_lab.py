@@ -14,6 +14,8 @@ import pytest
 
 from tests import made_up
 
+pytestmark = pytest.mark.alone
+
 TOKEN = "a-test"
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 

@@ -14,6 +14,8 @@ import yaml
 
 from dsnb.params import load_sweep
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
