@@ -13,8 +13,6 @@ from dsnb.report import write_report
 from tests.browser import SETTLED, violations
 from tests.test_sweep import NAMES
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(scope="module")
 def folder(swept, tmp_path_factory):

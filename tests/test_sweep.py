@@ -229,13 +229,13 @@ def test_killed_at_ten_moments_it_still_ends_with_the_same_runs(params, tmp_path
     Two sweeps at a time, each in a folder of its own; half of the kills are for a run that steps, one for a second run.
     """
     outs = [tmp_path / "one", tmp_path / "two"]
-    commands = [[*command(params)[:-1], str(out), "--set", "steps=60"] for out in outs]
+    commands = [[*command(params)[:-1], str(out), "--set", "steps=30"] for out in outs]
     draw = random.Random(5)
     in_a_run = 0
     with ThreadPoolExecutor(len(outs)) as pool:
         for attempt in range(5):
             early = draw.uniform(0.5, 5.0), 1
-            stepping = 60.0, draw.randint(1, 30) + (61 if attempt == 4 else 0)
+            stepping = 60.0, draw.randint(1, 20) + (31 if attempt == 4 else 0)
             seconds, steps = zip(*((stepping, early) if attempt % 2 == 0 else (early, stepping)), strict=True)
             in_a_run += sum(pool.map(kill, commands, outs, seconds, steps))
     assert in_a_run >= 4
@@ -254,7 +254,7 @@ def test_killed_at_ten_moments_it_still_ends_with_the_same_runs(params, tmp_path
         assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in (1, 2)]
         for folder in folders:
             assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
-            assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 62))
+            assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 32))
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
 
 
