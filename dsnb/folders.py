@@ -18,6 +18,8 @@ from dsnb.schema import ENVIRONMENT, METRICS, PHASES, SETTINGS, STEP_COLUMNS
 
 NOTEBOOK_END_BYTES = 4 * 1024
 BATCH_BYTES = 256 * 2**20
+KINDS: dict[str, type] = {"phase": str, "skipped": bool}
+"""Of the columns of steps that hold no numbers."""
 _DURATION = re.compile(rb'"duration": ([0-9.]+)')
 _FILES = {
     name: getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "notebook", "steps")
@@ -133,7 +135,9 @@ def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
 
 def _parse(batch: list[tuple[str, bytes]]) -> tuple[pd.DataFrame, list[int]]:
     lengths = [raw.count(b"\n") for _, raw in batch]
-    table = records.parse_lines(b"".join(raw for _, raw in batch), _schema())
+    table = records.parse_lines(
+        b"".join(raw for _, raw in batch), {name: KINDS.get(name, float) for name in STEP_COLUMNS}
+    )
     if table is not None and len(table) == sum(lengths):
         return table, lengths
     if len(batch) > 1:
@@ -141,10 +145,3 @@ def _parse(batch: list[tuple[str, bytes]]) -> tuple[pd.DataFrame, list[int]]:
         return pd.concat([part for part, _ in parts], ignore_index=True), [length for _, (length,) in parts]
     read = pd.DataFrame(records.read_lines(Path(batch[0][0])), columns=STEP_COLUMNS)
     return read, [len(read)]
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    kinds = {"phase": pa.string(), "skipped": pa.bool_()}
-    return pa.schema([(name, kinds.get(name, pa.float64())) for name in STEP_COLUMNS])

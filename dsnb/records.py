@@ -113,15 +113,15 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         os.close(handle)
 
 
-def parse_lines(raw: bytes, schema: Any) -> Any:
+def parse_lines(raw: bytes, kinds: dict[str, type]) -> Any:
     """Parse many lines of JSON at once.
 
     Parameters
     ----------
     raw
         Lines of JSON objects, each with its line feed.
-    schema
-        A `pyarrow.Schema`; fields that it does not have are passed over.
+    kinds
+        Field -> `float`, `str` or `bool`; other fields are passed over.
 
     Returns
     -------
@@ -134,6 +134,8 @@ def parse_lines(raw: bytes, schema: Any) -> Any:
     except ImportError:  # a GPU host may lack it; reading line by line gives the same
         return None
 
+    of_arrow = {float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+    schema = pa.schema([(name, of_arrow[kind]) for name, kind in kinds.items()])
     if not raw.strip():
         return pa.Table.from_pylist([], schema=schema).to_pandas()
     how = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")

@@ -96,9 +96,10 @@ def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
     """Read every foreign log; in a folder, what cannot be read is left out with a warning, what is no log without."""
     for path in found.logs:
         try:
-            if not found.is_one_file and find.reader(Path(path)) is None:
+            reader = find.reader(Path(path))
+            if reader is None and not found.is_one_file:
                 continue
-            starts = find.read(Path(path))
+            starts = find.read(Path(path), reader)
         except LogError as error:
             if found.is_one_file:
                 raise

@@ -21,10 +21,11 @@ _CONSOLE = re.compile(
     rb"|train_runtime|'loss': |Instantaneous batch size per |Throughput: [\d.]+ samples/sec|, Time/seq "
     rb"|End-to-End => Latency"
 )
+Reader = Callable[[Path], list[Start]]
 _STATE = re.compile(rb'^\s*\{.*"log_history"\s*:', re.DOTALL)
 
 
-def reader(path: Path) -> Callable[[Path], list[Start]] | None:
+def reader(path: Path) -> Reader | None:
     """Give what can read this file; None if it is no log that dsnb knows.
 
     Raises
@@ -49,15 +50,14 @@ def reader(path: Path) -> Callable[[Path], list[Start]] | None:
     return console.read if _CONSOLE.search(head) else None
 
 
-def read(path: Path) -> list[Start]:
-    """Read a log of any known kind.
+def read(path: Path, read_it: Reader | None) -> list[Start]:
+    """Read a log with what can read it, as `reader` gives it.
 
     Raises
     ------
     LogError
         If it cannot be read, or is of no known kind.
     """
-    read_it = reader(path)
     try:
         starts = read_it(path) if read_it else []
     except OSError as error:

@@ -31,7 +31,7 @@ def _field(name: str) -> re.Pattern[str]:
     return re.compile(r"\|\s*" + name.replace(" ", "[ _-]") + r"\s*[:=]?\s*" + NUMBER)
 
 
-_LOSS, _SAMPLES = _field("lm loss"), _field("consumed samples")
+_LOSS = _field("lm loss")
 _BATCH, _LENGTH = _field("global batch size"), _field("actual seqlen")
 _SKIPPED, _NAN = _field("number of skipped iterations"), _field("number of nan iterations")
 _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)

@@ -14,7 +14,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.columns = {name: array("d") for name in FIELDS}
-        self._fell_back = False
+        self.fell_back = False
+        """The last step that was passed over was the first one again: another training has begun."""
 
     def __len__(self) -> int:
         return len(self.columns["step"])
@@ -29,22 +30,11 @@ class Steps:
         """The number of the last step."""
         return self.columns["step"][-1] if len(self) else MISSING
 
-    @property
-    def fell_back(self) -> bool:
-        """True if the last step that was passed over was the first one again: another training has begun."""
-        return self._fell_back
-
-    def add(self, step: int, **values: float | None) -> bool:
-        """Add a step, or add to the last one; one that came before is another rank's echo and is passed over.
-
-        Returns
-        -------
-        bool
-            False if it was passed over.
-        """
-        self._fell_back = len(self) > 1 and step <= self.first
+    def add(self, step: int, **values: float | None) -> None:
+        """Add a step, or add to the last one; one that came before is another rank's echo and is passed over."""
+        self.fell_back = len(self) > 1 and step <= self.first
         if len(self) and step < self.last:
-            return False
+            return
         if not len(self) or step > self.last:
             for column in self.columns.values():
                 column.append(MISSING)
@@ -52,11 +42,10 @@ class Steps:
         for name, value in values.items():
             if value is not None and self.columns[name][-1] != self.columns[name][-1]:
                 self.columns[name][-1] = value
-        return True
 
-    def known(self, name: str, after: int = 0) -> list[float]:
-        """Give the values of a column that are not missing, from row `after` on."""
-        return [value for value in self.columns[name][after:] if value == value]
+    def known(self, name: str) -> list[float]:
+        """Give the values of a column that are not missing."""
+        return [value for value in self.columns[name] if value == value]
 
 
 @dataclass

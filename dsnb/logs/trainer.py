@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 
 from dsnb.logs.start import DERIVED, LOGGED, Start
-from dsnb.logs.text import NUMBER, count, number, positive
+from dsnb.logs.text import NUMBER, count, number
 
 _PAIR = re.compile(r"'(\w{1,60})': {0,20}'?" + NUMBER)
 _BAR = re.compile(r"^\s{0,9}\d{1,3}%\|[^|]{0,500}\| *(\d{1,9})/(\d{1,9}) \[")
@@ -158,4 +158,3 @@ READERS = {
     "train_loss ": metric,
     "mem_gpu": metric,
 }
-__all__ = ["READERS", "positive", "take"]
