@@ -5,11 +5,12 @@ A sentence names the setting and its value, says what is allowed, and what to do
 
 import difflib
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsnb import hardware, models
+from dsnb import combinations, hardware, models
+from dsnb.combinations import Rule
 
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80
@@ -35,7 +36,7 @@ def unknown_key(key: str, names: Iterable[str]) -> str:
 
 def invalid_value(detail: Mapping[str, Any]) -> str:
     """Turn one of pydantic's error details into a sentence."""
-    name = ".".join(map(str, detail["loc"]))
+    name = str(detail["loc"][0])
     context = detail.get("ctx", {})
     allowed = {
         "literal_error": f"allowed are {context.get('expected')}",
@@ -84,12 +85,6 @@ def _too_long(s: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _no_sdpa(s: Mapping[str, Any]) -> str | None:
-    if s["attention"] == "sdpa" and models.facts(s["model"]).get("family") == "bloom":
-        return "attention is 'sdpa': transformers has none for BLOOM; use 'auto' or 'eager'"
-    return None
-
-
 def _exists(name: str) -> bool:
     try:
         return Path(name).expanduser().exists()
@@ -116,15 +111,14 @@ def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
     return f"tokenizer is {shown(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
 
 
-Rule = Callable[[Mapping[str, Any]], str | None]
 RULES: list[tuple[set[str], Rule]] = [
     ({"model"}, _unknown_model),
     ({"model", "weights"}, _weights_missing),
     ({"model", "seq_len"}, _too_long),
-    ({"model", "attention"}, _no_sdpa),
     ({"data"}, _no_data),
     ({"data", "tokenizer"}, _tokenizer_unused),
     ({"tokenizer"}, _no_tokenizer),
+    *combinations.RULES,
 ]
 
 

@@ -5,12 +5,15 @@ What contradicts what, and what a machine cannot do, is in `dsnb.checks`.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from dsnb import checks, hardware, models, records
 from dsnb.errors import SettingsError
+
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+"""What no experiment varies of its optimizer: torch's defaults. Adafactor takes the weight decay alone."""
 
 
 class Experiment(BaseModel):
@@ -31,30 +34,60 @@ class Experiment(BaseModel):
     or a hub id."""
     weights: Literal["random", "pretrained"] = "random"
     """`random` draws them from the configuration; speed does not depend on them. `pretrained` loads them."""
+    strategy: Literal["deepspeed", "ddp", "fsdp"] = "deepspeed"
+    """What keeps the ranks together: DeepSpeed, torch's DDP, or torch's FSDP2 (by transformer block)."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """What ZeRO shares among ranks: 0 nothing, 1 optimizer states, 2 gradients as well, 3 parameters as well."""
+    """What DeepSpeed's ZeRO shares among ranks: 0 nothing, 1 optimizer states, 2 gradients as well, 3 parameters as
+    well."""
+    offload: Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"] = "none"
+    """Where ZeRO keeps optimizer states, or these and the parameters (`all`): host memory, or files in `nvme_path`."""
+    nvme_path: str = ""
+    """The folder for `offload` to NVMe."""
+    tensor_parallel: int = Field(default=1, strict=True, ge=1)
+    """Ranks that share every layer (DeepSpeed's AutoTP)."""
+    pipeline_parallel: int = Field(default=1, strict=True, ge=1)
+    """Stages that share the layers (DeepSpeed's pipeline engine); micro-batches are `grad_accum`."""
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
     """Number format of the training; fp16 and bf16 keep fp32 master weights."""
-    micro_batch_size: int = Field(default=8, strict=True, ge=1)
-    """Sequences per rank and forward pass."""
+    mixed_precision: Literal["native", "autocast"] = "native"
+    """For fp16 and bf16. `native` is the strategy's own way: DeepSpeed keeps weights in half precision and fp32 master
+    copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
+    micro_batch_size: Annotated[int, Field(strict=True, ge=1)] | Literal["auto"] = 8
+    """Sequences per rank and forward pass; `auto` is the largest that fits, found by short runs that are kept."""
+    memory_limit_gib: float = Field(default=0.0, ge=0)
+    """Memory that a rank may take, to try out a smaller GPU; 0 for all that there is."""
     grad_accum: int = Field(default=1, strict=True, ge=1)
     """Micro-batches per optimizer step."""
     seq_len: int = Field(default=128, strict=True, ge=2)
     """Tokens per sequence."""
     activation_checkpointing: bool = Field(default=False, strict=True)
-    """Recompute activations in the backward pass instead of keeping them."""
+    """Recompute the activations of transformer blocks in the backward pass instead of keeping them."""
+    checkpoint_every: int = Field(default=1, strict=True, ge=1)
+    """With activation checkpointing: of so many blocks, one is recomputed; 1 is all of them."""
+    checkpoint_offload: bool = Field(default=False, strict=True)
+    """With activation checkpointing: keep the blocks' inputs in host memory."""
     attention: Literal["auto", "eager", "sdpa"] = "auto"
-    """Attention code: `auto` is sdpa where transformers has it for the model, eager elsewhere."""
+    """Attention code: `sdpa` is torch's fused one (for BLOOM with ALiBi as its mask); `auto` takes it where it can."""
+    compile: bool = Field(default=False, strict=True)
+    """Compile the model with torch.compile (DeepSpeed: `engine.compile()`)."""
+    lora_rank: int = Field(default=0, strict=True, ge=0)
+    """Train LoRA adapters of this rank alone (peft), base weights frozen and in half precision; 0 trains everything."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability of every dropout in the model. (The configurations of 2019 say 0.1; none is usual today.)"""
     data: str = "synthetic"
     """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
     tokenizer: str = "bytes"
     """For text: `bytes` (one token a byte, needs no download), a tokenizer's folder, or a hub id."""
+    optimizer: Literal["adamw", "adafactor", "onebit-adam", "onebit-lamb"] = "adamw"
+    """AdamW (fused on a GPU), or Adafactor, whose second moments are factored."""
     learning_rate: float = Field(default=1e-4, gt=0)
-    """AdamW's constant learning rate."""
+    """The optimizer's constant learning rate."""
     gradient_clipping: float = Field(default=0.0, ge=0)
     """Largest gradient norm; 0 leaves gradients as they are."""
+    gradient_compression: Literal["none", "powersgd"] = "none"
+    """How DDP sends gradients: as they are, or as low-rank factors (PowerSGD)."""
+    powersgd_rank: int = Field(default=1, strict=True, ge=1)
+    """Rank of PowerSGD's factors."""
     seed: int = Field(default=0, strict=True, ge=0, lt=2**63)
     """Seed of weights, data and dropout."""
     warmup_steps: int = Field(default=5, strict=True, ge=0)
@@ -69,6 +102,8 @@ class Experiment(BaseModel):
     """Seconds after which the whole run is ended as `timeout`."""
     launcher: Literal["fork", "deepspeed"] = "fork"
     """`fork` starts ranks from a process that has already imported everything; `deepspeed` is DeepSpeed's own."""
+    profile: bool = Field(default=False, strict=True)
+    """After the timed steps: DeepSpeed's flops profiler, a torch profiler trace, and where a step's time goes."""
 
     def __init__(self, **settings: Any) -> None:
         unknown = [key for key in settings if key not in type(self).model_fields]
@@ -78,11 +113,12 @@ class Experiment(BaseModel):
         try:
             super().__init__(**known)
         except ValidationError as error:
-            details = error.errors(include_url=False)
-            invalid = {str(detail["loc"][0]) for detail in details}
-            problems += [checks.invalid_value(detail) for detail in details]
+            details = {str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))}
+            invalid = set(details)
+            problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        problems += checks.contradictions({**defaults, **known}, given=set(known), ignore=invalid)
+        chosen = known if invalid else self.model_dump()  # with every `auto` resolved
+        problems += checks.contradictions({**defaults, **chosen}, given=set(known), ignore=invalid)
         if problems:
             raise SettingsError(problems)
 
@@ -128,11 +164,26 @@ class Experiment(BaseModel):
         Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
         say how a setting is measured, not what it is, and are left out.
         """
-        parts = [
-            f"zs{self.zero_stage}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}",
+        return "_".join(filter(None, self._parts()))
+
+    def _parts(self) -> list[str]:
+        sharing = f"zs{self.zero_stage}" if self.strategy == "deepspeed" else self.strategy
+        checkpointing = [f"ac{self.checkpoint_every}" if self.checkpoint_every > 1 else "ac"]
+        checkpointing += ["cpu"] if self.checkpoint_offload else []
+        return [
+            f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}",
             f"ga{self.grad_accum}" if self.grad_accum > 1 else "",
-            "ac" if self.activation_checkpointing else "",
+            "-".join(checkpointing) if self.activation_checkpointing else "",
+            f"tp{self.tensor_parallel}" if self.tensor_parallel > 1 else "",
+            f"pp{self.pipeline_parallel}" if self.pipeline_parallel > 1 else "",
+            f"offload-{self.offload}" if self.offload != "none" else "",
+            self.mixed_precision if self.mixed_precision != "native" else "",
             self.attention if self.attention != "auto" else "",
+            "compile" if self.compile else "",
+            f"lora{self.lora_rank}" if self.lora_rank else "",
+            self.optimizer if self.optimizer != "adamw" else "",
+            f"powersgd{self.powersgd_rank}" if self.gradient_compression == "powersgd" else "",
+            f"limit{self.memory_limit_gib:g}gib" if self.memory_limit_gib else "",
             "pretrained" if self.weights == "pretrained" else "",
             f"dropout{self.dropout:g}" if self.dropout else "",
             models.slug(self.data) if self.data != "synthetic" else "",
@@ -142,7 +193,6 @@ class Experiment(BaseModel):
             f"seed{self.seed}" if self.seed else "",
             "deepspeed-launcher" if self.launcher == "deepspeed" else "",
         ]
-        return "_".join(filter(None, parts))
 
     @property
     def name_with_model(self) -> str:
@@ -150,9 +200,14 @@ class Experiment(BaseModel):
         return f"{models.slug(self.model)}_{self.name}"
 
     @property
+    def data_parallel(self) -> int:
+        """Ranks, or groups of ranks, that each train on sequences of their own."""
+        return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
     def global_batch_size(self) -> int:
-        """Sequences per optimizer step over all ranks."""
-        return self.micro_batch_size * self.grad_accum * self.gpus
+        """Sequences per optimizer step over all ranks; of a `micro_batch_size` that is found already."""
+        return int(self.micro_batch_size) * self.grad_accum * self.data_parallel
 
     @property
     def tokens_per_step(self) -> int:

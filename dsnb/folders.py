@@ -4,6 +4,7 @@ A run is a few small files, so what counts is how often the operating system is 
 one read a file, and of the executed notebook only the end, where papermill keeps its times.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb import hardware, metrics, records
+from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import STATUSES
 from dsnb.paths import RunPaths
 from dsnb.schema import ENVIRONMENT, METRICS, PHASES, SETTINGS, STEP_COLUMNS
@@ -20,6 +22,7 @@ NOTEBOOK_END_BYTES = 4 * 1024
 BATCH_BYTES = 256 * 2**20
 KINDS: dict[str, type] = {"phase": str, "skipped": bool}
 """Of the columns of steps that hold no numbers."""
+_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
 _DURATION = re.compile(rb'"duration": ([0-9.]+)')
 _FILES = {
     name: getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "notebook", "steps")
@@ -35,7 +38,8 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     summaries = [_mapping(result, "summary") for result in results]
     phases = [_mapping(result, "phases_s") for result in results]
     ends = [_ending(result) for result in results]
-    found = _columns(settings, [*SETTINGS, "device"]) | _columns(summaries, [*METRICS, "attention_used"])
+    found = _columns(settings, ["device"]) | _settings(settings)
+    found |= _columns(summaries, [*METRICS, "attention_used"])
     found |= _columns(environments, ENVIRONMENT)
     found |= {f"{phase}_s": times for phase, times in _columns(phases, PHASES).items()}
     found |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
@@ -48,6 +52,12 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     found["notebook_s"] = [_notebook_s(f"{folder}/{_FILES['notebook']}") for folder in folders]
     found["run_dir"] = list(folders)
     return found
+
+
+def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Give the settings; one that a run does not name came after it, and the run was made with its default."""
+    known = [{**_DEFAULTS, **record} if record else {} for record in records_of_runs]
+    return {name: [record.get(name) for record in known] for name in SETTINGS}
 
 
 def _columns(records_of_runs: list[dict[str, Any]], names: list[str]) -> dict[str, list[Any]]:
@@ -69,18 +79,23 @@ def _gpu(gpus: Any) -> str | None:
 
 
 def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Say how dsnb's runs share out their work: data parallel, on one machine."""
+    """Say how dsnb's runs share out their work, on one machine."""
     count = len(found["gpus"])
-    same = {"source": "dsnb", "strategy": "deepspeed", "offload": "none", "nodes": 1}
-    same |= {"tensor_parallel": 1, "pipeline_parallel": 1}
-    sizes = zip(*(found[name] for name in ("micro_batch_size", "grad_accum", "gpus")), strict=True)
-    return {name: [value] * count for name, value in same.items()} | {
-        "data_parallel": found["gpus"],
-        "global_batch_size": [
-            micro * accum * gpus if all(isinstance(size, int) for size in (micro, accum, gpus)) else None
-            for micro, accum, gpus in sizes
-        ],
+    shares = zip(*(found[name] for name in ("gpus", "tensor_parallel", "pipeline_parallel")), strict=True)
+    ranks = [_quotient(*share) for share in shares]
+    sizes = zip(found["micro_batch_size"], found["grad_accum"], ranks, strict=True)
+    return {
+        "source": ["dsnb"] * count,
+        "nodes": [1] * count,
+        "data_parallel": ranks,
+        "global_batch_size": [math.prod(size) if all(isinstance(one, int) for one in size) else None for size in sizes],
     }
+
+
+def _quotient(whole: Any, *parts: Any) -> int | None:
+    if not all(isinstance(number, int) and number > 0 for number in (whole, *parts)):
+        return None
+    return int(whole // math.prod(parts))
 
 
 def _each(formula: Any, above: list[Any], below: list[Any]) -> list[float | None]:

@@ -125,9 +125,10 @@ def is_hub_id(model: str) -> bool:
 
 
 def facts(model: str) -> dict[str, Any]:
-    """Give what can be known of a model without transformers: `family` and `positions`, where they are known."""
+    """Give what can be known of a model without transformers: `family`, `positions`, `layers`, `heads`, where known."""
     if model in PRESETS:
-        return {"family": PRESETS[model].family, "positions": PRESETS[model].positions}
+        shape = PRESETS[model]
+        return {"family": shape.family, "positions": shape.positions, "layers": shape.layers, "heads": shape.heads}
     path = local_config(model)
     if path is None:
         return {}
@@ -137,8 +138,13 @@ def facts(model: str) -> dict[str, Any]:
         return {}
     if not isinstance(config, dict):
         return {}
-    positions = config.get("n_positions") or config.get("max_position_embeddings")
-    return {"family": config.get("model_type"), "positions": positions if isinstance(positions, int) else None}
+    numbers = {
+        "positions": config.get("n_positions") or config.get("max_position_embeddings"),
+        "layers": config.get("n_layer") or config.get("num_hidden_layers"),
+        "heads": config.get("n_head") or config.get("num_attention_heads"),
+    }
+    known = {name: value for name, value in numbers.items() if isinstance(value, int)}
+    return {"family": config.get("model_type"), "positions": None, **known}
 
 
 def slug(model: str) -> str:

@@ -6,19 +6,8 @@ What a column means to a reader (title, unit, which way is better) is in `dsnb.c
 from dsnb.experiment import Experiment
 
 SETTINGS = [name for name in Experiment.model_fields if name not in {"device", "time_limit_s"}]
-SHARING = [
-    "strategy",
-    "offload",
-    "optimizer",
-    "lora_rank",
-    "gradient_compression",
-    "nodes",
-    "data_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "global_batch_size",
-]
-"""How the work is shared out and updated: settings of logs and publications that dsnb's own runs do not vary yet."""
+SHARING = ["nodes", "data_parallel", "global_batch_size"]
+"""How the work is shared out, as it follows from the settings of dsnb's own runs; other programs name it themselves."""
 METRICS = [
     "tokens_per_s",
     "tokens_per_s_per_gpu",
@@ -75,11 +64,10 @@ RUN_COLUMNS = [
     "run_dir",
 ]
 _DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
-_TEXTS = {"strategy", "offload", "optimizer", "gradient_compression"}
 RUN_NUMBERS = [
     "repeat",
     *(name for name in SETTINGS if isinstance(_DEFAULTS[name], int | float) and not isinstance(_DEFAULTS[name], bool)),
-    *(name for name in SHARING if name not in _TEXTS),
+    *SHARING,
     *METRICS,
     *(f"{phase}_s" for phase in PHASES),
     "notebook_s",

@@ -48,6 +48,7 @@ LAYERS = [
     "train",
     "experiment",
     "checks",
+    "combinations",
     "models",
     "metrics",
     "hardware",

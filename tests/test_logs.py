@@ -44,7 +44,7 @@ def kinds(row):
 CHAT = {
     "status": "ok", "source": "DeepSpeed-Chat log", "model": "opt-350m", "zero_stage": 2, "precision": "bf16",
     "micro_batch_size": 4, "grad_accum": 2, "seq_len": 256, "gpus": 8, "nodes": 2, "data_parallel": 8,
-    "global_batch_size": 64, "activation_checkpointing": True, "offload": "optimizer to cpu", "optimizer": "FusedAdam",
+    "global_batch_size": 64, "activation_checkpointing": True, "offload": "optimizer-cpu", "optimizer": "FusedAdam",
     "learning_rate": 1e-5, "gradient_clipping": 1.0, "seed": 7, "lora_rank": 0, "strategy": "deepspeed",
     "deepspeed": "0.14.4", "samples_per_s": 640.0, "samples_per_s_running": 650.25, "tokens_per_s": 640.0 * 256,
     "tokens_per_s_per_gpu": 640.0 * 32, "step_time_s": 0.1, "peak_allocated_gib": 33.78, "skipped_steps": 3,

@@ -66,10 +66,6 @@ def test_all_problems_are_reported_at_once():
         ({"dropout": 1.0}, "dropout is 1.0: it must be less than 1.0"),
         ({"time_limit_s": 0}, "time_limit_s is 0: it must be more than 0.0"),
         (
-            {"model": "bloom-7b1", "attention": "sdpa"},
-            "attention is 'sdpa': transformers has none for BLOOM; use 'auto' or 'eager'",
-        ),
-        (
             {"data": "no/such.txt"},
             "data is 'no/such.txt': no such file; give 'synthetic', 'stdlib' or the path of a text file",
         ),

@@ -7,6 +7,7 @@ import pandas as pd
 
 from dsnb import hardware, metrics, paths
 from dsnb.errors import PublishedError
+from dsnb.experiment import Experiment
 from dsnb.logs import rows
 from dsnb.logs.start import DERIVED, PUBLISHED, Start
 from dsnb.schema import RUN_COLUMNS, RUN_NUMBERS
@@ -64,8 +65,9 @@ def names() -> list[str]:
 def _own() -> pd.DataFrame:
     """Load what dsnb measured itself, a row a run; figures that its table did not keep yet are derived."""
     table = pd.read_csv(paths.literature(OWN)).reindex(columns=RUN_COLUMNS)
-    table = table.assign(source=f"published: {OWN}", strategy="deepspeed", offload="none", nodes=1)
-    table = table.assign(tensor_parallel=1, pipeline_parallel=1, data_parallel=table["gpus"])
+    table = table.assign(source=f"published: {OWN}", nodes=1, data_parallel=table["gpus"])
+    defaults = {name: field.default for name, field in Experiment.model_fields.items()}
+    table = table.assign(**{name: defaults[name] for name in defaults if name in table and table[name].isna().all()})
     table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["gpus"]
     table["samples_per_s"] = table["tokens_per_s"] / table["seq_len"]
     peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu"], table["precision"], strict=True)]

@@ -62,10 +62,11 @@ def _precision(start: Start, name: str, value: str) -> None:
 
 def _offload(start: Start, part: str, device: str) -> None:
     parts = start.scratch.setdefault("offload", {})
-    parts[{"param": "parameters"}.get(part, part)] = device
-    places = {place for place in parts.values() if place != "none"}
-    named = " and ".join(name for name in ("parameters", "optimizer") if parts.get(name, "none") != "none")
-    start.print(offload=f"{named} to {'/'.join(sorted(places))}" if places else "none")
+    parts[part] = device
+    named = {name: place for name, place in parts.items() if place != "none"}
+    whole = {"optimizer": "optimizer", "param": "parameters", "optimizer param": "all"}
+    what = whole.get(" ".join(sorted(named)), "none")
+    start.print(offload=f"{what}-{'-'.join(sorted(set(named.values())))}" if named else "none")
 
 
 def offload(start: Start, line: str) -> None:

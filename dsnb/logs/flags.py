@@ -73,7 +73,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "fp16": ("precision", "fp16"),
     "bf16": ("precision", "bf16"),
     "disable_dropout": ("dropout", 0.0),
-    "offload": ("offload", "parameters and optimizer to cpu"),
+    "offload": ("offload", "all-cpu"),
 }
 _SCRIPT = re.compile(r"\.py[',\s]")
 _COMPLAINT = re.compile(r"\.py:\d|\.py[:'\s]{1,3}error|[Ww]arning|error:|usage:")

@@ -1,7 +1,7 @@
 """Batches of token ids, the same for every way of cutting an optimizer step into ranks and micro-batches.
 
-Sequence i of a step's global batch depends on seed and step alone; rank r takes the r-th slice of the step, and its
-micro-batches are slices of that. So ZeRO stages, rank counts and accumulation can be compared loss by loss.
+Sequence i of a step's global batch depends on seed and step alone; data-parallel rank r takes the r-th slice of the
+step, and its micro-batches are slices of that. So strategies, rank counts and accumulation compare loss by loss.
 """
 
 import sysconfig
@@ -21,8 +21,8 @@ SYNTHETIC_STEPS = 4
 class Batches(Protocol):
     """The token ids of one rank."""
 
-    def micro_batch(self, step: int, micro: int) -> torch.Tensor:
-        """Give one micro-batch, int64, shape (micro_batch_size, seq_len), on the rank's device."""
+    def step(self, step: int) -> list[torch.Tensor]:
+        """Give a step's micro-batches, int64, each of shape (micro_batch_size, seq_len), on the rank's device."""
 
 
 class SyntheticBatches:
@@ -30,13 +30,13 @@ class SyntheticBatches:
 
     def __init__(self, experiment: Experiment, vocab: int, rank: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(experiment.seed)
-        shape = (SYNTHETIC_STEPS, experiment.gpus, experiment.grad_accum, experiment.micro_batch_size)
-        ids = torch.randint(vocab, (*shape, experiment.seq_len), generator=generator)
+        shape = (SYNTHETIC_STEPS, *shares(experiment), experiment.seq_len)
+        ids = torch.randint(vocab, shape, generator=generator)
         self._ids = ids[:, rank].to(device)
 
-    def micro_batch(self, step: int, micro: int) -> torch.Tensor:
-        """Give one micro-batch of the repeating steps."""
-        return self._ids[step % SYNTHETIC_STEPS, micro]
+    def step(self, step: int) -> list[torch.Tensor]:
+        """Give the micro-batches of one of the repeating steps."""
+        return list(self._ids[step % SYNTHETIC_STEPS])
 
 
 class TextBatches:
@@ -53,15 +53,14 @@ class TextBatches:
             )
         steps = experiment.warmup_steps + experiment.steps
         generator = torch.Generator().manual_seed(experiment.seed)
-        shape = (steps, experiment.gpus, experiment.grad_accum, experiment.micro_batch_size)
-        starts = torch.randint(len(tokens) - length + 1, shape, generator=generator)
+        starts = torch.randint(len(tokens) - length + 1, (steps, *shares(experiment)), generator=generator)
         self._starts = starts[:, rank].to(device)
         self._tokens = torch.from_numpy(tokens.astype(np.int64)).to(device)
         self._offsets = torch.arange(length, device=device)
 
-    def micro_batch(self, step: int, micro: int) -> torch.Tensor:
-        """Gather one micro-batch on the device."""
-        return self._tokens[self._starts[step, micro][:, None] + self._offsets]
+    def step(self, step: int) -> list[torch.Tensor]:
+        """Gather a step's micro-batches on the device."""
+        return list(self._tokens[self._starts[step][..., None] + self._offsets])
 
 
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
@@ -73,7 +72,20 @@ def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device)
         If the text is too short, or its tokens do not fit the model's vocabulary.
     """
     kind = SyntheticBatches if experiment.data == "synthetic" else TextBatches
-    return kind(experiment, vocab, rank, device)
+    return kind(experiment, vocab, data_rank(experiment, rank), device)
+
+
+def shares(experiment: Experiment) -> tuple[int, int, int]:
+    """Give how a step's sequences are cut: data-parallel ranks, micro-batches, sequences."""
+    return experiment.data_parallel, experiment.grad_accum, int(experiment.micro_batch_size)
+
+
+def data_rank(experiment: Experiment, rank: int) -> int:
+    """Give the place of a rank among those with sequences of their own.
+
+    Ranks are numbered as DeepSpeed has them: those that share a layer are neighbours, pipeline stages are farthest.
+    """
+    return rank // experiment.tensor_parallel % experiment.data_parallel
 
 
 def tokenize(experiment: Experiment) -> np.ndarray:

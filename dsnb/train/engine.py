@@ -1,5 +1,6 @@
-"""Builds the DeepSpeed engine, and makes sure that it is the one that was asked for."""
+"""DeepSpeed's engine as a trainer, and the proof that it is the one that was asked for."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import deepspeed
@@ -8,29 +9,54 @@ from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
 from dsnb.experiment import Experiment
+from dsnb.train import built
+from dsnb.train.optimizers import client_optimizer
+from dsnb.train.parts import count_parameters
+from dsnb.train.trainer import Section, no_section
 
 
-def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
-    """Give the engine around `model`.
+class DeepSpeedTrainer:
+    """ZeRO, offload and tensor parallel.
 
     Raises
     ------
     RuntimeError
         If DeepSpeed built something else than the settings name.
     """
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=ds_config)
-    undo_first_step(engine.optimizer)
-    asked = (experiment.zero_stage, experiment.grad_accum, experiment.micro_batch_size, experiment.gpus)
-    built = (
-        engine.zero_optimization_stage(),
-        engine.gradient_accumulation_steps(),
-        engine.train_micro_batch_size_per_gpu(),
-        engine.dp_world_size,
-    )
-    if asked != built:
-        names = "(ZeRO stage, accumulation, micro-batch, data-parallel ranks)"
-        raise RuntimeError(f"DeepSpeed built {built} where {asked} was asked for {names}")
-    return engine
+
+    def __init__(self, experiment: Experiment, model: Any, ds_config: dict[str, Any]) -> None:
+        self.config = model.config
+        self.parameters, self.trainable_parameters = count_parameters(model)
+        self.section: Section = no_section
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=trainable,
+            optimizer=client_optimizer(experiment, trainable),
+            config=ds_config,
+        )
+        undo_first_step(self.engine.optimizer)
+        if experiment.compile:
+            self.engine.compile()
+        built.check(experiment, self.engine)
+
+    def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        """Train one optimizer step."""
+        skipped_before = self.engine.skipped_steps
+        total = torch.zeros((), device=self.engine.device)
+        for ids in micro_batches:
+            with self.section("forward"):
+                loss = self.engine(input_ids=ids, labels=ids).loss
+            with self.section("backward"):
+                backward(self.engine, loss)
+            with self.section("optimizer"):
+                self.engine.step()
+            total += loss.detach()
+        return total / len(micro_batches), self.engine.skipped_steps > skipped_before
+
+    def describe(self) -> dict[str, Any]:
+        """Name what the engine is made of."""
+        return {**built.describe(self.engine), "attention": self.config._attn_implementation}
 
 
 @torch.no_grad()
@@ -64,16 +90,3 @@ def backward(engine: Any, loss: torch.Tensor) -> None:
         factor = engine.optimizer.loss_scale / engine.gradient_accumulation_steps()
         loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
     engine.backward(loss)
-
-
-def describe(engine: Any) -> dict[str, Any]:
-    """Name what the engine is made of, for the record."""
-    optimizer = engine.optimizer
-    inner = getattr(optimizer, "optimizer", None)
-    names = [type(part).__name__ for part in (optimizer, inner) if part is not None]
-    return {
-        "zero_stage": engine.zero_optimization_stage(),
-        "optimizer": " over ".join(names),
-        "parameter_dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
-        "communication": deepspeed.comm.get_world_size() > 1 and torch.distributed.get_backend(),
-    }

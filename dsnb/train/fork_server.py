@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 POLL_S = 0.02
 running: list[int] = []
 """The ranks of the run under way; the first one's number is that of their process group."""
-PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers")
+PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers", "peft")
 
 
 def serve(path: str) -> None:

@@ -13,16 +13,23 @@ from typing import Any
 
 import deepspeed
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb import models
 from dsnb.experiment import Experiment
+from dsnb.train import alibi, checkpointing, lora
+from dsnb.train.parts import units
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
+
+
+def weights_dtype(experiment: Experiment) -> torch.dtype:
+    """Give the number format that weights are kept in: half precision where fp32 copies are kept, or nothing trains."""
+    masters = experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
+    return DTYPES[experiment.precision] if masters or experiment.lora_rank else torch.float32
 
 
 def configuration(experiment: Experiment) -> Any:
@@ -56,17 +63,26 @@ def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.devic
     if positions and experiment.seq_len > positions and config.model_type != "bloom":
         raise ValueError(f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions")
     make = _load if experiment.weights == "pretrained" else _draw
-    attempts = ["sdpa", "eager"] if experiment.attention == "auto" else [experiment.attention]
-    for attention in attempts:
+    for attention in ["eager"] if experiment.attention == "eager" else ["sdpa", "eager"]:
         try:
             model = make(experiment, config, ds_config, device, attention)
             break
-        except ValueError as error:
-            # transformers says so before it builds anything (BLOOM has no SDPA attention).
-            if attention == attempts[-1] or "scaled_dot_product_attention" not in str(error):
+        except ValueError as error:  # transformers says so before it builds anything
+            if attention == "eager" or "scaled_dot_product_attention" not in str(error):
                 raise
+            if experiment.attention == "sdpa" and config.model_type != "bloom":
+                raise ValueError(f"attention is 'sdpa': transformers has none for {config.model_type}") from error
+    return adapt(experiment, model)
+
+
+def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
+    """Give a whole model, or the part of one that a pipeline stage has, what the settings add to it."""
+    if model.config.model_type == "bloom" and experiment.attention != "eager":
+        alibi.fuse(model)
+    if experiment.lora_rank:
+        model = lora.add_adapters(experiment, model)
     if experiment.activation_checkpointing:
-        checkpoint_activations(model)
+        checkpointing.checkpoint_activations(experiment, model)
     model.train()
     return model
 
@@ -74,10 +90,10 @@ def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.devic
 def _draw(
     experiment: Experiment, config: Any, ds_config: dict[str, Any], device: torch.device, attention: str
 ) -> PreTrainedModel:
-    dtype = DTYPES[experiment.precision]
+    dtype = weights_dtype(experiment)
     shared = experiment.zero_stage == 3
     with freed_memory_goes_back() if shared else nullcontext():
-        with no_init_weights(), device, deepspeed.zero.Init(config_dict_or_path=ds_config, enabled=shared):
+        with no_init_weights(), device, deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         draw_weights(model, experiment.seed)
     model.tie_weights()
@@ -109,7 +125,7 @@ def _load(
     model = AutoModelForCausalLM.from_pretrained(
         source(experiment),
         config=config,
-        dtype=DTYPES[experiment.precision],
+        dtype=weights_dtype(experiment),
         attn_implementation=attention,
         device_map=None if shared else {"": device},
     )
@@ -129,33 +145,3 @@ def draw_weights(model: PreTrainedModel, seed: int) -> None:
                 for module in unit.modules():
                     model._init_weights(module)
     torch.manual_seed(seed)
-
-
-def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Give the parts that are initialised one after another: each transformer block, and each layer outside them."""
-
-    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if isinstance(module, nn.ModuleList):
-            yield from (
-                module.named_children()
-                if not name
-                else ((f"{name}.{key}", child) for key, child in module.named_children())
-            )
-        elif next(iter(module.parameters(recurse=False)), None) is not None:
-            yield name, module
-        else:
-            for key, child in module.named_children():
-                yield from walk(f"{name}.{key}" if name else key, child)
-
-    yield from walk("", model)
-
-
-def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Turn activation checkpointing on, by the newer of the two names that transformers has had for it."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Count parameters, tied ones once, shared-out ones whole."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())

@@ -18,10 +18,12 @@ from dsnb import records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.paths import RunPaths
-from dsnb.train import engine as engines
-from dsnb.train.data import Batches, batches
+from dsnb.train.data import batches
+from dsnb.train.engine import DeepSpeedTrainer
 from dsnb.train.meter import Meter
-from dsnb.train.model import build, count_parameters
+from dsnb.train.model import build
+from dsnb.train.torch_trainer import TorchTrainer
+from dsnb.train.trainer import Trainer
 
 
 def main(run_dir: str) -> int:
@@ -56,10 +58,8 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
     launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
     device = set_up(experiment)
     ds_config = records.read_json(run.deepspeed) or {}
-    model = build(experiment, ds_config, device)
-    parameters = count_parameters(model)
-    engine = engines.make_engine(experiment, model, ds_config)
-    data = batches(experiment, model.config.vocab_size, rank(), device)
+    trainer = make_trainer(experiment, ds_config, device)
+    data = batches(experiment, trainer.config.vocab_size, rank(), device)
     steps = experiment.warmup_steps + experiment.steps
     path = run.steps if rank() == 0 else None
     meter = Meter(path, steps, experiment.tokens_per_step, device, launched_at)
@@ -68,7 +68,7 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
         for phase, first, last in (("warmup", 0, experiment.warmup_steps), ("timed", experiment.warmup_steps, steps)):
             meter.begin(phase, deepspeed.comm.barrier)
             for step in range(first, last):
-                one_step(engine, data, step, experiment.grad_accum, meter)
+                meter.step(*trainer.step(data.step(step)))
             meter.end()
         losses = mean_over_ranks(meter.losses)
     except BaseException:
@@ -76,11 +76,11 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
         raise
     meter.close(losses)
     record = {
-        **engines.describe(engine),
-        "attention": model.config._attn_implementation,
-        "parameters": parameters,
-        "layers": model.config.num_hidden_layers,
-        "hidden": model.config.hidden_size,
+        **trainer.describe(),
+        "parameters": trainer.parameters,
+        "trainable_parameters": trainer.trainable_parameters,
+        "layers": trainer.config.num_hidden_layers,
+        "hidden": trainer.config.hidden_size,
         "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
         "versions": versions(),
         **peaks(meter, device),
@@ -118,17 +118,11 @@ def set_up(experiment: Experiment) -> torch.device:
     return device
 
 
-def one_step(engine: Any, data: Batches, step: int, grad_accum: int, meter: Meter) -> None:
-    """Train one optimizer step."""
-    skipped_before = engine.skipped_steps
-    total = torch.zeros((), device=engine.device)
-    for micro in range(grad_accum):
-        ids = data.micro_batch(step, micro)
-        loss = engine(input_ids=ids, labels=ids).loss
-        engines.backward(engine, loss)
-        engine.step()
-        total += loss.detach()
-    meter.step(total / grad_accum, engine.skipped_steps > skipped_before)
+def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> Trainer:
+    """Build the model and what trains it."""
+    if experiment.strategy != "deepspeed":
+        return TorchTrainer(experiment, build(experiment, ds_config, device), device)
+    return DeepSpeedTrainer(experiment, build(experiment, ds_config, device), ds_config)
 
 
 def mean_over_ranks(losses: torch.Tensor) -> list[float]:

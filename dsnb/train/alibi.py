@@ -1,0 +1,53 @@
+"""Fused attention for BLOOM, which transformers computes in plain steps only: ALiBi becomes the mask of torch's SDPA.
+
+The scores of a head are q k / sqrt(d) + slope x key position, and causal: a constant of the head and the two positions,
+which `scaled_dot_product_attention` takes as an additive mask. It is made once a sequence length and shared by all
+blocks. Batches are taken to be without padding, as all of dsnb's are.
+"""
+
+import types
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+NAME = "sdpa with ALiBi"
+
+
+def fuse(model: Any) -> None:
+    """Give every attention layer of a BLOOM model the fused forward pass."""
+    masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+    for block in model.transformer.h:
+        attention = block.self_attention
+        attention.alibi_masks = masks
+        attention.forward = types.MethodType(_forward, attention)
+    model.config._attn_implementation_internal = NAME
+
+
+def _forward(
+    self: Any,
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor,
+    alibi: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    query, key, value = self._reshape(self.query_key_value(hidden_states))
+    mask = _mask(self.alibi_masks, alibi, query)
+    dropout = self.attention_dropout.p if self.training else 0.0
+    context = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=self.inv_norm_factor
+    )
+    output = self.dense(context.transpose(1, 2).flatten(2))
+    return residual + F.dropout(output, self.hidden_dropout, self.training), None
+
+
+def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Give the mask of shape (1, heads, length, length) in the query's number format."""
+    _, heads, length, _ = query.shape
+    kind = (heads, length, query.dtype)
+    if kind not in masks:
+        slopes = alibi.detach()[:heads].view(1, heads, 1, length)
+        future = torch.full((length, length), float("-inf"), device=query.device).triu(1)
+        masks[kind] = (slopes + future).to(query.dtype)
+    return masks[kind]

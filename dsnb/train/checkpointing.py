@@ -1,0 +1,35 @@
+"""Activation checkpointing of transformer blocks: all, every k-th, and with the blocks' inputs in host memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+from dsnb.experiment import Experiment
+from dsnb.train.parts import blocks
+
+
+def checkpoint_activations(experiment: Experiment, model: Any) -> None:
+    """Turn activation checkpointing on, by the newer of the two names that transformers has had for it."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    for number, block in enumerate(blocks(model)):
+        block.gradient_checkpointing = number % experiment.checkpoint_every == 0
+        if experiment.checkpoint_offload:
+            block._gradient_checkpointing_func = offloading(pin_memory=experiment.device == "cuda")
+    if experiment.checkpoint_offload:
+        model.enable_input_require_grads()  # or a reentrant checkpoint behind frozen layers would train nothing
+
+
+def offloading(pin_memory: bool) -> Callable[..., Any]:
+    """Give a checkpoint function whose saved inputs wait in host memory.
+
+    Only the reentrant kind saves its inputs where autograd's hooks see them.
+    """
+
+    def run(function: Callable[..., Any], *inputs: Any) -> Any:
+        with save_on_cpu(pin_memory=pin_memory):
+            return checkpoint(function, *inputs, use_reentrant=True)
+
+    return run

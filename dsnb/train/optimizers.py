@@ -1,0 +1,21 @@
+"""The optimizers that torch brings; DeepSpeed's own are named in its configuration."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from dsnb.experiment import ADAMW, Experiment
+
+
+def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Give the optimizer for a training without DeepSpeed."""
+    if experiment.optimizer == "adafactor":
+        return torch.optim.Adafactor(parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"])
+    fused = experiment.device == "cuda"
+    return torch.optim.AdamW(parameters, lr=experiment.learning_rate, fused=fused, **ADAMW)
+
+
+def client_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> Any:
+    """Give the optimizer that DeepSpeed is to use; None where it makes its own."""
+    return make_optimizer(experiment, parameters) if experiment.optimizer == "adafactor" else None

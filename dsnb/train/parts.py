@@ -1,0 +1,38 @@
+"""The parts of a causal language model: its transformer blocks, what is initialised together, how many parameters."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+def blocks(model: Any) -> list[Any]:
+    """Give the transformer blocks, in order: the one list of modules that is as long as the configuration says."""
+    layers = model.config.num_hidden_layers
+    found = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == layers)
+    return list(next(found))
+
+
+def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Give the parts that are initialised one after another: each transformer block, and each layer outside them."""
+
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if isinstance(module, nn.ModuleList):
+            yield from (
+                module.named_children()
+                if not name
+                else ((f"{name}.{key}", child) for key, child in module.named_children())
+            )
+        elif next(iter(module.parameters(recurse=False)), None) is not None:
+            yield name, module
+        else:
+            for key, child in module.named_children():
+                yield from walk(f"{name}.{key}" if name else key, child)
+
+    yield from walk("", model)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Count parameters, and those that are trained; tied ones once, shared-out ones whole."""
+    sizes = [(getattr(one, "ds_numel", one.numel()), one.requires_grad) for one in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)

@@ -1,0 +1,114 @@
+"""The baselines without DeepSpeed: torch's DDP and FSDP2, with the same model, data, optimizer and meter."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from dsnb.experiment import Experiment
+from dsnb.train.model import DTYPES
+from dsnb.train.optimizers import make_optimizer
+from dsnb.train.parts import blocks, count_parameters
+from dsnb.train.trainer import Section, no_section
+
+ONE_BUCKET_MB = 1 << 20
+"""gloo mixes up PowerSGD's messages when there are several buckets, and aborts the process."""
+
+
+class TorchTrainer:
+    """A plain torch training loop over DDP or FSDP2."""
+
+    def __init__(self, experiment: Experiment, model: Any, device: torch.device) -> None:
+        self.experiment, self.device = experiment, device
+        self.config = model.config
+        self.parameters, self.trainable_parameters = count_parameters(model)
+        self.section: Section = no_section
+        self.wrapped: Any = self._ddp(model) if experiment.strategy == "ddp" else self._fsdp(model)
+        self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(experiment, self.trainable)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=experiment.precision == "fp16")
+
+    def _ddp(self, model: nn.Module) -> nn.Module:
+        compressed = self.experiment.gradient_compression == "powersgd"
+        bucket_mb = ONE_BUCKET_MB if compressed and self.device.type == "cpu" else None
+        if self.experiment.compile:
+            model.compile()
+        devices = [self.device] if self.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(
+            model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
+        )
+        if compressed:
+            state = powersgd.PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=self.experiment.powersgd_rank,
+                start_powerSGD_iter=2,
+                min_compression_rate=1,
+            )
+            wrapped.register_comm_hook(state, powersgd.powerSGD_hook)
+        return wrapped
+
+    def _fsdp(self, model: nn.Module) -> Any:
+        mesh = init_device_mesh(self.device.type, (self.experiment.gpus,))
+        how: dict[str, Any] = {"mesh": mesh}
+        if self.experiment.precision == "bf16" and self.experiment.mixed_precision == "native":
+            how["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in blocks(model):
+            if self.experiment.compile:
+                block.compile()
+            fully_shard(block, **how)
+        return fully_shard(model, **how)
+
+    def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        """Train one optimizer step."""
+        total = torch.zeros((), device=self.device)
+        for number, ids in enumerate(micro_batches, start=1):
+            with self._sending(number == len(micro_batches)):
+                with self.section("forward"), self._autocast():
+                    loss = self.wrapped(input_ids=ids, labels=ids).loss
+                with self.section("backward"):
+                    self.scaler.scale(loss / len(micro_batches)).backward()
+            total += loss.detach()
+        with self.section("optimizer"):
+            skipped = self._update()
+        return total / len(micro_batches), skipped
+
+    def _sending(self, last: bool) -> AbstractContextManager[Any]:
+        """Send gradients with the last micro-batch only."""
+        if isinstance(self.wrapped, DistributedDataParallel):
+            return nullcontext() if last else self.wrapped.no_sync()
+        self.wrapped.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        half = DTYPES[self.experiment.precision]
+        native_fsdp = self.experiment.strategy == "fsdp" and self.experiment.mixed_precision == "native"
+        if half is torch.float32 or native_fsdp:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=half)
+
+    def _update(self) -> bool:
+        if self.experiment.gradient_clipping:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
+        self.scaler.step(self.optimizer)
+        before = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return self.scaler.is_enabled() and self.scaler.get_scale() < before
+
+    def describe(self) -> dict[str, Any]:
+        """Name what the model was wrapped in, and the number formats that it really has."""
+        dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in self.trainable})
+        return {
+            "strategy": type(self.wrapped).__name__,
+            "optimizer": type(self.optimizer).__name__,
+            "parameter_dtype": " and ".join(dtypes),
+            "attention": self.config._attn_implementation,
+            "communication": torch.distributed.get_world_size() > 1 and torch.distributed.get_backend(),
+        }
