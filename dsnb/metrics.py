@@ -84,13 +84,29 @@ def scaling_efficiency(tokens_per_s: float, gpus: int, base_tokens_per_s: float,
     return (tokens_per_s / gpus) / (base_tokens_per_s / base_gpus)
 
 
-def model_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int) -> float:
+def model_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int, trained: int | None = None) -> float:
     """Give the FLOPs that the model itself needs per token, forward and backward.
 
     6 x parameters + 12 x layers x hidden x sequence: Narayanan et al. 2021 (arXiv:2104.04473), section 5.1, and
     Chowdhery et al. 2022 (arXiv:2204.02311), appendix B. Recomputation does not count: it is not the model's work.
+
+    Parameters
+    ----------
+    trained
+        Parameters that are trained, by default all: a frozen one needs no gradient of its own, 4 instead of 6.
     """
-    return 6.0 * parameters + 12.0 * layers * hidden * seq_len
+    trained = parameters if trained is None else trained
+    return 4.0 * parameters + 2.0 * trained + 12.0 * layers * hidden * seq_len
+
+
+def recomputed_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int, every: int) -> float:
+    """Give the FLOPs per token of a second forward pass through one of `every` blocks; 0 for none.
+
+    The forward pass is 2 x parameters + 4 x layers x hidden x sequence, a third of the model's FLOPs where everything
+    trains: with all blocks recomputed that is the published factor 4/3.
+    """
+    share = len(range(0, layers, every)) / layers if every else 0.0
+    return share * (2.0 * parameters + 4.0 * layers * hidden * seq_len)
 
 
 def recomputation_factor(activation_checkpointing: bool) -> float:

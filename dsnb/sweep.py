@@ -19,8 +19,8 @@ from dsnb import checks, notebooks, paths, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import fork
+from dsnb.launcher.folder import check_space
 from dsnb.launcher.outcome import STATUSES, Result
-from dsnb.launcher.run import check_space
 from dsnb.params import Run, Sweep, load_sweep
 from dsnb.paths import RunPaths, SweepPaths
 
@@ -147,6 +147,7 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     if status not in STATUSES or status == "interrupted" or (retry and status != "ok"):
         return False
     before = records.read_json(run.paths.experiment) or {}
+    before |= before.get("asked", {})
     now = run.experiment.model_dump()
     changed = [key for key in now if key != "time_limit_s" and key in before and before[key] != now[key]]
     if changed:

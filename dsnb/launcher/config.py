@@ -14,7 +14,7 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
         "gradient_accumulation_steps": experiment.grad_accum,
-        "train_batch_size": experiment.global_batch_size,
+        "train_batch_size": "auto" if experiment.micro_batch_size == "auto" else experiment.global_batch_size,
         **_optimizer(experiment),
         "zero_optimization": {"stage": experiment.zero_stage, **_offload(experiment)},
         "gradient_clipping": experiment.gradient_clipping,

@@ -80,6 +80,13 @@ def _short(value: object) -> str:
     )
 
 
+def broken_off(error: BaseException) -> tuple[str, str]:
+    """Give the status and cause of a run that an exception ended on this side."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "stopped by the user"
+    return "failed", f"{type(error).__name__}: {error}"
+
+
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     """Give the last lines of a log, however large or garbled it is."""
     try:
@@ -158,6 +165,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "timed_steps": len(timed),
         "timed_wall_s": worker.get("timed_wall_s"),
         "parameters": worker.get("parameters"),
+        "trainable_parameters": worker.get("trainable_parameters"),
         "attention_used": worker.get("attention"),
     }
 
@@ -166,13 +174,15 @@ def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None
     parameters, layers, hidden = (worker.get(key) for key in ("parameters", "layers", "hidden"))
     if parameters is None or layers is None or hidden is None:
         return {"tflops_per_gpu": None, "hardware_tflops_per_gpu": None, "mfu": None}
-    flops = metrics.model_flops_per_token(parameters, layers, hidden, experiment.seq_len)
-    factor = metrics.recomputation_factor(experiment.activation_checkpointing)
+    trained = worker.get("trainable_parameters", parameters)
+    flops = metrics.model_flops_per_token(parameters, layers, hidden, experiment.seq_len, trained)
+    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    again = metrics.recomputed_flops_per_token(parameters, layers, hidden, experiment.seq_len, every)
     model = metrics.tflops(flops, per_gpu)
     peak = hardware.peak_tflops(worker.get("gpu_name"), experiment.precision)
     return {
         "tflops_per_gpu": model,
-        "hardware_tflops_per_gpu": metrics.tflops(factor * flops, per_gpu),
+        "hardware_tflops_per_gpu": metrics.tflops(flops + again, per_gpu),
         "mfu": metrics.mfu(model, peak),
     }
 

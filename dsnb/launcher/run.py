@@ -4,7 +4,6 @@ A finished run has a `result.json`, and nothing of it is running any more.
 """
 
 import contextlib
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,14 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from dsnb import checks, paths, records
+from dsnb import checks, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
-from dsnb.launcher import environment, op_builds
-from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher import environment, fit, op_builds
+from dsnb.launcher.folder import next_free, prepare
 from dsnb.launcher.fork import ForkedRanks
 from dsnb.launcher.gpu_sampler import GpuSampler
-from dsnb.launcher.outcome import Result, judge, summarize_run
+from dsnb.launcher.outcome import Result, broken_off, judge, summarize_run
 from dsnb.launcher.ranks import WORKER, DeepSpeedRanks, Ranks
 from dsnb.paths import RunPaths
 
@@ -27,7 +26,6 @@ POLL_S = 0.05
 SHOW_S = 0.5
 GRACE_S = 5.0
 """How long the other ranks may go on after one has failed: they would wait for it for ever."""
-LEAST_FREE_BYTES = 64 * 2**20
 
 
 def launch(
@@ -64,8 +62,15 @@ def launch(
     """
     if problems := checks.unsupported(experiment.model_dump()):
         raise SettingsError(problems)
-    run = RunPaths(Path(run_dir).absolute() if run_dir else _next_free(experiment))
-    prepare(run, experiment)
+    run = RunPaths(Path(run_dir).absolute() if run_dir else next_free(experiment))
+    if experiment.micro_batch_size == "auto":
+        return fit.launch(experiment, run, lambda found, folder, asked: _once(found, folder, asked, progress, worker))
+    return _once(experiment, run, experiment, progress, worker)
+
+
+def _once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bool, worker: str) -> Result:
+    """Run an experiment whose settings are all numbers; those that were asked for are recorded beside them."""
+    prepare(run, experiment, asked)
     for lock in op_builds.remove_stale_locks():
         print(f"removed the lock that a killed compilation left: {lock}")
     launched_at = time.time()
@@ -84,72 +89,10 @@ def launch(
         if ranks:
             with contextlib.suppress(LaunchError):  # the first error is the one to tell
                 ranks.end()
-        stopped = isinstance(error, KeyboardInterrupt)
-        verdict = ("interrupted", "stopped by the user") if stopped else ("failed", f"{type(error).__name__}: {error}")
-        finish(experiment, run, ranks.exit_codes() if ranks else {}, launched_at, verdict)
+        finish(experiment, run, ranks.exit_codes() if ranks else {}, launched_at, broken_off(error))
         raise
     outcome = ended_by or judge(experiment, run, codes, _host_oom_kills() - oom_kills)
     return finish(experiment, run, ranks.exit_codes(), launched_at, outcome)
-
-
-def _next_free(experiment: Experiment) -> Path:
-    """Make the next free folder, which nobody else can then get."""
-    sweep = paths.SweepPaths(paths.outputs_root() / "single")
-    repeat = 0
-    while True:
-        repeat += 1
-        folder = sweep.run(experiment.name_with_model, repeat).dir.absolute()
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise LaunchError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
-        return folder
-
-
-def prepare(run: RunPaths, experiment: Experiment) -> None:
-    """Make the run folder and write everything that is known before the launch.
-
-    Raises
-    ------
-    SettingsError
-        If a finished run lies there.
-    LaunchError
-        If the folder cannot be written or the disk is full.
-    """
-    before = records.read_json(run.result)
-    if before and before.get("status") != "interrupted":
-        raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; name another folder")
-    try:
-        run.dir.mkdir(parents=True, exist_ok=True)
-        clear(run)
-        check_space(run.dir)
-        records.write_json(run.experiment, {**experiment.model_dump(), "name": experiment.name})
-        records.write_json(run.deepspeed, deepspeed_config(experiment))
-        records.write_json(run.environment, environment.describe())
-        run.console.touch()
-    except OSError as error:
-        raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
-
-
-def check_space(folder: Path) -> None:
-    """Make sure that a run's records will fit on the disk.
-
-    Raises
-    ------
-    LaunchError
-        If they might not.
-    """
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if (free := shutil.disk_usage(existing).free) < LEAST_FREE_BYTES:
-        raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); make 64 MiB of room and start again")
-
-
-def clear(run: RunPaths) -> None:
-    """Remove what an unfinished run left; the notebook stays, it may be the one being executed."""
-    for path in (run.steps, run.gpu, run.console, run.worker, run.failures, run.result):
-        path.unlink(missing_ok=True)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 Knows nothing of how it was started beyond the variables every launcher sets.
 """
 
+import gc
 import math
 import os
 import resource
@@ -43,6 +44,8 @@ def record_failure(run: RunPaths, error: Exception) -> None:
     """Write down why this rank ended, in one line."""
     text = str(error).strip()
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
+    limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    memory |= limited and "Resource temporarily unavailable" in text  # no room for a thread's stack
     cause = f"{type(error).__name__}: {text.splitlines()[0][:500] if text else 'no message'}"
     record = {"rank": rank(), "status": "oom" if memory else "failed", "cause": cause}
     records.append_line(run.failures, record)
@@ -98,6 +101,9 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
     }
     if rank() == 0:
         records.write_json(run.worker, record)
+    # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
+    del trainer
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 
@@ -114,6 +120,7 @@ def set_up(experiment: Experiment) -> torch.device:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         # Training never uses this op, which DeepSpeed would compile for 40 to 77 s at the first start on a CPU.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    limit_memory(experiment, device)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
     return device
 
@@ -123,6 +130,18 @@ def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torc
     if experiment.strategy != "deepspeed":
         return TorchTrainer(experiment, build(experiment, ds_config, device), device)
     return DeepSpeedTrainer(experiment, build(experiment, ds_config, device), ds_config)
+
+
+def limit_memory(experiment: Experiment, device: torch.device) -> None:
+    """Let this rank have no more memory than the settings say: torch's on a GPU, all of the process's on a CPU."""
+    if not experiment.memory_limit_gib:
+        return
+    limit = int(experiment.memory_limit_gib * GIB)
+    if device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole), device)
+    else:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def mean_over_ranks(losses: torch.Tensor) -> list[float]:

@@ -1,0 +1,83 @@
+"""A run's folder before the launch: a new one, what is known already, and room on the disk."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dsnb import paths, records
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.experiment import Experiment
+from dsnb.launcher import environment
+from dsnb.launcher.config import deepspeed_config
+from dsnb.paths import RunPaths
+
+LEAST_FREE_BYTES = 64 * 2**20
+
+
+def next_free(experiment: Experiment) -> Path:
+    """Make the next free folder, which nobody else can then get."""
+    sweep = paths.SweepPaths(paths.outputs_root() / "single")
+    repeat = 0
+    while True:
+        repeat += 1
+        folder = sweep.run(experiment.name_with_model, repeat).dir.absolute()
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise LaunchError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
+        return folder
+
+
+def prepare(run: RunPaths, experiment: Experiment, asked: Experiment | None = None) -> None:
+    """Make the run folder and write everything that is known before the launch.
+
+    Where settings were found, as with `micro_batch_size: auto`, those that were asked for are kept beside them.
+
+    Raises
+    ------
+    SettingsError
+        If a finished run lies there.
+    LaunchError
+        If the folder cannot be written or the disk is full.
+    """
+    before = records.read_json(run.result)
+    if before and before.get("status") != "interrupted":
+        raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; name another folder")
+    try:
+        run.dir.mkdir(parents=True, exist_ok=True)
+        clear(run)
+        check_space(run.dir)
+        records.write_json(run.experiment, described(experiment, asked or experiment))
+        records.write_json(run.deepspeed, deepspeed_config(experiment))
+        records.write_json(run.environment, environment.describe())
+        run.console.touch()
+    except OSError as error:
+        raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def described(experiment: Experiment, asked: Experiment) -> dict[str, Any]:
+    """Give the content of `experiment.json`."""
+    settings, before = experiment.model_dump(), asked.model_dump()
+    found = {name: before[name] for name in settings if settings[name] != before[name]}
+    return {**settings, "name": asked.name, **({"asked": found} if found else {})}
+
+
+def check_space(folder: Path) -> None:
+    """Make sure that a run's records will fit on the disk.
+
+    Raises
+    ------
+    LaunchError
+        If they might not.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if (free := shutil.disk_usage(existing).free) < LEAST_FREE_BYTES:
+        raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); make 64 MiB of room and start again")
+
+
+def clear(run: RunPaths) -> None:
+    """Remove what an unfinished run left; the notebook stays, it may be the one being executed."""
+    for path in (run.steps, run.gpu, run.console, run.worker, run.failures, run.result):
+        path.unlink(missing_ok=True)
