@@ -44,6 +44,7 @@ LAYERS = [
     "notebooks",
     "progress",
     "params",
+    "params_file",
     "launcher",
     "train",
     "experiment",

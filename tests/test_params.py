@@ -59,6 +59,43 @@ def test_overrides_and_only(params):
     assert names(sweep) == ["zs3_fp32_gpus1_bs8_sl256"]
 
 
+def test_lists_in_include_are_multiplied_within_their_entry(params):
+    text = "include:\n  - {zero_stage: 1, gpus: [1, 2]}\n  - {zero_stage: 3, grad_accum: [1, 4], seq_len: [64, 128]}\n"
+    assert names(load_sweep(params(SMALL + text))) == [
+        "zs1_fp32_gpus1_bs8_sl128",
+        "zs1_fp32_gpus2_bs8_sl128",
+        "zs3_fp32_gpus1_bs8_sl64",
+        "zs3_fp32_gpus1_bs8_sl128",
+        "zs3_fp32_gpus1_bs8_sl64_ga4",
+        "zs3_fp32_gpus1_bs8_sl128_ga4",
+    ]
+
+
+def test_overrides_reach_every_entry_and_make_equal_ones_one(params):
+    path = params(SMALL + "include:\n  - {gpus: [8, 64]}\n  - {gpus: 512, grad_accum: 4}\n")
+    assert names(load_sweep(path, overrides={"gpus": 2})) == [
+        "zs0_fp32_gpus2_bs8_sl128",
+        "zs0_fp32_gpus2_bs8_sl128_ga4",
+    ]
+    both = load_sweep(path, overrides={"gpus": [1, 2], "grad_accum": 2})
+    assert names(both) == ["zs0_fp32_gpus1_bs8_sl128_ga2", "zs0_fp32_gpus2_bs8_sl128_ga2"]
+
+
+def test_one_value_for_an_axis_leaves_the_grid_its_run(params):
+    path = params(SMALL + "grid: {zero_stage: [0, 1]}\ninclude: [{seq_len: 64}]\n")
+    sweep = load_sweep(path, overrides={"zero_stage": 2})
+    assert names(sweep) == ["zs2_fp32_gpus1_bs8_sl128", "zs2_fp32_gpus1_bs8_sl64"]
+
+
+def test_what_only_leaves_out_is_not_judged(params):
+    path = params(SMALL + "grid: {pipeline_parallel: [1, 2, 4, 8]}\n")
+    refused = "gpus is 2: it must be a multiple of tensor_parallel x pipeline_parallel (1 x 4)"
+    assert refused in error(path, overrides={"gpus": 2})
+    assert names(load_sweep(path, overrides={"gpus": 2}, only="*_pp2")) == ["zs0_fp32_gpus2_bs8_sl128_pp2"]
+    assert refused in error(path, overrides={"gpus": 2}, only="*_pp[24]")
+    assert "gpus is 'two': give a whole number" in error(path, overrides={"gpus": "two"}, only="*_pp2")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -66,6 +103,10 @@ def test_overrides_and_only(params):
         ("defaults: {}", "params file 'F': name is missing: add it"),
         (SMALL + "grid: {zero_stage: []}",
          "grid: zero_stage is an empty list: give at least one value or leave it out"),
+        (SMALL + "include: [{zero_stage: []}]",
+         "include: zero_stage is an empty list: give at least one value or leave it out"),
+        (SMALL + "include: [{seed: [0, 1], steps: [" + "1," * 10_000 + "]}]",
+         "grid: 20,000 runs: at most 10,000 are allowed; split the sweep"),
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "grd: {}", "params file 'F': unknown setting 'grd': did you mean 'grid'?"),
