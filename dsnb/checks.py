@@ -71,7 +71,7 @@ def _weights_missing(s: Mapping[str, Any]) -> str | None:
     if s["weights"] == "random":
         return None
     if s["model"] in models.PRESETS and models.PRESETS[s["model"]].hub_id is None:
-        return f"weights is 'pretrained': {s['model']} was never trained; use 'random'"
+        return f"weights is 'pretrained': no trained {s['model']} is known; use 'random'"
     path = models.local_config(s["model"])
     if path and not [*path.parent.glob("*.safetensors"), *path.parent.glob("*.bin")]:
         return f"weights is 'pretrained': no weights lie beside {path}; use 'random' or add them"

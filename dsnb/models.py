@@ -79,13 +79,15 @@ def _bloom(name: str, layers: int, hidden: int, heads: int) -> Shape:
 
 
 # Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3;
-# and the configurations on the hub. The `tiny` ones are dsnb's own, for CPUs and tests.
+# and the configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x 2048, 16 heads, GPT-2's
+# vocabulary; its script tr3m-1B3-emb-norm-pile). The `tiny` ones are dsnb's own, for CPUs and tests.
 PRESETS: dict[str, Shape] = {
     "gpt2-tiny": Shape("gpt2", 4, 128, 4, 512, 1024),
     "gpt2": _gpt2("gpt2", 12, 768, 12),
     "gpt2-medium": _gpt2("gpt2-medium", 24, 1024, 16),
     "gpt2-large": _gpt2("gpt2-large", 36, 1280, 20),
     "gpt2-xl": _gpt2("gpt2-xl", 48, 1600, 25),
+    "gpt-1.3b": Shape("gpt2", 24, 2048, 16, 50257, 2048),
     "opt-tiny": Shape("opt", 4, 128, 4, 512, 1024),
     "opt-125m": _opt("opt-125m", 12, 768, 12),
     "opt-350m": _opt("opt-350m", 24, 1024, 16, embedding=512),

@@ -20,6 +20,7 @@ def test_parameter_counts_are_transformers_own(name):
 def test_sizes_are_what_the_names_say():
     millions = {name: round(shape.parameters / 1e6) for name, shape in models.PRESETS.items()}
     assert (millions["gpt2"], millions["gpt2-xl"], millions["opt-350m"]) == (124, 1558, 331)
+    assert millions["gpt-1.3b"] == 1316
     assert (millions["bloom-7b1"], millions["bloom-176b"]) == (7069, 176247)
 
 

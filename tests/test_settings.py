@@ -71,7 +71,7 @@ def test_all_problems_are_reported_at_once():
         ),
         (
             {"model": "gpt2-tiny", "weights": "pretrained"},
-            "weights is 'pretrained': gpt2-tiny was never trained; use 'random'",
+            "weights is 'pretrained': no trained gpt2-tiny is known; use 'random'",
         ),
         (
             {"tokenizer": "openai-community/gpt2"},

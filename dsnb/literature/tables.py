@@ -14,6 +14,15 @@ from dsnb.schema import RUN_COLUMNS, RUN_NUMBERS
 
 TOKENS = 100e9
 """What days are stated for in the BLOOM-7B1 table."""
+BIGSCIENCE_SCRIPT = {
+    "zero_stage": 1,
+    "precision": "fp16",
+    "gradient_clipping": 1.0,
+    "dropout": 0.1,
+    "attention": "eager",
+}
+"""What the Slurm script tr3m-1B3-emb-norm-pile says that the 1.3B table names; dropout is Megatron's default there, and
+Megatron of 2021 keeps the scores of its attention, as `eager` does."""
 CUMULATIVE_TIMER = 5.0
 """True over published tokens/s of the GPT-2 table.
 
@@ -113,7 +122,7 @@ def _bigscience(start: Start, known: dict[str, Any]) -> str:
     _take(start, known, "model", "nodes", "gpus", "micro_batch_size", "global_batch_size", "seq_len")
     _take(start, known, tensor_parallel="tp", pipeline_parallel="pp", data_parallel="dp")
     checkpointing = bool(known["activation_checkpointing"])
-    start.print(activation_checkpointing=checkpointing, strategy="megatron-deepspeed")
+    start.print(activation_checkpointing=checkpointing, strategy="megatron-deepspeed", **BIGSCIENCE_SCRIPT)
     start.measure(PUBLISHED, step_time_s=known.get("step_time_s"), hardware_tflops_per_gpu=known.get("tflops_per_gpu"))
     start.measure(PUBLISHED, device_memory_gib=known.get("peak_mem_gb"))
     if "step_time_s" in known:
@@ -147,8 +156,9 @@ def _gpt2(start: Start, known: dict[str, Any]) -> str:
 
 def _bloom(start: Start, known: dict[str, Any]) -> str:
     _take(start, known, "model", "gpus", "strategy", "zero_stage", "optimizer", "micro_batch_size", "seq_len")
-    _take(start, known, "grad_accum", "gradient_compression")
+    _take(start, known, "grad_accum")
     start.print(activation_checkpointing=bool(known["activation_checkpointing"]))
+    start.print(gradient_compression=known.get("gradient_compression", "none"))  # it is named wherever it is used
     if days := known.get("days_per_100b_tokens"):
         start.measure(PUBLISHED, days_per_100b_tokens=days)
         start.measure(DERIVED, tokens_per_s=metrics.tokens_per_s_of_days(TOKENS, days))
