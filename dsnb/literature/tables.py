@@ -39,8 +39,8 @@ def published(name: str) -> pd.DataFrame:
     Parameters
     ----------
     name
-        `bigscience_1b3`, `dist_training_gpt2`, `jean_zay_bloom7b`, `lambda_1cc_opt`, or dsnb's own
-        `h200_gpt2_zero_precision`.
+        `bigscience_1b3`, `dist_training_gpt2`, `jean_zay_bloom7b`, `lambda_1cc_opt`, or one that dsnb measured itself
+        (`OWN`).
 
     Returns
     -------
@@ -53,8 +53,8 @@ def published(name: str) -> pd.DataFrame:
     PublishedError
         If there is no such table.
     """
-    if name == OWN:
-        return _own()
+    if name in OWN:
+        return _own(name)
     if name not in TABLES:
         raise PublishedError(f"there is no published table {name!r}: there are {', '.join(names())}")
     raw = pd.read_csv(paths.literature(name))
@@ -68,16 +68,17 @@ def published(name: str) -> pd.DataFrame:
 
 def names() -> list[str]:
     """List the tables."""
-    return [*TABLES, OWN]
+    return [*TABLES, *OWN]
 
 
-def _own() -> pd.DataFrame:
+def _own(name: str) -> pd.DataFrame:
     """Load what dsnb measured itself, a row a run; figures that its table did not keep yet are derived."""
-    table = pd.read_csv(paths.literature(OWN)).reindex(columns=RUN_COLUMNS)
-    table = table.assign(source=f"published: {OWN}", nodes=1, data_parallel=table["gpus"])
+    table = pd.read_csv(paths.literature(name)).reindex(columns=RUN_COLUMNS)
     defaults = {name: field.default for name, field in Experiment.model_fields.items()}
     table = table.assign(**{name: defaults[name] for name in defaults if name in table and table[name].isna().all()})
-    table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["gpus"]
+    table = table.assign(source=f"published: {name}", nodes=1)
+    table["data_parallel"] = table["gpus"] // (table["tensor_parallel"] * table["pipeline_parallel"])
+    table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["data_parallel"]
     table["samples_per_s"] = table["tokens_per_s"] / table["seq_len"]
     peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu"], table["precision"], strict=True)]
     table["mfu_of_matmul"] = table["tflops_per_gpu"] / peaks
@@ -196,4 +197,5 @@ TABLES: dict[str, Callable[[Start, dict[str, Any]], str]] = {
     "lambda_1cc_opt": _lambda,
 }
 """How each table's columns are taken; gives the experiment's name."""
-OWN = "h200_gpt2_zero_precision"
+OWN = ("h200_gpt2_zero_precision",)
+"""What dsnb measured itself: runs as `load_runs` gives them, each table a CSV of its own."""
