@@ -1,4 +1,4 @@
-"""The notebooks on scaling and planning, executed as a reader would, and their figures looked at."""
+"""The notebooks on scaling, planning and memory, executed as a reader would, and their figures looked at."""
 
 import base64
 import io
@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from dsnb import notebooks, paths
-from tests import foreign_logs
+from tests import foreign_logs, made_up
 
 
 def execute(name, tmp_path, **parameters):
@@ -70,3 +70,24 @@ def test_ones_own_logs_beside_them(tmp_path, name):
         )
     )
     assert ("chat/training" in text) if name == "40_plan" else ("DeepSpeed-Chat log" in text)
+
+
+def test_memory_of_published_data_alone(tmp_path):
+    outputs = execute("50_memory", tmp_path)
+    assert len(pictures(outputs)) == 4
+    text = shown(outputs)
+    assert "checkpointing on → checkpointing off" in text
+    assert "ZeRO 0 → ZeRO 3" in text
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+def test_memory_of_ones_own_runs(tmp_path):
+    narrow = {"model": ["opt-350m"], "precision": ["bf16"], "grad_accum": [1], "seq_len": [512], "gpus": [2]}
+    made_up.write_folders(made_up.runs(96, **narrow), tmp_path / "mine")
+    mine = {"runs_dir": str(tmp_path / "mine"), "published": [], "base": "opt-350m_zs0_bf16_gpus2_bs8_sl512_ga1"}
+    text = shown(outputs := execute("50_memory", tmp_path, **mine))
+    assert len(pictures(outputs)) == 2
+    assert "checkpointing off → checkpointing on" in text
+    empty = execute("50_memory", tmp_path, published=["lambda_1cc_opt"])
+    assert len(pictures(empty)) == 2
+    assert not [output for output in (*outputs, *empty) if output.get("name") == "stderr"]

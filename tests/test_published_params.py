@@ -94,7 +94,7 @@ def small_version(name):
     return words[3:]
 
 
-@pytest.mark.parametrize("name", ["opt_scaling", "gpt1b3_parallelism", "bloom7b_strategies"])
+@pytest.mark.parametrize("name", ["opt_scaling", "gpt1b3_parallelism", "bloom7b_strategies", "memory"])
 def test_the_small_version_can_run_here(name, monkeypatch):
     monkeypatch.setattr("dsnb.hardware.gpus", tuple)
     words = small_version(name)
@@ -105,3 +105,20 @@ def test_the_small_version_can_run_here(name, monkeypatch):
     assert unsupported(sweep) == []
     assert 4 <= len(sweep.runs) <= 12
     assert all(run.experiment.gpus <= 2 for run in sweep.runs)
+
+
+def test_the_memory_sweep_changes_one_setting_at_a_time(monkeypatch):
+    from dsnb import checks
+
+    found = [run.experiment.model_dump() for run in load_sweep(PARAMS / "memory.yaml", {"gpus": 4}).runs]
+    assert len(found) <= 24
+    for own in found:
+        changes = [[name for name in own if own[name] != other[name]] for other in found if other is not own]
+        assert min(map(len, changes)) == 1
+    assert sum(len([name for name in found[0] if found[0][name] != other[name]]) == 1 for other in found) >= 12
+    for gpus in (2, 4):
+        cards = tuple(checks.hardware.Gpu(n, "NVIDIA H200", f"GPU-{n}", 140.0, (9, 0)) for n in range(gpus))
+        monkeypatch.setattr("dsnb.hardware.gpus", lambda cards=cards: cards)
+        sweep = load_sweep(PARAMS / "memory.yaml")
+        assert unsupported(sweep) == []
+        assert {run.experiment.gpus for run in sweep.runs} == {gpus}
