@@ -131,7 +131,8 @@ def _width(run: Mapping[str, Any]) -> int:
 
 def _activations(run: Mapping[str, Any], shape: models.Shape) -> tuple[float, float]:
     tokens, width, split = run["seq_len"] * run["micro_batch_size"], _width(run), int(run["tensor_parallel"])
-    attention = run.get("attention_used") or run["attention"]
+    used = run.get("attention_used")
+    attention = used if isinstance(used, str) else run["attention"]
     block = memory.block_activations(
         tokens,
         shape.hidden,

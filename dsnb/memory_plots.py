@@ -67,7 +67,7 @@ def changes(table: pd.DataFrame) -> Picture:
         palette = {"measured": MEASURED, "theory": THEORY}
         sns.barplot(data=long, x="gib", y="change", hue="by", palette=palette, errorbar=None, ax=axis)
         axis.axvline(0, color=MEASURED, linewidth=0.8)
-        axis.set(xlabel="GiB more than the base", ylabel="")
+        axis.set(xlabel=f"GiB more than {shown['base'].iloc[0]}", ylabel="")
         _finish(figure, axis)
         return figure
 

@@ -140,6 +140,10 @@ def test_a_runs_settings_become_the_formulas_numbers():
     block = 2048 * 2048 * (8 + (24 - 8) / 2)
     assert parts["activations"] == pytest.approx(24 * block / GIB)
     assert theory(model="opt-1.3b", strategy="fsdp", gpus=4)["optimizer"] == pytest.approx(8 * own * 2 / 4)
+    eager = theory(model="gpt2", attention="eager")
+    assert eager["activations"] > theory(model="gpt2")["activations"]
+    assert theory(model="gpt2", attention="eager", attention_used=float("nan")) == eager
+    assert theory(model="gpt2", attention_used="eager") == eager
     assert theory(model="facebook/opt-1.3b") == theory(model="opt-1.3b")
     assert theory(model="someone/other") == {}
     assert theory(model="gpt2", micro_batch_size="auto") == {}
