@@ -57,6 +57,16 @@ def _layers(s: Settings) -> str | None:
     return f"pipeline_parallel is {s['pipeline_parallel']}: {s['model']} has {layers} layers, which it must divide"
 
 
+def _family(setting: str) -> Rule:
+    def rule(s: Settings) -> str | None:
+        family = models.facts(s["model"]).get("family")
+        if s[setting] == 1 or not family or family in models.SPLIT:
+            return None
+        return models.not_split(setting, s[setting], family)
+
+    return rule
+
+
 def _tensor_parallel_zero_3(s: Settings) -> str | None:
     if s["tensor_parallel"] == 1 or s["zero_stage"] < 3:
         return None
@@ -199,6 +209,8 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"gpus", "tensor_parallel", "pipeline_parallel"}, _ranks),
     ({"model", "tensor_parallel"}, _heads),
     ({"model", "pipeline_parallel"}, _layers),
+    ({"model", "tensor_parallel"}, _family("tensor_parallel")),
+    ({"model", "pipeline_parallel"}, _family("pipeline_parallel")),
     ({"zero_stage", "tensor_parallel"}, _tensor_parallel_zero_3),
     ({"zero_stage", "pipeline_parallel"}, _pipeline_zero),
     (

@@ -107,6 +107,9 @@ PRESETS: dict[str, Shape] = {
     "bloom-176b": _bloom("bloom", 70, 14336, 112),
 }
 
+SPLIT = ("gpt2", "opt", "bloom")
+"""The families whose models are known to train rightly when layers are split, or shared out in a pipeline."""
+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -147,6 +150,11 @@ def facts(model: str) -> dict[str, Any]:
     }
     known = {name: value for name, value in numbers.items() if isinstance(value, int)}
     return {"family": config.get("model_type"), "positions": None, **known}
+
+
+def not_split(setting: str, value: int, family: str) -> str:
+    """Say that a family's models are not known to train rightly with such a setting."""
+    return f"{setting} is {value}: no {family} model is known to train rightly so; use {', '.join(SPLIT)}, or 1"
 
 
 def slug(model: str) -> str:

@@ -5,6 +5,31 @@ from typing import Any
 from dsnb.experiment import ADAMW, Experiment
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+SPLIT_LAYERS: list[dict[str, Any]] = [
+    # GPT-2's query, key and value are three matrices on top of each other; BLOOM's are mixed head by head.
+    {"patterns": [r".*attn\.c_attn\.weight$"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0},
+    {
+        "patterns": [
+            r".*mlp\.c_fc\.weight$",
+            r".*self_attn\.[qkv]_proj\.weight$",
+            r".*fc1\.weight$",
+            r".*self_attention\.query_key_value\.weight$",
+            r".*mlp\.dense_h_to_4h\.weight$",
+        ],
+        "partition_type": "column",
+    },
+    {
+        "patterns": [
+            r".*(attn|mlp)\.c_proj\.weight$",
+            r".*self_attn\.out_proj\.weight$",
+            r".*fc2\.weight$",
+            r".*self_attention\.dense\.weight$",
+            r".*mlp\.dense_4h_to_h\.weight$",
+        ],
+        "partition_type": "row",
+    },
+]
+"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; every other layer stays whole."""
 
 
 def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
@@ -14,8 +39,8 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
         "gradient_accumulation_steps": experiment.grad_accum,
-        "train_batch_size": "auto" if experiment.micro_batch_size == "auto" else experiment.global_batch_size,
         **_optimizer(experiment),
+        **_tensor_parallel(experiment),
         "zero_optimization": {"stage": experiment.zero_stage, **_offload(experiment)},
         "gradient_clipping": experiment.gradient_clipping,
         # DeepSpeed's own progress lines would read the clock, and on GPUs synchronize, inside the timed region.
@@ -52,3 +77,15 @@ def _offload(experiment: Experiment) -> dict[str, Any]:
     if device == "nvme":
         place["nvme_path"] = experiment.nvme_path
     return {"offload_optimizer": place, **({"offload_param": place} if what == "all" else {})}
+
+
+def _tensor_parallel(experiment: Experiment) -> dict[str, Any]:
+    """Give AutoTP its rules; in a pipeline its size stays 0, for there each stage is split in the worker."""
+    if experiment.tensor_parallel == 1:
+        return {}
+    return {
+        "tensor_parallel": {
+            "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
+            "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
+        }
+    }

@@ -4,8 +4,10 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.module_inject.layers import TensorParallel_Layer
 
 from dsnb.experiment import Experiment
+from dsnb.train.data import data_rank
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -34,7 +36,9 @@ def wanted(experiment: Experiment) -> dict[str, Any]:
         "accumulation": experiment.grad_accum,
         "micro-batch": experiment.micro_batch_size,
         "data-parallel ranks": experiment.data_parallel,
+        "data-parallel place": data_rank(experiment, deepspeed.comm.get_rank()),
         "tensor-parallel ranks": experiment.tensor_parallel,
+        "pipeline stages": experiment.pipeline_parallel,
         "weights": _dtype(half if half and native else torch.float32),
         "autocast": _dtype(half) if half and not native else None,
         "optimizer offloaded to": where or "none",
@@ -51,7 +55,9 @@ def actual(engine: Any) -> dict[str, Any]:
         "accumulation": engine.gradient_accumulation_steps(),
         "micro-batch": engine.train_micro_batch_size_per_gpu(),
         "data-parallel ranks": engine.dp_world_size,
-        "tensor-parallel ranks": engine.autotp_size() or 1,
+        "data-parallel place": deepspeed.comm.get_rank(group=engine.data_parallel_group),
+        "tensor-parallel ranks": _splits(engine.module),
+        "pipeline stages": getattr(engine, "num_stages", 1),
         "weights": _dtype(next(p.dtype for p in engine.module.parameters() if p.requires_grad)),
         "autocast": _dtype(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "optimizer offloaded to": _place(engine.zero_offload_optimizer()),
@@ -77,6 +83,12 @@ def optimizers(optimizer: Any) -> list[str]:
     """Name an optimizer, and the one inside it."""
     inner = getattr(optimizer, "optimizer", None)
     return [type(part).__name__ for part in (optimizer, inner) if part is not None]
+
+
+def _splits(module: torch.nn.Module) -> int:
+    """Give among how many ranks the layers of this one are split."""
+    split = next((layer for layer in module.modules() if isinstance(layer, TensorParallel_Layer)), None)
+    return deepspeed.comm.get_world_size(group=split.mp_group) if split is not None else 1
 
 
 def _place(offload: Any) -> str:

@@ -19,7 +19,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb import models
 from dsnb.experiment import Experiment
-from dsnb.train import alibi, checkpointing, lora
+from dsnb.train import alibi, checkpointing, lora, tensor_parallel
 from dsnb.train.parts import units
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -79,6 +79,8 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
     """Give a whole model, or the part of one that a pipeline stage has, what the settings add to it."""
     if model.config.model_type == "bloom" and experiment.attention != "eager":
         alibi.fuse(model)
+    if experiment.tensor_parallel > 1:
+        tensor_parallel.prepare(experiment, model)
     if experiment.lora_rank:
         model = lora.add_adapters(experiment, model)
     if experiment.activation_checkpointing:
