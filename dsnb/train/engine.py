@@ -80,7 +80,13 @@ def undo_first_step(optimizer: Any) -> None:
 
 
 def backward(engine: Any, loss: torch.Tensor) -> None:
-    """Run the backward pass, with the loss scaled wherever the optimizer will unscale the gradients.
+    """Run the backward pass, with the loss scaled wherever the optimizer will unscale the gradients."""
+    scale_loss(engine, loss)
+    engine.backward(loss)
+
+
+def scale_loss(engine: Any, loss: torch.Tensor) -> None:
+    """Scale the gradient of the loss of one micro-batch wherever the optimizer will unscale it.
 
     DeepSpeed 0.19.8's `engine.backward` scales the loss only for its ZeRO optimizers, but the ZeRO-0 optimizers for
     fp16 divide by the scale all the same (deepspeedai/DeepSpeed pull request 8393): gradients come out 65,536 times
@@ -89,4 +95,3 @@ def backward(engine: Any, loss: torch.Tensor) -> None:
     if isinstance(engine.optimizer, FP16_Optimizer | FP16_UnfusedOptimizer) and engine.fp16_enabled():
         factor = engine.optimizer.loss_scale / engine.gradient_accumulation_steps()
         loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
-    engine.backward(loss)

@@ -7,12 +7,14 @@ is made. Random weights are drawn block by block with a seed of each block's own
 import ctypes
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import deepspeed
 import torch
+from accelerate import init_empty_weights
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -58,21 +60,55 @@ def source(experiment: Experiment) -> str:
 
 def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> PreTrainedModel:
     """Build the model on `device`, shared out already where the ZeRO stage is 3."""
+    make = _load if experiment.weights == "pretrained" else _draw
+    model = _with_attention(experiment, lambda *how: make(experiment, ds_config, device, *how))
+    return adapt(experiment, model)
+
+
+def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any], Iterable[nn.Module]]) -> Any:
+    """Build one pipeline stage's part of the model on `device`, with the weights that it has in a whole model.
+
+    Parameters
+    ----------
+    part
+        Picks the part out of a model whose weights may be on the meta device. What it leaves out keeps no memory as
+        long as the weights are random; pretrained ones are loaded whole into host memory.
+    """
+
+    def make(config: Any, attention: str) -> PreTrainedModel:
+        if experiment.weights == "pretrained":
+            model = _load(experiment, {}, torch.device("cpu"), config, attention)
+            own = list(part(model))
+        else:
+            with no_init_weights(), init_empty_weights(include_buffers=False):
+                model = _from_config(experiment, config, attention)
+            own = list(part(model))
+            _materialise(own)
+        for unit in own:
+            unit.to(device)
+        if experiment.weights == "random":
+            draw_weights(model, experiment.seed)
+        model.tie_weights()
+        return model
+
+    return adapt(experiment, _with_attention(experiment, make))
+
+
+def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTrainedModel]) -> PreTrainedModel:
+    """Make a model with the fastest attention that the settings allow and transformers has for it."""
     config = configuration(experiment)
     positions = getattr(config, "max_position_embeddings", None)
     if positions and experiment.seq_len > positions and config.model_type != "bloom":
         raise ValueError(f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions")
-    make = _load if experiment.weights == "pretrained" else _draw
-    for attention in ["eager"] if experiment.attention == "eager" else ["sdpa", "eager"]:
+    if experiment.attention != "eager":
         try:
-            model = make(experiment, config, ds_config, device, attention)
-            break
+            return make(config, "sdpa")
         except ValueError as error:  # transformers says so before it builds anything
-            if attention == "eager" or "scaled_dot_product_attention" not in str(error):
+            if "scaled_dot_product_attention" not in str(error):
                 raise
             if experiment.attention == "sdpa" and config.model_type != "bloom":
                 raise ValueError(f"attention is 'sdpa': transformers has none for {config.model_type}") from error
-    return adapt(experiment, model)
+    return make(config, "eager")
 
 
 def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
@@ -89,14 +125,18 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _draw(
-    experiment: Experiment, config: Any, ds_config: dict[str, Any], device: torch.device, attention: str
-) -> PreTrainedModel:
+def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrainedModel:
     dtype = weights_dtype(experiment)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+
+def _draw(
+    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any, attention: str
+) -> PreTrainedModel:
     shared = experiment.zero_stage == 3
     with freed_memory_goes_back() if shared else nullcontext():
         with no_init_weights(), device, deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+            model = _from_config(experiment, config, attention)
         draw_weights(model, experiment.seed)
     model.tie_weights()
     return model
@@ -120,7 +160,7 @@ def freed_memory_goes_back() -> Iterator[None]:
 
 
 def _load(
-    experiment: Experiment, config: Any, ds_config: dict[str, Any], device: torch.device, attention: str
+    experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any, attention: str
 ) -> PreTrainedModel:
     # transformers shares out what it loads as long as this object lives.
     shared = HfDeepSpeedConfig(ds_config) if experiment.zero_stage == 3 else None
@@ -135,11 +175,26 @@ def _load(
     return model
 
 
+def _materialise(own: list[nn.Module]) -> None:
+    """Give weights on the meta device their memory; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in (module for unit in own for module in unit.modules()):
+        for name, empty in list(module.named_parameters(recurse=False)):
+            if id(empty) not in made and empty.is_meta:
+                made[id(empty)] = nn.Parameter(torch.empty_like(empty, device="cpu"), empty.requires_grad)
+            setattr(module, name, made.get(id(empty), empty))
+
+
 @torch.no_grad()
 def draw_weights(model: PreTrainedModel, seed: int) -> None:
-    """Initialise every weight by the model's own rule, one block at a time, the same on all ZeRO stages."""
+    """Initialise every weight by the model's own rule, one block at a time, the same on all ZeRO stages.
+
+    What is on the meta device belongs to another pipeline stage.
+    """
     for name, unit in units(model):
         parameters = list(unit.parameters())
+        if any(parameter.is_meta for parameter in parameters):
+            continue
         whole = any(hasattr(parameter, "ds_id") for parameter in parameters)
         torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=whole):

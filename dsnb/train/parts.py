@@ -13,6 +13,11 @@ def blocks(model: Any) -> list[Any]:
     return list(next(found))
 
 
+def has_weights(module: nn.Module) -> bool:
+    """Say whether a module has parameters of its own, beside those of the modules in it."""
+    return next(iter(module.parameters(recurse=False)), None) is not None
+
+
 def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Give the parts that are initialised one after another: each transformer block, and each layer outside them."""
 
@@ -23,7 +28,7 @@ def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 if not name
                 else ((f"{name}.{key}", child) for key, child in module.named_children())
             )
-        elif next(iter(module.parameters(recurse=False)), None) is not None:
+        elif has_weights(module):
             yield name, module
         else:
             for key, child in module.named_children():

@@ -53,7 +53,8 @@ def use_linear_layers(model: nn.Module) -> None:
 
 
 def _linear(layer: Conv1D) -> nn.Linear:
-    linear = nn.Linear(*layer.weight.shape, device="meta")
+    inputs, outputs = layer.weight.shape
+    linear = nn.Linear(inputs, outputs, device="meta")
     linear.weight = nn.Parameter(layer.weight.data.t().contiguous())
     linear.bias = layer.bias
     return linear

@@ -23,6 +23,7 @@ from dsnb.train.data import batches
 from dsnb.train.engine import DeepSpeedTrainer
 from dsnb.train.meter import Meter
 from dsnb.train.model import build
+from dsnb.train.pipeline import PipelineTrainer
 from dsnb.train.torch_trainer import TorchTrainer
 from dsnb.train.trainer import Trainer
 
@@ -129,6 +130,8 @@ def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torc
     """Build the model and what trains it."""
     if experiment.strategy != "deepspeed":
         return TorchTrainer(experiment, build(experiment, ds_config, device), device)
+    if experiment.pipeline_parallel > 1:
+        return PipelineTrainer(experiment, ds_config, device)
     return DeepSpeedTrainer(experiment, build(experiment, ds_config, device), ds_config)
 
 

@@ -1,0 +1,136 @@
+"""DeepSpeed's pipeline engine as a trainer: each stage builds, holds and trains its own blocks of the model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import nn
+
+from dsnb import models
+from dsnb.experiment import Experiment
+from dsnb.train import built, tensor_parallel
+from dsnb.train.engine import scale_loss, undo_first_step
+from dsnb.train.model import build_part
+from dsnb.train.optimizers import client_optimizer
+from dsnb.train.parts import blocks, count_parameters
+from dsnb.train.stages import Block, Embedding, Path, follow, own_units
+from dsnb.train.trainer import Section, no_section
+
+SECTIONS = {
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.OptimizerStep: "optimizer",
+    schedule.SendActivation: "communication",
+    schedule.RecvActivation: "communication",
+    schedule.SendGrad: "communication",
+    schedule.RecvGrad: "communication",
+    schedule.ReduceTiedGrads: "communication",
+    schedule.ReduceGrads: "communication",
+}
+
+
+class Tied(TiedLayerSpec):
+    """A layer that is built already and shares its `weight` with the other layer of this key."""
+
+    def __init__(self, key: str, module: nn.Module) -> None:
+        super().__init__(key, type(module))
+        self.module = module
+
+    def build(self, log: bool = False) -> nn.Module:
+        """Give the layer."""
+        return self.module
+
+
+class PipelineTrainer:
+    """Pipeline stages, with data parallel and tensor parallel ranks inside each.
+
+    Raises
+    ------
+    ValueError
+        If the model's family is not known to train rightly in a pipeline, or its blocks cannot be shared out evenly.
+    RuntimeError
+        If DeepSpeed built something else than the settings name.
+    """
+
+    def __init__(self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> None:
+        self.section: Section = no_section
+        topology = PipeModelDataParallelTopology(
+            num_pp=experiment.pipeline_parallel, num_dp=experiment.data_parallel, num_mp=experiment.tensor_parallel
+        )
+        model, path = build_stage(experiment, topology.get_coord(deepspeed.comm.get_rank()).pipe, device)
+        self.config = model.config
+        self.parameters, self.trainable_parameters = count_parameters(model)
+        self._loss_function, self._vocabulary = model.loss_function, model.config.vocab_size
+        pipeline = PipelineModule(layers(model, path), topology=topology, partition_method="type:Block")
+        if experiment.tensor_parallel > 1:
+            rules = ds_config["tensor_parallel"]["partition_config"]
+            tensor_parallel.split(experiment, pipeline, self.config, rules)
+        parameters = list(pipeline.parameters())
+        self.engine, *_ = deepspeed.initialize(
+            model=pipeline,
+            model_parameters=parameters,
+            optimizer=client_optimizer(experiment, parameters),
+            config=ds_config,
+        )
+        undo_first_step(self.engine.optimizer)
+        self.engine.module.loss_fn = self._loss
+        self.engine._INSTRUCTION_MAP = {
+            command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
+        }
+        built.check(experiment, self.engine)
+
+    def _loss(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Give transformers' own loss, shape (), of logits of shape (batch, length, vocabulary)."""
+        loss = self._loss_function(logits=logits, labels=ids, vocab_size=self._vocabulary)
+        scale_loss(self.engine, loss)
+        return loss
+
+    def _marked(self, run: Callable[..., None], name: str | None) -> Callable[..., None]:
+        """Let an instruction of DeepSpeed's schedule mark the part of a step that it is."""
+        if name is None:
+            return run
+
+        def marked(*arguments: Any, **named: Any) -> None:
+            with self.section(name):
+                run(*arguments, **named)
+
+        return marked
+
+    def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        """Train one optimizer step; DeepSpeed has averaged the loss over data-parallel ranks already."""
+        skipped_before = self.engine.skipped_steps
+        loss = self.engine.train_batch(iter([(ids, ids) for ids in micro_batches]))
+        return loss, self.engine.skipped_steps > skipped_before
+
+    def describe(self) -> dict[str, Any]:
+        """Name what the engine is made of."""
+        return {**built.describe(self.engine), "attention": self.config._attn_implementation}
+
+
+def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, Path]:
+    """Build a model of which only this stage's part has weights, and the way through all of it."""
+    paths = []
+
+    def part(model: Any) -> list[nn.Module]:
+        stages, family, held = experiment.pipeline_parallel, model.config.model_type, len(blocks(model))
+        if family not in models.SPLIT:
+            raise ValueError(models.not_split("pipeline_parallel", stages, family))
+        if held % stages:
+            raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {held} layers")
+        paths.append(follow(model, int(experiment.micro_batch_size), experiment.seq_len, device))
+        return list(own_units(model, paths[-1], stage, stages))
+
+    return build_part(experiment, device, part), paths[-1]
+
+
+def layers(model: Any, path: Path) -> list[Any]:
+    """Give the layers of a pipeline: what is before the blocks, each block, what is after them, the head."""
+    middle = [*map(Block, blocks(model), path.arguments), *path.after]
+    embedding, head = Embedding(model, path), model.get_output_embeddings()
+    if not model.config.tie_word_embeddings:
+        return [embedding, *middle, head]
+    return [Tied("embeddings", embedding), *middle, Tied("embeddings", head)]

@@ -1,0 +1,143 @@
+"""A causal language model of transformers as a row of layers that pipeline stages share.
+
+transformers' own forward pass is followed once: which layers with weights it calls before and after the blocks, and
+what it hands to each block beside the hidden state (masks, ALiBi, positions). A stage then calls its blocks with
+exactly that. All batches must therefore be of one shape and without padding, as dsnb's are.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsnb.train.parts import blocks, has_weights
+
+
+@dataclass
+class Path:
+    """The way of a hidden state through a model without its head.
+
+    Attributes
+    ----------
+    before, after
+        The layers with weights that are called before and after the blocks, in order.
+    arguments
+        What each block is given beside the hidden state: by position, by name.
+    """
+
+    before: list[nn.Module] = field(default_factory=list)
+    after: list[nn.Module] = field(default_factory=list)
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+
+def follow(model: Any, batch: int, length: int, device: torch.device) -> Path:
+    """Follow the forward pass of sequences of shape (batch, length) without computing any block.
+
+    The model's weights may be on the meta device: zeros take the place of the few outside the blocks.
+
+    Raises
+    ------
+    ValueError
+        If something else than one hidden state goes from block to block.
+    """
+    embedding = model.get_input_embeddings()
+    within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
+    outside = [module for module in model.base_model.modules() if has_weights(module) and id(module) not in within]
+    inputs = torch.zeros(batch, length, embedding.weight.shape[1], dtype=embedding.weight.dtype, device=device)
+    path = Path(before=[embedding])
+    with ExitStack() as stack, torch.no_grad():
+        for block in blocks(model):
+            block.forward = _stand_in(path, (batch, length, model.config.hidden_size))
+            stack.callback(delattr, block, "forward")
+        for module in outside:
+            stack.callback(module.register_forward_pre_hook(_note(path)).remove)
+        call = {"inputs_embeds": inputs, "use_cache": False}
+        torch.func.functional_call(model.base_model, _zeros(model.base_model, outside, device), kwargs=call)
+    return path
+
+
+class BlockOutput(torch.Tensor):
+    """A hidden state that is also the first of a block's results: some models take `block(...)[0]`, some do not."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return self if isinstance(key, int) and key == 0 else super().__getitem__(key)
+
+
+def _zeros(base: nn.Module, outside: list[nn.Module], device: torch.device) -> dict[str, torch.Tensor]:
+    wanted = {id(parameter) for module in outside for parameter in module.parameters(recurse=False)}
+    zeros = {
+        name: torch.zeros_like(parameter, device=device)
+        for name, parameter in base.named_parameters()
+        if id(parameter) in wanted
+    }
+    return zeros | {name: buffer.to(device) for name, buffer in base.named_buffers()}
+
+
+def _stand_in(path: Path, shape: tuple[int, int, int]) -> Callable[..., BlockOutput]:
+    def forward(*inputs: Any, **named: Any) -> BlockOutput:
+        hidden, inputs = (named.pop("hidden_states"), inputs) if "hidden_states" in named else (inputs[0], inputs[1:])
+        if tuple(hidden.shape) != shape:
+            raise ValueError(f"a block is given shape {tuple(hidden.shape)} where {shape} was expected")
+        path.arguments.append((inputs, named))
+        return hidden.as_subclass(BlockOutput)
+
+    return forward
+
+
+def _note(path: Path) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, _: Any) -> None:
+        (path.after if path.arguments else path.before).append(module)
+
+    return hook
+
+
+class Embedding(nn.Module):
+    """Everything before the first block: the model itself without blocks and without what follows them."""
+
+    def __init__(self, model: Any, path: Path) -> None:
+        super().__init__()
+        every = blocks(model)
+        self.base, self.weight = model.base_model, model.get_input_embeddings().weight
+        for parent in list(self.base.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.ModuleList) and list(child) == every:
+                    setattr(parent, name, nn.ModuleList())
+                elif any(child is one for one in path.after):
+                    setattr(parent, name, nn.Identity())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Give the hidden state, shape (batch, length, width), of token ids of shape (batch, length)."""
+        return self.base(input_ids=ids, use_cache=False)[0]
+
+
+class Block(nn.Module):
+    """One transformer block with what transformers hands to it beside the hidden state."""
+
+    def __init__(self, block: nn.Module, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        super().__init__()
+        self.block, self.arguments = block, arguments
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Give the next hidden state, shape (batch, length, width)."""
+        inputs, named = self.arguments
+        output = self.block(hidden, *inputs, **named)
+        return output[0] if isinstance(output, tuple) else output
+
+
+def own_units(model: Any, path: Path, stage: int, stages: int) -> Iterator[nn.Module]:
+    """Give the parts of a model that one of its pipeline stages needs; tied weights are on two of them."""
+    every = blocks(model)
+    share = len(every) // stages
+    tied = model.config.tie_word_embeddings
+    if stage == 0 or (tied and stage == stages - 1):
+        yield path.before[0]
+    if stage == 0:
+        yield from path.before[1:]
+    yield from every[stage * share : (stage + 1) * share]
+    if stage == stages - 1:
+        yield from path.after
+    if stage == stages - 1 or (tied and stage == 0):
+        yield model.get_output_embeddings()
