@@ -85,8 +85,11 @@ def _pipeline_zero(s: Settings) -> str | None:
 def _clipping(s: Settings) -> str | None:
     if not s["gradient_clipping"] or s["zero_stage"] != 0:
         return None
-    if s["pipeline_parallel"] > 1 and (s["precision"] not in HALF or s["mixed_precision"] == "autocast"):
-        return "gradient_clipping is set: at ZeRO 0 in fp32 each pipeline stage clips by its own norm; use zero_stage 1"
+    if s["pipeline_parallel"] > 1 and (s["precision"] != "bf16" or s["mixed_precision"] == "autocast"):
+        return (
+            "gradient_clipping is set: at ZeRO 0 a pipeline clips by the norm of all its stages in native bf16 alone; "
+            "use zero_stage 1"
+        )
     if s["tensor_parallel"] > 1 and s["precision"] in HALF and s["mixed_precision"] == "native":
         return (
             "gradient_clipping is set: at ZeRO 0 in half precision DeepSpeed counts tensor-parallel gradients "
@@ -141,6 +144,8 @@ def _optimizer(s: Settings) -> str | None:
             f"optimizer is 'adafactor', but zero_stage is {s['zero_stage']}: ZeRO hands it flat pieces, "
             "which it cannot factor; use zero_stage 0 or strategy 'ddp'"
         )
+    if s["optimizer"] == "adafactor" and s["tensor_parallel"] > 1:
+        return "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
     if s["optimizer"] == "adafactor" and s["strategy"] == "fsdp":
         return "optimizer is 'adafactor', but strategy is 'fsdp': its factors would be those of shards; use 'ddp'"
     return None
@@ -171,6 +176,12 @@ def _mixed_precision(s: Settings) -> str | None:
     if s["strategy"] == "ddp":
         return "mixed_precision is 'autocast', but strategy is 'ddp': that is its native way already; use 'native'"
     return None
+
+
+def _pipeline_fp16(s: Settings) -> str | None:
+    if s["pipeline_parallel"] == 1 or s["precision"] != "fp16" or s["mixed_precision"] == "native":
+        return None
+    return "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
 
 
 def _fsdp_fp16(s: Settings) -> str | None:
@@ -219,10 +230,11 @@ RULES: list[tuple[set[str], Rule]] = [
     ),
     ({"offload", "zero_stage", "nvme_path", "strategy"}, _offload),
     ({"offload", "nvme_path"}, _nvme_unused),
-    ({"optimizer", "zero_stage", "strategy"}, _optimizer),
+    ({"optimizer", "zero_stage", "strategy", "tensor_parallel"}, _optimizer),
     ({"gradient_compression", "strategy", "gpus"}, _powersgd),
     ({"gradient_compression", "powersgd_rank"}, _powersgd_rank_unused),
     ({"mixed_precision", "precision", "strategy"}, _mixed_precision),
+    ({"mixed_precision", "precision", "pipeline_parallel"}, _pipeline_fp16),
     ({"strategy", "precision"}, _fsdp_fp16),
     ({"activation_checkpointing", "checkpoint_every"}, _checkpointing_off("checkpoint_every")),
     ({"activation_checkpointing", "checkpoint_offload"}, _checkpointing_off("checkpoint_offload")),

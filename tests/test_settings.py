@@ -148,3 +148,42 @@ def test_cuda_without_a_gpu(monkeypatch):
     assert checks.unsupported(Experiment(device="cuda").model_dump()) == [
         "device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"
     ]
+
+
+PARALLEL = {"model": "gpt2-tiny", "device": "cpu", "gpus": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pipeline_parallel": 2, "gradient_clipping": 1.0, "precision": "fp16"},
+            "gradient_clipping is set: at ZeRO 0 a pipeline clips by the norm of all its stages in native bf16 alone; "
+            "use zero_stage 1",
+        ),
+        (
+            {"pipeline_parallel": 2, "mixed_precision": "autocast", "precision": "fp16"},
+            "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'",
+        ),
+        (
+            {"tensor_parallel": 2, "optimizer": "adafactor"},
+            "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'",
+        ),
+    ],
+)
+def test_what_would_train_wrongly_on_ranks_that_share_a_model(settings, message):
+    assert problems(**PARALLEL, **settings) == [message]
+
+
+@pytest.mark.parametrize("setting", ["tensor_parallel", "pipeline_parallel"])
+def test_families_that_are_not_known_to_be_split_rightly(tmp_path, setting):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    message = f"{setting} is 2: no llama model is known to train rightly so; use gpt2, opt, bloom, or 1"
+    assert problems(**{**PARALLEL, "model": str(tmp_path)}, **{setting: 2}) == [message]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_trains_rightly_on_ranks_that_share_a_model(precision):
+    shared = {"tensor_parallel": 2, "pipeline_parallel": 2, "precision": precision}
+    assert Experiment(**PARALLEL, **shared, zero_stage=1, gradient_clipping=1.0).data_parallel == 1
+    assert Experiment(**PARALLEL, pipeline_parallel=2, precision="bf16", gradient_clipping=1.0).data_parallel == 2

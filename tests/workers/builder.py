@@ -9,14 +9,20 @@ from dsnb.paths import RunPaths
 def main(run_dir: str) -> int:
     """Build the model and nothing else; write by how many bytes the peak memory of this rank has grown."""
     from dsnb.train.model import build
+    from dsnb.train.pipeline import build_stage
+    from dsnb.train.stages import own_units
     from dsnb.train.worker import rank, set_up
 
     run = RunPaths(Path(run_dir))
     experiment = Experiment.read(run.experiment)
     device = set_up(experiment)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = build(experiment, records.read_json(run.deepspeed) or {}, device)
+    if experiment.pipeline_parallel > 1:
+        model, path = build_stage(experiment, rank(), device)
+        parts = list(own_units(model, path, rank(), experiment.pipeline_parallel))
+    else:
+        parts = [build(experiment, records.read_json(run.deepspeed) or {}, device)]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    bad = sum(not bool(parameter.isfinite().all()) for parameter in model.parameters())
+    bad = sum(not bool(parameter.isfinite().all()) for part in parts for parameter in part.parameters())
     records.write_json(run.dir / f"rank{rank()}.json", {"grown_bytes": grown, "not_finite": bad})
     return 0
