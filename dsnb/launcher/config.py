@@ -46,6 +46,7 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         # DeepSpeed's own progress lines would read the clock, and on GPUs synchronize, inside the timed region.
         "steps_per_print": 2**31 - 1,
         "wall_clock_breakdown": False,
+        "timers": {"throughput": {"enabled": False}},
     }
     if experiment.precision in DTYPES:
         if experiment.mixed_precision == "autocast":
