@@ -57,14 +57,10 @@ def _layers(s: Settings) -> str | None:
     return f"pipeline_parallel is {s['pipeline_parallel']}: {s['model']} has {layers} layers, which it must divide"
 
 
-def _family(setting: str) -> Rule:
-    def rule(s: Settings) -> str | None:
-        family = models.facts(s["model"]).get("family")
-        if s[setting] == 1 or not family or family in models.SPLIT:
-            return None
-        return models.not_split(setting, s[setting], family)
-
-    return rule
+def _family(s: Settings) -> str | None:
+    family = models.facts(s["model"]).get("family")
+    shared = next((name for name in ("tensor_parallel", "pipeline_parallel") if s[name] > 1), None)
+    return models.not_split(shared, s[shared], family) if shared and family and family not in models.SPLIT else None
 
 
 def _tensor_parallel_zero_3(s: Settings) -> str | None:
@@ -178,10 +174,16 @@ def _mixed_precision(s: Settings) -> str | None:
     return None
 
 
-def _pipeline_fp16(s: Settings) -> str | None:
-    if s["pipeline_parallel"] == 1 or s["precision"] != "fp16" or s["mixed_precision"] == "native":
+def _autocast_fp16(s: Settings) -> str | None:
+    if s["precision"] != "fp16" or s["mixed_precision"] == "native":
         return None
-    return "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
+    if s["pipeline_parallel"] > 1:
+        return (
+            "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
+        )
+    if s["tensor_parallel"] > 1 and s["zero_stage"] == 0:
+        return "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1"
+    return None
 
 
 def _fsdp_fp16(s: Settings) -> str | None:
@@ -220,8 +222,7 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"gpus", "tensor_parallel", "pipeline_parallel"}, _ranks),
     ({"model", "tensor_parallel"}, _heads),
     ({"model", "pipeline_parallel"}, _layers),
-    ({"model", "tensor_parallel"}, _family("tensor_parallel")),
-    ({"model", "pipeline_parallel"}, _family("pipeline_parallel")),
+    ({"model", "tensor_parallel", "pipeline_parallel"}, _family),
     ({"zero_stage", "tensor_parallel"}, _tensor_parallel_zero_3),
     ({"zero_stage", "pipeline_parallel"}, _pipeline_zero),
     (
@@ -234,7 +235,7 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"gradient_compression", "strategy", "gpus"}, _powersgd),
     ({"gradient_compression", "powersgd_rank"}, _powersgd_rank_unused),
     ({"mixed_precision", "precision", "strategy"}, _mixed_precision),
-    ({"mixed_precision", "precision", "pipeline_parallel"}, _pipeline_fp16),
+    ({"mixed_precision", "precision", "pipeline_parallel", "tensor_parallel", "zero_stage"}, _autocast_fp16),
     ({"strategy", "precision"}, _fsdp_fp16),
     ({"activation_checkpointing", "checkpoint_every"}, _checkpointing_off("checkpoint_every")),
     ({"activation_checkpointing", "checkpoint_offload"}, _checkpointing_off("checkpoint_offload")),

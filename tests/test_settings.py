@@ -166,6 +166,10 @@ PARALLEL = {"model": "gpt2-tiny", "device": "cpu", "gpus": 4}
             "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'",
         ),
         (
+            {"tensor_parallel": 2, "mixed_precision": "autocast", "precision": "fp16"},
+            "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1",
+        ),
+        (
             {"tensor_parallel": 2, "optimizer": "adafactor"},
             "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'",
         ),
