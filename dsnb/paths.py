@@ -55,6 +55,21 @@ class RunPaths:
         return self.dir / "worker.json"
 
     @property
+    def profile(self) -> Path:
+        """Where the time of a step goes, with `profile: true`; written anew as parts of it are measured."""
+        return self.dir / "profile.json"
+
+    @property
+    def trace(self) -> Path:
+        """One step as torch's profiler saw it, for Perfetto or Chrome."""
+        return self.dir / "trace.json.gz"
+
+    @property
+    def flops(self) -> Path:
+        """What DeepSpeed's flops profiler says of one forward pass."""
+        return self.dir / "flops.txt"
+
+    @property
     def failures(self) -> Path:
         """One JSON object per rank that raised, the first one first."""
         return self.dir / "failures.jsonl"

@@ -17,7 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from dsnb import records
 from dsnb.columns import MEMORY, METRICS, PRECISION_COLOURS
+from dsnb.paths import RunPaths
 from dsnb.runs import load_steps
 
 STYLE = {
@@ -34,6 +36,7 @@ STYLE = {
     "font.family": "sans-serif",
 }
 PIXELS_PER_INCH = 180
+PART_COLOURS = {"forward": "#0072b2", "backward": "#56b4e9", "optimizer": "#e69f00", "between": "#c8ced6"}
 
 
 class Picture:
@@ -184,3 +187,35 @@ def run_steps(run_dir: str | Path) -> Picture:
         return figure
 
     return Picture(draw, "Loss and step time of one run by optimizer step")
+
+
+def step_parts(run_dir: str | Path) -> Picture | None:
+    """Draw where the time of one step of a profiled run goes, as one bar; None if that was not measured.
+
+    Communication overlaps with the parts, and is that of another step, so it is told in words, not in the bar.
+    """
+    profile = records.read_json(RunPaths(Path(run_dir)).profile) or {}
+    parts_ms = {name: (profile.get(f"{name}_s") or 0) * 1000 for name in PART_COLOURS}
+    step_ms = (profile.get("step_s") or 0) * 1000
+    if not step_ms or not sum(parts_ms.values()):
+        return None
+    parts_ms["between"] = max(step_ms - sum(parts_ms.values()), 0)
+    sent_s, traced_s = profile.get("communication_s"), profile.get("traced_step_s")
+    words = ""
+    if sent_s and traced_s:
+        words = f"; in a traced one of {traced_s * 1000:,.1f} ms, collectives ran for {sent_s * 1000:,.1f} ms"
+
+    def draw() -> Figure:
+        figure, axis = plt.subplots(figsize=(10, 1.6), layout="constrained")
+        begin_ms = 0.0
+        for name, width_ms in parts_ms.items():
+            label = f"{name} {width_ms:,.1f} ms"
+            axis.barh(0, width_ms, left=begin_ms, height=0.6, color=PART_COLOURS[name], label=label)
+            begin_ms += width_ms
+        axis.set(xlabel=f"one step of {step_ms:,.1f} ms{words}", yticks=[], ylim=(-0.5, 0.5))
+        axis.grid(visible=False)
+        axis.spines["left"].set_visible(False)
+        figure.legend(loc="outside upper left", ncols=len(parts_ms), frameon=False)
+        return figure
+
+    return Picture(draw, "Where the time of one step goes: " + ", ".join(parts_ms))

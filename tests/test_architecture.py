@@ -55,6 +55,7 @@ LAYERS = [
     "models",
     "metrics",
     "memory",
+    "traces",
     "hardware",
     "records",
     "paths",

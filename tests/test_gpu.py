@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnb import hardware, records
+from dsnb import hardware, records, traces
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +36,21 @@ def test_times_memory_and_power_are_measured(run_small):
     figures = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "gpu_util_pct", "power_w", "mfu")
     assert all(result.summary[name] > 0 for name in figures)
     assert result.summary["peak_allocated_gib"] < result.summary["device_memory_gib"]
+
+
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])
+@pytest.mark.parametrize("settings", [{"zero_stage": 3}, {"strategy": "ddp"}, {"strategy": "fsdp"}], ids=str)
+def test_a_profile_splits_a_step(run_small, settings, gpus):
+    result, paths = run_small(**{**ON_GPU, "precision": "bf16", "gpus": gpus, "profile": True, **settings})
+    result.raise_for_status()
+    profile = records.read_json(paths.profile)
+    assert set(profile["missing"]) == (set() if gpus > 1 else {"communication"})
+    parts_s = sum(profile[name] for name in ("forward_s", "backward_s", "optimizer_s"))
+    assert parts_s == pytest.approx(profile["step_s"], rel=0.05, abs=0.002)
+    if gpus > 1:
+        assert 0 <= profile["exposed_communication_s"] <= profile["communication_s"] <= profile["traced_step_s"]
+    kernels = [event for event in traces.read(paths.trace) if event.get("cat") == "kernel"]
+    assert len(kernels) > 50
 
 
 def test_launchers_agree(losses):

@@ -79,5 +79,6 @@ def check_space(folder: Path) -> None:
 
 def clear(run: RunPaths) -> None:
     """Remove what an unfinished run left; the notebook stays, it may be the one being executed."""
-    for path in (run.steps, run.gpu, run.console, run.worker, run.failures, run.result):
+    written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result)
+    for path in (*written, run.profile, run.trace, run.flops):
         path.unlink(missing_ok=True)

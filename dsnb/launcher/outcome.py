@@ -4,11 +4,14 @@ A status needs a cause, and a figure needs a measurement: what is not there stay
 """
 
 import html
+import math
+import os
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+from urllib.parse import quote
 
 from dsnb import hardware, metrics, records
 from dsnb.errors import LaunchError
@@ -17,6 +20,7 @@ from dsnb.paths import RunPaths
 
 STATUSES = ("ok", "oom", "nan", "failed", "timeout", "interrupted")
 TAIL_LINES = 15
+STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 SOME_RANK = -1
 """Stands for the rank in exit codes where the launcher does not say which one it was."""
 ADVICE = {
@@ -69,7 +73,19 @@ class Result:
             for key, value in shown.items()
             if value is not None
         )
-        return f"<table><caption>{html.escape(self.run_dir.parent.name)}</caption>{rows}</table>"
+        return f"<table><caption>{html.escape(self.run_dir.parent.name)}</caption>{rows}</table>{self._links()}"
+
+    def _links(self) -> str:
+        """Link what a profile left, from the notebook that shows this: in the run's folder, or working here."""
+        run = RunPaths(self.run_dir)
+        home = self.run_dir if run.notebook.exists() else Path.cwd()
+        files = [(run.trace, "trace of one step, for https://ui.perfetto.dev"), (run.flops, "FLOPs by module")]
+        links = []
+        for path, title in files:
+            if path.exists():
+                target = os.path.relpath(path, home)
+                links.append(f'<a href="{html.escape(quote(target))}">{html.escape(target)}</a> ({title})')
+        return f"<p>{', '.join(links)}</p>" if links else ""
 
 
 def _short(value: object) -> str:
@@ -113,6 +129,8 @@ def judge(
     worker = records.read_json(paths.worker)
     failures = records.read_lines(paths.failures)
     bad = {rank: code for rank, code in exit_codes.items() if code != 0}
+    if experiment.profile and worker is not None:  # the run was over: what failed since then is the profile
+        failures, bad = [], {}
     if -signal.SIGKILL in bad.values():  # its neighbours' errors are only that it is gone
         return _died({rank: code for rank, code in bad.items() if code == -signal.SIGKILL}, paths, host_oom_kills)
     if failures:
@@ -167,7 +185,14 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "parameters": worker.get("parameters"),
         "trainable_parameters": worker.get("trainable_parameters"),
         "attention_used": worker.get("attention"),
+        **(_profile(paths) if experiment.profile else {}),
     }
+
+
+def _profile(paths: RunPaths) -> dict[str, Any]:
+    profile = records.read_json(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
+    missing = "; ".join(f"{part}: {why}" for part, why in profile.get("missing", {}).items())
+    return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
 
 
 def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
@@ -192,7 +217,8 @@ def _peak(rows: list[dict[str, Any]], key: str) -> float | None:
 
 
 def _gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any]) -> dict[str, float | None]:
-    """Give NVML's figures: memory over the whole run, utilization and power over the timed steps alone."""
+    """Give NVML's figures: memory until the steps are over, utilization and power over the timed steps alone."""
+    samples = [row for row in samples if row["t_s"] <= worker.get("ended_s", math.inf)]
     start, end = worker.get("timed_from_s"), worker.get("timed_to_s")
     timed = [row for row in samples if start is not None and end is not None and start <= row["t_s"] <= end]
 

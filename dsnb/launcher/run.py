@@ -154,8 +154,12 @@ def finish(
         known = records.read_json(run.environment) or {}
         records.write_json(run.environment, {**known, **worker["versions"]})
     phases = dict(worker.get("phases_s", {}))
-    if "ended_s" in worker:
-        phases["stop"] = wall_s - worker["ended_s"]
+    ended_s = worker.get("ended_s")
+    profiled_s = (records.read_json(run.profile) or {}).get("ended_s")
+    if ended_s is not None and profiled_s is not None:
+        phases["profile"], ended_s = profiled_s - ended_s, profiled_s
+    if ended_s is not None:
+        phases["stop"] = wall_s - ended_s
     phases["wall"] = wall_s
     summary = summarize_run(experiment, run)
     result = Result(*verdict, exit_codes, phases, summary, run.dir)

@@ -35,6 +35,7 @@ class DeepSpeedTrainer:
             optimizer=client_optimizer(experiment, trainable),
             config=ds_config,
         )
+        self.module = self.engine.module
         undo_first_step(self.engine.optimizer)
         if experiment.compile:
             self.engine.compile()

@@ -76,6 +76,7 @@ class PipelineTrainer:
             optimizer=client_optimizer(experiment, parameters),
             config=ds_config,
         )
+        self.module = self.engine.module
         undo_first_step(self.engine.optimizer)
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {

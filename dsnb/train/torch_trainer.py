@@ -29,6 +29,7 @@ class TorchTrainer:
         self.config = model.config
         self.parameters, self.trainable_parameters = count_parameters(model)
         self.section: Section = no_section
+        self.module = model
         self.wrapped: Any = self._ddp(model) if experiment.strategy == "ddp" else self._fsdp(model)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(experiment, self.trainable)

@@ -26,9 +26,12 @@ class Trainer(Protocol):
         Counts over all ranks that share the model, tied ones once.
     section
         Marks the parts of a step while one is profiled.
+    module
+        The model as this rank has it, for DeepSpeed's flops profiler.
     """
 
     config: Any
+    module: torch.nn.Module
     parameters: int
     trainable_parameters: int
     section: Section

@@ -9,6 +9,7 @@ import os
 import resource
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dsnb import records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.paths import RunPaths
+from dsnb.train import profiling
 from dsnb.train.data import batches
 from dsnb.train.engine import DeepSpeedTrainer
 from dsnb.train.meter import Meter
@@ -102,10 +104,14 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
     }
     if rank() == 0:
         records.write_json(run.worker, record)
-    # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
-    del trainer
-    gc.collect()
-    torch.distributed.destroy_process_group()
+    step_s = meter.wall_s["timed"] / experiment.steps
+    with profiling.limited(experiment, launched_at, step_s) if experiment.profile else nullcontext():
+        if experiment.profile:
+            profiling.profile(run, experiment, trainer, lambda: data.step(steps - 1), device, launched_at)
+        # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
+        del trainer
+        gc.collect()
+        torch.distributed.destroy_process_group()
 
 
 def set_up(experiment: Experiment) -> torch.device:

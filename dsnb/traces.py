@@ -1,0 +1,100 @@
+"""A torch profiler trace of one step -> how long collectives ran, and for how much of that nothing was computed.
+
+Intervals and their unions, without torch: a trace can be read anywhere.
+"""
+
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Merge intervals (begin, end) that overlap or touch into disjoint ones, in order; empty ones vanish."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Give the length of the union: what overlaps counts once."""
+    return sum(end - begin for begin, end in union(intervals))
+
+
+def outside(intervals: Iterable[Interval], others: Iterable[Interval]) -> float:
+    """Give the length of `intervals` that lies in none of `others`."""
+    others = list(others)
+    return length([*intervals, *others]) - length(others)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Read the events of a trace in Chrome's format, gzipped.
+
+    Raises
+    ------
+    OSError, ValueError
+        If there is none, or it is damaged.
+    """
+    with gzip.open(path) as file:
+        trace = orjson.loads(file.read())
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError(f"{path} holds no trace")
+    return [event for event in trace["traceEvents"] if isinstance(event, dict)]
+
+
+def communication_s(events: Iterable[dict[str, Any]], device: str) -> tuple[float | None, float | None]:
+    """Give how long collectives ran, and for how much of that no other kernel did.
+
+    Parameters
+    ----------
+    events
+        Of one rank's trace of one step.
+    device
+        `cuda`: NCCL's kernels, with the time that they wait in them for other ranks. `cpu`: gloo's operations, from
+        when its threads take them up.
+
+    Returns
+    -------
+    tuple
+        Seconds of the union of all collectives, None if the trace shows none, and the seconds of it that no kernel
+        of another kind overlaps; None on a CPU, whose operations do not say when they really have a core.
+    """
+    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    if device == "cuda":
+        kernels = [event for event in spans if event.get("cat") == "kernel"]
+        collectives = [_interval_s(event) for event in kernels if _is_nccl(event)]
+        computing = [_interval_s(event) for event in kernels if not _is_nccl(event)]
+    else:
+        collectives = [_interval_s(event) for event in spans if str(event.get("name")).startswith("gloo:")]
+    if not collectives:
+        return None, None
+    return length(collectives), outside(collectives, computing) if device == "cuda" else None
+
+
+def step_s(events: Iterable[dict[str, Any]]) -> float | None:
+    """Give how long the recorded step took, slowed down by being recorded; None if the trace does not mark it."""
+    steps = [event for event in events if event.get("cat") == "user_annotation" and _is_step(event)]
+    return length(map(_interval_s, steps)) if steps else None
+
+
+def _is_step(event: dict[str, Any]) -> bool:
+    return str(event.get("name")).startswith("ProfilerStep#")
+
+
+def _is_nccl(event: dict[str, Any]) -> bool:
+    return "nccl" in str(event.get("name")).lower()
+
+
+def _interval_s(event: dict[str, Any]) -> Interval:
+    """Give an event's interval; traces are in microseconds."""
+    return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6

@@ -1,0 +1,117 @@
+"""DeepSpeed's flops profiler over the forward pass of one micro-batch, whatever strategy trains.
+
+It counts by wrapping functions of torch, which are put back when the pass is over, and does so on all ranks: what it
+cannot count, it then cannot count on any of them.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+import einops
+import torch
+from deepspeed.profiling.flops_profiler import profiler
+from torch.nn import functional as F
+
+from dsnb.train.attempt import Attempt
+from dsnb.train.split import Batches
+from dsnb.train.trainer import Trainer, no_section
+
+PATCHED = (torch, torch.Tensor, F, einops)
+PREFACE = """\
+One forward pass over {tokens} tokens, on rank 0. Of DDP and FSDP the profiler is not told how many ranks there are, and
+it calls the parameters of the model 0; under ZeRO 3 it sees only those that a rank keeps between two passes.
+"""
+
+
+class ForwardFlops:
+    """Counts the first forward pass of a step that marks one.
+
+    Attributes
+    ----------
+    attempt
+        Whether it worked so far.
+    passes
+        Forward passes that were seen.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.attempt, self.passes = Attempt(), 0
+        engine = getattr(trainer, "engine", None)
+        self.profiler: Any = self.attempt(profiler.FlopsProfiler, trainer.module, engine)
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Count a part of a step, if it is the first forward pass."""
+        self.passes += name == "forward"
+        if name != "forward" or self.passes > 1:
+            yield
+            return
+        self.attempt(self._start)
+        try:
+            yield
+        finally:
+            Attempt()(methodcaller("stop_profile"), self.profiler)  # also if it failed halfway through its start
+            unpatch()
+
+    def _start(self) -> None:
+        self.profiler.start_profile()
+        linear = profiler.old_functions[F.linear.__str__]
+        if linear is not torch._C._nn.linear:  # ZeRO 3's, which goes by way of matmul: it would be counted twice
+            F.linear = linear
+
+    def write(self, path: Path, tokens: int) -> None:
+        """Write what was counted, as DeepSpeed words it, and take its marks off the model."""
+        with open(path, "w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+            print(PREFACE.format(tokens=tokens))
+            self.profiler.print_model_profile()
+        self.profiler.end_profile()
+
+
+def count_forward(
+    trainer: Trainer, batches: Batches, path: Path | None, compiled: bool = False
+) -> tuple[float | None, str | None]:
+    """Train one step and count the FLOPs of its first forward pass.
+
+    Parameters
+    ----------
+    path
+        Where to write the profile of every module; None on ranks that write none.
+    compiled
+        Whether the model is, so that it must be run uncompiled for once: compiled code calls none of torch's functions.
+
+    Returns
+    -------
+    tuple
+        FLOPs per token of this rank's pass, and why there are none, in one line.
+    """
+    counted = ForwardFlops(trainer)
+    micro_batches = batches()
+    trainer.section = counted.section
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            trainer.step(micro_batches)
+    finally:
+        trainer.section = no_section
+    attempt = counted.attempt
+    if not counted.passes:
+        return None, attempt.why or "the strategy marks no forward pass"
+    tokens = micro_batches[0].numel()
+    flops = attempt(lambda: float(counted.profiler.get_total_flops()) / tokens)
+    if path:
+        attempt(counted.write, path, tokens)
+    return (flops, None) if attempt.why is None else (None, attempt.why)
+
+
+def unpatch() -> None:
+    """Put back every function of torch that is still the profiler's: it leaves them if it fails halfway."""
+    for place in PATCHED:
+        for name, value in list(vars(place).items()):
+            ours = getattr(value, "__module__", None) == profiler.__name__
+            if ours and getattr(value, "__qualname__", "").startswith("wrapFunc"):
+                setattr(place, name, profiler.old_functions[value.__str__])
+    profiler.module_flop_count.clear()
+    profiler.module_mac_count.clear()

@@ -1,0 +1,165 @@
+"""After the timed steps: where a step's time goes, a trace of one step, and DeepSpeed's count of its FLOPs.
+
+All ranks do the same steps, for their collectives need each other; rank 0 writes. The run's own record is written
+before, and what a profiler cannot do is said in `profile.json` and on the console: no profile costs a run.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+
+from dsnb import metrics, records, traces
+from dsnb.experiment import Experiment
+from dsnb.paths import RunPaths
+from dsnb.train import split, tracing
+from dsnb.train.attempt import Attempt, described
+from dsnb.train.clock import Clock, CpuClock, CudaClock
+from dsnb.train.flops import count_forward
+from dsnb.train.trainer import Trainer
+
+CUT_OFF = "the profile was cut off before it was measured"
+MOST_S, MOST_STEPS = 60.0, 30
+"""A profile may take so many seconds and so many steps' time: a rank that fails must not leave the others waiting."""
+REST_S = 5.0
+"""Of the run's time limit, for its end."""
+
+
+@contextmanager
+def limited(experiment: Experiment, launched_at: float, step_s: float) -> Iterator[None]:
+    """End this rank, as one that has done its work, if the block takes too long; its record is written already."""
+    left_s = launched_at + experiment.time_limit_s - REST_S - time.time()
+    timer = threading.Timer(max(1.0, min(MOST_S + MOST_STEPS * step_s, left_s)), _give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up() -> None:
+    print("dsnb: the profile took too long and is left unfinished", flush=True)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Profile:
+    """The profile of one run, kept on disk as it grows: a rank that dies leaves what was measured till then.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    writes
+        Whether this rank writes.
+    launched_at
+        Unix time of the launch, the origin of `from_s` and `ended_s`.
+    """
+
+    def __init__(self, run: RunPaths, writes: bool, launched_at: float) -> None:
+        self.run, self.writes, self._launched_at = run, writes, launched_at
+        self.missing = dict.fromkeys(("split", "trace", "communication", "flops"), CUT_OFF)
+        self.figures: dict[str, Any] = {"from_s": time.time() - launched_at}
+        self.save()
+
+    def save(self) -> None:
+        """Write `profile.json`."""
+        if self.writes:
+            records.write_json(self.run.profile, {**self.figures, "missing": self.missing})
+
+    def tell(self, part: str, why: str | None) -> None:
+        """Note that a part is done, or why it is missing."""
+        del self.missing[part]
+        if why is not None:
+            self.missing[part] = why
+            if self.writes:
+                print(f"dsnb: no {part} in the profile: {why}", flush=True)
+        self.save()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Note the end; with an error, also that it kept the rest from being measured."""
+        if error is not None:
+            for part in [part for part, why in self.missing.items() if why == CUT_OFF]:
+                self.tell(part, described(error))
+        self.figures["ended_s"] = time.time() - self._launched_at
+        self.save()
+
+
+def profile(
+    run: RunPaths,
+    experiment: Experiment,
+    trainer: Trainer,
+    batches: Callable[[], Sequence[torch.Tensor]],
+    device: torch.device,
+    launched_at: float,
+) -> None:
+    """Train a few more steps under the profilers and write what they found.
+
+    Parameters
+    ----------
+    batches
+        Gives this rank's micro-batches of the next step.
+
+    Notes
+    -----
+    A step that fails, in this rank or another, ends the profile: nobody knows then which collective others are in.
+    """
+    found = Profile(run, deepspeed.comm.get_rank() == 0, launched_at)
+    clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
+    try:
+        _split(found, trainer, batches, clock)
+        _trace(found, trainer, batches, clock, device)
+        _flops(found, experiment, trainer, batches)
+    except Exception as error:
+        found.end(error)
+    else:
+        found.end()
+
+
+def _split(found: Profile, trainer: Trainer, batches: split.Batches, clock: Clock) -> None:
+    parts = split.split_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
+    found.figures |= parts
+    absent = [name for name in split.PARTS if parts[f"{name}_s"] is None]
+    found.tell("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
+
+
+def _trace(found: Profile, trainer: Trainer, batches: split.Batches, clock: Clock, device: torch.device) -> None:
+    path = found.run.trace if found.writes else None
+    why = tracing.trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
+    if path and why is None:
+        found.figures["trace_bytes"] = path.stat().st_size
+    found.tell("trace", why)
+    if path:
+        found.tell("communication", _communication(found, device, why))
+
+
+def _communication(found: Profile, device: torch.device, no_trace: str | None) -> str | None:
+    """Take the time of the collectives from the trace; say why where there is none."""
+    if deepspeed.comm.get_world_size() == 1:
+        return "one rank has nobody to communicate with"
+    if no_trace is not None:
+        return "there is no trace"
+    attempt = Attempt()
+    events: Any = attempt(traces.read, found.run.trace)
+    read = attempt(traces.communication_s, events, device.type)
+    found.figures["traced_step_s"] = attempt(traces.step_s, events)
+    found.figures["communication_s"], found.figures["exposed_communication_s"] = read or (None, None)
+    return "the trace shows no collective" if attempt.why is None and read == (None, None) else attempt.why
+
+
+def _flops(found: Profile, experiment: Experiment, trainer: Trainer, batches: split.Batches) -> None:
+    config = trainer.config
+    formula = metrics.model_flops_per_token(
+        trainer.parameters, config.num_hidden_layers, config.hidden_size, experiment.seq_len
+    )
+    flops, why = count_forward(trainer, batches, found.run.flops if found.writes else None, experiment.compile)
+    found.figures["flops_per_token_formula"] = formula / 3
+    found.figures["flops_per_token_profiled"] = None if flops is None else flops * experiment.tensor_parallel
+    found.tell("flops", why)

@@ -1,0 +1,73 @@
+"""torch's profiler over one step, written as a trace that Perfetto and Chrome open.
+
+Without stacks and shapes: they make a trace many times as large, and the step slower. All ranks record, so that none is
+slower than the others; the caller says which of them writes.
+"""
+
+from collections.abc import Callable
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import profiler
+
+from dsnb.train.attempt import Attempt
+from dsnb.train.split import Batches
+from dsnb.train.trainer import Trainer, no_section
+
+
+def trace_step(
+    trainer: Trainer,
+    batches: Batches,
+    synchronize: Callable[[], Any],
+    barrier: Callable[[], Any],
+    device: torch.device,
+    path: Path | None,
+) -> str | None:
+    """Train two steps and record the second: the first is the profiler's own warm-up.
+
+    The steps are trained whatever the profiler does: the other ranks wait in them.
+
+    Parameters
+    ----------
+    path
+        Where to write the trace; None on ranks that write none.
+
+    Returns
+    -------
+    str or None
+        Why there is no trace, in one line.
+    """
+    attempt = Attempt()
+    recorder: Any = attempt(_started, device)
+    trainer.section = profiler.record_function
+    try:
+        trainer.step(batches())
+        micro_batches = batches()
+        synchronize()
+        barrier()
+        synchronize()  # a barrier is a collective too, and none of the step's
+        attempt(methodcaller("step"), recorder)
+        trainer.step(micro_batches)
+        synchronize()
+        attempt(methodcaller("step"), recorder)
+    finally:
+        trainer.section = no_section
+        attempt(methodcaller("stop"), recorder)
+    if path:
+        attempt(methodcaller("export_chrome_trace", str(path)), recorder)
+    return attempt.why
+
+
+def _started(device: torch.device) -> Any:
+    wanted = {profiler.ProfilerActivity.CPU}
+    if device.type == "cuda":
+        wanted.add(profiler.ProfilerActivity.CUDA)
+    recorder = profiler.profile(
+        activities=wanted & profiler.supported_activities(),
+        schedule=profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
+        acc_events=True,  # with one recorded step it changes nothing but a warning
+    )
+    recorder.start()
+    return recorder
