@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import dsnb
-from dsnb import tradeoffs
+from dsnb import records, tradeoffs
 from dsnb.columns import METRICS
 from dsnb.explorer import payload
 from dsnb.explorer.state import options, values
+from dsnb.paths import RunPaths
 from dsnb.summary import summarize
 from tests import made_up
 from tests.browser import SETTLED, violations
@@ -322,6 +323,25 @@ def test_links_to_notebooks_lead_into_the_folder_whatever_its_name(tmp_path, wat
     assert target == (folder / "javascript:alert(1)#?" / "run2" / "run.ipynb").as_uri().replace("%28", "(").replace(
         "%29", ")"
     )
+
+
+def test_a_profiled_run_leads_to_its_trace_and_flops(tmp_path, watched):
+    folder = tmp_path / "made_up"
+    made_up.write_folders(made_up.runs(3), folder)
+    plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
+    for path in (profiled.trace, profiled.flops, plain.trace):  # that of a run without a profile is not its own
+        path.write_text("x")
+    records.write_json(profiled.experiment, {**records.read_json(profiled.experiment), "profile": True})
+    profiled.notebook.unlink()
+    page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
+    page.tab.evaluate(f"{ROOT}.open(1)")
+    links = page.tab.locator(".dsnb-bar a")
+    assert links.all_inner_texts() == ["A trace of one step", "Its FLOPs by module"]
+    found = links.evaluate_all("(nodes) => nodes.map((node) => node.href)")
+    assert found == [profiled.trace.as_uri(), profiled.flops.as_uri()]
+    page.tab.evaluate(f"{ROOT}.open(0)")
+    assert links.all_inner_texts() == ["The executed notebook"]
+    assert (page.outside, page.said) == ([], [])
 
 
 def test_the_table_sorts_turns_pages_and_is_saved(runs, saved, watched):

@@ -97,8 +97,8 @@ def explore(runs: pd.DataFrame, home: str | Path | None = None) -> Explorer:
     runs
         One row a run, as `dsnb.load_runs` gives it.
     home
-        The folder in which a page will lie that this is exported to: links to executed notebooks are relative to it. By
-        default the working folder.
+        The folder in which a page will lie that this is exported to: links to notebooks and profiles are relative to
+        it. By default the working folder.
 
     Raises
     ------

@@ -14,6 +14,13 @@ from dsnb.explorer.state import DAYS, State, default, options
 from dsnb.paths import RunPaths
 from dsnb.runs import load_gpu, load_steps
 
+_RUN = RunPaths(Path())
+FILES = {
+    _RUN.notebook.name: "The executed notebook",
+    _RUN.trace.name: "A trace of one step",
+    _RUN.flops.name: "Its FLOPs by module",
+}
+"""The files of a run that the explorer leads to, and what it calls them."""
 SERIES_NUMBERS = 40_000
 """How many numbers of steps and samples a page carries, over all its runs: about 250 kB."""
 FEWEST_POINTS, MOST_POINTS = 24, 240
@@ -35,7 +42,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     data, state
         What is shown, and with which controls set.
     home
-        The folder that links to notebooks are relative to; None for no links.
+        The folder that links to files of the runs are relative to; None for no links.
     """
     names = list(dict.fromkeys(data.experiments))
     position = {name: code for code, name in enumerate(names)}
@@ -52,7 +59,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         },
         "repeats": _numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
-        "notebooks": _notebooks(data, names, home),
+        "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
         "defaults": default(data),
@@ -100,25 +107,31 @@ def _causes(data: Data) -> dict[int, str]:
     return {position: str(cause) for position, cause in found.items() if cause is not None}
 
 
-def _notebooks(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
-    """Say which runs have an executed notebook, and in which folder, relative to `home`, each experiment's runs are.
+def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
+    """Say which runs have files to open, and in which folder, relative to `home`, each experiment's runs are.
 
-    A folder with the name of its experiment is None: that is the rule, and thousands of names take room.
+    A folder with the name of its experiment is None: that is the rule, and thousands of names take room. A kind of
+    file that no run has is left out.
     """
     parents: dict[str, str] = {}
-    there = []
+    there: dict[str, list[int]] = {}
     for position, name in enumerate(data.experiments if home else []):
         folder = run_folder(data, position)
-        linked = folder is not None and _linked(folder, home, data.runs["repeat"].iloc[position])
-        there.append(int(linked))
-        if folder and home and linked:
+        if not (home and folder and folder.is_relative_to(home)):
+            continue
+        run = RunPaths(folder)
+        found = [path for path in _linked(run, data, position) if path.is_file()]
+        for path in found if run.repeat == data.runs["repeat"].iloc[position] else []:
             parents[name] = folder.parent.relative_to(home).as_posix()
-    return {"parents": [None if parents.get(name) == name else parents.get(name, "") for name in names], "there": there}
+            there.setdefault(path.name, [0] * len(data.experiments))[position] = 1
+    kinds = [{"name": name, "title": FILES[name], "there": there[name]} for name in FILES if name in there]
+    return {"parents": [None if parents.get(name) == name else parents.get(name, "") for name in names], "kinds": kinds}
 
 
-def _linked(folder: Path, home: Path | None, repeat: object) -> bool:
-    run = RunPaths(folder)
-    return home is not None and folder.is_relative_to(home) and run.repeat == repeat and run.notebook.is_file()
+def _linked(run: RunPaths, data: Data, position: int) -> list[Path]:
+    """Give the files of a run that may be there; thousands that were not profiled are not asked for a profile's."""
+    profiled = "profile" in data.runs and plain(data.runs["profile"].iloc[position]) is True
+    return [run.notebook, *([run.trace, run.flops] if profiled else [])]
 
 
 def all_series(data: Data) -> dict[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-// One run: how it ended, its steps and samples over time, and the way to its executed notebook.
+// One run: how it ended, its steps and samples over time, and the way to its executed notebook and profile.
 
 class Detail {
   constructor(model, set) {
@@ -48,11 +48,12 @@ class Detail {
   buttons(run, experiment) {
     const { model } = this;
     const base = element("button", { type: "button", onclick: () => this.set({ base: model.experiments.names[experiment] }) }, "Compare others with this setting");
-    const parent = model.notebooks.parents[experiment] ?? model.experiments.names[experiment];
-    const path = !model.notebooks.there[run] ? null : [...parent.split("/"), `run${model.repeats[run]}`, "run.ipynb"];
-    const address = path && model.linked(path);
-    const link = address ? element("a", { href: address, target: "_blank", rel: "noopener" }, "The executed notebook") : null;
+    const parent = model.files.parents[experiment] ?? model.experiments.names[experiment];
+    const links = model.files.kinds.filter((kind) => kind.there[run]).map((kind) => {
+      const address = model.linked([...parent.split("/"), `run${model.repeats[run]}`, kind.name]);
+      return address ? element("a", { href: address, target: "_blank", rel: "noopener" }, kind.title) : null;
+    });
     const close = element("button", { type: "button", onclick: () => this.set({ run: null }) }, "Close");
-    return element("p", { class: "dsnb-bar" }, base, link, close);
+    return element("p", { class: "dsnb-bar" }, base, ...links, close);
   }
 }

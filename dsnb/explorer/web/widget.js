@@ -1,12 +1,13 @@
 // The explorer as a widget: the kernel keeps the same state, and sends what it is asked for.
 
-// JupyterLab's address of a notebook, if it lies below the folder that the server serves.
+// JupyterLab's address of a file, if it lies below the folder that the server serves; what Lab cannot show is downloaded.
 const inLab = (home) => (path) => {
   const config = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "{}");
   const root = (config.serverRoot ?? "").replace(/^~/, home);
   const file = `/${path.join("/")}`;
   if (!root || !file.startsWith(`${root}/`)) return null; // the server does not serve it
-  return `${config.baseUrl}lab/tree/${file.slice(root.length + 1).split("/").map(encodeURIComponent).join("/")}`;
+  const view = file.endsWith(".gz") ? "files" : "lab/tree";
+  return `${config.baseUrl}${view}/${file.slice(root.length + 1).split("/").map(encodeURIComponent).join("/")}`;
 };
 
 const render = ({ model, el }) => {
