@@ -36,7 +36,8 @@ STYLE = {
     "font.family": "sans-serif",
 }
 PIXELS_PER_INCH = 180
-PART_COLOURS = {"forward": "#0072b2", "backward": "#56b4e9", "optimizer": "#e69f00", "between": "#c8ced6"}
+PART_COLOURS = {"forward": "#0072b2", "backward": "#56b4e9", "optimizer": "#e69f00"}
+PART_COLOURS |= {"handover": "#cc79a7", "between": "#c8ced6"}
 
 
 class Picture:
@@ -200,6 +201,7 @@ def step_parts(run_dir: str | Path) -> Picture | None:
     if not step_ms or not sum(parts_ms.values()):
         return None
     parts_ms["between"] = max(step_ms - sum(parts_ms.values()), 0)
+    parts_ms = {name: width_ms for name, width_ms in parts_ms.items() if width_ms}
     sent_s, traced_s = profile.get("communication_s"), profile.get("traced_step_s")
     words = ""
     if sent_s and traced_s:

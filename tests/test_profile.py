@@ -126,6 +126,13 @@ def test_parts_that_a_trainer_does_not_mark_are_missing():
     assert split["step_s"] > 0
 
 
+def test_a_pipelines_handover_is_told_beside_its_parts():
+    trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
+    split = split_step(trainer, lambda: [1], lambda: None, lambda: None)
+    assert split["handover_s"] == pytest.approx(0.02, abs=0.02)
+    assert "communication_s" not in split
+
+
 def patched():
     places = (torch, torch.Tensor, F, einops)
     return [name for place in places for name, value in vars(place).items() if "wrapFunc" in str(value)]

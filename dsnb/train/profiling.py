@@ -4,6 +4,7 @@ All ranks do the same steps, for their collectives need each other; rank 0 write
 before, and what a profiler cannot do is said in `profile.json` and on the console: no profile costs a run.
 """
 
+import math
 import os
 import sys
 import threading
@@ -116,7 +117,7 @@ def profile(
     try:
         _split(found, trainer, batches, clock)
         _trace(found, trainer, batches, clock, device)
-        _flops(found, experiment, trainer, batches)
+        _flops(found, experiment, trainer, batches, device)
     except Exception as error:
         found.end(error)
     else:
@@ -154,12 +155,21 @@ def _communication(found: Profile, device: torch.device, no_trace: str | None) -
     return "the trace shows no collective" if attempt.why is None and read == (None, None) else attempt.why
 
 
-def _flops(found: Profile, experiment: Experiment, trainer: Trainer, batches: split.Batches) -> None:
+def _flops(
+    found: Profile, experiment: Experiment, trainer: Trainer, batches: split.Batches, device: torch.device
+) -> None:
+    """Count over all ranks: those that share a model have done a part of the pass each.
+
+    What tensor-parallel ranks all do, such as the product with the vocabulary, is counted on each.
+    """
     config = trainer.config
     formula = metrics.model_flops_per_token(
         trainer.parameters, config.num_hidden_layers, config.hidden_size, experiment.seq_len
     )
     flops, why = count_forward(trainer, batches, found.run.flops if found.writes else None, experiment.compile)
     found.figures["flops_per_token_formula"] = formula / 3
-    found.figures["flops_per_token_profiled"] = None if flops is None else flops * experiment.tensor_parallel
-    found.tell("flops", why)
+    total = torch.tensor(math.nan if flops is None else flops, dtype=torch.float64, device=device)
+    deepspeed.comm.all_reduce(total)
+    per_token = float(total) / experiment.data_parallel
+    found.figures["flops_per_token_profiled"] = per_token
+    found.tell("flops", why or (None if math.isfinite(per_token) else "another rank could not count its own"))

@@ -15,6 +15,8 @@ import torch
 from dsnb.train.trainer import Trainer, no_section
 
 PARTS = ("forward", "backward", "optimizer")
+HANDOVER = "communication"
+"""What a pipeline marks where its stages pass on activations, gradients and losses, and wait for each other."""
 STEPS = 3
 Batches = Callable[[], Sequence[torch.Tensor]]
 """Gives the micro-batches of the next step."""
@@ -48,13 +50,14 @@ def split_step(
     -------
     dict
         `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; a part that
-        the trainer does not mark is None.
+        the trainer does not mark is None. Only of a pipeline `handover_s`: its instructions that pass something on.
     """
     timed = sorted(
         (_timed(trainer, batches(), synchronize, barrier) for _ in range(STEPS)), key=lambda step: step["step"]
     )
     middle = timed[STEPS // 2]
-    return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")}
+    handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
+    return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")} | handover
 
 
 def _timed(
