@@ -53,6 +53,45 @@ def test_a_profile_splits_a_step(run_small, settings, gpus):
     assert len(kernels) > 50
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "ddp"},
+        {"strategy": "fsdp"},
+        {"zero_stage": 2, "offload": "optimizer-cpu"},
+        {"zero_stage": 3, "offload": "all-cpu"},
+        {"activation_checkpointing": True, "checkpoint_offload": True},
+        {"attention": "eager"},
+    ],
+    ids=str,
+)
+def test_strategies_agree(losses, settings):
+    common = {**ON_GPU, "model": "bloom-tiny", "precision": "fp32", "learning_rate": 1e-3}
+    assert losses(**common, **settings) == pytest.approx(losses(**common), abs=1e-4)
+
+
+@TWO_GPUS
+@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
+@pytest.mark.parametrize("sharing", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "stage", "tolerance"), [("fp32", 0, 1e-4), ("bf16", 0, 2e-2), ("fp16", 0, 2e-2), ("bf16", 1, 2e-2)]
+)
+def test_ranks_that_share_a_model_train_as_one_does(losses, model, sharing, precision, stage, tolerance):
+    common = {**ON_GPU, "model": model, "precision": precision, "zero_stage": stage, "micro_batch_size": 4}
+    common |= {"grad_accum": 2, "learning_rate": 1e-3}
+    assert losses(**{**common, "gpus": 2}, **sharing) == pytest.approx(losses(**common), abs=tolerance)
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not(run_small):
+    settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "seq_len": 1024, "data": "synthetic"}
+    result, paths = run_small(**settings, micro_batch_size="auto", memory_limit_gib=8)
+    result.raise_for_status()
+    found = records.read_json(paths.experiment)["micro_batch_size"]
+    assert result.summary["peak_reserved_gib"] <= 8
+    more, _ = run_small(**settings, micro_batch_size=found + 1, memory_limit_gib=8)
+    assert more.status == "oom"
+
+
 def test_launchers_agree(losses):
     forked = losses(**ON_GPU)
     assert losses(**ON_GPU, launcher="deepspeed") == pytest.approx(forked, abs=1e-4)
