@@ -1,8 +1,9 @@
 """Fused attention for BLOOM, which transformers computes in plain steps only: ALiBi becomes the mask of torch's SDPA.
 
-The scores of a head are q k / sqrt(d) + slope x key position, and causal: a constant of the head and the two positions,
-which `scaled_dot_product_attention` takes as an additive mask. It is made once a sequence length and shared by all
-blocks. Batches are taken to be without padding, as all of dsnb's are.
+The scores of a head are q k / sqrt(d) + slope x key position, and causal. Softmax does not change when a row is shifted,
+so slope x (key position - query position) gives the same, and is what `scaled_dot_product_attention` takes as a mask here:
+in half precision the nearest keys, whose distances are small, keep all digits, where positions in the hundreds lose them.
+The mask is made once a sequence length and shared by all blocks. Batches are without padding, as all of dsnb's are.
 """
 
 import types
@@ -47,7 +48,8 @@ def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tens
     _, heads, length, _ = query.shape
     kind = (heads, length, query.dtype)
     if kind not in masks:
-        slopes = alibi.detach()[:heads].view(1, heads, 1, length)
-        future = torch.full((length, length), float("-inf"), device=query.device).triu(1)
-        masks[kind] = (slopes + future).to(query.dtype)
+        slopes = alibi.detach()[:heads].view(1, heads, 1, length)[..., 1:2].float()  # the second position is 1
+        position = torch.arange(length, device=query.device)
+        distance = position - position[:, None]
+        masks[kind] = (slopes * distance).masked_fill(distance > 0, float("-inf")).to(query.dtype)
     return masks[kind]
