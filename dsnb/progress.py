@@ -107,12 +107,12 @@ class Progress:
             if not steps:
                 continue
             last = steps[-1]
-            loss, seconds = last.get("loss"), last.get("step_time_s")
+            loss, seconds, tokens = (last.get(name) for name in ("loss", "step_time_s", "tokens"))
             total = run.experiment.warmup_steps + run.experiment.steps
             left_s = self._time_left_s(last.get("step", 0) / total)
             parts = [
                 f"loss {loss:.3f}" if loss is not None else "",
-                f"{run.experiment.tokens_per_step / seconds:,.0f} tokens/s" if seconds else "",
+                f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else "",
                 f"{_minutes(left_s)} left" if left_s is not None else "",
             ]
             self._bar.update(self._task, completed=last.get("step", 0), note=", ".join(filter(None, parts)))

@@ -154,7 +154,7 @@ def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, mo
     with pytest.raises(SettingsError, match="does not take grad_accum: add it to the cell tagged 'parameters'"):
         run_sweep(params, output=tmp_path / "out", progress=False)
     template.write_text(text.replace('"parameters"', '"params"'))
-    with pytest.raises(SettingsError, match="does not take model, weights, zero_stage, "):
+    with pytest.raises(SettingsError, match="does not take model, weights, strategy, zero_stage, "):
         run_sweep(params, output=tmp_path / "out", progress=False)
 
 

@@ -1,9 +1,9 @@
 """Fused attention for BLOOM, which transformers computes in plain steps only: ALiBi becomes the mask of torch's SDPA.
 
-The scores of a head are q k / sqrt(d) + slope x key position, and causal. Softmax does not change when a row is shifted,
-so slope x (key position - query position) gives the same, and is what `scaled_dot_product_attention` takes as a mask here:
-in half precision the nearest keys, whose distances are small, keep all digits, where positions in the hundreds lose them.
-The mask is made once a sequence length and shared by all blocks. Batches are without padding, as all of dsnb's are.
+The scores of a head are q k / sqrt(d) + slope x key position, and causal. Softmax does not change when a row is
+shifted, so slope x (key position - query position) gives the same, and is the mask of `scaled_dot_product_attention`
+here: in half precision near keys, whose distances are small, keep digits that positions in the hundreds lose. It is
+made once a sequence length and shared by all blocks. Batches are without padding, as all of dsnb's are.
 """
 
 import types

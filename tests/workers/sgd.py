@@ -1,10 +1,12 @@
 def main(run_dir: str) -> int:
     """Train with plain gradient descent, which shows a gradient that is wrong by a factor; Adam divides it out."""
     import deepspeed
+    import torch
 
-    from dsnb.train import worker
+    from dsnb.train import torch_trainer, worker
 
     initialize = deepspeed.initialize
     plain = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}
     deepspeed.initialize = lambda *, config, **named: initialize(config={**config, **plain}, **named)
+    torch_trainer.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=0.1)
     return worker.main(run_dir)
