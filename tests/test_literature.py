@@ -79,6 +79,7 @@ ROWS = {
     "jean_zay_bloom7b": 28,
     "lambda_1cc_opt": 16,
     "h200_gpt2_zero_precision": 36,
+    "h200_memory": 32,
 }
 
 
@@ -122,7 +123,7 @@ def test_an_unknown_table():
         dsnb.published("lambda")
     assert str(caught.value) == (
         "there is no published table 'lambda': there are bigscience_1b3, dist_training_gpt2, jean_zay_bloom7b, "
-        "lambda_1cc_opt, h200_gpt2_zero_precision"
+        "lambda_1cc_opt, h200_gpt2_zero_precision, h200_memory"
     )
 
 

@@ -197,5 +197,5 @@ TABLES: dict[str, Callable[[Start, dict[str, Any]], str]] = {
     "lambda_1cc_opt": _lambda,
 }
 """How each table's columns are taken; gives the experiment's name."""
-OWN = ("h200_gpt2_zero_precision",)
+OWN = ("h200_gpt2_zero_precision", "h200_memory")
 """What dsnb measured itself: runs as `load_runs` gives them, each table a CSV of its own."""
