@@ -3,7 +3,9 @@
 A sentence names the setting and its value, says what is allowed, and what to do.
 """
 
+import ctypes.util
 import difflib
+import os
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -151,4 +153,14 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
             problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
         if precision == "fp16" and not hardware.cpu_computes_fp16():
             problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
+    return problems + (_no_nvme(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+
+
+def _no_nvme(folder: str) -> list[str]:
+    """List what offload to NVMe lacks here; DeepSpeed would find out after compiling for minutes."""
+    problems = []
+    if not ctypes.util.find_library("aio"):
+        problems.append("offload is to NVMe: this machine has no libaio; install libaio-dev, or offload to the CPU")
+    if not (_exists(folder) and os.access(Path(folder).expanduser(), os.W_OK)):
+        problems.append(f"nvme_path is {shown(folder)}: no folder that can be written; name one on the NVMe disk")
     return problems
