@@ -32,11 +32,17 @@ class Axis:
     phrase: str = ""
     order: tuple[str, ...] = ()
     """The order of its values where it is not that of numbers or the alphabet."""
+    usual: object = None
+    """The value that goes without saying when an experiment is named by its settings."""
 
     def say(self, value: object) -> str:
         """Name one value."""
         phrase = self.phrase or f"{self.title} {{}}"
         return phrase.replace("{}", "on" if value is True else "off" if value is False else text(value))
+
+    def mention(self, value: object) -> str:
+        """Name one value if it is worth a mention."""
+        return "" if self.usual is not None and value == self.usual else self.say(value)
 
     def rank(self, value: object) -> tuple[int, float, str]:
         """Give what orders its values: their own order, numbers before texts, what is missing last."""
@@ -78,20 +84,20 @@ AXES = {
     "model": Axis("model", "{}"),
     "strategy": Axis("strategy", "{}"),
     "zero_stage": Axis("ZeRO stage", "ZeRO {}"),
-    "offload": Axis("offload", "offload {}"),
-    "optimizer": Axis("optimizer", "{}"),
-    "gradient_compression": Axis("gradient compression", "compression {}"),
-    "lora_rank": Axis("LoRA rank", "LoRA {}"),
-    "tensor_parallel": Axis("tensor parallel", "TP {}"),
-    "pipeline_parallel": Axis("pipeline parallel", "PP {}"),
+    "offload": Axis("offload", "offload {}", usual="none"),
+    "optimizer": Axis("optimizer", "{}", usual="adamw"),
+    "gradient_compression": Axis("gradient compression", "compression {}", usual="none"),
+    "lora_rank": Axis("LoRA rank", "LoRA {}", usual=0),
+    "tensor_parallel": Axis("tensor parallel", "TP {}", usual=1),
+    "pipeline_parallel": Axis("pipeline parallel", "PP {}", usual=1),
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
-    "mixed_precision": Axis("mixed precision", "{} mixed precision"),
-    "attention": Axis("attention", "attention {}"),
-    "compile": Axis("compilation", "compilation {}"),
+    "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="native"),
+    "attention": Axis("attention", "attention {}", usual="auto"),
+    "compile": Axis("compilation", "compilation {}", usual=False),
     "grad_accum": Axis("gradient accumulation", "accumulation {}"),
     "activation_checkpointing": Axis("activation checkpointing", "checkpointing {}"),
-    "checkpoint_every": Axis("one block recomputed of", "checkpointing 1 of {}"),
-    "checkpoint_offload": Axis("checkpoints in host memory", "checkpoints in host memory {}"),
+    "checkpoint_every": Axis("one block recomputed of", "one block of {}", usual=1),
+    "checkpoint_offload": Axis("checkpoints in host memory", "checkpoints in host memory {}", usual=False),
     "gpus": Axis("GPUs", "GPUs {}"),
     "nodes": Axis("nodes", "nodes {}"),
     "micro_batch_size": Axis("micro-batch", "micro-batch {}"),

@@ -55,7 +55,7 @@ class Experiment(BaseModel):
     micro_batch_size: Annotated[int, Field(strict=True, ge=1)] | Literal["auto"] = 8
     """Sequences per rank and forward pass; `auto` is the largest that fits, found by short runs that are kept."""
     memory_limit_gib: float = Field(default=0.0, ge=0)
-    """Memory that a rank may take, to try out a smaller GPU; 0 for all that there is."""
+    """What torch may allocate on each GPU (on a CPU: what each rank may), to try out a smaller one; 0 for no limit."""
     grad_accum: int = Field(default=1, strict=True, ge=1)
     """Micro-batches per optimizer step."""
     seq_len: int = Field(default=128, strict=True, ge=2)

@@ -31,7 +31,7 @@ def test_controls_are_made_from_the_data(runs):
     ]  # fmt: skip
     assert shown.choices["precision"].values == ["fp32", "fp16", "bf16"]
     assert shown.choices["activation_checkpointing"].values == [False, True]
-    assert shown.choices["zero_stage"].say(3) == "ZeRO 3"
+    assert shown.choices["zero_stage"].mention(3) == "ZeRO 3"
     assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
     assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
     assert "days" in state.options(shown)["y"]

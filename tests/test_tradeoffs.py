@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from dsnb import findings
+from dsnb import columns, findings
 from dsnb.schema import RUN_COLUMNS as COLUMNS
 from dsnb.tradeoffs import beyond_noise, effects, front
 
@@ -111,3 +111,9 @@ def test_models_are_not_compared_with_each_other():
     assert text.count("Fastest: ") == 2
     assert "<h3>&lt;b&gt;n</h3>" in text
     assert "(m in" not in text
+
+
+def test_what_goes_without_saying_is_not_mentioned():
+    axis = columns.AXES["tensor_parallel"]
+    assert [axis.mention(value) for value in (1, 2)] == ["", "TP 2"]
+    assert columns.AXES["zero_stage"].mention(0) == "ZeRO 0"

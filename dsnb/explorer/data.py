@@ -30,9 +30,9 @@ class Choice:
         """Whether there is anything to choose."""
         return len(self.values) > 1
 
-    def say(self, code: int) -> str:
-        """Name one value, as in "ZeRO 3"."""
-        return columns.axis(self.name).say(self.values[code])
+    def mention(self, code: int) -> str:
+        """Name one value, as in "ZeRO 3"; empty for one that goes without saying."""
+        return columns.axis(self.name).mention(self.values[code])
 
 
 @dataclass(frozen=True)

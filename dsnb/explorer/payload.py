@@ -80,7 +80,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "title": columns.axis(name).title,
         "values": choice.values,
         "labels": [columns.text(value) for value in choice.values],
-        "said": [choice.say(code) for code in range(count)],
+        "said": [choice.mention(code) for code in range(count)],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
         "codes": choice.codes,

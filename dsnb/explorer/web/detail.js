@@ -34,7 +34,7 @@ class Detail {
   said(run, one) {
     const { model } = this;
     const status = model.status.labels[model.status.codes[run]];
-    const settings = model.experimentAxes.map((name) => model.axis.get(name).said[model.axis.get(name).codes[run]]).join(", ");
+    const settings = model.experimentAxes.map((name) => model.axis.get(name).said[model.axis.get(name).codes[run]]).filter(Boolean).join(", ");
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
     if (settings) lines.push(element("p", {}, settings));
     const note = (text) => lines.push(element("p", { class: "dsnb-soft" }, text));

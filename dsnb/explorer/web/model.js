@@ -39,7 +39,7 @@ class Model {
 
   // Each experiment by what varies alone, as in "ZeRO 3, bf16"; by its whole name where that is not unique.
   shortNames() {
-    const said = this.settings.map((codes) => codes.map((code, index) => this.axis.get(this.experimentAxes[index]).said[code]).join(", "));
+    const said = this.settings.map((codes) => codes.map((code, index) => this.axis.get(this.experimentAxes[index]).said[code]).filter(Boolean).join(", "));
     const counts = new Map();
     for (const text of said) counts.set(text, (counts.get(text) ?? 0) + 1);
     return said.map((text, experiment) => (text && counts.get(text) === 1 ? text : this.experiments.names[experiment]));
