@@ -31,6 +31,24 @@ SMALL: dict[str, Any] = {
     "time_limit_s": 120.0,
     "device": "cpu",
 }
+# Two workers take whole files, these first: the longest, so that both end at about the same time.
+LONG = (
+    "readme",
+    "parallel",
+    "strategies",
+    "training",
+    "explorer_page",
+    "cli",
+    "fit",
+    "published_notebooks",
+    "notebooks",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files (the order stays that of the files otherwise)."""
+    names = [f"test_{name}" for name in LONG]
+    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -98,13 +116,24 @@ def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[...,
     return run
 
 
-@pytest.fixture
-def losses(run_small: Callable[..., tuple[Result, RunPaths]]) -> Callable[..., list[float]]:
-    """Train a small experiment and give its losses, warm-up included."""
+@pytest.fixture(scope="session")
+def curves() -> dict[str, list[float]]:
+    """Keep the losses of every setting that was trained: many tests compare with the same ones."""
+    return {}
 
-    def train(**settings: Any) -> list[float]:
-        result, paths = run_small(**settings)
-        assert result.status == "ok", result.message()
-        return [step["loss"] for step in records.read_lines(paths.steps)]
+
+@pytest.fixture
+def losses(
+    run_small: Callable[..., tuple[Result, RunPaths]], small: Callable[..., Experiment], curves: dict[str, list[float]]
+) -> Callable[..., list[float]]:
+    """Train a small experiment, once a session, and give its losses, warm-up included; `run_small` trains anew."""
+
+    def train(worker: str = "", **settings: Any) -> list[float]:
+        key = f"{worker} {small(**settings).model_dump_json()}"
+        if key not in curves:
+            result, paths = run_small(worker, **settings)
+            assert result.status == "ok", result.message()
+            curves[key] = [step["loss"] for step in records.read_lines(paths.steps)]
+        return list(curves[key])
 
     return train

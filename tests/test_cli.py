@@ -11,8 +11,6 @@ import pytest
 
 from tests.test_sweep import NAMES
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -7,8 +7,6 @@ import nbformat
 import nbformat.v4 as nbf
 import pytest
 
-pytestmark = pytest.mark.alone
-
 EXECUTE = """
 import asyncio, signal, sys
 from pathlib import Path

@@ -13,8 +13,6 @@ from dsnb import records
 from dsnb.models import PRESETS
 from dsnb.train.data import data_rank
 
-pytestmark = pytest.mark.alone
-
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 1e-2
 SGD = "tests.workers.sgd"
 TP, PP = {"tensor_parallel": 2}, {"pipeline_parallel": 2}

@@ -14,8 +14,6 @@ import yaml
 
 from dsnb.params import load_sweep
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 

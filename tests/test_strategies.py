@@ -11,8 +11,6 @@ import pytest
 
 from dsnb import records
 
-pytestmark = pytest.mark.alone
-
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 2e-2
 SGD = "tests.workers.sgd"
 TEN = {"steps": 9, "learning_rate": 1e-3}

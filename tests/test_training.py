@@ -7,8 +7,6 @@ import pytest
 from dsnb import hardware, records
 from dsnb.models import PRESETS
 
-pytestmark = pytest.mark.alone
-
 TWO = {"gpus": 2, "steps": 6, "seq_len": 48}
 FAMILIES = ("gpt2-tiny", "opt-tiny", "bloom-tiny")
 # fp32 sums differ in order only; bf16 keeps 8 bits, so one rounding at a loss of 6 is up to 0.016.
