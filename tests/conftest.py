@@ -1,7 +1,9 @@
 """Shared fixtures: small settings, a place for outputs, and one fork server for the whole session."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from dsnb.experiment import Experiment
 from dsnb.launcher import fork
 from dsnb.launcher.outcome import Result
 from dsnb.launcher.run import launch
+from dsnb.models import PRESETS
 from dsnb.paths import RunPaths
 from dsnb.sweep import run_sweep
 from tests import browser
@@ -32,17 +35,7 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
 }
 # Two workers take whole files, these first: the longest, so that both end at about the same time.
-LONG = (
-    "readme",
-    "parallel",
-    "strategies",
-    "training",
-    "explorer_page",
-    "cli",
-    "fit",
-    "published_notebooks",
-    "notebooks",
-)
+LONG = ("readme", "parallel", "sweep", "strategies", "training", "explorer_page", "cli", "fit", "published_notebooks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -114,6 +107,14 @@ def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[...,
         return launch(small(**settings), folder, progress=False, **extra), RunPaths(folder)
 
     return run
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> tuple[str, int]:
+    """Give a model of which a part is much more memory than a rank needs otherwise, and its parameters."""
+    shape = replace(PRESETS["opt-350m"], layers=12, vocab=8192)
+    (tmp_path / "config.json").write_text(json.dumps(shape.config()))
+    return str(tmp_path), shape.parameters
 
 
 @pytest.fixture(scope="session")

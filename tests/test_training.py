@@ -8,14 +8,16 @@ from dsnb import hardware, records
 from dsnb.models import PRESETS
 
 TWO = {"gpus": 2, "steps": 6, "seq_len": 48}
-FAMILIES = ("gpt2-tiny", "opt-tiny", "bloom-tiny")
 # fp32 sums differ in order only; bf16 keeps 8 bits, so one rounding at a loss of 6 is up to 0.016.
 FP32, BF16 = 1e-5, 1e-2
 
 
-@pytest.mark.parametrize("model", FAMILIES)
-def test_zero_stages_agree_in_fp32(losses, model):
-    curves = [losses(**TWO, model=model, zero_stage=stage) for stage in range(4)]
+@pytest.mark.parametrize(
+    ("model", "stages"), [("gpt2-tiny", (0, 1, 2, 3)), ("opt-tiny", (0, 3)), ("bloom-tiny", (0, 3))]
+)
+def test_zero_stages_agree_in_fp32(losses, model, stages):
+    """ZeRO 1 and 2 know no modules, only one flat row of numbers: one family shows what they do."""
+    curves = [losses(**TWO, model=model, zero_stage=stage) for stage in stages]
     assert len(set(curves[0])) == len(curves[0])
     for curve in curves[1:]:
         assert curve == pytest.approx(curves[0], abs=FP32)
@@ -128,12 +130,13 @@ def test_dropout_is_really_set(losses):
     assert losses(gpus=1, dropout=0.5)[0] != losses(gpus=1)[0]
 
 
-def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small):
+def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small, large):
     """ZeRO 3 never holds the whole model in one rank; ZeRO 0, which must, shows that the test would notice."""
-    whole = 2 * PRESETS["opt-350m"].parameters
+    model, parameters = large
+    whole = 2 * parameters
     grown = {}
     for stage, gpus in ((0, 1), (3, 4)):
-        settings = {"model": "opt-350m", "precision": "bf16", "gpus": gpus, "zero_stage": stage}
+        settings = {"model": model, "precision": "bf16", "gpus": gpus, "zero_stage": stage}
         _, paths = run_small(worker="tests.workers.builder", **settings)
         ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(gpus)]
         assert not any(rank["not_finite"] for rank in ranks)
