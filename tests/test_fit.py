@@ -93,7 +93,6 @@ grid: {activation_checkpointing: [true]}
 """
 
 
-@pytest.mark.alone
 def test_a_sweep_finds_it_keeps_the_probes_and_is_finished(tmp_path):
     (tmp_path / "fitting.yaml").write_text(PARAMS)
     (result,) = run_sweep(tmp_path / "fitting.yaml", output=tmp_path / "out", progress=False)

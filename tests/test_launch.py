@@ -56,9 +56,22 @@ def wait_for(path, timeout_s=60):
         time.sleep(0.05)
 
 
+@pytest.fixture(scope="module")
+def slept(small, tmp_path_factory):
+    """Let two ranks sleep, started by each launcher; give results and folders."""
+    folders = {launcher: tmp_path_factory.mktemp(launcher) / "run1" for launcher in ("fork", "deepspeed")}
+    return {
+        launcher: (
+            launch(small(launcher=launcher, gpus=2), folder, progress=False, worker="tests.workers.sleeper"),
+            folder,
+        )
+        for launcher, folder in folders.items()
+    }
+
+
 @BOTH
-def test_a_sleeper_reports_exactly_its_sleep(run_small, launcher):
-    result, _ = run_small(worker="tests.workers.sleeper", launcher=launcher, gpus=2)
+def test_a_sleeper_reports_exactly_its_sleep(slept, launcher):
+    result, _ = slept[launcher]
     tokens = 2 * 2 * 32
     assert result.status == "ok"
     assert result.summary["tokens_per_s"] == pytest.approx(4 * tokens / 0.64, rel=0.03)
@@ -193,12 +206,11 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
     assert free(int((folder / "port").read_text()))
 
 
-def test_ranks_are_like_those_of_the_deepspeed_launcher(run_small):
+def test_ranks_are_like_those_of_the_deepspeed_launcher(slept):
     facts = {}
-    for launcher in ("fork", "deepspeed"):
-        _, paths = run_small(worker="tests.workers.envwriter", gpus=2, launcher=launcher)
-        facts[launcher] = [json.loads((paths.dir / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-        assert {"rank 0 was here", "rank 1 was here"} <= set(paths.console.read_text().splitlines())
+    for launcher, (_, folder) in slept.items():
+        facts[launcher] = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+        assert {"rank 0 was here", "rank 1 was here"} <= set((folder / "console.log").read_text().splitlines())
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "PATH"]
     names += ["DS_ACCELERATOR", "OMP_NUM_THREADS"]
     for ours, theirs in zip(facts["fork"], facts["deepspeed"], strict=True):

@@ -20,8 +20,6 @@ from dsnb.train import flops
 from dsnb.train.split import split_step
 from dsnb.train.trainer import no_section
 
-pytestmark = pytest.mark.alone
-
 PARTS = ("forward_s", "backward_s", "optimizer_s")
 
 
@@ -107,6 +105,7 @@ class Sleeper:
         return torch.zeros(()), False
 
 
+@pytest.mark.alone
 def test_a_sleepers_parts_are_its_sleeps():
     waits = []
     trainer = Sleeper(0.03, 0.01, 0.02)
@@ -126,6 +125,7 @@ def test_parts_that_a_trainer_does_not_mark_are_missing():
     assert split["step_s"] > 0
 
 
+@pytest.mark.alone
 def test_a_pipelines_handover_is_told_beside_its_parts():
     trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
     split = split_step(trainer, lambda: [1], lambda: None, lambda: None)
@@ -203,6 +203,7 @@ def profiled(request, small, tmp_path_factory):
     return folder
 
 
+@pytest.mark.alone
 def test_the_parts_of_a_step_add_up_to_it(profiled):
     profile = records.read_json(RunPaths(profiled / "profiled" / "run1").profile)
     assert profile["missing"] == {}
@@ -215,6 +216,7 @@ def test_the_parts_of_a_step_add_up_to_it(profiled):
     assert profile["flops_per_token_profiled"] == pytest.approx(profile["flops_per_token_formula"], rel=0.25)
 
 
+@pytest.mark.alone
 def test_the_trace_and_the_flops_can_be_read(profiled):
     paths = RunPaths(profiled / "profiled" / "run1")
     trace = json.loads(gzip.decompress(paths.trace.read_bytes()))
@@ -225,6 +227,7 @@ def test_the_trace_and_the_flops_can_be_read(profiled):
     assert "GPT2Attention" in paths.flops.read_text()
 
 
+@pytest.mark.alone
 def test_what_is_timed_is_as_without_a_profile(profiled):
     plain, paths = (RunPaths(profiled / name / "run1") for name in ("plain", "profiled"))
     steps = [records.read_lines(one.steps) for one in (plain, paths)]
@@ -239,6 +242,7 @@ def test_what_is_timed_is_as_without_a_profile(profiled):
     assert not [path for path in (plain.profile, plain.trace, plain.flops) if path.exists()]
 
 
+@pytest.mark.alone
 def test_the_figures_reach_every_table(profiled):
     runs = dsnb.load_runs(profiled)
     plain, measured = (runs[runs["experiment"] == name].iloc[0] for name in ("plain", "profiled"))
@@ -252,6 +256,7 @@ def test_the_figures_reach_every_table(profiled):
     assert not headings & set(readable(summarize(runs[runs["experiment"] == "plain"])))
 
 
+@pytest.mark.alone
 def test_a_run_shows_its_profile(profiled, monkeypatch):
     folder = profiled / "profiled" / "run1"
     monkeypatch.chdir(profiled)
@@ -264,6 +269,7 @@ def test_a_run_shows_its_profile(profiled, monkeypatch):
     assert plots.step_parts(profiled / "plain" / "run1") is None
 
 
+@pytest.mark.alone
 def test_a_run_that_is_repeated_loses_its_old_profile(profiled, small, tmp_path):
     paths = RunPaths(tmp_path / "run1")
     paths.dir.mkdir()
