@@ -1,5 +1,6 @@
 """Shared fixtures: small settings, a place for outputs, and one fork server for the whole session."""
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -53,12 +54,18 @@ def _server(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make one small real sweep; give its folder, for tests that read or copy it."""
+    """Make one small real sweep, the same for all workers; give its folder, for tests that read or copy it."""
     from tests.test_sweep import PARAMS
 
-    home = tmp_path_factory.mktemp("swept")
-    (home / "small.yaml").write_text(PARAMS)
-    run_sweep(home / "small.yaml", output=home / "out", progress=False)
+    home = tmp_path_factory.getbasetemp()
+    home = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "swept"
+    home.mkdir(exist_ok=True)
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "made").exists():
+            (home / "small.yaml").write_text(PARAMS)
+            run_sweep(home / "small.yaml", output=home / "out", progress=False)
+            (home / "made").touch()
     return home / "out"
 
 
