@@ -12,6 +12,7 @@ from dsnb import models
 Settings = Mapping[str, Any]
 Rule = Callable[[Settings], str | None]
 HALF = ("fp16", "bf16")
+SHARED = ("tensor_parallel", "pipeline_parallel")
 
 
 def _zero_is_deepspeeds(s: Settings) -> str | None:
@@ -59,7 +60,7 @@ def _layers(s: Settings) -> str | None:
 
 def _family(s: Settings) -> str | None:
     family = models.facts(s["model"]).get("family")
-    shared = next((name for name in ("tensor_parallel", "pipeline_parallel") if s[name] > 1), None)
+    shared = next((name for name in SHARED if s[name] > 1), None)
     return models.not_split(shared, s[shared], family) if shared and family and family not in models.SPLIT else None
 
 
@@ -129,20 +130,22 @@ def _offload(s: Settings) -> str | None:
 def _nvme_unused(s: Settings) -> str | None:
     if not s["nvme_path"] or s["offload"].endswith("nvme"):
         return None
-    return f"nvme_path is {s['nvme_path']!r}, but offload is '{s['offload']}': drop it, or offload to NVMe"
+    return f"nvme_path is set, but offload is '{s['offload']}': drop it, or offload to NVMe"
 
 
 def _optimizer(s: Settings) -> str | None:
-    if s["optimizer"].startswith("onebit"):
-        return f"optimizer is '{s['optimizer']}': DeepSpeed has no 1-bit optimizer since 0.19; use 'adamw'"
-    if s["optimizer"] == "adafactor" and s["strategy"] == "deepspeed" and s["zero_stage"] > 0:
-        return (
-            f"optimizer is 'adafactor', but zero_stage is {s['zero_stage']}: ZeRO hands it flat pieces, "
-            "which it cannot factor; use zero_stage 0 or strategy 'ddp'"
-        )
-    if s["optimizer"] == "adafactor" and s["tensor_parallel"] > 1:
+    if s["optimizer"] != "adafactor":
+        gone = f"optimizer is '{s['optimizer']}': DeepSpeed has no 1-bit optimizer since 0.19; use 'adamw'"
+        return gone if s["optimizer"].startswith("onebit") else None
+    if s["strategy"] == "deepspeed" and s["zero_stage"] > 0:
+        why = "ZeRO hands it flat pieces, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
+        return f"optimizer is 'adafactor', but zero_stage is {s['zero_stage']}: {why}"
+    if s["tensor_parallel"] > 1:
         return "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
-    if s["optimizer"] == "adafactor" and s["strategy"] == "fsdp":
+    if s["pipeline_parallel"] > 1 and s["precision"] == "bf16" and s["mixed_precision"] == "native":
+        why = "in native bf16 a pipeline hands it flat pieces, which it cannot factor; use mixed_precision 'autocast'"
+        return f"optimizer is 'adafactor', but pipeline_parallel is set: {why}"
+    if s["strategy"] == "fsdp":
         return "optimizer is 'adafactor', but strategy is 'fsdp': its factors would be those of shards; use 'ddp'"
     return None
 
@@ -225,17 +228,14 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"model", "tensor_parallel", "pipeline_parallel"}, _family),
     ({"zero_stage", "tensor_parallel"}, _tensor_parallel_zero_3),
     ({"zero_stage", "pipeline_parallel"}, _pipeline_zero),
-    (
-        {"gradient_clipping", "zero_stage", "precision", "mixed_precision", "pipeline_parallel", "tensor_parallel"},
-        _clipping,
-    ),
+    ({"gradient_clipping", "zero_stage", "precision", "mixed_precision", *SHARED}, _clipping),
     ({"offload", "zero_stage", "nvme_path", "strategy"}, _offload),
     ({"offload", "nvme_path"}, _nvme_unused),
-    ({"optimizer", "zero_stage", "strategy", "tensor_parallel"}, _optimizer),
+    ({"optimizer", "zero_stage", "strategy", "precision", "mixed_precision", *SHARED}, _optimizer),
     ({"gradient_compression", "strategy", "gpus"}, _powersgd),
     ({"gradient_compression", "powersgd_rank"}, _powersgd_rank_unused),
     ({"mixed_precision", "precision", "strategy"}, _mixed_precision),
-    ({"mixed_precision", "precision", "pipeline_parallel", "tensor_parallel", "zero_stage"}, _autocast_fp16),
+    ({"mixed_precision", "precision", *SHARED, "zero_stage"}, _autocast_fp16),
     ({"strategy", "precision"}, _fsdp_fp16),
     ({"activation_checkpointing", "checkpoint_every"}, _checkpointing_off("checkpoint_every")),
     ({"activation_checkpointing", "checkpoint_offload"}, _checkpointing_off("checkpoint_offload")),
