@@ -50,6 +50,15 @@ def test_zero_0_and_1_agree_in_fp16(run_small):
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)
 
 
+def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypatch):
+    """DeepSpeed counts none of them; DDP, with the same scaler, shows which they are."""
+    monkeypatch.setattr(hardware, "cpu_computes_fp16", lambda: True)  # torch does, only slowly
+    settings = {"precision": "fp16", "steps": 5, "micro_batch_size": 1}
+    ours, _ = run_small(**settings, mixed_precision="autocast")
+    theirs, _ = run_small(**settings, strategy="ddp")
+    assert ours.summary["skipped_steps"] == theirs.summary["skipped_steps"] > 0
+
+
 def test_accumulation_is_a_larger_batch(losses):
     whole = losses(**TWO, micro_batch_size=8)
     assert losses(**TWO, micro_batch_size=4, grad_accum=2) == pytest.approx(whole, abs=FP32)

@@ -40,10 +40,21 @@ class DeepSpeedTrainer:
         if experiment.compile:
             self.engine.compile()
         built.check(experiment, self.engine)
+        self._updates = 0
+        self._scaler = self.engine.torch_autocast_z0_gradscaler
+        if self._scaler:
+            self.engine.optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self._updates += 1
+
+    def _skipped_steps(self) -> int:
+        """Give the steps that were skipped so far; DeepSpeed does not count those of torch's own loss scaler."""
+        return self.engine.global_steps - self._updates if self._scaler else self.engine.skipped_steps
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Train one optimizer step."""
-        skipped_before = self.engine.skipped_steps
+        skipped_before = self._skipped_steps()
         total = torch.zeros((), device=self.engine.device)
         for ids in micro_batches:
             with self.section("forward"):
@@ -53,7 +64,7 @@ class DeepSpeedTrainer:
             with self.section("optimizer"):
                 self.engine.step()
             total += loss.detach()
-        return total / len(micro_batches), self.engine.skipped_steps > skipped_before
+        return total / len(micro_batches), self._skipped_steps() > skipped_before
 
     def describe(self) -> dict[str, Any]:
         """Name what the engine is made of."""
