@@ -20,7 +20,10 @@ _shown.maxstring = _shown.maxother = 80
 
 def shown(value: object) -> str:
     """Give a value's repr, shortened, so that no input can flood a message."""
-    return _shown.repr(value)
+    try:
+        return _shown.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -15,6 +15,9 @@ from dsnb.errors import SettingsError
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 """What no experiment varies of its optimizer: torch's defaults. Adafactor takes the weight decay alone."""
 
+MOST = 2**63
+"""Whole numbers stay below: torch's integers have 64 bits."""
+
 
 class Experiment(BaseModel):
     """The complete settings of one training run.
@@ -43,26 +46,26 @@ class Experiment(BaseModel):
     """Where ZeRO keeps optimizer states, or these and the parameters (`all`): host memory, or files in `nvme_path`."""
     nvme_path: str = ""
     """The folder for `offload` to NVMe."""
-    tensor_parallel: int = Field(default=1, strict=True, ge=1)
+    tensor_parallel: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Ranks that share every layer (DeepSpeed's AutoTP)."""
-    pipeline_parallel: int = Field(default=1, strict=True, ge=1)
+    pipeline_parallel: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Stages that share the layers (DeepSpeed's pipeline engine); micro-batches are `grad_accum`."""
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
     """Number format of the training; fp16 and bf16 keep fp32 master weights."""
     mixed_precision: Literal["native", "autocast"] = "native"
     """For fp16 and bf16. `native` is the strategy's own way: DeepSpeed keeps weights in half precision and fp32 master
     copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
-    micro_batch_size: Annotated[int, Field(strict=True, ge=1)] | Literal["auto"] = 8
+    micro_batch_size: Annotated[int, Field(strict=True, ge=1, lt=MOST)] | Literal["auto"] = 8
     """Sequences per rank and forward pass; `auto` is the largest that fits, found by short runs that are kept."""
-    memory_limit_gib: float = Field(default=0.0, ge=0)
+    memory_limit_gib: float = Field(default=0.0, ge=0, lt=2**30)
     """What torch may allocate on each GPU (on a CPU: what each rank may), to try out a smaller one; 0 for no limit."""
-    grad_accum: int = Field(default=1, strict=True, ge=1)
+    grad_accum: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Micro-batches per optimizer step."""
-    seq_len: int = Field(default=128, strict=True, ge=2)
+    seq_len: int = Field(default=128, strict=True, ge=2, lt=MOST)
     """Tokens per sequence."""
     activation_checkpointing: bool = Field(default=False, strict=True)
     """Recompute the activations of transformer blocks in the backward pass instead of keeping them."""
-    checkpoint_every: int = Field(default=1, strict=True, ge=1)
+    checkpoint_every: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """With activation checkpointing: of so many blocks, one is recomputed; 1 is all of them."""
     checkpoint_offload: bool = Field(default=False, strict=True)
     """With activation checkpointing: keep the blocks' inputs in host memory."""
@@ -70,7 +73,7 @@ class Experiment(BaseModel):
     """Attention code: `sdpa` is torch's fused one (for BLOOM with ALiBi as its mask); `auto` takes it where it can."""
     compile: bool = Field(default=False, strict=True)
     """Compile the model with torch.compile (DeepSpeed: `engine.compile()`)."""
-    lora_rank: int = Field(default=0, strict=True, ge=0)
+    lora_rank: int = Field(default=0, strict=True, ge=0, lt=MOST)
     """Train LoRA adapters of this rank alone (peft), base weights frozen and in half precision; 0 trains everything."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability of every dropout in the model. (The configurations of 2019 say 0.1; none is usual today.)"""
@@ -86,17 +89,17 @@ class Experiment(BaseModel):
     """Largest gradient norm; 0 leaves gradients as they are."""
     gradient_compression: Literal["none", "powersgd"] = "none"
     """How DDP sends gradients: as they are, or as low-rank factors (PowerSGD)."""
-    powersgd_rank: int = Field(default=1, strict=True, ge=1)
+    powersgd_rank: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Rank of PowerSGD's factors."""
-    seed: int = Field(default=0, strict=True, ge=0, lt=2**63)
+    seed: int = Field(default=0, strict=True, ge=0, lt=MOST)
     """Seed of weights, data and dropout."""
-    warmup_steps: int = Field(default=5, strict=True, ge=0)
+    warmup_steps: int = Field(default=5, strict=True, ge=0, lt=MOST)
     """Optimizer steps before the timed ones; counted, but in no figure of speed."""
-    steps: int = Field(default=20, strict=True, ge=1)
+    steps: int = Field(default=20, strict=True, ge=1, lt=MOST)
     """Timed optimizer steps."""
     device: Literal["auto", "cuda", "cpu"] = Field(default="auto", validate_default=True)
     """`auto` is cuda on a machine with a usable GPU, cpu elsewhere."""
-    gpus: int = Field(default=1, strict=True, ge=1)
+    gpus: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Ranks, one a GPU (on a CPU: processes); `auto` is every GPU, or two ranks on a CPU."""
     time_limit_s: float = Field(default=1800.0, gt=0)
     """Seconds after which the whole run is ended as `timeout`."""

@@ -94,6 +94,22 @@ def test_a_flood_of_text_is_cut():
     assert len(message) < 300
 
 
+@pytest.mark.parametrize("value", [10**400, 16**5000, [16**5000], -(16**5000)], ids=["long", "longer", "list", "minus"])
+@pytest.mark.parametrize("setting", ["tensor_parallel", "micro_batch_size", "lora_rank", "steps", "memory_limit_gib"])
+def test_a_number_of_thousands_of_digits_is_refused_in_one_short_sentence(setting, value):
+    (message,) = problems(model="gpt2-tiny", device="cpu", **{setting: value})
+    assert message.startswith(f"{setting} is ")
+    assert len(message) < 200
+
+
+def test_a_memory_limit_that_no_system_can_set():
+    assert problems(memory_limit_gib=1e12) == ["memory_limit_gib is 1000000000000.0: it must be less than 1073741824.0"]
+
+
+def test_a_flood_of_a_path_is_not_repeated():
+    assert problems(nvme_path="x" * 100_000) == ["nvme_path is set, but offload is 'none': drop it, or offload to NVMe"]
+
+
 def test_learning_rate_as_yaml_reads_it():
     assert Experiment(learning_rate="1e-4").learning_rate == 1e-4
 
