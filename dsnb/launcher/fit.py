@@ -126,10 +126,11 @@ def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
 
 
 def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
-    """Give how a probe with these very settings ended, if it was made before; another one there makes way."""
+    """Give how a probe with these very settings ended, if it was made before; one that tells nothing makes way."""
     known = records.read_json(folder.experiment) or {}
     result = records.read_json(folder.result) or {}
-    if any(known.get(name) != value for name, value in probe.model_dump().items() if name != "time_limit_s"):
+    other = any(known.get(name) != value for name, value in probe.model_dump().items() if name != "time_limit_s")
+    if other or result.get("status") not in FITS:
         folder.result.unlink(missing_ok=True)
         return "", None
     return str(result.get("status")), result.get("cause")
