@@ -1,6 +1,7 @@
 """The answer in words: what the runs say to somebody who wants to choose settings, and nothing that they do not say."""
 
 import html
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pandas as pd
 
 from dsnb import columns
 from dsnb.columns import MEMORY
+from dsnb.paths import PROBE
 from dsnb.summary import axes, summarize
 from dsnb.tables import Html
 from dsnb.tradeoffs import effects
@@ -33,6 +35,7 @@ def answer(runs: pd.DataFrame) -> Html:
     runs
         One row a run, as `dsnb.load_runs` gives it.
     """
+    runs = _without_probes(runs)
     if runs.empty:
         return _box(["There are no runs here yet: start the sweep first."])
     bad = runs[runs["status"] != "ok"]
@@ -45,6 +48,12 @@ def answer(runs: pd.DataFrame) -> Html:
     if len(parts) == 1:
         return _box([*_best(runs), ended])
     return Html("".join(boxes) + _box([*rest, ended]).text)
+
+
+def _without_probes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the short runs that looked for a micro-batch: two steps tell of memory, not of speed."""
+    own = [not re.search(rf"{PROBE}\d+$", columns.text(name)) for name in runs["experiment"]]
+    return runs[own] if any(own) else runs
 
 
 def _tasks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

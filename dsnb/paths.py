@@ -11,6 +11,8 @@ from pathlib import Path
 from dsnb.errors import SettingsError
 
 PACKAGE = Path(__file__).parent
+PROBE = "_probe-bs"
+"""What stands in an experiment's name between that of the run that it is a probe for and its micro-batch."""
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,15 @@ def test_the_answer_names_fastest_and_lightest(make_run, tmp_path):
     )
 
 
+def test_the_answer_leaves_out_the_probes_of_a_micro_batch(make_run, tmp_path):
+    make_run("bsauto", 1, [1.0])
+    make_run("bsauto_probe-bs8", 1, [0.5])
+    make_run("bsauto_probe-bs16", 1, [], status="oom", cause="rank 0: out of memory")
+    words = str(findings.answer(dsnb.load_runs(tmp_path / "out")))
+    assert "Fastest: <code>bsauto</code> with 100 tokens/s per GPU (one run)." in words
+    assert "The one run ended well." in words
+
+
 def test_the_answer_says_what_repeats_cannot_tell_apart(make_run, tmp_path):
     for name, times in (("one", (1.0, 1.2)), ("two", (1.1, 1.3)), ("slow", (9.0, 9.0))):
         for repeat, seconds in enumerate(times, start=1):

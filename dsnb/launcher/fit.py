@@ -14,7 +14,7 @@ from dsnb import records
 from dsnb.experiment import Experiment
 from dsnb.launcher.folder import clear, prepare
 from dsnb.launcher.outcome import Result, broken_off
-from dsnb.paths import RunPaths
+from dsnb.paths import PROBE, RunPaths
 
 MOST = 2**16
 WARMUP_STEPS, STEPS = 1, 2
@@ -122,7 +122,7 @@ def probe_of(experiment: Experiment, micro_batch_size: int) -> Experiment:
 def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
     """Give a probe's folder: its experiment is a neighbour of the run's."""
     experiment = run.dir.parent
-    return experiment.with_name(f"{experiment.name}_probe-bs{micro_batch_size}") / run.dir.name
+    return experiment.with_name(f"{experiment.name}{PROBE}{micro_batch_size}") / run.dir.name
 
 
 def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
