@@ -279,6 +279,13 @@ def test_no_op_is_compiled_for_a_cpu():
     assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]
 
 
+def test_a_home_folder_is_written_out_for_deepspeed(monkeypatch):
+    """DeepSpeed would make a folder that is named `~`."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = deepspeed_config(Experiment(zero_stage=3, offload="all-nvme", nvme_path="~/swap"))
+    assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/home/someone/swap"
+
+
 def test_ports_lie_where_systems_take_none_for_outgoing_connections():
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(1024 < free_port() < min(lowest, 32_000) for _ in range(50))

@@ -1,6 +1,6 @@
 """Settings -> the configuration handed to DeepSpeed. What is not named here is DeepSpeed's default."""
 
-from pathlib import Path
+import os
 from typing import Any
 
 from dsnb.experiment import ADAMW, Experiment
@@ -77,7 +77,7 @@ def _offload(experiment: Experiment) -> dict[str, Any]:
         return {}
     place: dict[str, Any] = {"device": device, "pin_memory": experiment.device == "cuda"}
     if device == "nvme":
-        place["nvme_path"] = str(Path(experiment.nvme_path).expanduser())
+        place["nvme_path"] = os.path.expanduser(experiment.nvme_path)
     return {"offload_optimizer": place, **({"offload_param": place} if what == "all" else {})}
 
 
