@@ -4,6 +4,7 @@ import pytest
 
 from dsnb import records
 from dsnb.launcher import fit
+from dsnb.launcher.folder import prepare
 from dsnb.launcher.outcome import Result
 from dsnb.paths import RunPaths
 from dsnb.runs import load_runs
@@ -83,6 +84,31 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, small):
     machine = Machine()
     assert fit.launch(small(**AUTO, steps=50), run, machine.once).status == "ok"
     assert machine.made == [(4, 2), (8, 2), (6, 2), (7, 2), (6, 50)]
+
+
+def once_that(**verdicts):
+    """Give a launch that ends at once, `failed` where `verdicts` say nothing else of a size, as in `bs4="oom"`."""
+
+    def once(experiment, run, asked):
+        prepare(run, experiment, asked)
+        size = experiment.micro_batch_size
+        result = Result(verdicts.get(f"bs{size}", "failed"), None, {}, {}, {}, run.dir)
+        result.write()
+        return result
+
+    return once
+
+
+def test_a_probe_that_failed_is_made_again_when_the_run_is(small, tmp_path):
+    run = RunPaths(tmp_path / "auto" / "run1")
+    experiment = small(micro_batch_size="auto", memory_limit_gib=1)
+    first = fit.launch(experiment, run, once_that(bs1="ok", bs2="timeout"))
+    assert (first.status, first.cause) == ("failed", "the probe of micro_batch_size 2 is timeout: None")
+    run.result.unlink()
+    again = fit.launch(experiment, run, once_that(bs1="ok", bs2="ok", bs4="oom", bs3="oom"))
+    assert again.status == "ok"
+    record = records.read_json(run.experiment)
+    assert (record["micro_batch_size"], record["asked"]) == (2, {"micro_batch_size": "auto"})
 
 
 PARAMS = """
