@@ -42,12 +42,13 @@ def unknown_key(key: str, names: Iterable[str]) -> str:
 def invalid_value(detail: Mapping[str, Any]) -> str:
     """Turn one of pydantic's error details into a sentence."""
     name = str(detail["loc"][0])
+    whole = "give a whole number" + (", or 'auto'" if name in {"micro_batch_size", "gpus"} else "")
     context = detail.get("ctx", {})
     allowed = {
         "literal_error": f"allowed are {context.get('expected')}",
-        "int_type": "give a whole number",
-        "int_parsing": "give a whole number",
-        "int_from_float": "give a whole number",
+        "int_type": whole,
+        "int_parsing": whole,
+        "int_from_float": whole,
         "bool_type": "give true or false",
         "string_type": "give a text",
         "float_parsing": "give a number",

@@ -64,6 +64,13 @@ def test_a_run_that_runs_out_later_than_its_probe_is_kept_and_a_smaller_one_made
     assert statuses(tmp_path)["exp_probe-bs6"] == statuses(tmp_path)["exp_probe-bs5"] == "oom"
 
 
+def test_a_repeat_takes_the_probes_that_are_there(tmp_path, small):
+    fit.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
+    machine = Machine()
+    assert fit.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run2"), machine.once).status == "ok"
+    assert machine.made == [(6, 50)]
+
+
 def test_nothing_fits(tmp_path, small):
     result = fit.launch(small(**AUTO), RunPaths(tmp_path / "exp" / "run1"), Machine(probes=0).once)
     assert (result.status, result.cause) == ("oom", "not even micro_batch_size 1 fits")

@@ -59,8 +59,8 @@ def test_all_problems_are_reported_at_once():
     ("settings", "message"),
     [
         ({"micro_batch_size": 0}, "micro_batch_size is 0: it must be at least 1"),
-        ({"micro_batch_size": "8"}, "micro_batch_size is '8': give a whole number"),
-        ({"micro_batch_size": True}, "micro_batch_size is True: give a whole number"),
+        ({"micro_batch_size": "8"}, "micro_batch_size is '8': give a whole number, or 'auto'"),
+        ({"micro_batch_size": True}, "micro_batch_size is True: give a whole number, or 'auto'"),
         ({"activation_checkpointing": 1}, "activation_checkpointing is 1: give true or false"),
         ({"learning_rate": "fast"}, "learning_rate is 'fast': give a number"),
         ({"dropout": 1.0}, "dropout is 1.0: it must be less than 1.0"),

@@ -115,14 +115,13 @@ def probe_of(experiment: Experiment, micro_batch_size: int) -> Experiment:
     in_flight = max(2, experiment.pipeline_parallel)
     changes: dict[str, Any] = {"micro_batch_size": micro_batch_size, "warmup_steps": WARMUP_STEPS, "steps": STEPS}
     changes |= {"grad_accum": min(experiment.grad_accum, in_flight), "profile": False}
-    changes |= {"data": "synthetic", "tokenizer": "bytes"}
     return experiment.model_copy(update=changes)
 
 
 def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
-    """Give a probe's folder: its experiment is a neighbour of the run's."""
+    """Give a probe's folder: its experiment is a neighbour of the run's, and serves every repeat."""
     experiment = run.dir.parent
-    return experiment.with_name(f"{experiment.name}{PROBE}{micro_batch_size}") / run.dir.name
+    return experiment.with_name(f"{experiment.name}_probe-bs{micro_batch_size}") / "run1"
 
 
 def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
