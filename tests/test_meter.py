@@ -63,6 +63,7 @@ def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
     assert [row["step"] for row in records.read_lines(tmp_path / "steps.jsonl")] == [1]
 
 
+@pytest.mark.alone
 def test_a_sleeper_reports_its_sleep(tmp_path):
     meter = Meter(tmp_path / "steps.jsonl", 10, 64, CPU, time.time())
     meter.begin("timed", lambda: None)
