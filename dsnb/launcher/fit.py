@@ -121,7 +121,7 @@ def probe_of(experiment: Experiment, micro_batch_size: int) -> Experiment:
 def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
     """Give a probe's folder: its experiment is a neighbour of the run's, and serves every repeat."""
     experiment = run.dir.parent
-    return experiment.with_name(f"{experiment.name}_probe-bs{micro_batch_size}") / "run1"
+    return experiment.with_name(f"{experiment.name}{PROBE}{micro_batch_size}") / "run1"
 
 
 def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
