@@ -15,6 +15,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import environment, fork, op_builds, run
 from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.folder import next_free
 from dsnb.launcher.ranks import free_port
 from dsnb.launcher.run import launch
 
@@ -293,7 +294,7 @@ def test_ports_lie_where_systems_take_none_for_outgoing_connections():
 
 def test_two_launches_at_once_get_folders_of_their_own(small, tmp_path, monkeypatch):
     monkeypatch.setenv("DSNB_OUTPUTS", str(tmp_path))
-    assert {run._next_free(small()).name for _ in range(3)} == {"run1", "run2", "run3"}
+    assert {next_free(small()).name for _ in range(3)} == {"run1", "run2", "run3"}
 
 
 def test_op_builder_architectures_lose_their_suffix(monkeypatch):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import dsnb
 from dsnb import plots, records, traces
 from dsnb.launcher import run
+from dsnb.launcher.folder import clear
 from dsnb.paths import RunPaths
 from dsnb.summary import summarize
 from dsnb.tables import readable
@@ -273,13 +274,12 @@ def test_a_run_shows_its_profile(profiled, monkeypatch):
     assert plots.step_parts(profiled / "plain" / "run1") is None
 
 
-@pytest.mark.alone
-def test_a_run_that_is_repeated_loses_its_old_profile(profiled, small, tmp_path):
+def test_a_run_that_is_repeated_loses_its_old_profile(tmp_path):
     paths = RunPaths(tmp_path / "run1")
     paths.dir.mkdir()
     for path in (paths.profile, paths.trace, paths.flops):
         path.write_text("{}")
-    run.clear(paths)
+    clear(paths)
     assert not list(paths.dir.iterdir())
 
 

@@ -224,7 +224,6 @@ def test_killed_at_six_moments_it_still_ends_with_the_same_runs(params, tmp_path
     Two sweeps at a time, each in a folder of its own. Half of the kills are for a run that steps, one of these for a
     second run; the others are spread over the start.
     """
-    params.write_text(PARAMS.replace("repeats: 2", "repeats: 1"))
     outs = [tmp_path / "one", tmp_path / "two"]
     commands = [[*command(params)[:-1], str(out), "--set", "steps=30"] for out in outs]
     draw = random.Random(5)
@@ -248,7 +247,7 @@ def test_killed_at_six_moments_it_still_ends_with_the_same_runs(params, tmp_path
         _, said = sweep.communicate(timeout=250)
         assert sweep.returncode == 0, said
         folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
-        assert folders == [f"{name}/run1" for name in NAMES]
+        assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in (1, 2)]
         for folder in folders:
             assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
             assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 32))
