@@ -134,7 +134,7 @@ def test_a_sweep_finds_it_keeps_the_probes_and_is_finished(tmp_path):
     own = runs["experiment"] == "zs0_fp32_gpus1_bsauto_sl1024_ac_limit0.6gib"
     (found,) = runs.loc[own, "micro_batch_size"]
     sizes = runs[~own].set_index("micro_batch_size")["status"]
-    assert sizes[found] == "ok"
+    assert sizes.get(found, "ok") == "ok"  # no probe, if a larger one fitted and its whole run did not
     assert sizes[found + 1] == "oom"
     assert runs.loc[own, "tokens_per_s"].notna().all()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
