@@ -28,15 +28,8 @@ class DeepSpeedTrainer:
         self.config = model.config
         self.parameters, self.trainable_parameters = count_parameters(model)
         self.section: Section = no_section
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.engine, *_ = deepspeed.initialize(
-            model=model,
-            model_parameters=trainable,
-            optimizer=client_optimizer(experiment, trainable),
-            config=ds_config,
-        )
+        self.engine = make_engine(experiment, model, ds_config)
         self.module = self.engine.module
-        undo_first_step(self.engine.optimizer)
         if experiment.compile:
             self.engine.compile()
         built.check(experiment, self.engine)
@@ -69,6 +62,19 @@ class DeepSpeedTrainer:
     def describe(self) -> dict[str, Any]:
         """Name what the engine is made of."""
         return {**built.describe(self.engine), "attention": self.config._attn_implementation}
+
+
+def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
+    """Give DeepSpeed's engine around a model or a pipeline, which has made no step yet."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=trainable,
+        optimizer=client_optimizer(experiment, trainable),
+        config=ds_config,
+    )
+    undo_first_step(engine.optimizer)
+    return engine
 
 
 @torch.no_grad()

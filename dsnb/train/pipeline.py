@@ -13,9 +13,8 @@ from torch import nn
 from dsnb import models
 from dsnb.experiment import Experiment
 from dsnb.train import built, tensor_parallel
-from dsnb.train.engine import scale_loss, undo_first_step
+from dsnb.train.engine import make_engine, scale_loss
 from dsnb.train.model import build_part
-from dsnb.train.optimizers import client_optimizer
 from dsnb.train.parts import blocks, count_parameters
 from dsnb.train.stages import Block, Embedding, Path, follow, own_units
 from dsnb.train.trainer import Section, no_section
@@ -69,15 +68,8 @@ class PipelineTrainer:
         if experiment.tensor_parallel > 1:
             rules = ds_config["tensor_parallel"]["partition_config"]
             tensor_parallel.split(experiment, pipeline, self.config, rules)
-        parameters = list(pipeline.parameters())
-        self.engine, *_ = deepspeed.initialize(
-            model=pipeline,
-            model_parameters=parameters,
-            optimizer=client_optimizer(experiment, parameters),
-            config=ds_config,
-        )
+        self.engine = make_engine(experiment, pipeline, ds_config)
         self.module = self.engine.module
-        undo_first_step(self.engine.optimizer)
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
             command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
