@@ -6,13 +6,15 @@ A sentence names the setting and its value, says what is allowed, and what to do
 import ctypes.util
 import difflib
 import os
+import re
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsnb import combinations, hardware, models
+from dsnb import combinations, hardware, hostfile, models
 from dsnb.combinations import Rule
+from dsnb.errors import SettingsError
 
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80
@@ -117,6 +119,35 @@ def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
     return f"tokenizer is {shown(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
 
 
+HOSTS = {"hostfile", "include", "exclude", "gpus", "nodes"}
+
+
+def _no_place(s: Mapping[str, Any]) -> str | None:
+    if not s["hostfile"]:
+        odd = next((name for name in ("include", "exclude") if s[name]), "nodes" if s["nodes"] > 1 else None)
+        return f"{odd} is {shown(s[odd])}, but there is no hostfile: name the hosts in 'hostfile'" if odd else None
+    if s["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
+        return None  # of a job that is yet to come
+    try:
+        found = hostfile.hosts(s["hostfile"], s["include"], s["exclude"])
+        if isinstance(s["gpus"], int):
+            hostfile.place(found, s["gpus"], s["nodes"])
+    except SettingsError as error:
+        return "\n".join(error.problems)
+    return None
+
+
+def _hostile(s: Mapping[str, Any]) -> str | None:
+    """Refuse what would be an option, or more than one word, to ssh or to a shell."""
+    allowed = {"ssh_user": r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "interface": r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}"}
+    allowed |= {"forward_env": r"[A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*"}
+    odd = next((name for name, form in allowed.items() if s[name] and not re.fullmatch(form, s[name])), None)
+    if odd is None:
+        return None
+    examples = {"ssh_user": "root", "interface": "ib0", "forward_env": "WANDB_MODE,MY_*"}
+    return f"{odd} is {shown(s[odd])}: that is none; write it like {examples[odd]!r}"
+
+
 RULES: list[tuple[set[str], Rule]] = [
     ({"model"}, _unknown_model),
     ({"model", "weights"}, _weights_missing),
@@ -124,6 +155,8 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"data"}, _no_data),
     ({"data", "tokenizer"}, _tokenizer_unused),
     ({"tokenizer"}, _no_tokenizer),
+    (HOSTS, _no_place),
+    ({"ssh_user", "interface", "forward_env"}, _hostile),
     *combinations.RULES,
 ]
 
@@ -139,6 +172,10 @@ def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     """List what this machine cannot do of the settings, each with the way out."""
+    if settings["hostfile"]:  # its hosts are asked when they are reached
+        if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
+            return ["hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc"]
+        return []
     device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
     problems = []
     found = hardware.gpus()
@@ -146,7 +183,9 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         if not found:
             problems.append("device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'")
         elif ranks > len(found):
-            problems.append(f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, or 'auto'")
+            problems.append(
+                f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
+            )
         if precision in {"bf16", "tf32"} and found and min(gpu.capability for gpu in found) < (8, 0):
             problems.append(f"precision is '{precision}': {found[0].name} has none; use 'fp16' or 'fp32'")
     else:

@@ -1,25 +1,36 @@
-"""The settings of one run: every axis with its meaning, unit and default; its name; the numbers that follow from it.
+"""The settings of one run: what is trained, where, and under which supervision; its name; what follows from it.
 
-What contradicts what, and what a machine cannot do, is in `dsnb.checks`.
+The axes of a training are in `dsnb.settings`; what contradicts what, and what a machine cannot do, in `dsnb.checks`.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from dsnb import checks, hardware, models, records
+from dsnb import checks, hardware, hostfile, models, records
 from dsnb.errors import SettingsError
+from dsnb.hostfile import Host
+from dsnb.settings import MOST, Training
 
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-"""What no experiment varies of its optimizer: torch's defaults. Adafactor takes the weight decay alone."""
+SUPERVISION = (
+    "hostfile",
+    "include",
+    "exclude",
+    "ssh_user",
+    "ssh_port",
+    "interface",
+    "master_port",
+    "forward_env",
+    "time_limit_s",
+    "hang_limit_s",
+)
+"""Settings that change nothing of what is measured: in no name and no column, free to differ when a sweep goes on."""
 
-MOST = 2**63
-"""Whole numbers stay below: torch's integers have 64 bits."""
 
-
-class Experiment(BaseModel):
+class Experiment(Training):
     """The complete settings of one training run.
 
     Raises
@@ -28,85 +39,34 @@ class Experiment(BaseModel):
         Listing every unknown, invalid and contradictory setting at once.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
-    )
-
-    model: str = "gpt2"
-    """A preset (gpt2-tiny, gpt2, opt-350m, bloom-7b1, ...), a folder or JSON file with a model's configuration,
-    or a hub id."""
-    weights: Literal["random", "pretrained"] = "random"
-    """`random` draws them from the configuration; speed does not depend on them. `pretrained` loads them."""
-    strategy: Literal["deepspeed", "ddp", "fsdp"] = "deepspeed"
-    """What keeps the ranks together: DeepSpeed, torch's DDP, or torch's FSDP2 (by transformer block)."""
-    zero_stage: Literal[0, 1, 2, 3] = 0
-    """What DeepSpeed's ZeRO shares among ranks: 0 nothing, 1 optimizer states, 2 gradients as well, 3 parameters as
-    well."""
-    offload: Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"] = "none"
-    """Where ZeRO keeps optimizer states, or these and the parameters (`all`): host memory, or files in `nvme_path`."""
-    nvme_path: str = ""
-    """The folder for `offload` to NVMe."""
-    tensor_parallel: int = Field(default=1, strict=True, ge=1, lt=MOST)
-    """Ranks that share every layer (DeepSpeed's AutoTP)."""
-    pipeline_parallel: int = Field(default=1, strict=True, ge=1, lt=MOST)
-    """Stages that share the layers (DeepSpeed's pipeline engine); micro-batches are `grad_accum`."""
-    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
-    """Number format of the training; fp16 and bf16 keep fp32 master weights."""
-    mixed_precision: Literal["native", "autocast"] = "native"
-    """For fp16 and bf16. `native` is the strategy's own way: DeepSpeed keeps weights in half precision and fp32 master
-    copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast` keeps fp32 weights."""
-    micro_batch_size: Annotated[int, Field(strict=True, ge=1, lt=MOST)] | Literal["auto"] = 8
-    """Sequences per rank and forward pass; `auto` is the largest that fits, found by short runs that are kept."""
-    memory_limit_gib: float = Field(default=0.0, ge=0, lt=2**30)
-    """What torch may allocate on each GPU (on a CPU: what each rank may), to try out a smaller one; 0 for no limit."""
-    grad_accum: int = Field(default=1, strict=True, ge=1, lt=MOST)
-    """Micro-batches per optimizer step."""
-    seq_len: int = Field(default=128, strict=True, ge=2, lt=MOST)
-    """Tokens per sequence."""
-    activation_checkpointing: bool = Field(default=False, strict=True)
-    """Recompute the activations of transformer blocks in the backward pass instead of keeping them."""
-    checkpoint_every: int = Field(default=1, strict=True, ge=1, lt=MOST)
-    """With activation checkpointing: of so many blocks, one is recomputed; 1 is all of them."""
-    checkpoint_offload: bool = Field(default=False, strict=True)
-    """With activation checkpointing: keep the blocks' inputs in host memory."""
-    attention: Literal["auto", "eager", "sdpa"] = "auto"
-    """Attention code: `sdpa` is torch's fused one (for BLOOM with ALiBi as its mask); `auto` takes it where it can."""
-    compile: bool = Field(default=False, strict=True)
-    """Compile the model with torch.compile (DeepSpeed: `engine.compile()`)."""
-    lora_rank: int = Field(default=0, strict=True, ge=0, lt=MOST)
-    """Train LoRA adapters of this rank alone (peft), base weights frozen and in half precision; 0 trains everything."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability of every dropout in the model. (The configurations of 2019 say 0.1; none is usual today.)"""
-    data: str = "synthetic"
-    """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
-    tokenizer: str = "bytes"
-    """For text: `bytes` (one token a byte, needs no download), a tokenizer's folder, or a hub id."""
-    optimizer: Literal["adamw", "adafactor", "onebit-adam", "onebit-lamb"] = "adamw"
-    """AdamW (fused on a GPU), or Adafactor, whose second moments are factored."""
-    learning_rate: float = Field(default=1e-4, gt=0)
-    """The optimizer's constant learning rate."""
-    gradient_clipping: float = Field(default=0.0, ge=0)
-    """Largest gradient norm; 0 leaves gradients as they are."""
-    gradient_compression: Literal["none", "powersgd"] = "none"
-    """How DDP sends gradients: as they are, or as low-rank factors (PowerSGD)."""
-    powersgd_rank: int = Field(default=1, strict=True, ge=1, lt=MOST)
-    """Rank of PowerSGD's factors."""
-    seed: int = Field(default=0, strict=True, ge=0, lt=MOST)
-    """Seed of weights, data and dropout."""
-    warmup_steps: int = Field(default=5, strict=True, ge=0, lt=MOST)
-    """Optimizer steps before the timed ones; counted, but in no figure of speed."""
-    steps: int = Field(default=20, strict=True, ge=1, lt=MOST)
-    """Timed optimizer steps."""
+    hostfile: str = ""
+    """Hosts to run on: a file of `NAME slots=GPUS` lines (reached by ssh), or `slurm` in a job; empty: this machine."""
+    include: str = ""
+    """Of the hostfile only these: `worker-1@worker-2:0,2` names one whole host and two GPUs of another."""
+    exclude: str = ""
+    """Of the hostfile all but these, written like `include`."""
     device: Literal["auto", "cuda", "cpu"] = Field(default="auto", validate_default=True)
-    """`auto` is cuda on a machine with a usable GPU, cpu elsewhere."""
+    """`auto` is cuda where there is a usable GPU, cpu elsewhere; with a hostfile its hosts are asked at the launch."""
     gpus: int = Field(default=1, strict=True, ge=1, lt=MOST)
-    """Ranks, one a GPU (on a CPU: processes); `auto` is every GPU, or two ranks on a CPU."""
+    """Ranks, one a GPU (on a CPU: processes); `auto` is every GPU, of a hostfile every slot, or two ranks on a CPU."""
+    nodes: int = Field(default=1, validate_default=True, strict=True, ge=1, lt=MOST)
+    """Hosts that share the ranks, at least; more where they would not fit."""
+    launcher: Literal["fork", "deepspeed"] = "fork"
+    """What starts a host's ranks: `fork` a process that has already imported everything; `deepspeed` its own."""
+    ssh_user: str = ""
+    """Who to log in as on the hosts; by default as ssh's configuration says."""
+    ssh_port: int = Field(default=0, strict=True, ge=0, lt=2**16)
+    """Port of the hosts' ssh; 0 for what ssh's configuration says."""
+    interface: str = ""
+    """Network interface for the ranks, such as `ib0`; by default the one through which the hosts were reached."""
+    master_port: int = Field(default=0, strict=True, ge=0, lt=2**16)
+    """TCP port on the first host where the ranks meet; 0 for any free one."""
+    forward_env: str = ""
+    """Further environment variables to take along to the hosts, `*` allowed: `WANDB_MODE,MY_*`."""
     time_limit_s: float = Field(default=1800.0, gt=0)
     """Seconds after which the whole run is ended as `timeout`."""
-    launcher: Literal["fork", "deepspeed"] = "fork"
-    """`fork` starts ranks from a process that has already imported everything; `deepspeed` is DeepSpeed's own."""
-    profile: bool = Field(default=False, strict=True)
-    """After the timed steps: DeepSpeed's flops profiler, a torch profiler trace, and where a step's time goes."""
+    hang_limit_s: float = Field(default=900.0, gt=0)
+    """Seconds without a finished step, the start included, after which the run is ended as `timeout`."""
 
     def __init__(self, **settings: Any) -> None:
         unknown = [key for key in settings if key not in type(self).model_fields]
@@ -127,13 +87,30 @@ class Experiment(BaseModel):
 
     @field_validator("device", mode="after")
     @classmethod
-    def _resolve_device(cls, device: str) -> str:
-        return hardware.default_device() if device == "auto" else device
+    def _resolve_device(cls, device: str, info: ValidationInfo) -> str:
+        return hardware.default_device() if device == "auto" and not info.data.get("hostfile") else device
+
+    @field_validator("hostfile", mode="after")
+    @classmethod
+    def _absolute(cls, path: str) -> str:
+        return path if path in {"", hostfile.SLURM} else os.path.abspath(os.path.expanduser(path))
 
     @field_validator("gpus", mode="before")
     @classmethod
     def _resolve_gpus(cls, gpus: object, info: ValidationInfo) -> object:
-        return hardware.default_world_size(info.data.get("device", "cpu")) if gpus == "auto" else gpus
+        if gpus != "auto":
+            return gpus
+        if hosts := _hosts(info.data):
+            return sum(len(host.devices) for host in hosts)
+        return hardware.default_world_size(info.data.get("device", "cpu"))
+
+    @field_validator("nodes", mode="after")
+    @classmethod
+    def _resolve_nodes(cls, nodes: int, info: ValidationInfo) -> int:
+        try:
+            return len(hostfile.place(_hosts(info.data), info.data.get("gpus", 1), nodes))
+        except SettingsError:  # a rule of `dsnb.checks` says it
+            return nodes
 
     @classmethod
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
@@ -191,6 +168,7 @@ class Experiment(BaseModel):
             f"dropout{self.dropout:g}" if self.dropout else "",
             models.slug(self.data) if self.data != "synthetic" else "",
             f"tok-{models.slug(self.tokenizer)}" if self.tokenizer != "bytes" else "",
+            f"nodes{self.nodes}" if self.nodes > 1 else "",
             f"lr{self.learning_rate:g}" if self.learning_rate != _default("learning_rate") else "",
             f"clip{self.gradient_clipping:g}" if self.gradient_clipping else "",
             f"seed{self.seed}" if self.seed else "",
@@ -216,6 +194,29 @@ class Experiment(BaseModel):
     def tokens_per_step(self) -> int:
         """Tokens per optimizer step over all ranks."""
         return self.global_batch_size * self.seq_len
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts of the run with the GPUs that it takes on each; empty without a hostfile.
+
+        Raises
+        ------
+        SettingsError
+            If the hostfile cannot be read any more, or has no room for the ranks.
+        """
+        if not self.hostfile:
+            return ()
+        return hostfile.place(hostfile.hosts(self.hostfile, self.include, self.exclude), self.gpus, self.nodes)
+
+
+def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Give the hosts that settings choose from; empty where they name none, or none that can be read."""
+    if not settings.get("hostfile"):
+        return ()
+    try:
+        return hostfile.hosts(settings["hostfile"], settings.get("include", ""), settings.get("exclude", ""))
+    except SettingsError:
+        return ()
 
 
 def _default(name: str) -> Any:

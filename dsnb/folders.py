@@ -86,7 +86,6 @@ def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     sizes = zip(found["micro_batch_size"], found["grad_accum"], ranks, strict=True)
     return {
         "source": ["dsnb"] * count,
-        "nodes": [1] * count,
         "data_parallel": ranks,
         "global_batch_size": [math.prod(size) if all(isinstance(one, int) for one in size) else None for size in sizes],
     }

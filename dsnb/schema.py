@@ -3,10 +3,10 @@
 What a column means to a reader (title, unit, which way is better) is in `dsnb.columns`.
 """
 
-from dsnb.experiment import Experiment
+from dsnb.experiment import SUPERVISION, Experiment
 
-SETTINGS = [name for name in Experiment.model_fields if name not in {"device", "time_limit_s"}]
-SHARING = ["nodes", "data_parallel", "global_batch_size"]
+SETTINGS = [name for name in Experiment.model_fields if name not in {"device", *SUPERVISION}]
+SHARING = ["data_parallel", "global_batch_size"]
 """How the work is shared out, as it follows from the settings of dsnb's own runs; other programs name it themselves."""
 METRICS = [
     "tokens_per_s",

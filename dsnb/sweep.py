@@ -17,7 +17,7 @@ import yaml
 
 from dsnb import checks, notebooks, paths, records
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.experiment import Experiment
+from dsnb.experiment import SUPERVISION, Experiment
 from dsnb.launcher import fork
 from dsnb.launcher.folder import check_space
 from dsnb.launcher.outcome import STATUSES, Result
@@ -149,7 +149,8 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     before = records.read_json(run.paths.experiment) or {}
     before |= before.get("asked", {})
     now = run.experiment.model_dump()
-    changed = [key for key in now if key != "time_limit_s" and key in before and before[key] != now[key]]
+    free = {*SUPERVISION, *(["device"] if now["device"] == "auto" else [])}
+    changed = [key for key in now if key not in free and key in before and before[key] != now[key]]
     if changed:
         told = ", ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in changed)
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({told}): choose another --output")

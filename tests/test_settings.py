@@ -154,7 +154,7 @@ def test_more_gpus_than_there_are_and_formats_they_lack(monkeypatch):
     volta = hardware.Gpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
     monkeypatch.setattr(hardware, "gpus", lambda: (volta,))
     assert checks.unsupported(Experiment(device="cuda", gpus=2, precision="bf16").model_dump()) == [
-        "gpus is 2: this machine has 1; use at most 1, or 'auto'",
+        "gpus is 2: this machine has 1; use at most 1, 'auto', or a hostfile",
         "precision is 'bf16': Tesla V100-SXM2-32GB has none; use 'fp16' or 'fp32'",
     ]
 

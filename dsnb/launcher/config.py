@@ -3,7 +3,8 @@
 import os
 from typing import Any
 
-from dsnb.experiment import ADAMW, Experiment
+from dsnb.experiment import Experiment
+from dsnb.settings import ADAMW
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 SPLIT_LAYERS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb import records
-from dsnb.experiment import Experiment
+from dsnb.experiment import SUPERVISION, Experiment
 from dsnb.launcher.folder import clear, prepare
 from dsnb.launcher.outcome import Result, broken_off
 from dsnb.paths import PROBE, RunPaths
@@ -128,7 +128,7 @@ def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
     """Give how a probe with these very settings ended, if it was made before; one that tells nothing makes way."""
     known = records.read_json(folder.experiment) or {}
     result = records.read_json(folder.result) or {}
-    other = any(known.get(name) != value for name, value in probe.model_dump().items() if name != "time_limit_s")
+    other = any(known.get(name) != value for name, value in probe.model_dump().items() if name not in SUPERVISION)
     if other or result.get("status") not in FITS:
         folder.result.unlink(missing_ok=True)
         return "", None
