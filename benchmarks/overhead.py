@@ -18,8 +18,9 @@ from statistics import median
 from dsnb import records
 from dsnb.experiment import Experiment
 from dsnb.launcher import environment, fork
-from dsnb.launcher.ranks import WORKER, free_port
+from dsnb.launcher.ranks import WORKER
 from dsnb.launcher.run import launch, prepare
+from dsnb.launcher.share import free_port
 from dsnb.params import Run
 from dsnb.paths import RunPaths
 from dsnb.sweep import execute
@@ -42,7 +43,7 @@ def bare(run: RunPaths) -> None:
     command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(EXPERIMENT.gpus)]
     command += ["--master_port", str(free_port()), "--no_local_rank"]
     command += ["--module", "dsnb.train.start", WORKER, str(run.dir)]
-    env = environment.for_ranks(EXPERIMENT, time.time())
+    env = environment.for_ranks(EXPERIMENT.device, EXPERIMENT.gpus, time.time())
     subprocess.run(command, env=env, check=True, capture_output=True)
 
 

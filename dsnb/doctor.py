@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsnb import hardware, paths
-from dsnb.experiment import Experiment
 from dsnb.launcher import environment, op_builds
 
 LEAST_FREE_GIB = 5
@@ -63,17 +62,13 @@ def _compilers() -> Iterator[Check]:
         compiler or "none",
         "" if compiler else "install g++ (Debian: apt install g++)",
     )
-    ninja = shutil.which("ninja", path=environment.for_ranks(_probe_experiment(), 0.0)["PATH"])
+    ninja = shutil.which("ninja", path=environment.for_ranks(hardware.default_device(), 1, 0.0)["PATH"])
     yield Check("ok" if ninja else "bad", "ninja", ninja or "none", "" if ninja else "pip install ninja")
     if hardware.gpus():
         nvcc = shutil.which("nvcc") or (Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
         there = Path(nvcc).exists()
         advice = "" if there else "install the CUDA toolkit and set CUDA_HOME: DeepSpeed compiles FusedAdam with it"
         yield Check("ok" if there else "bad", "nvcc", str(nvcc) if there else "none", advice)
-
-
-def _probe_experiment() -> Experiment:
-    return Experiment.model_construct(device=hardware.default_device(), gpus=1)
 
 
 def _training() -> Iterator[Check]:
@@ -98,7 +93,7 @@ def _training() -> Iterator[Check]:
 
 def _probe() -> dict[str, Any]:
     command = [sys.executable, "-m", "dsnb.train.probe"]
-    env = environment.for_ranks(_probe_experiment(), 0.0)
+    env = environment.for_ranks(hardware.default_device(), 1, 0.0)
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -5,7 +5,7 @@ Asks NVML and the operating system only, so that a laptop without torch can call
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -143,6 +143,45 @@ def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
     return chosen
 
 
+def in_use(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
+    """Give the memory in use in GiB, and the numbers of the processes that compute, of GPUs by NVML's numbers."""
+    found: dict[int, tuple[float, list[int]]] = {}
+    with nvml() as api:
+        for index in indexes if api else ():
+            handle = api.nvmlDeviceGetHandleByIndex(index)
+            pids: list[int] = []
+            with contextlib.suppress(api.NVMLError):
+                pids = [process.pid for process in api.nvmlDeviceGetComputeRunningProcesses(handle)]
+            found[index] = (api.nvmlDeviceGetMemoryInfo(handle).used / GIB, pids)
+    return found
+
+
+def clocks() -> list[dict[str, float]]:
+    """Give the highest SM clock that each GPU may take, in MHz, and its power limit in W; empty without a GPU."""
+    found = []
+    with nvml() as api:
+        for gpu in gpus() if api else ():
+            handle, limits = api.nvmlDeviceGetHandleByIndex(gpu.index), {}
+            with contextlib.suppress(api.NVMLError):
+                limits["sm_clock_max_mhz"] = api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM)
+            with contextlib.suppress(api.NVMLError):
+                limits["power_limit_w"] = api.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+            found.append(limits)
+    return found
+
+
+def nvlinks() -> int | None:
+    """Count the NVLinks of the first GPU that are up; None without a GPU."""
+    with nvml() as api:
+        if api is None or api.nvmlDeviceGetCount() == 0:
+            return None
+        count = 0
+        for link in range(18):
+            with contextlib.suppress(api.NVMLError):
+                count += api.nvmlDeviceGetNvLinkState(api.nvmlDeviceGetHandleByIndex(0), link)
+        return count
+
+
 def driver_version() -> str | None:
     """Give the NVIDIA driver's version, None without one."""
     with nvml() as api:
@@ -162,6 +201,15 @@ def default_world_size(device: str) -> int:
 def cores() -> int:
     """Count the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def oom_kills() -> int:
+    """Count the processes that Linux has killed for want of memory since it started."""
+    try:
+        rows = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)
 
 
 def memory_gib() -> float:

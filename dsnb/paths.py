@@ -87,6 +87,16 @@ class RunPaths:
         return self.dir / "run.ipynb"
 
     @property
+    def nodes(self) -> Path:
+        """What every host of a run was and how it ended; only of a run with a hostfile."""
+        return self.dir / "nodes.json"
+
+    @property
+    def written_by_ranks(self) -> tuple[Path, ...]:
+        """What is fetched from hosts that do not share this folder."""
+        return self.steps, self.worker, self.failures, self.profile, self.trace, self.flops
+
+    @property
     def repeat(self) -> int | None:
         """The k of `run<k>`, None for a folder of another name."""
         return repeat(self.dir.name)

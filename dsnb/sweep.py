@@ -18,7 +18,7 @@ import yaml
 from dsnb import checks, notebooks, paths, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import SUPERVISION, Experiment
-from dsnb.launcher import fork
+from dsnb.launcher import fork, servers
 from dsnb.launcher.folder import check_space
 from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run, Sweep, load_sweep
@@ -72,8 +72,9 @@ def run_sweep(
     with locked(sweep.paths):
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        devices: set[str] = {run.experiment.device for run in todo if run.experiment.launcher == "fork"}
-        with fork.shared(devices), _shown(sweep, todo, progress) as shown:
+        here = [run.experiment for run in todo if not run.experiment.hostfile]
+        devices: set[str] = {one.device for one in here if one.launcher == "fork"}
+        with fork.shared(devices), servers.kept(run.experiment for run in todo), _shown(sweep, todo, progress) as shown:
             for run in todo:
                 shown.begin(run)
                 shown.end(run, execute(run))

@@ -16,8 +16,8 @@ from dsnb.experiment import Experiment
 from dsnb.launcher import environment, fork, op_builds, run
 from dsnb.launcher.config import deepspeed_config
 from dsnb.launcher.folder import next_free
-from dsnb.launcher.ranks import free_port
 from dsnb.launcher.run import launch
+from dsnb.launcher.share import free_port
 
 pytestmark = pytest.mark.alone
 BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
@@ -107,7 +107,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, launche
 @pytest.mark.parametrize(("kills", "status"), [(0, "failed"), (1, "oom")])
 def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run_small, monkeypatch, kills, status):
     counts = iter([5, 5 + kills])
-    monkeypatch.setattr("dsnb.launcher.run._host_oom_kills", lambda: next(counts))
+    monkeypatch.setattr("dsnb.hardware.oom_kills", lambda: next(counts))
     result, paths = run_small(worker="tests.workers.dying", gpus=2, steps=50)
     how = "by the kernel: the machine's memory ran out" if kills else "by signal 9 (SIGKILL)"
     assert (result.status, result.cause) == (status, f"rank 1 was killed {how}")
@@ -300,7 +300,7 @@ def test_two_launches_at_once_get_folders_of_their_own(small, tmp_path, monkeypa
 def test_op_builder_architectures_lose_their_suffix(monkeypatch):
     assert environment.plain_architectures("8.0;9.0a 10.0f+PTX") == "8.0;9.0 10.0+PTX"
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
-    assert environment.for_ranks(Experiment(), 0.0)["TORCH_CUDA_ARCH_LIST"] == "9.0"
+    assert environment.for_ranks("cpu", 1, 0.0)["TORCH_CUDA_ARCH_LIST"] == "9.0"
 
 
 def test_only_stale_op_build_locks_are_removed(tmp_path, monkeypatch):

@@ -13,9 +13,9 @@ from typing import Any
 
 import dsnb
 from dsnb import hardware
-from dsnb.experiment import Experiment
 from dsnb.paths import PACKAGE
 
+NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 
 
@@ -28,10 +28,12 @@ def describe() -> dict[str, Any]:
         "cores": hardware.cores(),
         "memory_gib": round(hardware.memory_gib(), 1),
         "gpus": [{"name": gpu.name, "memory_gib": round(gpu.memory_gib, 1)} for gpu in hardware.gpus()],
+        "clocks": hardware.clocks(),
         "driver": hardware.driver_version(),
         "python": platform.python_version(),
         "dsnb": dsnb.__version__,
         **{name: _version(name) for name in PACKAGES},
+        "nccl_package": next(filter(None, map(_version, NCCL_PACKAGES)), None),
         "git_commit": _git_commit(),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -64,18 +66,22 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def for_ranks(experiment: Experiment, launched_at: float) -> dict[str, str]:
+def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     """Give the environment that every rank of a run starts from.
 
     Parameters
     ----------
+    device
+        `cuda` or `cpu`.
+    ranks
+        How many of them share this machine's cores.
     launched_at
         Unix time of the launch, in seconds: the origin of every `t_s`.
     """
     env = dict(os.environ)
-    env["DS_ACCELERATOR"] = experiment.device
+    env["DS_ACCELERATOR"] = device
     env["DSNB_LAUNCHED_AT"] = repr(launched_at)
-    env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // experiment.gpus))
+    env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))
     env["TOKENIZERS_PARALLELISM"] = "false"
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, in which GPUs are chosen and sampled
     # One ninja for every start: a second version elsewhere on PATH makes torch compile each op again.

@@ -49,12 +49,17 @@ def prepare(run: RunPaths, experiment: Experiment, asked: Experiment | None = No
         run.dir.mkdir(parents=True, exist_ok=True)
         clear(run)
         check_space(run.dir)
-        records.write_json(run.experiment, described(experiment, asked or experiment))
-        records.write_json(run.deepspeed, deepspeed_config(experiment))
-        records.write_json(run.environment, environment.describe())
+        describe(run, experiment, asked or experiment, environment.describe())
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def describe(run: RunPaths, experiment: Experiment, asked: Experiment, machine: dict[str, Any]) -> None:
+    """Write down the settings, what DeepSpeed is told, and what the machine is."""
+    records.write_json(run.experiment, described(experiment, asked))
+    records.write_json(run.deepspeed, deepspeed_config(experiment))
+    records.write_json(run.environment, machine)
 
 
 def described(experiment: Experiment, asked: Experiment) -> dict[str, Any]:
@@ -79,6 +84,6 @@ def check_space(folder: Path) -> None:
 
 def clear(run: RunPaths) -> None:
     """Remove what an unfinished run left; the notebook stays, it may be the one being executed."""
-    written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result)
+    written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
     for path in (*written, run.profile, run.trace, run.flops):
         path.unlink(missing_ok=True)

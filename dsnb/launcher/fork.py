@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsnb.errors import LaunchError
-from dsnb.experiment import Experiment
 from dsnb.launcher import environment
-from dsnb.launcher.ranks import group_is_gone, rank_variables
-from dsnb.paths import RunPaths, sockets_home
+from dsnb.launcher.ranks import group_is_gone
+from dsnb.launcher.share import Share
+from dsnb.paths import sockets_home
 
 START_TIMEOUT_S = 180.0
 _servers: dict[str, "ForkServer"] = {}
@@ -41,8 +41,7 @@ class ForkServer:
         self.folder = Path(tempfile.mkdtemp(prefix="dsnb-", dir=sockets_home()))
         self.socket = self.folder / "socket"
         self.log = self.folder / "server.log"
-        probe = Experiment.model_construct(device=device, gpus=1)
-        env = {**environment.for_ranks(probe, 0.0), "OMP_NUM_THREADS": "1"}
+        env = {**environment.for_ranks(device, 1, 0.0), "OMP_NUM_THREADS": "1"}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dsnb.train.fork_server", str(self.socket)],
@@ -127,33 +126,33 @@ def _open(path: str) -> socket.socket:
 class ForkedRanks:
     """Ranks forked by the server, one process group."""
 
-    def __init__(self, experiment: Experiment, paths: RunPaths, env: dict[str, str], worker: str) -> None:
-        self._world = experiment.gpus
+    def __init__(self, share: Share) -> None:
+        self._ranks = share.ranks
         self._codes: dict[int, int] = {}
         self._rest = b""
         self._hung_up = False
-        self._connection = _connect(experiment.device)
+        self._connection = _connect(share.device)
         request = {
-            "ranks": [{**env, **own} for own in rank_variables(experiment)],
+            "ranks": share.variables,
             "cwd": os.getcwd(),
-            "log": str(paths.console),
-            "worker": worker,
-            "run_dir": str(paths.dir),
+            "log": str(share.console),
+            "worker": share.worker,
+            "run_dir": str(share.run_dir),
         }
         self.pids: list[int] = []
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
-            self._wait_for_pids(paths)
+            self._wait_for_pids(share.console)
         except BaseException:  # an interrupt too: the server kills what it forked for a connection that is gone
             self._connection.close()
             raise
 
-    def _wait_for_pids(self, paths: RunPaths) -> None:
+    def _wait_for_pids(self, log: Path) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self.pids:
             self._read(timeout_s=0.5)
             if self._hung_up or time.monotonic() > deadline:
-                raise LaunchError("the ranks could not be started: the fork server gave no answer", paths.console)
+                raise LaunchError("the ranks could not be started: the fork server gave no answer", log)
 
     def _read(self, timeout_s: float = 0.0) -> None:
         while not self._hung_up and select.select([self._connection], [], [], timeout_s)[0]:
@@ -164,20 +163,20 @@ class ForkedRanks:
                 if "pids" in message:
                     self.pids = message["pids"]
                 else:
-                    self._codes[message["rank"]] = message["exit"]
+                    self._codes[self._ranks[message["rank"]]] = message["exit"]
             timeout_s = 0.0
 
     def exit_codes(self) -> dict[int, int]:
         """Give the exit codes so far; ranks whose server died count as killed."""
         self._read()
         if self._hung_up:
-            missing = {rank: -signal.SIGKILL for rank in range(self._world) if rank not in self._codes}
+            missing = {rank: -signal.SIGKILL for rank in self._ranks if rank not in self._codes}
             return {**self._codes, **missing}
         return dict(self._codes)
 
     def ended(self) -> bool:
         """Say whether every rank has ended."""
-        return len(self.exit_codes()) == self._world
+        return len(self.exit_codes()) == len(self._ranks)
 
     def end(self) -> None:
         """Hang up, at which the server kills the group, and wait until it is gone.
@@ -188,7 +187,7 @@ class ForkedRanks:
             If a process stays all the same.
         """
         self._read()
-        if len(self._codes) < self._world:  # otherwise the server has seen them all end and cleared the group
+        if len(self._codes) < len(self._ranks):  # otherwise the server has seen them all end and cleared the group
             with contextlib.suppress(OSError):
                 os.killpg(self.pids[0], signal.SIGKILL)
         self._hung_up = True

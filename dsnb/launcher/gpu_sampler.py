@@ -3,55 +3,49 @@
 import contextlib
 import threading
 import time
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from dsnb import hardware, records
+from dsnb import hardware
 
 INTERVAL_S = 0.25
 
 
 class GpuSampler:
-    """Appends to `gpu.jsonl` until the `with` block ends; without GPUs it writes no file at all.
+    """Samples from now on until `stop()`; without GPUs there is no sample at all.
 
     Parameters
     ----------
-    path
-        The file to append to.
-    count
-        How many of the visible GPUs the run uses, the first ones.
+    gpus
+        NVML's numbers of the run's GPUs.
+    take
+        Called with every sample, in a thread of the sampler's own.
     launched_at
         Unix time of the launch in seconds, the origin of `t_s`.
     """
 
-    def __init__(self, path: Path, count: int, launched_at: float) -> None:
-        self._path, self._launched_at = path, launched_at
-        self._gpus = hardware.gpus()[:count]
+    def __init__(self, gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launched_at: float) -> None:
+        self._gpus, self._take, self._launched_at = gpus, take, launched_at
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Self:
-        if self._gpus:
+        if gpus:
             self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop(self) -> None:
+        """Stop sampling; the last sample has been taken when this returns."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _sample(self) -> None:
-        with hardware.nvml() as api, open(self._path, "a", encoding="utf-8", buffering=1) as file:
+        with hardware.nvml() as api:
             if api is None:
                 return
-            handles = {gpu.index: api.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in self._gpus}
+            handles = {index: api.nvmlDeviceGetHandleByIndex(index) for index in self._gpus}
             while not self._stop.wait(INTERVAL_S):
                 for index, handle in handles.items():
                     t_s = round(time.time() - self._launched_at, 3)
-                    file.write(records.line({"t_s": t_s, "gpu": index, **read(api, handle)}))
+                    self._take({"t_s": t_s, "gpu": index, **read(api, handle)})
 
 
 def read(api: Any, handle: Any) -> dict[str, float]:

@@ -7,6 +7,7 @@ import html
 import math
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dsnb import hardware, metrics, records
-from dsnb.errors import LaunchError
+from dsnb.errors import DsnbError, LaunchError
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
 
@@ -100,7 +101,7 @@ def broken_off(error: BaseException) -> tuple[str, str]:
     """Give the status and cause of a run that an exception ended on this side."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "stopped by the user"
-    return "failed", f"{type(error).__name__}: {error}"
+    return "failed", str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
 
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
@@ -115,7 +116,11 @@ def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
 
 
 def judge(
-    experiment: Experiment, paths: RunPaths, exit_codes: dict[int, int], host_oom_kills: int
+    experiment: Experiment,
+    paths: RunPaths,
+    exit_codes: dict[int, int],
+    host_oom_kills: int,
+    where: Callable[[int], str] = lambda rank: "",
 ) -> tuple[str, str | None]:
     """Give the status and cause of a run whose ranks ended by themselves.
 
@@ -125,6 +130,8 @@ def judge(
         Of the ranks that ended by themselves, in the order in which they did.
     host_oom_kills
         Processes that the kernel killed for want of memory while the run went on.
+    where
+        Says behind a rank's number on which host it is.
     """
     worker = records.read_json(paths.worker)
     failures = records.read_lines(paths.failures)
@@ -132,12 +139,15 @@ def judge(
     if experiment.profile and worker is not None:  # the run was over: what failed since then is the profile
         failures, bad = [], {}
     if -signal.SIGKILL in bad.values():  # its neighbours' errors are only that it is gone
-        return _died({rank: code for rank, code in bad.items() if code == -signal.SIGKILL}, paths, host_oom_kills)
+        killed = {rank: code for rank, code in bad.items() if code == -signal.SIGKILL}
+        return _died(killed, paths, host_oom_kills, where)
     if failures:
         first = failures[0]
-        return str(first.get("status", "failed")), f"rank {first.get('rank')}: {first.get('cause')}"
+        rank = first.get("rank")
+        there = where(rank) if isinstance(rank, int) and 0 <= rank < experiment.gpus else ""
+        return str(first.get("status", "failed")), f"rank {rank}{there}: {first.get('cause')}"
     if bad:
-        return _died(bad, paths, host_oom_kills)
+        return _died(bad, paths, host_oom_kills, where)
     timed = [step for step in records.read_lines(paths.steps) if step.get("phase") == "timed"]
     if worker is None or len(timed) != experiment.steps:
         return "failed", f"the ranks ended after {len(timed)} of {experiment.steps} timed steps without saying why"
@@ -146,9 +156,9 @@ def judge(
     return "ok", None
 
 
-def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int) -> tuple[str, str]:
+def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int, where: Callable[[int], str]) -> tuple[str, str]:
     rank, code = next(iter(bad.items()))
-    who = f"rank {rank}" if rank != SOME_RANK else "a rank"
+    who = f"rank {rank}{where(rank)}" if rank >= 0 else f"a rank{where(rank)}"
     if host_oom_kills and code == -signal.SIGKILL:
         return "oom", f"{who} was killed by the kernel: the machine's memory ran out"
     if any("out of memory" in line.lower() for line in last_lines(paths.console, 200)):

@@ -2,24 +2,20 @@
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Protocol
 
 import psutil
 
-from dsnb import hardware
-from dsnb.errors import LaunchError
 from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import SOME_RANK
-from dsnb.paths import RunPaths
+from dsnb.launcher.share import Share
 
 WORKER = "dsnb.train.worker"
-LOCALHOST = "127.0.0.1"
 
 
 class Ranks(Protocol):
@@ -35,53 +31,38 @@ class Ranks(Protocol):
         """Kill whatever is left, children of the ranks included, and wait until it is gone."""
 
 
-def rank_variables(experiment: Experiment) -> list[dict[str, str]]:
-    """Give each rank the variables that the `deepspeed` launcher would set on one machine."""
-    world = str(experiment.gpus)
-    shared = {
-        "MASTER_ADDR": LOCALHOST,
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": world,
-        "LOCAL_SIZE": world,
-        "CROSS_RANK": "0",
-        "CROSS_SIZE": "1",
-    }
-    if experiment.device == "cuda" and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(experiment.gpus)))
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(experiment.gpus)]
+class Crew(Ranks, Protocol):
+    """All ranks of a run, on one host or many, with what the hosts saw of them."""
 
+    experiment: Experiment
+    """The settings, with what only the hosts could say, such as their device."""
 
-def free_port() -> int:
-    """Give a TCP port that nobody listens on.
+    def start(self, worker: str, launched_at: float) -> None:
+        """Start every rank."""
 
-    It lies below the range from which systems take ports for outgoing connections: one from that range may be taken
-    again while the ranks start (seen once in 36 runs).
-    """
-    for port in random.sample(range(15_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((LOCALHOST, port))
-            return port
-    raise LaunchError("no free TCP port between 15000 and 32000: end what holds them")
+    def trouble(self) -> str | None:
+        """Say what befell the ranks from outside, such as a host that was lost; None if nothing did."""
+
+    def oom_kills(self) -> int:
+        """Count the processes that the ranks' kernels have killed since the start for want of memory."""
+
+    def where(self, rank: int) -> str:
+        """Say on which host a rank is, to be put behind its number; empty where there is only one."""
 
 
 class DeepSpeedRanks:
-    """Ranks started by DeepSpeed's own launcher, one `deepspeed` command with its children."""
+    """Ranks started by DeepSpeed's own launcher, one `deepspeed` command a host with its children.
 
-    def __init__(self, experiment: Experiment, paths: RunPaths, env: dict[str, str], worker: str) -> None:
-        command = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command += ["--master_addr", LOCALHOST, "--master_port", str(free_port()), "--no_local_rank"]
-        if experiment.device == "cuda":
-            # By number: given only a count, DeepSpeed drops CUDA_VISIBLE_DEVICES and takes the machine's first ones.
-            chosen = ",".join(str(gpu.index) for gpu in hardware.gpus()[: experiment.gpus])
-            command += ["--include", f"localhost:{chosen}"]
-        else:
-            command += ["--num_gpus", str(experiment.gpus)]
-        command += ["--module", "dsnb.train.start", worker, str(paths.dir)]
+    With several hosts it is started on each of them (`--no_ssh`), as DeepSpeed provides: started once for all, through
+    pdsh, it ends a run with `pkill -f` on every host, and so other people's runs there as well.
+    """
+
+    def __init__(self, share: Share) -> None:
         # The ranks are grandchildren: they watch this process themselves, see dsnb.train.start.
-        env = {**env, "DSNB_OWNER_PID": str(os.getpid())}
-        with open(paths.console, "ab") as log:
+        env = {**share.env, "DSNB_OWNER_PID": str(os.getpid())}
+        with open(share.console, "ab") as log:
             self.process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command(share), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def exit_codes(self) -> dict[int, int]:
@@ -105,6 +86,36 @@ class DeepSpeedRanks:
                 process.kill()
         psutil.wait_procs(family, timeout=10)
         self.process.wait()
+
+
+def command(share: Share) -> list[str]:
+    """Give the `deepspeed` command of one host."""
+    words = [sys.executable, "-m", "deepspeed.launcher.runner", "--no_local_rank"]
+    words += ["--master_addr", share.master_addr, "--master_port", str(share.master_port)]
+    if len(share.hosts) > 1:
+        words += ["--hostfile", str(write_hostfile(share)), "--no_ssh", "--node_rank", str(share.node)]
+        if share.device == "cuda":
+            words += ["--include", "@".join(f"{name}:{','.join(map(str, gpus))}" for name, gpus in _numbers(share))]
+    elif share.device == "cuda":
+        # By number: given only a count, DeepSpeed drops CUDA_VISIBLE_DEVICES and takes the machine's first ones.
+        words += ["--include", f"localhost:{','.join(map(str, share.gpus))}"]
+    else:
+        words += ["--num_gpus", str(len(share.ranks))]
+    return [*words, "--module", "dsnb.train.start", share.worker, str(share.run_dir)]
+
+
+def write_hostfile(share: Share) -> Path:
+    """Write the hostfile of a run beside a host's log: DeepSpeed counts the ranks by it."""
+    path = share.console.with_name("hostfile")
+    path.write_text("".join(f"{name} slots={max(gpus) + 1}\n" for name, gpus in _numbers(share)))
+    return path
+
+
+def _numbers(share: Share) -> list[tuple[str, list[int]]]:
+    """Give every host's GPUs: this one's by NVML's numbers; of the others only how many they are tells."""
+    own = share.gpus if share.device == "cuda" else list(share.hosts[share.node].devices)
+    numbers = [own if node == share.node else list(host.devices) for node, host in enumerate(share.hosts)]
+    return list(zip((host.name for host in share.hosts), numbers, strict=True))
 
 
 def descendants(pid: int) -> list[psutil.Process]:

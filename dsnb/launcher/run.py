@@ -14,12 +14,12 @@ from tqdm.auto import tqdm
 from dsnb import checks, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
-from dsnb.launcher import environment, fit, op_builds
-from dsnb.launcher.folder import next_free, prepare
-from dsnb.launcher.fork import ForkedRanks
-from dsnb.launcher.gpu_sampler import GpuSampler
+from dsnb.launcher import fit
+from dsnb.launcher.folder import describe, next_free, prepare
+from dsnb.launcher.local import LocalRanks
 from dsnb.launcher.outcome import Result, broken_off, judge, summarize_run
-from dsnb.launcher.ranks import WORKER, DeepSpeedRanks, Ranks
+from dsnb.launcher.ranks import WORKER, Crew
+from dsnb.launcher.remote import RemoteRanks
 from dsnb.paths import RunPaths
 
 POLL_S = 0.05
@@ -71,28 +71,32 @@ def launch(
 def _once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bool, worker: str) -> Result:
     """Run an experiment whose settings are all numbers; those that were asked for are recorded beside them."""
     prepare(run, experiment, asked)
-    for lock in op_builds.remove_stale_locks():
-        print(f"removed the lock that a killed compilation left: {lock}")
     launched_at = time.time()
-    starter = DeepSpeedRanks if experiment.launcher == "deepspeed" else ForkedRanks
-    env = environment.for_ranks(experiment, launched_at)
-    count = experiment.gpus if experiment.device == "cuda" else 0
-    oom_kills = _host_oom_kills()
-    ranks: Ranks | None = None
+    ranks: Crew | None = None
     try:
-        with GpuSampler(run.gpu, count, launched_at):
-            ranks = starter(experiment, run, env, worker)
-            ended_by = Watch(experiment, run, ranks, launched_at + experiment.time_limit_s).until_end(progress)
-            codes = ranks.exit_codes()  # of those that ended by themselves
-            ranks.end()
+        ranks = _remote(experiment, run, asked) if experiment.hostfile else LocalRanks(experiment, run)
+        experiment = ranks.experiment
+        ranks.start(worker, launched_at)
+        ended_by = Watch(experiment, run, ranks, launched_at).until_end(progress)
+        codes = ranks.exit_codes()  # of those that ended by themselves
+        ranks.end()
     except BaseException as error:
         if ranks:
             with contextlib.suppress(LaunchError):  # the first error is the one to tell
                 ranks.end()
         finish(experiment, run, ranks.exit_codes() if ranks else {}, launched_at, broken_off(error))
         raise
-    outcome = ended_by or judge(experiment, run, codes, _host_oom_kills() - oom_kills)
-    return finish(experiment, run, ranks.exit_codes(), launched_at, outcome)
+    status, cause = ended_by or judge(experiment, run, codes, ranks.oom_kills(), ranks.where)
+    if status == "failed" and (trouble := ranks.trouble()) and trouble not in str(cause):
+        cause = f"{trouble}; {cause}"
+    return finish(experiment, run, ranks.exit_codes(), launched_at, (status, cause))
+
+
+def _remote(experiment: Experiment, run: RunPaths, asked: Experiment) -> RemoteRanks:
+    """Reach the hosts, and write down what only they could say."""
+    ranks = RemoteRanks(experiment, run)
+    describe(run, ranks.experiment, asked, ranks.environment)
+    return ranks
 
 
 @dataclass
@@ -101,22 +105,25 @@ class Watch:
 
     experiment: Experiment
     run: RunPaths
-    ranks: Ranks
-    deadline: float
+    ranks: Crew
+    launched_at: float
     shown_at: float = 0.0
+    moved_at: float = 0.0
 
     def until_end(self, progress: bool) -> tuple[str, str] | None:
         """Wait for the ranks' end; give status and cause if the supervision had to end them itself."""
         total = self.experiment.warmup_steps + self.experiment.steps
         tail = records.Tail(self.run.steps)
         failed_at: float | None = None
+        self.moved_at = self.launched_at
         with tqdm(total=total, unit="step", disable=not progress, desc=self.experiment.name) as bar:
             while not self.ranks.ended():
                 time.sleep(POLL_S)
                 self._show(bar, tail)
-                if time.time() > self.deadline:
-                    limit = f"{self.experiment.time_limit_s:g} s"
-                    return "timeout", f"no end within the time limit of {limit}, {bar.n} of {total} steps done"
+                if late := self._too_late(bar.n, total):
+                    return "timeout", f"{late}, {bar.n} of {total} steps done"
+                if trouble := self.ranks.trouble():
+                    return "failed", trouble
                 if failed_at is None and any(self.ranks.exit_codes().values()):
                     failed_at = time.time()
                 if failed_at is not None and time.time() > failed_at + GRACE_S:
@@ -129,9 +136,18 @@ class Watch:
             clear_output(wait=True)
         return None
 
+    def _too_late(self, done: int, total: int) -> str | None:
+        """Say which limit has passed, None if none has."""
+        now, limits = time.time(), self.experiment
+        if now > self.launched_at + limits.time_limit_s:
+            return f"no end within the time limit of {limits.time_limit_s:g} s"
+        if done < total and now > self.moved_at + limits.hang_limit_s:
+            return f"no step within hang_limit_s of {limits.hang_limit_s:g} s"
+        return None
+
     def _show(self, bar: Any, tail: records.Tail, last: bool = False) -> None:
         for step in tail.new():
-            bar.n = step["step"]
+            bar.n, self.moved_at = step["step"], time.time()
             rate = self.experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
             loss = step["loss"] if step.get("loss") is not None else float("nan")
             bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
@@ -165,12 +181,3 @@ def finish(
     result = Result(*verdict, exit_codes, phases, summary, run.dir)
     result.write()
     return result
-
-
-def _host_oom_kills() -> int:
-    """Count the processes that Linux has killed for want of memory since it started."""
-    try:
-        rows = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)

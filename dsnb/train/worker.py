@@ -3,6 +3,7 @@
 Knows nothing of how it was started beyond the variables every launcher sets.
 """
 
+import functools
 import gc
 import math
 import os
@@ -10,6 +11,7 @@ import resource
 import time
 import traceback
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +130,10 @@ def set_up(experiment: Experiment) -> torch.device:
         # Training never uses this op, which DeepSpeed would compile for 40 to 77 s at the first start on a CPU.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     limit_memory(experiment, device)
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
+    limit = timedelta(seconds=experiment.hang_limit_s)
+    # DeepSpeed makes groups of its own without a timeout: each would wait half an hour for a rank that is gone.
+    torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
+    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", timeout=limit)
     return device
 
 

@@ -1,0 +1,216 @@
+"""`python -m dsnb.launcher.agent`: does on one host what the coordinator of a run asks for through a pair of pipes.
+
+It says what the host is, starts the host's ranks, passes on what they print and how they end, and samples its GPUs.
+When the pipe closes or the coordinator is silent for too long, it ends the ranks and itself: nothing of a run outlives
+it, and nothing is touched but what it started.
+"""
+
+import base64
+import functools
+import os
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from dsnb import hardware, records
+from dsnb.errors import DsnbError
+from dsnb.hostfile import Host
+from dsnb.launcher import addresses, environment, fork, local, survey
+from dsnb.launcher.folder import check_space
+from dsnb.launcher.ranks import Ranks
+from dsnb.launcher.share import Share, free_port, is_free
+from dsnb.launcher.wire import BEAT_S, Growth, Sender, receive, silence_s
+from dsnb.paths import RunPaths
+
+POLL_S = 0.05
+LAST_RESORT_S = 10.0
+SHARED_WAIT_S = 2.0
+"""How long a file that the coordinator wrote may take to be seen here through a network file system."""
+
+
+class Lifeline:
+    """Reads what the coordinator says, beats back, and notices when nothing comes any more.
+
+    All in threads of their own, because the main one may be stuck, writing into a pipe that nobody empties.
+    """
+
+    def __init__(self, file: IO[bytes], send: Sender) -> None:
+        self._file, self._send = file, send
+        self._heard_at = time.monotonic()
+        self._requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.cut = threading.Event()
+        self.last_resort: Callable[[], object] = lambda: None
+        for work in (self._listen, self._beat, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _listen(self) -> None:
+        while (record := receive(self._file)) is not None and record.get("do") != "end":
+            self._heard_at = time.monotonic()
+            if "ping" in record:
+                self._send(pong=record["ping"], time=time.time())
+            elif "do" in record:
+                self._requests.put(record)
+        self.cut.set()
+        self._requests.put(None)
+
+    def _beat(self) -> None:
+        while not self.cut.wait(BEAT_S):
+            self._send(alive=True)
+
+    def _watch(self) -> None:
+        while not self.cut.wait(BEAT_S):
+            if time.monotonic() > self._heard_at + silence_s():
+                self.cut.set()
+        self._requests.put(None)
+        time.sleep(LAST_RESORT_S)  # the main thread ends the process before that
+        try:
+            self.last_resort()
+        finally:
+            os._exit(1)
+
+    def request(self) -> dict[str, Any] | None:
+        """Wait for the next thing to do; None if there is none any more."""
+        return self._requests.get()
+
+
+def main() -> int:
+    """Serve one coordinator."""
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else prints must not get between the records
+    send = Sender(pipe)
+    lifeline = Lifeline(sys.stdin.buffer, send)
+    send(hello=survey.hello())
+    while (request := lifeline.request()) is not None:
+        try:
+            TASKS[str(request["do"])](request, lifeline, send)
+        except DsnbError as error:
+            send(error=str(error))
+        except OSError as error:
+            send(error=f"{error.filename or 'the host'}: {error.strerror or error}")
+        if request["do"] in {"run", "serve"}:
+            break
+    return 0
+
+
+def port(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
+    """Say on which port the ranks can meet."""
+    wanted, address = int(request["port"]), str(request["address"])
+    if wanted and not is_free(address, wanted):
+        raise DsnbError(f"master_port is {wanted}: it is in use there; name another, or 0 for any free one")
+    send(port=wanted or free_port(address))
+
+
+def examine(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
+    """Look at the host more closely, for `dsnb doctor`."""
+    send(examined=survey.examine(request))
+
+
+def serve(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
+    """Keep a fork server for the runs of a sweep, as long as the coordinator is there."""
+    server = fork.ForkServer(str(request["device"]))
+    lifeline.last_resort = server.close
+    try:
+        server.wait_ready()
+        send(socket=str(server.socket))
+        lifeline.cut.wait()
+    finally:
+        server.close()
+
+
+def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
+    """Start this host's ranks and stay with them to their end."""
+    scratch = Path(tempfile.mkdtemp(prefix="dsnb-"))
+    try:
+        check_space(scratch)
+        share, shared = prepared(request, scratch)
+        if share.device == "cuda" and (busy := survey.busy_gpus(share.gpus)):
+            raise DsnbError(f"{busy}; wait for it, or leave the host out with 'exclude'")
+        kills = hardware.oom_kills()
+        sampler = local.sampler(share, lambda sample: send(gpu=sample), float(request["launched_at"]))
+        try:
+            ranks = local.start(str(request["launcher"]), share)
+            lifeline.last_resort = functools.partial(_end, ranks, scratch)
+            send(started=True, shared=shared)
+            follow(ranks, lifeline, Upward(share, shared, send))
+        finally:
+            sampler.stop()
+        send(ended=ranks.exit_codes(), oom_kills=hardware.oom_kills() - kills)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
+    """Give this host's share, and whether it sees the run's folder; if it does not, it gets a folder of its own."""
+    folder = Path(request["run_dir"])
+    deadline = time.monotonic() + SHARED_WAIT_S
+    while not (shared := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not shared:
+        folder = scratch
+        records.write_json(RunPaths(folder).experiment, request["experiment"])
+        records.write_json(RunPaths(folder).deepspeed, request["deepspeed"])
+    hosts = tuple(Host(name, tuple(devices)) for name, devices in request["hosts"])
+    node, device = int(request["node"]), str(request["device"])
+    os.environ.update(request["env"])
+    if request.get("server"):
+        os.environ[fork.variable(device)] = request["server"]
+    if Path(request["cwd"]).is_dir():
+        os.chdir(request["cwd"])
+    env = environment.for_ranks(device, len(hosts[node].devices), float(request["launched_at"]))
+    env |= addresses.for_ranks(str(request["interface"]), addresses.own().interface)
+    address, number = str(request["master_addr"]), int(request["master_port"])
+    share = Share(device, hosts, node, address, number, env, request["worker"], folder, scratch / "console.log")
+    share.console.touch()
+    return share, shared
+
+
+def _end(ranks: Ranks, scratch: Path) -> None:
+    ranks.end()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+class Upward:
+    """Sends up what the ranks leave on this host: their lines, and their records where the folder is not shared."""
+
+    def __init__(self, share: Share, shared: bool, send: Sender) -> None:
+        self._console, self._send = Growth(share.console), send
+        run = RunPaths(share.run_dir)
+        self._files = [] if shared else [Growth(path) for path in run.written_by_ranks]
+        self._codes: dict[int, int] = {}
+
+    def __call__(self, codes: dict[int, int]) -> None:
+        """Send everything that is new."""
+        while added := self._console.new():
+            self._send(console=added[1].decode("utf-8", "replace"))
+        for file in self._files:
+            while added := file.new():
+                data = base64.b64encode(added[1]).decode("ascii")
+                self._send(file=file.path.name, offset=added[0], data=data)
+        for rank, code in codes.items():
+            if rank not in self._codes:
+                self._send(exit=code, rank=rank)
+        self._codes = dict(codes)
+
+
+def follow(ranks: Ranks, lifeline: Lifeline, upward: Upward) -> None:
+    """Pass everything on until the ranks have ended, or must."""
+    try:
+        while not ranks.ended() and not lifeline.cut.wait(POLL_S):
+            upward(ranks.exit_codes())
+        upward(ranks.exit_codes())
+    finally:
+        ranks.end()
+    upward(ranks.exit_codes())
+
+
+TASKS = {"port": port, "run": run, "serve": serve, "examine": examine}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""A run's ranks on this machine: started, sampled, and counted among what its kernel kills."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dsnb import hardware, records
+from dsnb.experiment import Experiment
+from dsnb.launcher import op_builds
+from dsnb.launcher.fork import ForkedRanks
+from dsnb.launcher.gpu_sampler import GpuSampler
+from dsnb.launcher.ranks import DeepSpeedRanks, Ranks
+from dsnb.launcher.share import Share, of_this_machine
+from dsnb.paths import RunPaths
+
+
+def start(launcher: str, share: Share) -> Ranks:
+    """Start the ranks of one host, on that host."""
+    for lock in op_builds.remove_stale_locks():
+        print(f"removed the lock that a killed compilation left: {lock}")
+    return DeepSpeedRanks(share) if launcher == "deepspeed" else ForkedRanks(share)
+
+
+def sampler(share: Share, take: Callable[[dict[str, Any]], None], launched_at: float) -> GpuSampler:
+    """Give the sampler of one host's GPUs."""
+    return GpuSampler(share.gpus if share.device == "cuda" else [], take, launched_at)
+
+
+class LocalRanks:
+    """All ranks of a run that needs no other machine."""
+
+    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
+        self.experiment, self._run = experiment, run
+        self._oom_kills = hardware.oom_kills()
+        self._ranks: Ranks | None = None
+
+    def start(self, worker: str, launched_at: float) -> None:
+        """Start the ranks.
+
+        Raises
+        ------
+        LaunchError
+            If they cannot be started.
+        """
+        run, experiment = self._run, self.experiment
+        share = of_this_machine(experiment, run, worker, launched_at)
+        self._sampler = sampler(share, lambda sample: records.append_line(run.gpu, sample), launched_at)
+        try:
+            self._ranks = start(experiment.launcher, share)
+        except BaseException:
+            self._sampler.stop()
+            raise
+
+    def exit_codes(self) -> dict[int, int]:
+        """Give the exit codes so far, by rank."""
+        return self._ranks.exit_codes() if self._ranks else {}
+
+    def ended(self) -> bool:
+        """Say whether nothing of the run is left."""
+        return self._ranks is None or self._ranks.ended()
+
+    def trouble(self) -> str | None:
+        """Give nothing: whatever ends them is in their exit codes."""
+        return None
+
+    def oom_kills(self) -> int:
+        """Count what the kernel killed since the start."""
+        return hardware.oom_kills() - self._oom_kills
+
+    def where(self, rank: int) -> str:
+        """Give nothing: there is only one host."""
+        return ""
+
+    def end(self) -> None:
+        """Kill whatever is left, and stop sampling."""
+        if self._ranks is None:
+            return
+        try:
+            self._ranks.end()
+        finally:
+            self._sampler.stop()

@@ -1,0 +1,158 @@
+"""The coordinator's end of the pipes to one host's agent: what was heard of it, and whether it still lives."""
+
+import contextlib
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any, cast
+
+from dsnb.errors import LaunchError
+from dsnb.hostfile import Host
+from dsnb.launcher.wire import BEAT_S, Sender, receive, silence_s
+
+REACHED_WITHIN_S = 60.0
+ENDS_WITHIN_S = 15.0
+
+
+class Node:
+    """One host of a run.
+
+    Parameters
+    ----------
+    number
+        Which host of the run it is, from 0; the first has rank 0.
+    host
+        Its name and GPUs.
+    command
+        What starts its agent.
+    take
+        Called with the node and every record that no answer waits for, in a thread of the node's own.
+    """
+
+    def __init__(
+        self, number: int, host: Host, command: list[str], take: Callable[["Node", dict[str, Any]], None]
+    ) -> None:
+        self.number, self.host, self._take = number, host, take
+        self.hello: dict[str, Any] = {}
+        self.codes: dict[int, int] = {}
+        self.ended = False
+        self.oom_kills = 0
+        self.lost: str | None = None
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._said: list[str] = []
+        self._heard_at = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # an interrupt from the keyboard is the coordinator's to handle
+            )
+        except OSError as error:
+            raise LaunchError(f"{command[0]} cannot be started ({error.strerror}): install it") from error
+        self._closed = threading.Event()
+        stdin, stdout, stderr = (cast("IO[bytes]", pipe) for pipe in self._pipes())
+        self.send = Sender(stdin)
+        threading.Thread(target=self._beat, daemon=True).start()
+        for work, pipe in ((self._listen, stdout), (self._listen_to_errors, stderr)):
+            threading.Thread(target=work, args=(pipe,), daemon=True).start()
+
+    def _pipes(self) -> tuple[IO[bytes] | None, ...]:
+        return self._process.stdin, self._process.stdout, self._process.stderr
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            self.send(alive=True)
+
+    def _listen(self, pipe: IO[bytes]) -> None:
+        while (record := receive(pipe)) is not None:
+            self._heard_at = time.monotonic()
+            if "error" in record:
+                self._said = [*self._said, str(record["error"])]
+            if "exit" in record:
+                self.codes[int(record["rank"])] = int(record["exit"])
+            elif "ended" in record:
+                self.codes = {int(rank): int(code) for rank, code in record["ended"].items()}
+                self.oom_kills = int(record.get("oom_kills", 0))
+                self.ended = True
+            elif {"hello", "pong", "port", "started", "error", "socket", "examined"} & record.keys():
+                self._answers.put(record)
+            elif "alive" not in record:
+                self._put(record)
+        self._answers.put(None)
+
+    def _put(self, record: dict[str, Any]) -> None:
+        try:
+            self._take(self, record)
+        except OSError as error:
+            self.lost = self.lost or f"what {self.host.name} sent cannot be written here: {error.strerror or error}"
+
+    def _listen_to_errors(self, pipe: IO[bytes]) -> None:
+        for raw in pipe:
+            line = raw.decode("utf-8", "replace").strip()
+            if line and not line.startswith("Warning: Permanently added"):
+                self._said = [*self._said[-19:], line[:400]]
+
+    def answer(self, timeout_s: float = REACHED_WITHIN_S) -> dict[str, Any]:
+        """Wait for the agent's next answer.
+
+        Raises
+        ------
+        LaunchError
+            If it reports an error, is gone, or gives none in time.
+        """
+        try:
+            record = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise LaunchError(f"{self.host.name} gave no answer within {timeout_s:g} s") from None
+        if record is None:
+            raise LaunchError(f"{self.host.name} was not reached: {self.last_words()}")
+        if "error" in record:
+            raise LaunchError(f"{self.host.name}: {record['error']}")
+        return record
+
+    def last_words(self) -> str:
+        """Say why the connection is gone, in the words of ssh, srun or the agent itself."""
+        try:
+            code: int | str = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            code = "unknown"
+        time.sleep(0.1)  # what it said last may still be on the way
+        told = self._said[-1] if self._said else f"its agent ended without a word (exit code {code})"
+        if "No module named" in told:
+            told += f"; dsnb must be installed on {self.host.name} under the same path as here"
+        return told
+
+    def check(self) -> None:
+        """Notice that the host is lost: its connection has ended, or it has been silent for too long."""
+        if self.lost or self.ended:
+            return
+        if self._process.poll() is not None and not self.ended:
+            self.lost = f"the connection to {self.host.name} broke: {self.last_words()}"
+            if self.ended:  # its last record was still on the way
+                self.lost = None
+        elif time.monotonic() > self._heard_at + silence_s():
+            self.lost = f"{self.host.name} has been silent for {silence_s():g} s: its network or the host is down"
+
+    def close(self) -> None:
+        """Tell the agent to end, and wait; one that is out of reach ends by itself for want of a coordinator."""
+        self._closed.set()
+        wait_s = 0.0 if self.lost else ENDS_WITHIN_S
+        closer = threading.Thread(target=self._hang_up, daemon=True)
+        closer.start()  # of its own: a pipe to a host that is gone may take nothing more
+        closer.join(timeout=1.0)
+        try:
+            self._process.wait(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            self.lost = self.lost or f"{self.host.name} did not confirm the end of its ranks"
+
+    def _hang_up(self) -> None:
+        self.send(do="end")
+        if self._process.stdin:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()

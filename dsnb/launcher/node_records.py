@@ -1,0 +1,132 @@
+"""What the hosts of a run send to the run's folder: lines, GPU samples, records, and how each of them ended."""
+
+import base64
+import binascii
+import threading
+from pathlib import Path
+from typing import Any
+
+from dsnb import records
+from dsnb.launcher.node import Node
+from dsnb.paths import RunPaths
+
+COMPARED = (
+    "driver",
+    "python",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "nccl_package",
+    "dsnb",
+    "git_commit",
+    "cpu",
+    "gpus",
+    "clocks",
+)
+"""What should be the same on every host of a run; what is not is told, for it makes a run slow, or wrong."""
+MOST_BYTES = 2**30
+
+
+class NodeRecords:
+    """Takes the records of all hosts of one run; several threads call it."""
+
+    def __init__(self, run: RunPaths) -> None:
+        self._run, self._lock = run, threading.Lock()
+        self._files = {path.name: path for path in run.written_by_ranks}
+        self._rest: dict[str, str] = {}
+        self.shared: dict[str, bool] = {}
+
+    def take(self, node: Node, record: dict[str, Any]) -> None:
+        """Put one record where it belongs."""
+        with self._lock:
+            if "console" in record:
+                self._console(node.host.name, str(record["console"]))
+            elif isinstance(record.get("gpu"), dict):
+                records.append_line(self._run.gpu, {"host": node.host.name, **record["gpu"]})
+            elif "file" in record:
+                self._file(record, node.number == 0)
+
+    def _console(self, host: str, text: str) -> None:
+        """Append whole lines with the host in front, as pdsh does."""
+        *lines, self._rest[host] = (self._rest.get(host, "") + text).split("\n")
+        if lines:
+            with open(self._run.console, "a", encoding="utf-8", errors="replace") as file:
+                file.write("".join(f"{host}: {line}\n" for line in lines))
+
+    def _file(self, record: dict[str, Any], is_first: bool) -> None:
+        """Write a part of a file; a name that ranks do not write, or a part beyond all measure, is dropped."""
+        path = self._files.get(str(record["file"]))
+        try:
+            raw, offset = base64.b64decode(str(record["data"]), validate=True), int(record["offset"])
+        except (KeyError, ValueError, binascii.Error):
+            return
+        if path == self._run.failures:
+            _append(path, raw)
+        elif path and is_first and 0 <= offset <= MOST_BYTES:
+            _write(path, offset, raw)
+
+    def write(self, nodes: list[Node]) -> None:
+        """Write `nodes.json`."""
+        for host, rest in self._rest.items():
+            if rest:
+                self._console(host, "\n")
+        first = 0
+        rows = []
+        for node in nodes:
+            ranks = list(range(first, first + len(node.host.devices)))
+            first += len(ranks)
+            rows.append(_row(node, ranks))
+        content = {
+            "shared_storage": all(self.shared.values()) if self.shared else None,
+            "nodes": rows,
+            "differences": differences({row["host"]: row["environment"] for row in rows}),
+        }
+        records.write_json(self._run.nodes, content)
+
+
+def _row(node: Node, ranks: list[int]) -> dict[str, Any]:
+    return {
+        "host": node.host.name,
+        "address": node.hello.get("address"),
+        "interface": node.hello.get("interface"),
+        "ranks": ranks,
+        "devices": list(node.host.devices),
+        "exit_codes": {str(rank): code for rank, code in sorted(node.codes.items())},
+        "lost": node.lost,
+        "oom_kills": node.oom_kills,
+        "clock_offset_s": node.hello.get("clock_offset_s"),
+        "environment": node.hello.get("environment", {}),
+    }
+
+
+def differences(environments: dict[str, dict[str, Any]]) -> list[str]:
+    """Say in which of its versions and parts a host differs from others."""
+    told = []
+    for name in COMPARED:
+        values: dict[str, list[str]] = {}
+        for host, environment in environments.items():
+            values.setdefault(_shown(environment.get(name)), []).append(host)
+        if len(values) > 1:
+            told.append(f"{name}: " + ", ".join(f"{value} on {_some(hosts)}" for value, hosts in values.items()))
+    return told
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " + ".join(" ".join(map(str, one.values())) if isinstance(one, dict) else str(one) for one in value)
+    return "none" if value is None else str(value)
+
+
+def _some(hosts: list[str]) -> str:
+    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+
+
+def _append(path: Path, raw: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(raw)
+
+
+def _write(path: Path, offset: int, raw: bytes) -> None:
+    with open(path, "r+b" if offset and path.exists() else "wb") as file:
+        file.seek(offset)
+        file.write(raw)

@@ -1,0 +1,195 @@
+"""A run on several hosts: their agents reached, started together, listened to, and ended together."""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import dsnb
+from dsnb import records
+from dsnb.errors import LaunchError
+from dsnb.experiment import Experiment
+from dsnb.launcher import transport
+from dsnb.launcher.node import Node
+from dsnb.launcher.node_records import NodeRecords
+from dsnb.paths import RunPaths
+
+STARTED_WITHIN_S = 240.0
+SERVERS = "DSNB_NODE_SERVERS"
+"""The variable in which a sweep passes on the fork servers that it keeps on its hosts, as JSON."""
+
+
+def connect(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) -> list[Node]:
+    """Start an agent on every host of an experiment and wait until all have said what they are.
+
+    Raises
+    ------
+    LaunchError
+        Naming every host that was not reached, and why.
+    """
+    nodes: list[Node] = []
+    try:
+        for number, host in enumerate(experiment.hosts):
+            nodes.append(Node(number, host, transport.command(experiment, host), take))
+        failures = [failure for failure in _of_each(nodes, _greet) if failure]
+        if failures:
+            raise LaunchError("; ".join(failures[:5]) + (f"; and {len(failures) - 5} more" if failures[5:] else ""))
+    except BaseException:
+        close(nodes)
+        raise
+    return nodes
+
+
+def _of_each(nodes: list[Node], work: Callable[[Node], Any]) -> list[Any]:
+    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+        return list(pool.map(work, nodes))
+
+
+def _greet(node: Node) -> str | None:
+    """Take a node's hello and its clock; give what is wrong with it."""
+    try:
+        node.hello = node.answer().get("hello", {})
+        offsets = []
+        for _ in range(3):
+            sent = time.time()
+            node.send(ping=sent)
+            there, back = node.answer()["time"], time.time()
+            offsets.append((back - sent, there - (sent + back) / 2))
+        node.hello["clock_offset_s"] = round(min(offsets)[1], 4)  # of the quickest way there and back
+    except LaunchError as error:
+        return str(error)
+    if node.hello.get("dsnb") != dsnb.__version__:
+        return f"{node.host.name} has dsnb {node.hello.get('dsnb')} and this host {dsnb.__version__}: install the same"
+    return None
+
+
+def close(nodes: list[Node]) -> None:
+    """End every agent, all at once."""
+    _of_each(nodes, Node.close)
+
+
+class RemoteRanks:
+    """All ranks of a run with a hostfile."""
+
+    def __init__(self, experiment: Experiment, run: RunPaths) -> None:
+        self._run = run
+        self._records = NodeRecords(run)
+        self._closed = False
+        self._nodes = connect(experiment, self._records.take)
+        self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
+        self.environment: dict[str, Any] = self._nodes[0].hello["environment"]
+
+    def _device(self, experiment: Experiment) -> str:
+        """Give `cuda` if every host has the GPUs that it should, and `cpu` if none has any."""
+        counts = {node.host.name: int(node.hello.get("gpus", 0)) for node in self._nodes}
+        if experiment.device == "cpu" or (experiment.device == "auto" and not any(counts.values())):
+            return "cpu"
+        short = [node for node in self._nodes if counts[node.host.name] <= max(node.host.devices)]
+        if short:
+            close(self._nodes)
+            name, wanted = short[0].host.name, max(short[0].host.devices) + 1
+            raise LaunchError(f"{name} has {counts[name]} usable GPUs and {wanted} slots: correct the hostfile")
+        return "cuda"
+
+    def start(self, worker: str, launched_at: float) -> None:
+        """Start the ranks on every host.
+
+        Raises
+        ------
+        LaunchError
+            If a host cannot start its ranks; then none is left running.
+        """
+        token = self._run.dir / f".shared-{secrets.token_hex(8)}"
+        try:
+            token.touch()
+            requests = self._requests(worker, token, launched_at)
+            for node, request in zip(self._nodes, requests, strict=True):
+                node.send(**request)
+            for node in self._nodes:
+                self._records.shared[node.host.name] = bool(node.answer(STARTED_WITHIN_S).get("shared"))
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            with suppress(OSError):
+                token.unlink()
+
+    def _requests(self, worker: str, token: Path, launched_at: float) -> list[dict[str, Any]]:
+        experiment, first = self.experiment, self._nodes[0]
+        address = self._address(first)
+        first.send(do="port", port=experiment.master_port, address=address)
+        servers = json.loads(os.environ.get(SERVERS, "{}"))
+        common = {
+            "do": "run",
+            "device": experiment.device,
+            "launcher": experiment.launcher,
+            "hosts": [(node.host.name, node.host.devices) for node in self._nodes],
+            "master_addr": address,
+            "master_port": first.answer()["port"],
+            "interface": experiment.interface,
+            "worker": worker,
+            "run_dir": str(self._run.dir),
+            "token": token.name,
+            "cwd": os.getcwd(),
+            "env": transport.forwarded(experiment),
+            "experiment": records.read_json(self._run.experiment),
+            "deepspeed": records.read_json(self._run.deepspeed),
+        }
+        return [
+            {
+                **common,
+                "node": number,
+                "server": servers.get(f"{node.host.name} {experiment.device}"),
+                "launched_at": launched_at + node.hello["clock_offset_s"],
+            }
+            for number, node in enumerate(self._nodes)
+        ]
+
+    def _address(self, node: Node) -> str:
+        """Give the address at which the ranks meet."""
+        chosen = self.experiment.interface
+        known: dict[str, str] = node.hello["interfaces"]
+        if chosen and chosen not in known:
+            there = ", ".join(sorted(known))
+            raise LaunchError(f"interface is {chosen!r}: {node.host.name} has no address on it; it has {there}")
+        return known[chosen] if chosen else str(node.hello["address"])
+
+    def exit_codes(self) -> dict[int, int]:
+        """Give the exit codes so far, by rank; one that stands for some rank of node k (from 0) by -1 - k."""
+        return {
+            rank if rank >= 0 else -1 - node.number: code
+            for node in self._nodes
+            for rank, code in dict(node.codes).items()
+        }
+
+    def ended(self) -> bool:
+        """Say whether every host has ended its ranks."""
+        return all(node.ended for node in self._nodes)
+
+    def trouble(self) -> str | None:
+        """Say which host was lost and how that was noticed."""
+        for node in self._nodes:
+            node.check()
+        return next((node.lost for node in self._nodes if node.lost), None)
+
+    def oom_kills(self) -> int:
+        """Count what the hosts' kernels killed since the start."""
+        return sum(node.oom_kills for node in self._nodes)
+
+    def where(self, rank: int) -> str:
+        """Say on which host a rank is."""
+        owners = [node for node in self._nodes for _ in node.host.devices]
+        return f" on {(owners[rank] if rank >= 0 else self._nodes[-1 - rank]).host.name}"
+
+    def end(self) -> None:
+        """End the ranks of every host, and write down what became of each."""
+        if self._closed:
+            return
+        self._closed = True
+        close(self._nodes)
+        self._records.write(self._nodes)

@@ -1,0 +1,103 @@
+"""What an agent says of its host: at every start in short, and for `dsnb doctor` at length."""
+
+import contextlib
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import dsnb
+from dsnb import hardware
+from dsnb.launcher import addresses, environment, op_builds
+
+BUSY_GIB = 1.0
+"""More memory than this in use on a GPU means that somebody works on it; a driver alone takes less."""
+FREED_WITHIN_S = 10.0
+"""A GPU's memory is given back some seconds after the process that had it is gone."""
+
+
+def hello() -> dict[str, Any]:
+    """Say what this host is and how it was reached."""
+    place = addresses.own()
+    return {
+        "dsnb": dsnb.__version__,
+        "host": socket.gethostname(),
+        "address": place.address,
+        "interface": place.interface,
+        "interfaces": {name: address for address, name in addresses.interfaces().items()},
+        "gpus": len(hardware.gpus()),
+        "environment": environment.describe(),
+    }
+
+
+def examine(request: dict[str, Any]) -> dict[str, Any]:
+    """Look at disk, GPUs and the links to other hosts."""
+    folder = Path(str(request.get("folder", ".")))
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    token = folder / str(request.get("token", "-"))
+    return {
+        "free_gib": round(shutil.disk_usage(existing).free / hardware.GIB, 1),
+        "writable": os.access(existing, os.W_OK),
+        "sees_outputs": token.exists(),
+        "memory_free_gib": round(psutil.virtual_memory().available / hardware.GIB, 1),
+        "load_per_core": round(os.getloadavg()[0] / hardware.cores(), 2),
+        "busy": busy_gpus([gpu.index for gpu in hardware.gpus()], wait_s=0),
+        "links": links(),
+        "compiler": bool(shutil.which("c++") or shutil.which("g++")),
+        "stale_locks": len(op_builds.stale_locks()),
+        "reached": {peer: round(seconds * 1000, 2) for peer in request.get("peers", []) if (seconds := _knock(peer))},
+    }
+
+
+def links() -> dict[str, str]:
+    """Give the network interfaces that are up with their speed, InfiniBand ports, and NVLinks between the GPUs."""
+    found = {
+        name: f"{state.speed} Mbit/s" if state.speed else "speed unknown"
+        for name, state in psutil.net_if_stats().items()
+        if state.isup and name != "lo"
+    }
+    for rate in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
+        with contextlib.suppress(OSError):
+            found[f"{rate.parts[-4]}:{rate.parts[-2]}"] = rate.read_text().strip()
+    if (nvlinks := hardware.nvlinks()) is not None:
+        found["NVLink"] = f"{nvlinks} links a GPU"
+    return found
+
+
+def busy_gpus(indexes: list[int], wait_s: float = FREED_WITHIN_S) -> str | None:
+    """Say which GPU somebody else works on; None if all are free, at the latest after `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    while (busy := _busy(indexes)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return busy
+
+
+def _busy(indexes: list[int]) -> str | None:
+    for index, (used_gib, pids) in hardware.in_use(indexes).items():
+        if pids or used_gib > BUSY_GIB:
+            who = f" by {', '.join(map(_name, pids))}" if pids else ""
+            return f"GPU {index} is in use{who}, {used_gib:.1f} GiB"
+    return None
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"process {pid} ({psutil.Process(pid).name()})"
+    return f"process {pid}"
+
+
+def _knock(peer: str, timeout_s: float = 3.0) -> float | None:
+    """Give the seconds in which a host answers a TCP connection, even by refusing it; None if it does not."""
+    address, _, port = peer.rpartition(":")
+    began = time.perf_counter()
+    try:
+        socket.create_connection((address, int(port)), timeout_s).close()
+    except ConnectionRefusedError:
+        pass
+    except (OSError, ValueError):
+        return None
+    return max(1e-6, time.perf_counter() - began)

@@ -1,0 +1,77 @@
+"""What a run's coordinator and the agents on its hosts say to each other: one JSON object a line, both ways.
+
+Both speak at least every `BEAT_S`; whoever hears nothing for `silence_s()` takes the other for lost. That notices a cut
+link, of which the operating system tells nobody.
+"""
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from dsnb import records
+
+BEAT_S = 1.0
+MOST_LINE_BYTES = 8 * 2**20
+CHUNK_BYTES = 256 * 1024
+
+
+def silence_s() -> float:
+    """Give the seconds of silence after which the other side counts as lost: `$DSNB_SILENCE_S`, or 20."""
+    try:
+        return max(3.0, float(os.environ.get("DSNB_SILENCE_S", "20")))
+    except ValueError:
+        return 20.0
+
+
+class Sender:
+    """Sends records from several threads; what nobody reads any more is dropped."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._lock = file, threading.Lock()
+
+    def __call__(self, **record: Any) -> None:
+        """Send one record."""
+        raw = records.line(record).encode("utf-8", "replace")
+        with self._lock:
+            try:
+                self._file.write(raw)
+                self._file.flush()
+            except (OSError, ValueError):
+                pass
+
+
+def receive(file: IO[bytes]) -> dict[str, Any] | None:
+    """Give the next record, None at the end; lines that are none, such as a login's greeting, are passed over."""
+    while raw := file.readline(MOST_LINE_BYTES):
+        try:
+            record = json.loads(raw)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            return record
+    return None
+
+
+class Growth:
+    """What came to a file since the last look: its bytes from where they begin, anew where it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._known, self._sent = path, (0, 0), 0
+
+    def new(self) -> tuple[int, bytes] | None:
+        """Give the offset and at most `CHUNK_BYTES` of what is new, None if nothing is."""
+        try:
+            with open(self.path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if (found.st_dev, found.st_ino) != self._known or found.st_size < self._sent:
+                    self._known, self._sent = (found.st_dev, found.st_ino), 0
+                file.seek(self._sent)
+                added = file.read(CHUNK_BYTES)
+        except OSError:
+            return None
+        if not added:
+            return None
+        offset, self._sent = self._sent, self._sent + len(added)
+        return offset, added
