@@ -18,8 +18,9 @@ import yaml
 from dsnb import checks, notebooks, paths, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import SUPERVISION, Experiment
-from dsnb.launcher import fork, servers
+from dsnb.launcher import fork
 from dsnb.launcher.folder import check_space
+from dsnb.launcher.hosts import servers
 from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run, Sweep, load_sweep
 from dsnb.paths import RunPaths, SweepPaths

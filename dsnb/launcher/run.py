@@ -16,10 +16,10 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import fit
 from dsnb.launcher.folder import describe, next_free, prepare
+from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
 from dsnb.launcher.outcome import Result, broken_off, judge, summarize_run
 from dsnb.launcher.ranks import WORKER, Crew
-from dsnb.launcher.remote import RemoteRanks
 from dsnb.paths import RunPaths
 
 POLL_S = 0.05

@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 from dsnb.errors import LaunchError
 from dsnb.hostfile import Host
-from dsnb.launcher.wire import BEAT_S, Sender, receive, silence_s
+from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
 
 REACHED_WITHIN_S = 60.0
 ENDS_WITHIN_S = 15.0

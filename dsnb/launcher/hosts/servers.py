@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.hostfile import Host
-from dsnb.launcher import transport
-from dsnb.launcher.node import Node
-from dsnb.launcher.remote import SERVERS, STARTED_WITHIN_S
+from dsnb.launcher.hosts import transport
+from dsnb.launcher.hosts.node import Node
+from dsnb.launcher.hosts.remote import SERVERS, STARTED_WITHIN_S
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ import psutil
 
 import dsnb
 from dsnb import hardware
-from dsnb.launcher import addresses, environment, op_builds
+from dsnb.launcher import environment, op_builds
+from dsnb.launcher.hosts import addresses
 
 BUSY_GIB = 1.0
 """More memory than this in use on a GPU means that somebody works on it; a driver alone takes less."""

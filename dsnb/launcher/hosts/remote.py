@@ -14,9 +14,9 @@ import dsnb
 from dsnb import records
 from dsnb.errors import LaunchError
 from dsnb.experiment import Experiment
-from dsnb.launcher import transport
-from dsnb.launcher.node import Node
-from dsnb.launcher.node_records import NodeRecords
+from dsnb.launcher.hosts import transport
+from dsnb.launcher.hosts.gather import NodeRecords
+from dsnb.launcher.hosts.node import Node
 from dsnb.paths import RunPaths
 
 STARTED_WITHIN_S = 240.0
@@ -32,17 +32,23 @@ def connect(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]
     LaunchError
         Naming every host that was not reached, and why.
     """
+    nodes, failures = reach(experiment, take)
+    if told := list(filter(None, failures)):
+        close(nodes)
+        raise LaunchError("; ".join(told[:5]) + (f"; and {len(told) - 5} more" if told[5:] else ""))
+    return nodes
+
+
+def reach(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) -> tuple[list[Node], list[str | None]]:
+    """Start an agent on every host, and give them with what is wrong with each, None for one that answers."""
     nodes: list[Node] = []
     try:
         for number, host in enumerate(experiment.hosts):
             nodes.append(Node(number, host, transport.command(experiment, host), take))
-        failures = [failure for failure in _of_each(nodes, _greet) if failure]
-        if failures:
-            raise LaunchError("; ".join(failures[:5]) + (f"; and {len(failures) - 5} more" if failures[5:] else ""))
+        return nodes, _of_each(nodes, _greet)
     except BaseException:
         close(nodes)
         raise
-    return nodes
 
 
 def _of_each(nodes: list[Node], work: Callable[[Node], Any]) -> list[Any]:

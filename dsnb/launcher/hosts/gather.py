@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb import records
-from dsnb.launcher.node import Node
+from dsnb.launcher.hosts.node import Node
 from dsnb.paths import RunPaths
 
 COMPARED = (

@@ -1,4 +1,4 @@
-"""`python -m dsnb.launcher.agent`: does on one host what the coordinator of a run asks for through a pair of pipes.
+"""`python -m dsnb.launcher.hosts.agent`: does on one host what a run's coordinator asks for through a pair of pipes.
 
 It says what the host is, starts the host's ranks, passes on what they print and how they end, and samples its GPUs.
 When the pipe closes or the coordinator is silent for too long, it ends the ranks and itself: nothing of a run outlives
@@ -21,11 +21,12 @@ from typing import IO, Any
 from dsnb import hardware, records
 from dsnb.errors import DsnbError
 from dsnb.hostfile import Host
-from dsnb.launcher import addresses, environment, fork, local, survey
+from dsnb.launcher import environment, fork, local
 from dsnb.launcher.folder import check_space
+from dsnb.launcher.hosts import addresses, survey
+from dsnb.launcher.hosts.wire import BEAT_S, Growth, Sender, receive, silence_s
 from dsnb.launcher.ranks import Ranks
 from dsnb.launcher.share import Share, free_port, is_free
-from dsnb.launcher.wire import BEAT_S, Growth, Sender, receive, silence_s
 from dsnb.paths import RunPaths
 
 POLL_S = 0.05
