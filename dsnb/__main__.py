@@ -35,15 +35,14 @@ class Format(StrEnum):
 
 Params = Annotated[Path, typer.Argument(help="A params file.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(help="A folder of outputs.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for every run; a list becomes an axis.")]
 Output = Annotated[Path | None, typer.Option(help="Write here instead.", show_default=False)]
 
 
 @app.command()
 def sweep(
     params: Params,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE for every run; a list becomes an axis.")
-    ] = None,
+    set_: Set = None,
     only: Annotated[str | None, typer.Option(help="Experiments whose names match, for example 'zs3*'.")] = None,
     output: Output = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and start nothing.")] = False,
@@ -100,12 +99,18 @@ def report(folder: Folder, output: Output = None) -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """Say what this machine can run, what is missing, and how to fix it."""
+def doctor(
+    hostfile: Annotated[Path | None, typer.Option(help="Look at its hosts instead.", show_default=False)] = None,
+    set_: Set = None,
+) -> None:
+    """Say what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
     from dsnb.doctor import examine
+    from dsnb.doctor_hosts import examine_hosts
+    from dsnb.experiment import Experiment
 
+    settings = {"gpus": "auto", **overrides(set_ or [])}
     table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
-    checks = examine()
+    checks = examine_hosts(Experiment(hostfile=str(hostfile), **settings)) if hostfile else examine()
     for check in checks:
         mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
         table.add_row(mark, check.what, check.found.replace("[", r"\["), check.advice.replace("[", r"\["))
@@ -129,16 +134,12 @@ def overrides(words: list[str]) -> dict[str, Any]:
 
 
 def show_plan(planned: Any) -> None:
-    """Print the runs of a sweep with DeepSpeed's settings, and what this machine cannot do of them."""
-    from dsnb.launcher.config import deepspeed_config
+    """Print the runs of a sweep with their settings and commands, and what this machine cannot do of them."""
+    from dsnb.dry_run import lines
     from dsnb.sweep import unsupported
 
-    for run in planned.runs:
-        typer.echo(f"{run.paths.dir}")
-        if run.repeat == 1:
-            settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
-            typer.echo(yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2))
-    typer.echo(f"{len(planned.runs)} runs; nothing was started")
+    for line in lines(planned):
+        typer.echo(line)
     for problem in unsupported(planned):
         typer.echo(f"this machine could not run it: {problem}", err=True)
 

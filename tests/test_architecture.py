@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 # From top to bottom: a module imports only from lines below its own, a package also from itself.
 LAYERS = [
     "__main__",
+    "dry_run",
+    "doctor_hosts",
     "doctor",
     "report",
     "explorer",

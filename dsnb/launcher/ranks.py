@@ -60,9 +60,15 @@ class DeepSpeedRanks:
     def __init__(self, share: Share) -> None:
         # The ranks are grandchildren: they watch this process themselves, see dsnb.train.start.
         env = {**share.env, "DSNB_OWNER_PID": str(os.getpid())}
+        hostfile = write_hostfile(share)
         with open(share.console, "ab") as log:
             self.process = subprocess.Popen(
-                command(share), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command(share, hostfile),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def exit_codes(self) -> dict[int, int]:
@@ -88,12 +94,12 @@ class DeepSpeedRanks:
         self.process.wait()
 
 
-def command(share: Share) -> list[str]:
-    """Give the `deepspeed` command of one host."""
+def command(share: Share, hostfile: Path) -> list[str]:
+    """Give the `deepspeed` command of one host; the hostfile is read where there are several."""
     words = [sys.executable, "-m", "deepspeed.launcher.runner", "--no_local_rank"]
     words += ["--master_addr", share.master_addr, "--master_port", str(share.master_port)]
     if len(share.hosts) > 1:
-        words += ["--hostfile", str(write_hostfile(share)), "--no_ssh", "--node_rank", str(share.node)]
+        words += ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", str(share.node)]
         if share.device == "cuda":
             words += ["--include", "@".join(f"{name}:{','.join(map(str, gpus))}" for name, gpus in _numbers(share))]
     elif share.device == "cuda":

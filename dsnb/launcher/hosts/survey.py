@@ -50,7 +50,7 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
         "links": links(),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
         "stale_locks": len(op_builds.stale_locks()),
-        "reached": {peer: round(seconds * 1000, 2) for peer in request.get("peers", []) if (seconds := _knock(peer))},
+        "reached": {str(peer): _knock(str(peer)) for peer in request.get("peers", [])},
     }
 
 
@@ -92,7 +92,7 @@ def _name(pid: int) -> str:
 
 
 def _knock(peer: str, timeout_s: float = 3.0) -> float | None:
-    """Give the seconds in which a host answers a TCP connection, even by refusing it; None if it does not."""
+    """Give the milliseconds in which a host answers a TCP connection, even by refusing it; None if it does not."""
     address, _, port = peer.rpartition(":")
     began = time.perf_counter()
     try:
@@ -101,4 +101,4 @@ def _knock(peer: str, timeout_s: float = 3.0) -> float | None:
         pass
     except (OSError, ValueError):
         return None
-    return max(1e-6, time.perf_counter() - began)
+    return round((time.perf_counter() - began) * 1000, 2)
