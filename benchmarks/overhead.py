@@ -17,13 +17,13 @@ from statistics import median
 
 from dsnb import records
 from dsnb.experiment import Experiment
+from dsnb.job import execute
 from dsnb.launcher import environment, fork
 from dsnb.launcher.ranks import WORKER
 from dsnb.launcher.run import launch, prepare
 from dsnb.launcher.share import free_port
 from dsnb.params import Run
 from dsnb.paths import RunPaths
-from dsnb.sweep import execute
 
 EXPERIMENT = Experiment(
     model="gpt2-tiny",

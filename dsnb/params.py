@@ -34,6 +34,10 @@ class Run:
     experiment: Experiment
     repeat: int
     paths: RunPaths
+    lane: str = ""
+    """The hosts that make it, of a sub-cluster: runs of one lane come one after the other, lanes side by side."""
+    stage: int = 0
+    """Lanes of a later stage wait for those of this one, whose hosts they share."""
 
 
 @dataclass(frozen=True)

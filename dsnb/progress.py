@@ -1,10 +1,13 @@
 """The progress of a sweep on a terminal: which run of how many, its step, loss and tokens/s, and the time left.
 
-Where the output is no terminal it prints one line a run.
+Where the output is no terminal it prints one line a run. Of runs side by side it shows how many there are.
 """
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -27,14 +30,19 @@ class Progress:
         Runs of the whole sweep, finished ones included.
     todo
         The runs to be made.
+    foretold
+        Say when the sweep will be over; not for runs that wait for others' jobs to end.
     """
 
-    def __init__(self, total: int, todo: list[Run], enabled: bool = True) -> None:
+    def __init__(self, total: int, todo: Sequence[Run], enabled: bool = True, foretold: bool = True) -> None:
         self.console = Console(stderr=True, quiet=not enabled)
         self._total, self._done = total, total - len(todo)
-        self._left = len(todo)
+        self._left = Counter(run.stage for run in todo)
+        self._lanes = {stage: len({run.lane for run in todo if run.stage == stage}) for stage in self._left}
+        self._alone = foretold and not any(run.lane for run in todo)
+        self._foretold = foretold
         self._ran_s: list[float] = []
-        self._began = 0.0
+        self._began: dict[Path, float] = {}
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar = rich.progress.Progress(
@@ -49,7 +57,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._done:
-            self.console.print(f"{self._done} of {self._total} runs are finished and are not repeated")
+            self.say(f"{self._done} of {self._total} runs are finished and are not repeated")
         self._bar.start()
         return self
 
@@ -60,8 +68,12 @@ class Progress:
         self._bar.stop()
 
     def begin(self, run: Run) -> None:
-        """Show a run that starts."""
-        self._began = time.monotonic()
+        """Show a run that starts; one that is shown already goes on."""
+        if run.paths.dir in self._began:
+            return
+        self._began[run.paths.dir] = time.monotonic()
+        if not self._alone:
+            return
         number = self._done + 1
         steps = run.experiment.warmup_steps + run.experiment.steps
         self._bar.update(
@@ -71,34 +83,55 @@ class Progress:
         self._watcher = threading.Thread(target=self._watch, args=(run,), daemon=True)
         self._watcher.start()
 
-    def end(self, run: Run, result: Result) -> None:
-        """Print the line of a run that ended."""
+    def count(self, running: int, waiting: int) -> None:
+        """Show how many jobs go on."""
+        told = [f"{running} running", f"{waiting} queued" if waiting else ""]
+        left_s = self._time_left_s()
+        told += [f"{_minutes(left_s)} left"] if left_s is not None and self._foretold else []
+        self._bar.update(
+            self._task,
+            description=f"{self._done} of {self._total} runs",
+            completed=self._done,
+            total=self._total,
+            note=", ".join(filter(None, told)),
+        )
+
+    def end(self, run: Run, result: Result, where: str = "") -> None:
+        """Print the line of a run that ended, `where` says on which hosts or in which job."""
         self._end_watch()
-        self._ran_s.append(time.monotonic() - self._began)
+        self._ran_s.append(time.monotonic() - self._began.pop(run.paths.dir))
         self._done += 1
-        self._left -= 1
+        self._left[run.stage] -= 1
         rate = result.summary.get("tokens_per_s")
         figure = f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
         loss = result.summary.get("loss_last")
         loss_text = f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
-        self.console.print(
-            f"run {self._done}/{self._total}  {run.name} run{run.repeat}: {result.status}, {figure}{loss_text}  "
-            f"({self._ran_s[-1]:.0f} s, {_minutes(self._time_left_s())} left)",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+        left = f", {_minutes(self._time_left_s())} left" if self._foretold else ""
+        self.say(
+            f"run {self._done}/{self._total}  {run.name} run{run.repeat}{f' {where}' if where else ''}: "
+            f"{result.status}, {figure}{loss_text}  ({self._ran_s[-1]:.0f} s{left})"
         )
 
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def _time_left_s(self, part: float = 0.0) -> float | None:
-        """Estimate the seconds to the end, from finished runs or else from the `part` of the first that is done."""
-        running_s = time.monotonic() - self._began if part else 0.0
+        """Estimate the seconds to the end, from finished runs or else from the `part` of the first that is done.
+
+        Lanes go on side by side, so a stage takes as long as its runs divided by its lanes.
+        """
+        began = [] if self._alone and not part else list(self._began.values())
+        running_s = sum(time.monotonic() - one for one in began)
         if self._ran_s:
             run_s = sum(self._ran_s) / len(self._ran_s)
         elif part:
             run_s = running_s / part
         else:
             return None
-        return max(0.0, self._left * run_s - running_s)
+        rounds = sum(left / self._lanes[stage] for stage, left in self._left.items())
+        now = next((self._lanes[stage] for stage, left in sorted(self._left.items()) if left), 1)
+        return max(0.0, rounds * run_s - running_s / now)
 
     def _watch(self, run: Run) -> None:
         tail = Tail(run.paths.steps)

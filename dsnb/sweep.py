@@ -4,33 +4,28 @@ A run is finished when its `result.json` is whole and does not say `interrupted`
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dsnb import checks, notebooks, paths, records
+from dsnb import checks, job, notebooks, paths, records, schedule
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.experiment import SUPERVISION, Experiment
+from dsnb.experiment import Experiment
 from dsnb.launcher import fork
-from dsnb.launcher.folder import check_space
 from dsnb.launcher.hosts import servers
 from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run, Sweep, load_sweep
-from dsnb.paths import RunPaths, SweepPaths
+from dsnb.paths import SweepPaths
 
 if TYPE_CHECKING:
     from dsnb.progress import Progress
 
 __all__ = ["Sweep", "load_sweep", "run_sweep"]
-
-NOTEBOOK = "10_run"
 
 
 def run_sweep(
@@ -73,13 +68,21 @@ def run_sweep(
     with locked(sweep.paths):
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        here = [run.experiment for run in todo if not run.experiment.hostfile]
-        devices: set[str] = {one.device for one in here if one.launcher == "fork"}
-        with fork.shared(devices), servers.kept(run.experiment for run in todo), _shown(sweep, todo, progress) as shown:
-            for run in todo:
-                shown.begin(run)
-                shown.end(run, execute(run))
-        return [result for run in sweep.runs if (result := recorded(run.paths))]
+        kept = servers.kept(run.experiment for run in todo)
+        with fork.shared(_devices(todo)), kept, _shown(sweep, todo, progress) as shown:
+            if any(run.lane for run in todo):
+                schedule.make_all(todo, schedule.Processes(), shown)
+            else:
+                for run in todo:
+                    shown.begin(run)
+                    shown.end(run, job.execute(run))
+        return [result for run in sweep.runs if (result := job.recorded(run.paths))]
+
+
+def _devices(todo: list[Run]) -> set[str]:
+    """Give the devices for which this machine needs a fork server: hosts of a hostfile have their own."""
+    here = [run.experiment for run in todo if not run.experiment.hostfile]
+    return {experiment.device for experiment in here if experiment.launcher == "fork"}
 
 
 def _shown(sweep: Sweep, todo: list[Run], progress: bool) -> "Progress":
@@ -96,7 +99,7 @@ def check_notebook() -> None:
     SettingsError
         If it is missing, has lost the tag of its parameters cell, or lacks a setting.
     """
-    template = paths.notebook_template(NOTEBOOK)
+    template = paths.notebook_template(job.NOTEBOOK)
     if not template.is_file():
         raise SettingsError(f"notebook {str(template)!r} is missing: install dsnb from a complete checkout")
     known = notebooks.parameters(template)
@@ -148,67 +151,6 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     status = record.get("status") if record else None
     if status not in STATUSES or status == "interrupted" or (retry and status != "ok"):
         return False
-    before = records.read_json(run.paths.experiment) or {}
-    before |= before.get("asked", {})
-    now = run.experiment.model_dump()
-    free = {*SUPERVISION, *(["device"] if now["device"] == "auto" else [])}
-    changed = [key for key in now if key not in free and key in before and before[key] != now[key]]
-    if changed:
-        told = ", ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in changed)
+    if told := job.changed(run):
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({told}): choose another --output")
     return True
-
-
-def execute(run: Run) -> Result:
-    """Execute the run notebook for one run, and give how it ended, whatever happened."""
-    check_space(run.paths.dir)
-    settings = run.experiment.model_dump()
-    began = time.time()
-    trouble: BaseException | None = None
-    try:
-        run.paths.result.unlink(missing_ok=True)
-        records.write_json(run.paths.experiment, settings)  # a row even if the notebook never gets to its launch
-        values = {**settings, "run_dir": str(run.paths.dir.absolute())}
-        notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
-        trouble = error
-    except KeyboardInterrupt:
-        _close(run.paths, "interrupted", "stopped by the user", began)
-        raise
-    except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's trouble alone
-        trouble = error
-    return _close(run.paths, "failed", _one_line(trouble), began)
-
-
-def _close(run: RunPaths, status: str, cause: str, began: float) -> Result:
-    """Give the result that the launch wrote, or write the one that it could not write any more."""
-    if known := recorded(run):
-        return known
-    result = Result(status, cause, {}, {"wall": time.time() - began}, {}, run.dir)
-    result.write()
-    return result
-
-
-def recorded(run: RunPaths) -> Result | None:
-    """Give the result that lies in a run's folder; None if there is no whole one."""
-    record = records.read_json(run.result)
-    if not record or record.get("status") not in STATUSES:
-        return None
-    codes, phases, summary = (record.get(key) for key in ("exit_codes", "phases_s", "summary"))
-    return Result(
-        record["status"],
-        record.get("cause"),
-        {int(rank): code for rank, code in codes.items()} if isinstance(codes, dict) else {},
-        phases if isinstance(phases, dict) else {},
-        summary if isinstance(summary, dict) else {},
-        run.dir,
-    )
-
-
-def _one_line(error: BaseException | None) -> str:
-    if error is None:
-        return "the notebook ended without starting the run"
-    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
-    return f"{name}: {value}".splitlines()[0][:500]

@@ -19,9 +19,10 @@ import pytest
 
 from dsnb import paths, records
 from dsnb.errors import LaunchError, SettingsError
+from dsnb.job import execute
 from dsnb.params import load_sweep
 from dsnb.runs import load_runs
-from dsnb.sweep import execute, locked, run_sweep
+from dsnb.sweep import locked, run_sweep
 
 ROOT = Path(__file__).parents[1]
 PARAMS = """

@@ -1,0 +1,155 @@
+"""Makes one run: its notebook through papermill, and a result whatever happens.
+
+`python -m dsnb.job RUN_DIR` makes the run whose settings lie in that folder, in a process of its own: beside others on
+further hosts, or as a Slurm job. SIGTERM and SIGINT end it as `interrupted`; nothing of it stays.
+"""
+
+import argparse
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from dsnb import notebooks, paths, records
+from dsnb.errors import DsnbError, LaunchError
+from dsnb.experiment import SUPERVISION, Experiment
+from dsnb.launcher.folder import check_space
+from dsnb.launcher.outcome import STATUSES, Result
+from dsnb.params import Run
+from dsnb.paths import RunPaths
+
+NOTEBOOK = "10_run"
+INTERRUPTED = 130
+
+
+def execute(run: Run) -> Result:
+    """Execute the run notebook for one run, and give how it ended, whatever happened."""
+    began = time.time()
+    trouble: BaseException | None = None
+    try:
+        describe(run)
+        values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
+        notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
+        trouble = error
+    except KeyboardInterrupt:
+        close(run.paths, "interrupted", "stopped by the user", began)
+        raise
+    except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's trouble alone
+        trouble = error
+    return close(run.paths, "failed", _one_line(trouble), began)
+
+
+def describe(run: Run) -> None:
+    """Make a run's folder an unfinished run of these settings: a row even if it never gets to its launch.
+
+    Raises
+    ------
+    LaunchError
+        If the disk is full.
+    """
+    check_space(run.paths.dir)
+    run.paths.result.unlink(missing_ok=True)
+    records.write_json(run.paths.experiment, run.experiment.model_dump())
+
+
+def close(run: RunPaths, status: str, cause: str, began: float) -> Result:
+    """Give the result that the launch wrote, or write the one that it could not write any more."""
+    if known := recorded(run):
+        return known
+    result = Result(status, cause, {}, {"wall": time.time() - began}, {}, run.dir)
+    result.write()
+    return result
+
+
+def recorded(run: RunPaths) -> Result | None:
+    """Give the result that lies in a run's folder; None if there is no whole one."""
+    record = records.read_json(run.result)
+    if not record or record.get("status") not in STATUSES:
+        return None
+    codes, phases, summary = (record.get(key) for key in ("exit_codes", "phases_s", "summary"))
+    return Result(
+        record["status"],
+        record.get("cause"),
+        {int(rank): code for rank, code in codes.items()} if isinstance(codes, dict) else {},
+        phases if isinstance(phases, dict) else {},
+        summary if isinstance(summary, dict) else {},
+        run.dir,
+    )
+
+
+def changed(run: Run) -> str:
+    """Say which settings a run's folder was made with other than it has now; empty if with the same.
+
+    A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing.
+    """
+    before = records.read_json(run.paths.experiment) or {}
+    before |= before.get("asked", {})
+    now = run.experiment.model_dump()
+    free = {*SUPERVISION, *(["device"] if now["device"] == "auto" else [])} - {"include" if run.lane else ""}
+    keys = [key for key in now if key not in free and key in before and before[key] != now[key]]
+    return ", ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in keys)
+
+
+def _one_line(error: BaseException | None) -> str:
+    if error is None:
+        return "the notebook ended without starting the run"
+    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    return f"{name}: {value}".splitlines()[0][:500]
+
+
+def main() -> int:
+    """Make the run whose folder the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m dsnb.job", description="Make the run that a folder describes.")
+    parser.add_argument("run_dir", type=Path, help="the run's folder, with its experiment.json")
+    parser.add_argument("--owned", action="store_true", help="end when stdin closes: whoever started this is gone")
+    given = parser.parse_args()
+    # A process started in the background inherits SIGINT as ignored; and a second signal must not cut the ending short.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt_once)
+    if given.owned:
+        threading.Thread(target=_end_with_owner, daemon=True).start()
+    try:
+        result = execute(planned(RunPaths(given.run_dir.absolute())))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except DsnbError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{result.status}: {result.cause or 'as planned'}")
+    return 0
+
+
+def planned(run: RunPaths) -> Run:
+    """Give the run that a folder's settings ask for.
+
+    Raises
+    ------
+    SettingsError
+        If there are none.
+    """
+    settings = Experiment.read(run.experiment)  # the notebook judges them
+    asked = (records.read_json(run.experiment) or {}).get("asked")
+    if isinstance(asked, dict):  # what was found with an `auto` is to be found again
+        settings = settings.model_copy(update={key: asked[key] for key in asked if key in Experiment.model_fields})
+    return Run(run.dir.parent.name, settings, run.repeat or 1, run)
+
+
+def _interrupt_once(*_: object) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.raise_signal(signal.SIGINT)
+
+
+def _end_with_owner() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
