@@ -1,0 +1,35 @@
+"""A job that trains nothing, in the place of `dsnb.job`: says when it was there, and how it is to end."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from dsnb.launcher.outcome import Result
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    if "--owned" in sys.argv:
+        threading.Thread(target=end_with_owner, daemon=True).start()
+    began = time.time()
+    (folder / "began").touch()
+    if (folder / "die").exists():
+        print("no such thing")
+        return 7
+    time.sleep(float(os.environ.get("DSNB_TEST_JOB_S", "0.1")))
+    (folder / "times.json").write_text(json.dumps({"began": began, "ended": time.time()}))
+    Result("ok", None, {0: 0}, {"wall": 0.1}, {"tokens_per_s": 1000.0, "loss_last": 2.5}, folder).write()
+    return 0
+
+
+def end_with_owner():
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
