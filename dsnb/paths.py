@@ -96,6 +96,7 @@ class RunPaths:
         """What is fetched from hosts that do not share this folder."""
         return self.steps, self.worker, self.failures, self.profile, self.trace, self.flops
 
+    @property
     def job_log(self) -> Path:
         """What the process of the run said, where it has one of its own; the ranks' words are in `console`."""
         return self.dir / "job.log"

@@ -1,6 +1,7 @@
 """Sub-clusters and lanes: which hosts make which runs, side by side, and what an interrupt or a failure leaves."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -126,7 +127,7 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
     )
     for lane in (first, second, large):
         spans = times(lane)
-        assert all(before["ended"] <= after["began"] for before, after in zip(spans, spans[1:], strict=False))
+        assert all(before["ended"] <= after["began"] for before, after in itertools.pairwise(spans))
     assert any(a["began"] < b["ended"] and b["began"] < a["ended"] for a in times(first) for b in times(second))
     assert max(one["ended"] for one in times(first + second)) <= min(one["began"] for one in times(large))
     lines = written.getvalue().splitlines()
