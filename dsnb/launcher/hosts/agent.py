@@ -114,6 +114,7 @@ def examine(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
 
 def serve(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
     """Keep a fork server for the runs of a sweep, as long as the coordinator is there."""
+    os.environ.update(request["env"])  # some libraries read theirs when they are loaded
     server = fork.ForkServer(str(request["device"]))
     lifeline.last_resort = server.close
     try:

@@ -54,7 +54,7 @@ def _hold(host: Host, experiment: Experiment) -> tuple[Node, str, str] | None:
     try:
         gpus = node.answer().get("hello", {}).get("gpus", 0)
         device = experiment.device if experiment.device != "auto" else "cuda" if gpus else "cpu"
-        node.send(do="serve", device=device)
+        node.send(do="serve", device=device, env=transport.forwarded(experiment))
         return node, device, str(node.answer(STARTED_WITHIN_S)["socket"])
     except LaunchError:
         node.close()

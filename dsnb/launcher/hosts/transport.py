@@ -13,7 +13,7 @@ AGENT = [sys.executable, "-u", "-m", "dsnb.launcher.hosts.agent"]
 SSH = ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 # A cut link is noticed in 15 s; the system alone would take hours.
 SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
-FORWARDED = ("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "HF_*", "TORCH_*", "TRITON_*", "CUDA_HOME", "DSNB_SHARED")
+FORWARDED = ("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "OMP_*", "HF_*", "TORCH_*", "TRITON_*", "CUDA_HOME", "DSNB_SHARED")
 """Environment variables that go along to every host, through the pipe: no command line shows their values."""
 
 
