@@ -36,6 +36,7 @@ class Format(StrEnum):
 Params = Annotated[Path, typer.Argument(help="A params file.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(help="A folder of outputs.", show_default=False)]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for every run; a list becomes an axis.")]
+TableFormat = Annotated[Format, typer.Option("--format", help="How to print it.")]
 Output = Annotated[Path | None, typer.Option(help="Write here instead.", show_default=False)]
 
 
@@ -72,7 +73,7 @@ def sweep(
 @app.command()
 def summary(
     folder: Folder,
-    format_: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
+    format_: TableFormat = Format.table,
     timing: Annotated[bool, typer.Option("--timing", help="Wall seconds by phase instead.")] = False,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
@@ -117,6 +118,24 @@ def doctor(
     Console().print(table)
     if any(check.state == "bad" for check in checks):
         raise typer.Exit(1)
+
+
+@app.command()
+def bandwidth(
+    output: Annotated[Path | None, typer.Option(help="The sweep's folder to keep it in.", show_default=False)] = None,
+    most_bytes: Annotated[int | None, typer.Option(help="Largest message.", show_default="by device")] = None,
+    set_: Set = None,
+    format_: TableFormat = Format.table,
+) -> None:
+    """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
+    from dsnb.bandwidth import load_bandwidth, texts
+    from dsnb.experiment import Experiment
+    from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
+
+    result = measure_bandwidth(Experiment(**{**DEFAULTS, **overrides(set_ or [])}), output, most_bytes=most_bytes)
+    table = load_bandwidth(result.run_dir)
+    show(table.set_index("bytes"), texts(table), format_)
+    result.raise_for_status()
 
 
 def overrides(words: list[str]) -> dict[str, Any]:

@@ -44,6 +44,25 @@ def step_time_s(tokens_per_step: float, tokens_per_s: float) -> float | None:
     return tokens_per_step / tokens_per_s if tokens_per_s > 0 else None
 
 
+def algbw_gb_per_s(message_bytes: float, time_s: float) -> float | None:
+    """Give a collective's algorithm bandwidth: bytes of the message over its time, in GB/s (GB is 1e9 bytes).
+
+    NVIDIA's nccl-tests, doc/PERFORMANCE.md: what a program sees.
+    """
+    return message_bytes / time_s / 1e9 if time_s > 0 else None
+
+
+def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
+    """Give an all-reduce's bus bandwidth in GB/s: algbw x 2(n-1)/n; None for one rank, which sends nothing.
+
+    NVIDIA's nccl-tests, doc/PERFORMANCE.md: every element leaves and enters each rank 2(n-1)/n times at least, so this
+    is what the slowest link carries, to be compared with its peak whatever the number of ranks.
+    """
+    if algbw_gb_per_s is None or ranks < 2:
+        return None
+    return algbw_gb_per_s * 2 * (ranks - 1) / ranks
+
+
 def days(tokens: float, tokens_per_s: float) -> float | None:
     """Give the days that `tokens` take at a throughput of all GPUs together; 86,400 s a day, no restart, no pause."""
     return tokens / tokens_per_s / SECONDS_PER_DAY if tokens_per_s > 0 else None

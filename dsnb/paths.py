@@ -13,6 +13,8 @@ from dsnb.errors import SettingsError
 PACKAGE = Path(__file__).parent
 PROBE = "_probe-bs"
 """What stands in an experiment's name between that of the run that it is a probe for and its micro-batch."""
+BANDWIDTH = "bandwidth"
+"""The folder of all-reduce tests beside a sweep's experiments, none of which can have this name."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ class RunPaths:
     def flops(self) -> Path:
         """What DeepSpeed's flops profiler says of one forward pass."""
         return self.dir / "flops.txt"
+
+    @property
+    def bandwidth_plan(self) -> Path:
+        """The message sizes to measure, written before the launch: a folder that holds it is no training run."""
+        return self.dir / "bandwidth.json"
+
+    @property
+    def bandwidth(self) -> Path:
+        """One JSON object per message size of an all-reduce test."""
+        return self.dir / "bandwidth.jsonl"
 
     @property
     def failures(self) -> Path:

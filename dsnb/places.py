@@ -48,10 +48,13 @@ def look(path: str | Path) -> Found:
             f"{str(path)!r} is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
         )
     found, waiting = Found(), [root]
-    own, result, steps = (getattr(RunPaths(Path()), name).name for name in ("experiment", "result", "steps"))
+    names = ("experiment", "result", "steps", "bandwidth_plan")
+    own, result, steps, no_training = (getattr(RunPaths(Path()), name).name for name in names)
     while waiting:
         folder = waiting.pop()
         inside, below = _scan(folder)
+        if no_training in inside:
+            continue
         if own in inside:
             found.runs.append(folder)
             if result in inside:

@@ -26,6 +26,7 @@ LAYERS = [
     "report",
     "explorer",
     "pages",
+    "bandwidth",
     "scaling_plots",
     "memory_plots",
     "plots",

@@ -15,12 +15,16 @@ LEAST_FREE_BYTES = 64 * 2**20
 
 
 def next_free(experiment: Experiment) -> Path:
-    """Make the next free folder, which nobody else can then get."""
-    sweep = paths.SweepPaths(paths.outputs_root() / "single")
+    """Make the next free folder of a run outside sweeps."""
+    return next_run(paths.SweepPaths(paths.outputs_root() / "single"), experiment.name_with_model)
+
+
+def next_run(sweep: paths.SweepPaths, experiment: str) -> Path:
+    """Make the next free folder of an experiment in a sweep, which nobody else can then get."""
     repeat = 0
     while True:
         repeat += 1
-        folder = sweep.run(experiment.name_with_model, repeat).dir.absolute()
+        folder = sweep.run(experiment, repeat).dir.absolute()
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

@@ -1,0 +1,136 @@
+"""One rank of an all-reduce test by message size: NCCL's on GPUs, gloo's on CPUs, read as nccl-tests' figures are.
+
+In place, float32, summed, like nccl-tests' in-place columns: warm-up calls, then so many timed ones as fit into a
+limit, all queued one after the other. A size's time is the mean over its calls on the slowest rank (nccl-tests
+averages over ranks). A sum that is wrong anywhere is an error. It trains nothing.
+"""
+
+import os
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dsnb import metrics, records
+from dsnb.experiment import Experiment
+from dsnb.paths import RunPaths
+from dsnb.train.clock import Clock, CpuClock, CudaClock
+from dsnb.train.worker import rank, record_failure, set_up, versions
+
+ITEM_BYTES = 4
+WARMUP_CALLS, MOST_CALLS = 5, 20
+"""As nccl-tests has them."""
+SIZE_LIMIT_S = 0.5
+"""About how long the timed calls of one size may take; a slow link gets fewer calls, one at least."""
+PERIOD = 7
+"""Elements differ from their neighbours with this period, so that a shifted piece is noticed."""
+
+
+def main(run_dir: str) -> int:
+    """Measure on this rank and give its exit code; a failure is written down with its cause."""
+    began = time.time()
+    run = RunPaths(Path(run_dir))
+    try:
+        measure(run, Experiment.read(run.experiment), began)
+    except Exception as error:
+        record_failure(run, error)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
+    """Join the other ranks and measure every size of the plan.
+
+    Raises
+    ------
+    ValueError
+        If this is the only rank.
+    ArithmeticError
+        If a sum came out wrong.
+    """
+    launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
+    device = set_up(experiment)
+    ranks = dist.get_world_size()
+    if ranks < 2:
+        raise ValueError("there is 1 rank: an all-reduce needs two at least")
+    joined = time.time()
+    for size in (records.read_json(run.bandwidth_plan) or {})["sizes_bytes"]:
+        row = one_size(int(size), ranks, device)
+        if rank() == 0:
+            records.append_line(run.bandwidth, row)
+        if row["errors"]:
+            raise ArithmeticError(f"the all-reduced sum of {size} bytes is wrong in {row['errors']} elements")
+    ended = time.time()
+    record = {
+        "ranks": ranks,
+        "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
+        "versions": versions(),
+        "phases_s": {"start": began - launched_at, "build": joined - began, "timed": ended - joined},
+        "ended_s": ended - launched_at,
+    }
+    if rank() == 0:
+        records.write_json(run.worker, record)
+    dist.destroy_process_group()
+
+
+def one_size(size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
+    """Measure one message size, the same on all ranks; give its row, errors counted over all of them."""
+    count = max(1, size // ITEM_BYTES)
+    buffer = torch.empty(count, dtype=torch.float32, device=device)
+    clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
+    fill(buffer, 0)
+    timed(buffer, 1, clock)  # the first call of a size may set up what the others use
+    calls = max(1, min(MOST_CALLS, int(SIZE_LIMIT_S / max(slowest(timed(buffer, 1, clock), device), 1e-9))))
+    timed(buffer, min(WARMUP_CALLS, calls), clock)
+    time_s = slowest(timed(buffer, calls, clock), device)
+    algbw = metrics.algbw_gb_per_s(count * ITEM_BYTES, time_s)
+    return {
+        "bytes": count * ITEM_BYTES,
+        "count": count,
+        "dtype": "float32",
+        "ranks": ranks,
+        "calls": calls,
+        "time_us": time_s * 1e6,
+        "algbw_gb_per_s": algbw,
+        "busbw_gb_per_s": metrics.busbw_gb_per_s(algbw, ranks),
+        "errors": wrong(buffer, ranks, device),
+    }
+
+
+def timed(buffer: torch.Tensor, calls: int, clock: Clock) -> float:
+    """Give the seconds of one all-reduce on this rank, as a mean over `calls` of them, from a common start."""
+    dist.barrier()
+    clock.synchronize()
+    start = clock.mark()
+    for _ in range(calls):
+        dist.all_reduce(buffer)
+    end = clock.mark()
+    clock.synchronize()
+    return clock.seconds(start, end) / calls
+
+
+def slowest(seconds: float, device: torch.device) -> float:
+    """Give the largest of all ranks' times."""
+    shared = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return float(shared)
+
+
+def fill(buffer: torch.Tensor, factor: int) -> None:
+    """Fill with small whole numbers, whose sums are exact in any order; the factor 0 keeps repeated sums finite."""
+    places = torch.arange(len(buffer), dtype=torch.int32, device=buffer.device)  # float32 cannot count beyond 2**24
+    buffer.copy_(places.remainder_(PERIOD).add_(1)).mul_(factor)
+
+
+def wrong(buffer: torch.Tensor, ranks: int, device: torch.device) -> int:
+    """All-reduce a different number from every rank, and count the elements that are not their sum on any rank."""
+    fill(buffer, rank() + 1)
+    dist.all_reduce(buffer)
+    right = torch.empty_like(buffer)
+    fill(right, ranks * (ranks + 1) // 2)
+    errors = (buffer != right).sum().to(device)
+    dist.all_reduce(errors)
+    return int(errors)
