@@ -121,6 +121,19 @@ def doctor(
 
 
 @app.command()
+def prepare(
+    params: Params,
+    cache: Annotated[
+        Path | None, typer.Option(help="A folder that all nodes see.", show_default="$DSNB_SHARED")
+    ] = None,
+) -> None:
+    """Fetch a params file's models, tokenizers and texts once into a folder, for nodes without a network."""
+    from dsnb.prepare import prepare as fetch
+
+    typer.echo(fetch(params, cache))
+
+
+@app.command()
 def bandwidth(
     output: Annotated[Path | None, typer.Option(help="The sweep's folder to keep it in.", show_default=False)] = None,
     most_bytes: Annotated[int | None, typer.Option(help="Largest message.", show_default="by device")] = None,

@@ -80,9 +80,9 @@ def section(folder: str | Path) -> Iterator[Html | Picture]:
     run, table = newest(folder), load_bandwidth(folder)
     if run is None or table.empty:
         return
-    settings = records.read_json(run.experiment) or {}
     machine = records.read_json(run.environment) or {}
-    how = "NCCL" if settings.get("device") == "cuda" else "gloo on the CPU"
+    gpu = (records.read_json(run.worker) or {}).get("gpu_name")
+    how = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
     yield Html(
         f"<h2>Bandwidth between the ranks</h2><p>All-reduce over {table['ranks'].max():.0f} ranks ({how}) from "
         f"{html.escape(str(machine.get('host')))}, {html.escape(str(machine.get('date_utc')))}: in place, the mean of "

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsnb import combinations, hardware, hostfile, models
+from dsnb import combinations, hardware, hostfile, models, prepared
 from dsnb.combinations import Rule
 from dsnb.errors import SettingsError
 
@@ -172,12 +172,12 @@ def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     """List what this machine cannot do of the settings, each with the way out."""
+    problems = prepared.problems(settings)
     if settings["hostfile"]:  # its hosts are asked when they are reached
         if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-            return ["hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc"]
-        return []
+            problems.append("hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc")
+        return problems
     device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
-    problems = []
     found = hardware.gpus()
     if device == "cuda":
         if not found:

@@ -3,6 +3,7 @@
 DsnbError
   SettingsError   unknown, invalid or contradictory settings, all of them together (also a ValueError)
   LaunchError     a run that did not end as it should; carries the run's folder and log
+  FetchError      a model, tokenizer or text that could not be brought into the shared folder
 
 DsnbWarning       something was left out or ignored, and the work went on
 """
@@ -28,6 +29,14 @@ class LaunchError(DsnbError):
 
     def __init__(self, message: str, log: Path | None = None) -> None:
         self.log = log
+        super().__init__(message)
+
+
+class FetchError(DsnbError):
+    """What could not be fetched; `unreachable` where the hub itself, not this one thing, is the trouble."""
+
+    def __init__(self, message: str, unreachable: bool = False) -> None:
+        self.unreachable = unreachable
         super().__init__(message)
 
 

@@ -75,7 +75,7 @@ class RunPaths:
 
     @property
     def bandwidth_plan(self) -> Path:
-        """The message sizes to measure, written before the launch: a folder that holds it is no training run."""
+        """What an all-reduce test is to measure, written before its launch: what has it is no training run."""
         return self.dir / "bandwidth.json"
 
     @property
@@ -156,6 +156,33 @@ class SweepPaths:
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
         return RunPaths(self.dir / experiment / f"run{repeat}")
+
+
+@dataclass(frozen=True)
+class SharedPaths:
+    """The files of a folder that all nodes see, filled by `dsnb prepare`."""
+
+    dir: Path
+
+    @property
+    def index(self) -> Path:
+        """What is there, whole; written after it."""
+        return self.dir / "prepared.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held while `dsnb prepare` writes here."""
+        return self.dir / ".lock"
+
+    @property
+    def hub(self) -> Path:
+        """A cache of the hub, as huggingface_hub lays it out."""
+        return self.dir / "hub"
+
+    @property
+    def files(self) -> Path:
+        """Copies of files, each in a folder named by the hash of its content."""
+        return self.dir / "files"
 
 
 def repeat(folder_name: str) -> int | None:

@@ -11,7 +11,7 @@ from dsnb.bandwidth import load_bandwidth, section, texts
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import bandwidth
-from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth, message_sizes
+from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
 from dsnb.paths import RunPaths
 from dsnb.runs import load_runs, load_steps
 from tests.test_cli import dsnb
@@ -50,9 +50,11 @@ def test_rows_of_nccl_tests_are_reproduced():
 
 
 def test_sizes_are_powers_of_two():
+    from dsnb.train.bandwidth import MOST_BYTES, message_sizes
+
     assert message_sizes(8) == [8]
     assert message_sizes(100) == [8, 16, 32, 64]
-    assert message_sizes(256 * 2**20)[-1] == 256 * 2**20
+    assert [message_sizes(most)[-1] for most in MOST_BYTES.values()] == list(MOST_BYTES.values())
 
 
 def test_every_size_is_measured_and_right(measured):
@@ -91,7 +93,7 @@ def test_the_newest_one_that_is_ok_is_shown(measured):
     assert set(load_bandwidth(home)["ranks"]) == {4}
     assert set(load_bandwidth(results[0].run_dir)["ranks"]) == {2}
     heading, picture, table = (part._repr_html_() for part in section(home))
-    assert "All-reduce over 4 ranks (gloo on the CPU)" in heading
+    assert "All-reduce over 4 ranks (gloo on CPUs)" in heading
     assert picture.startswith('<img alt="Bus bandwidth of an all-reduce against the size of the message"')
     cells = [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", table)]
     heads = ["size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"]

@@ -14,11 +14,8 @@ from dsnb.launcher.run import launch
 from dsnb.paths import BANDWIDTH, RunPaths, SweepPaths
 
 WORKER = "dsnb.train.bandwidth"
-LEAST_BYTES = 8
-MOST_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
-"""The largest message by default. nccl-tests' usual call is `all_reduce_perf -b 8 -e 256M -f 2`."""
-LARGEST_BYTES = 16 * 2**30
-"""The largest message that may be asked for."""
+LEAST_BYTES, LARGEST_BYTES = 8, 16 * 2**30
+"""Between these lies the largest message that may be asked for."""
 DEFAULTS = {"gpus": "auto", "time_limit_s": 600.0, "precision": "fp32", "warmup_steps": 0, "steps": 1}
 """Settings where a test differs from a training run: all ranks, and nothing that some hardware lacks."""
 
@@ -51,23 +48,11 @@ def measure_bandwidth(
     """
     if experiment.gpus < 2:
         raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs two ranks at least; give 2 or more")
-    sizes = message_sizes(MOST_BYTES[experiment.device] if most_bytes is None else most_bytes)
+    if most_bytes is not None and not LEAST_BYTES <= most_bytes <= LARGEST_BYTES:
+        raise SettingsError(f"most_bytes is {most_bytes}: give a number from {LEAST_BYTES} to {LARGEST_BYTES}")
     run = RunPaths(next_run(SweepPaths(Path(folder or paths.outputs_root())), BANDWIDTH))
     try:
-        records.write_json(run.bandwidth_plan, {"sizes_bytes": sizes})
+        records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another --output") from error
     return launch(experiment, run.dir, progress=False, worker=WORKER)
-
-
-def message_sizes(most_bytes: int) -> list[int]:
-    """Give the powers of two from 8 bytes up to the largest message.
-
-    Raises
-    ------
-    SettingsError
-        If none fits in, or the largest is beyond reason.
-    """
-    if not LEAST_BYTES <= most_bytes <= LARGEST_BYTES:
-        raise SettingsError(f"most_bytes is {most_bytes}: give a number from {LEAST_BYTES} to {LARGEST_BYTES}")
-    return [2**power for power in range(LEAST_BYTES.bit_length() - 1, most_bytes.bit_length())]

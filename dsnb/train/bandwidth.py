@@ -20,6 +20,9 @@ from dsnb.train.clock import Clock, CpuClock, CudaClock
 from dsnb.train.worker import rank, record_failure, set_up, versions
 
 ITEM_BYTES = 4
+LEAST_BYTES = 8
+MOST_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
+"""The largest message by default; nccl-tests' usual call is `all_reduce_perf -b 8 -e 256M -f 2`."""
 WARMUP_CALLS, MOST_CALLS = 5, 20
 """As nccl-tests has them."""
 SIZE_LIMIT_S = 0.5
@@ -57,8 +60,9 @@ def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
     if ranks < 2:
         raise ValueError("there is 1 rank: an all-reduce needs two at least")
     joined = time.time()
-    for size in (records.read_json(run.bandwidth_plan) or {})["sizes_bytes"]:
-        row = one_size(int(size), ranks, device)
+    plan = records.read_json(run.bandwidth_plan) or {}
+    for size in message_sizes(plan.get("most_bytes") or MOST_BYTES[device.type]):
+        row = one_size(size, ranks, device)
         if rank() == 0:
             records.append_line(run.bandwidth, row)
         if row["errors"]:
@@ -76,9 +80,14 @@ def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
     dist.destroy_process_group()
 
 
+def message_sizes(most_bytes: int) -> list[int]:
+    """Give the powers of two from 8 bytes up to the largest message."""
+    return [2**power for power in range(LEAST_BYTES.bit_length() - 1, most_bytes.bit_length())]
+
+
 def one_size(size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
     """Measure one message size, the same on all ranks; give its row, errors counted over all of them."""
-    count = max(1, size // ITEM_BYTES)
+    count = size // ITEM_BYTES
     buffer = torch.empty(count, dtype=torch.float32, device=device)
     clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
     fill(buffer, 0)

@@ -18,7 +18,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from dsnb import records
+from dsnb import prepared, records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.paths import RunPaths
@@ -37,7 +37,8 @@ def main(run_dir: str) -> int:
     began = time.time()
     run = RunPaths(Path(run_dir))
     try:
-        train(run, Experiment.read(run.experiment), began)
+        experiment = Experiment.read(run.experiment)
+        train(run, experiment.model_copy(update=prepared.places(experiment.model_dump())), began)
     except Exception as error:
         record_failure(run, error)
         traceback.print_exc()
