@@ -93,8 +93,8 @@ class Cluster:
 
     def inside(self, argv, **popen):
         """Start a process in the switch, as a launcher: the process itself, so that it can be killed."""
-        command = [tool("nsenter"), f"--net={self.switch.network}", "--", *map(str, argv)]
-        return subprocess.Popen(command, **{"env": self.env, **popen})
+        with namespaces.entered(self.switch.network):
+            return subprocess.Popen([*map(str, argv)], **{"env": self.env, **popen})
 
     @contextlib.contextmanager
     def entered(self):
@@ -111,7 +111,7 @@ class Cluster:
         """Give the processes in the switch: what `inside` and `entered` have started, with all its children."""
         return host_init.members(os.readlink(self.switch.network), but=[self.switch.pid])
 
-    def ssh(self, which, *argv, connect_timeout_s=5, timeout_s=WAIT_S):
+    def ssh(self, which, *argv, connect_timeout_s=15, timeout_s=WAIT_S):
         """Run a command on a host by ssh, from the switch."""
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_timeout_s}", "-p", str(self.port)]
         return self.switch.run("ssh", *options, self._name(which), *argv, env=self.env, timeout=timeout_s)
