@@ -43,7 +43,7 @@ class Lifeline:
 
     def __init__(self, file: IO[bytes], send: Sender) -> None:
         self._file, self._send = file, send
-        self._heard_at = time.monotonic()
+        self._heard_at, self._silence_s = time.monotonic(), silence_s()
         self._requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.cut = threading.Event()
         self.last_resort: Callable[[], object] = lambda: None
@@ -53,6 +53,7 @@ class Lifeline:
     def _listen(self) -> None:
         while (record := receive(self._file)) is not None and record.get("do") != "end":
             self._heard_at = time.monotonic()
+            self._silence_s = float(record.get("silence_s", self._silence_s))
             if "ping" in record:
                 self._send(pong=record["ping"], time=time.time())
             elif "do" in record:
@@ -66,7 +67,7 @@ class Lifeline:
 
     def _watch(self) -> None:
         while not self.cut.wait(BEAT_S):
-            if time.monotonic() > self._heard_at + silence_s():
+            if time.monotonic() > self._heard_at + self._silence_s:
                 self.cut.set()
         self._requests.put(None)
         time.sleep(LAST_RESORT_S)  # the main thread ends the process before that

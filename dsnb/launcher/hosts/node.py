@@ -56,6 +56,7 @@ class Node:
         self._closed = threading.Event()
         stdin, stdout, stderr = (cast("IO[bytes]", pipe) for pipe in self._pipes())
         self.send = Sender(stdin)
+        self.send(silence_s=silence_s())  # both sides go by this process's variable
         threading.Thread(target=self._beat, daemon=True).start()
         for work, pipe in ((self._listen, stdout), (self._listen_to_errors, stderr)):
             threading.Thread(target=work, args=(pipe,), daemon=True).start()
