@@ -113,6 +113,12 @@ def _connect(device: str) -> socket.socket:
     return _open(str(server.socket))
 
 
+def close_own() -> None:
+    """End the servers that this process started for itself; for one that does not get to its regular end."""
+    for server in _servers.values():
+        server.close()
+
+
 def _open(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:

@@ -6,6 +6,7 @@ it, and nothing is touched but what it started.
 """
 
 import base64
+import codecs
 import functools
 import os
 import queue
@@ -24,13 +25,16 @@ from dsnb.hostfile import Host
 from dsnb.launcher import environment, fork, local
 from dsnb.launcher.folder import check_space
 from dsnb.launcher.hosts import addresses, survey
-from dsnb.launcher.hosts.wire import BEAT_S, Growth, Sender, receive, silence_s
+from dsnb.launcher.hosts.wire import BEAT_S, CHUNK_BYTES, MOST_BYTES, Growth, Sender, receive, silence_s
 from dsnb.launcher.ranks import Ranks
 from dsnb.launcher.share import Share, free_port, is_free
 from dsnb.paths import RunPaths
 
 POLL_S = 0.05
 LAST_RESORT_S = 10.0
+STARTING_S = 0.5
+MOST_CHUNKS = 16
+"""Of what a file has grown by, so much is sent before the ranks are looked at again: some print faster than it goes."""
 SHARED_WAIT_S = 2.0
 """How long a file that the coordinator wrote may take to be seen here through a network file system."""
 
@@ -46,7 +50,8 @@ class Lifeline:
         self._heard_at, self._silence_s = time.monotonic(), silence_s()
         self._requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.cut = threading.Event()
-        self.last_resort: Callable[[], object] = lambda: None
+        self.last_resort: Callable[[], object] = fork.close_own
+        self.patience_s = STARTING_S
         for work in (self._listen, self._beat, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
@@ -70,7 +75,7 @@ class Lifeline:
             if time.monotonic() > self._heard_at + self._silence_s:
                 self.cut.set()
         self._requests.put(None)
-        time.sleep(LAST_RESORT_S)  # the main thread ends the process before that
+        time.sleep(self.patience_s)  # the main thread ends the process before that, unless it waits for something
         try:
             self.last_resort()
         finally:
@@ -85,6 +90,7 @@ def main() -> int:
     """Serve one coordinator."""
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints must not get between the records
+    pipe.write(b"\n")  # nor before them, such as a login's greeting without an end of line
     send = Sender(pipe)
     lifeline = Lifeline(sys.stdin.buffer, send)
     send(hello=survey.hello())
@@ -121,6 +127,7 @@ def serve(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
     try:
         server.wait_ready()
         send(socket=str(server.socket))
+        lifeline.patience_s = LAST_RESORT_S
         lifeline.cut.wait()
     finally:
         server.close()
@@ -129,6 +136,7 @@ def serve(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
 def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
     """Start this host's ranks and stay with them to their end."""
     scratch = Path(tempfile.mkdtemp(prefix="dsnb-"))
+    lifeline.last_resort = functools.partial(_end, None, scratch)
     try:
         check_space(scratch)
         share, shared = prepared(request, scratch)
@@ -139,6 +147,7 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
         try:
             ranks = local.start(str(request["launcher"]), share)
             lifeline.last_resort = functools.partial(_end, ranks, scratch)
+            lifeline.patience_s = LAST_RESORT_S
             send(started=True, shared=shared)
             follow(ranks, lifeline, Upward(share, shared, send))
         finally:
@@ -173,8 +182,10 @@ def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
     return share, shared
 
 
-def _end(ranks: Ranks, scratch: Path) -> None:
-    ranks.end()
+def _end(ranks: Ranks | None, scratch: Path) -> None:
+    if ranks:
+        ranks.end()
+    fork.close_own()
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -186,13 +197,14 @@ class Upward:
         run = RunPaths(share.run_dir)
         self._files = [] if shared else [Growth(path) for path in run.written_by_ranks]
         self._codes: dict[int, int] = {}
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a look may end amid a character
 
-    def __call__(self, codes: dict[int, int]) -> None:
-        """Send everything that is new."""
-        while added := self._console.new():
-            self._send(console=added[1].decode("utf-8", "replace"))
+    def __call__(self, codes: dict[int, int], most: int = MOST_CHUNKS) -> None:
+        """Send what is new."""
+        for _, added in zip(range(most), iter(self._console.new, None), strict=False):
+            self._send(console=self._decode(added[1]))
         for file in self._files:
-            while added := file.new():
+            for _, added in zip(range(most), iter(file.new, None), strict=False):
                 data = base64.b64encode(added[1]).decode("ascii")
                 self._send(file=file.path.name, offset=added[0], data=data)
         for rank, code in codes.items():
@@ -209,7 +221,7 @@ def follow(ranks: Ranks, lifeline: Lifeline, upward: Upward) -> None:
         upward(ranks.exit_codes())
     finally:
         ranks.end()
-    upward(ranks.exit_codes())
+    upward(ranks.exit_codes(), most=MOST_BYTES // CHUNK_BYTES)
 
 
 TASKS = {"port": port, "run": run, "serve": serve, "examine": examine}

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsnb import records
 from dsnb.launcher.hosts.node import Node
+from dsnb.launcher.hosts.wire import MOST_BYTES
 from dsnb.paths import RunPaths
 
 COMPARED = (
@@ -24,7 +25,6 @@ COMPARED = (
     "clocks",
 )
 """What should be the same on every host of a run; what is not is told, for it makes a run slow, or wrong."""
-MOST_BYTES = 2**30
 
 
 class NodeRecords:
@@ -92,7 +92,7 @@ def _row(node: Node, ranks: list[int]) -> dict[str, Any]:
         "ranks": ranks,
         "devices": list(node.host.devices),
         "exit_codes": {str(rank): code for rank, code in sorted(node.codes.items())},
-        "lost": node.lost,
+        "lost": node.lost or node.error,
         "oom_kills": node.oom_kills,
         "clock_offset_s": node.hello.get("clock_offset_s"),
         "environment": node.hello.get("environment", {}),
@@ -102,9 +102,10 @@ def _row(node: Node, ranks: list[int]) -> dict[str, Any]:
 def differences(environments: dict[str, dict[str, Any]]) -> list[str]:
     """Say in which of its versions and parts a host differs from others."""
     told = []
+    reached = {host: environment for host, environment in environments.items() if environment}
     for name in COMPARED:
         values: dict[str, list[str]] = {}
-        for host, environment in environments.items():
+        for host, environment in reached.items():
             values.setdefault(_shown(environment.get(name)), []).append(host)
         if len(values) > 1:
             told.append(f"{name}: " + ", ".join(f"{value} on {_some(hosts)}" for value, hosts in values.items()))

@@ -12,8 +12,10 @@ from dsnb.errors import LaunchError
 from dsnb.hostfile import Host
 from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
 
+POLL_S = 0.2
 REACHED_WITHIN_S = 60.0
 ENDS_WITHIN_S = 15.0
+ANSWERS = {"hello", "pong", "port", "started", "error", "socket", "examined"}
 
 
 class Node:
@@ -40,6 +42,7 @@ class Node:
         self.ended = False
         self.oom_kills = 0
         self.lost: str | None = None
+        self.error: str | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._said: list[str] = []
         self._heard_at = time.monotonic()
@@ -71,19 +74,26 @@ class Node:
     def _listen(self, pipe: IO[bytes]) -> None:
         while (record := receive(pipe)) is not None:
             self._heard_at = time.monotonic()
-            if "error" in record:
-                self._said = [*self._said, str(record["error"])]
-            if "exit" in record:
-                self.codes[int(record["rank"])] = int(record["exit"])
-            elif "ended" in record:
-                self.codes = {int(rank): int(code) for rank, code in record["ended"].items()}
-                self.oom_kills = int(record.get("oom_kills", 0))
-                self.ended = True
-            elif {"hello", "pong", "port", "started", "error", "socket", "examined"} & record.keys():
-                self._answers.put(record)
-            elif "alive" not in record:
-                self._put(record)
+            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # no agent's: a login's greeting
+                self._hear(record)
         self._answers.put(None)
+
+    def _hear(self, record: dict[str, Any]) -> None:
+        if "exit" in record:
+            self.codes[int(record["rank"])] = int(record["exit"])
+        elif "ended" in record:
+            self.codes = {int(rank): int(code) for rank, code in record["ended"].items()}
+            self.oom_kills = int(record.get("oom_kills", 0))
+            self.ended = True
+        elif ANSWERS & record.keys():
+            if "hello" in record:
+                self.hello = dict(record["hello"])
+            if "error" in record:
+                self.error = str(record["error"])
+                self._said = [*self._said, self.error]
+            self._answers.put(record)
+        elif "alive" not in record:
+            self._put(record)
 
     def _put(self, record: dict[str, Any]) -> None:
         try:
@@ -103,17 +113,30 @@ class Node:
         Raises
         ------
         LaunchError
-            If it reports an error, is gone, or gives none in time.
+            If it reports an error, is gone or silent, or gives none in time.
         """
-        try:
-            record = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise LaunchError(f"{self.host.name} gave no answer within {timeout_s:g} s") from None
-        if record is None:
-            raise LaunchError(f"{self.host.name} was not reached: {self.last_words()}")
-        if "error" in record:
-            raise LaunchError(f"{self.host.name}: {record['error']}")
-        return record
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                record = self._answers.get(timeout=POLL_S)
+            except queue.Empty:
+                if self.hello:  # before it, only a limit tells a slow host from one that is not there
+                    self.check()
+                if time.monotonic() > deadline:
+                    self.lost = self.lost or f"{self.host.name} gave no answer within {timeout_s:g} s"
+                if self.lost:
+                    raise LaunchError(self.lost) from None
+                continue
+            if record is None:
+                self.lost = self.lost or self._gone()
+                raise LaunchError(self.lost)
+            if "error" in record:
+                raise LaunchError(f"{self.host.name}: {record['error']}")
+            return record
+
+    def _gone(self) -> str:
+        what = f"the connection to {self.host.name} broke" if self.hello else f"{self.host.name} was not reached"
+        return f"{what}: {self.last_words()}"
 
     def last_words(self) -> str:
         """Say why the connection is gone, in the words of ssh, srun or the agent itself."""
@@ -132,7 +155,7 @@ class Node:
         if self.lost or self.ended:
             return
         if self._process.poll() is not None and not self.ended:
-            self.lost = f"the connection to {self.host.name} broke: {self.last_words()}"
+            self.lost = self._gone()
             if self.ended:  # its last record was still on the way
                 self.lost = None
         elif time.monotonic() > self._heard_at + silence_s():
@@ -141,7 +164,7 @@ class Node:
     def close(self) -> None:
         """Tell the agent to end, and wait; one that is out of reach ends by itself for want of a coordinator."""
         self._closed.set()
-        wait_s = 0.0 if self.lost else ENDS_WITHIN_S
+        wait_s = ENDS_WITHIN_S if self.hello and not self.lost else 0.0
         closer = threading.Thread(target=self._hang_up, daemon=True)
         closer.start()  # of its own: a pipe to a host that is gone may take nothing more
         closer.join(timeout=1.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dsnb
 from dsnb import records
@@ -19,24 +19,10 @@ from dsnb.launcher.hosts.gather import NodeRecords
 from dsnb.launcher.hosts.node import Node
 from dsnb.paths import RunPaths
 
+T = TypeVar("T")
 STARTED_WITHIN_S = 240.0
 SERVERS = "DSNB_NODE_SERVERS"
 """The variable in which a sweep passes on the fork servers that it keeps on its hosts, as JSON."""
-
-
-def connect(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) -> list[Node]:
-    """Start an agent on every host of an experiment and wait until all have said what they are.
-
-    Raises
-    ------
-    LaunchError
-        Naming every host that was not reached, and why.
-    """
-    nodes, failures = reach(experiment, take)
-    if told := list(filter(None, failures)):
-        close(nodes)
-        raise LaunchError("; ".join(told[:5]) + (f"; and {len(told) - 5} more" if told[5:] else ""))
-    return nodes
 
 
 def reach(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) -> tuple[list[Node], list[str | None]]:
@@ -45,21 +31,25 @@ def reach(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) 
     try:
         for number, host in enumerate(experiment.hosts):
             nodes.append(Node(number, host, transport.command(experiment, host), take))
-        return nodes, _of_each(nodes, _greet)
+        return nodes, of_each(nodes, _greet)
     except BaseException:
         close(nodes)
         raise
 
 
-def _of_each(nodes: list[Node], work: Callable[[Node], Any]) -> list[Any]:
-    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
-        return list(pool.map(work, nodes))
+def of_each(of: list[T], work: Callable[[T], Any]) -> list[Any]:
+    """Do something for all hosts at once."""
+    pool = ThreadPoolExecutor(max_workers=max(1, len(of)))
+    try:
+        return list(pool.map(work, of))
+    finally:
+        pool.shutdown(wait=False)  # an interrupt must not wait for a host that does not answer
 
 
 def _greet(node: Node) -> str | None:
     """Take a node's hello and its clock; give what is wrong with it."""
     try:
-        node.hello = node.answer().get("hello", {})
+        node.answer()
         offsets = []
         for _ in range(3):
             sent = time.time()
@@ -76,18 +66,30 @@ def _greet(node: Node) -> str | None:
 
 def close(nodes: list[Node]) -> None:
     """End every agent, all at once."""
-    _of_each(nodes, Node.close)
+    of_each(nodes, Node.close)
 
 
 class RemoteRanks:
-    """All ranks of a run with a hostfile."""
+    """All ranks of a run with a hostfile.
+
+    Raises
+    ------
+    LaunchError
+        Naming every host that was not reached or cannot do what is asked, and why.
+    """
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self._run = run
         self._records = NodeRecords(run)
         self._closed = False
-        self._nodes = connect(experiment, self._records.take)
-        self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
+        self._nodes, failures = reach(experiment, self._records.take)
+        try:
+            if told := list(filter(None, failures)):
+                raise LaunchError("; ".join(told[:5]) + (f"; and {len(told) - 5} more" if told[5:] else ""))
+            self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
+        except LaunchError:
+            self.end()
+            raise
         self.environment: dict[str, Any] = self._nodes[0].hello["environment"]
 
     def _device(self, experiment: Experiment) -> str:
@@ -97,7 +99,6 @@ class RemoteRanks:
             return "cpu"
         short = [node for node in self._nodes if counts[node.host.name] <= max(node.host.devices)]
         if short:
-            close(self._nodes)
             name, wanted = short[0].host.name, max(short[0].host.devices) + 1
             raise LaunchError(f"{name} has {counts[name]} usable GPUs and {wanted} slots: correct the hostfile")
         return "cuda"

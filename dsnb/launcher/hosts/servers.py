@@ -4,12 +4,11 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.hostfile import Host
-from dsnb.launcher.hosts import transport
+from dsnb.launcher.hosts import remote, transport
 from dsnb.launcher.hosts.node import Node
 from dsnb.launcher.hosts.remote import SERVERS, STARTED_WITHIN_S
 
@@ -29,16 +28,20 @@ def kept(experiments: Iterable[Experiment]) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
-        held = [one for one in pool.map(lambda key: _hold(*wanted[key]), wanted) if one]
+    asked: list[tuple[Node, Experiment]] = []
     before = os.environ.get(SERVERS)
-    os.environ[SERVERS] = json.dumps({f"{node.host.name} {device}": path for node, device, path in held})
     try:
+        for host, experiment in wanted.values():
+            with contextlib.suppress(LaunchError):
+                asked.append((Node(0, host, transport.command(experiment, host), lambda *_: None), experiment))
+        found = remote.of_each(asked, lambda one: _serve(*one))
+        os.environ[SERVERS] = json.dumps(dict(filter(None, found)))
         yield
     finally:
-        os.environ.pop(SERVERS) if before is None else os.environ.update({SERVERS: before})
-        with ThreadPoolExecutor(max_workers=max(1, len(held))) as pool:
-            list(pool.map(lambda one: one[0].close(), held))
+        os.environ.pop(SERVERS, None) if before is None else os.environ.update({SERVERS: before})
+        for node, _ in asked:
+            node.check()  # nobody has asked since it was started: one that is gone is not waited for
+        remote.close([node for node, _ in asked])
 
 
 def _hosts(experiment: Experiment) -> tuple[Host, ...]:
@@ -48,14 +51,13 @@ def _hosts(experiment: Experiment) -> tuple[Host, ...]:
         return ()
 
 
-def _hold(host: Host, experiment: Experiment) -> tuple[Node, str, str] | None:
-    """Start a server on a host and give the connection that it lives by, its device, and its socket."""
-    node = Node(0, host, transport.command(experiment, host), lambda *_: None)
+def _serve(node: Node, experiment: Experiment) -> tuple[str, str] | None:
+    """Have a server started on a host; give under which name and by which socket runs find it."""
     try:
         gpus = node.answer().get("hello", {}).get("gpus", 0)
         device = experiment.device if experiment.device != "auto" else "cuda" if gpus else "cpu"
         node.send(do="serve", device=device, env=transport.forwarded(experiment))
-        return node, device, str(node.answer(STARTED_WITHIN_S)["socket"])
+        return f"{node.host.name} {device}", str(node.answer(STARTED_WITHIN_S)["socket"])
     except LaunchError:
         node.close()
         return None

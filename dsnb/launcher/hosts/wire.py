@@ -15,6 +15,8 @@ from dsnb import records
 BEAT_S = 1.0
 MOST_LINE_BYTES = 8 * 2**20
 CHUNK_BYTES = 256 * 1024
+MOST_BYTES = 2**30
+"""No file that comes from a host is longer."""
 
 
 def silence_s() -> float:
