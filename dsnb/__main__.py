@@ -137,6 +137,7 @@ def prepare(
 def bandwidth(
     output: Annotated[Path | None, typer.Option(help="The sweep's folder to keep it in.", show_default=False)] = None,
     most_bytes: Annotated[int | None, typer.Option(help="Largest message.", show_default="by device")] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="Measure over its hosts.", show_default=False)] = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
 ) -> None:
@@ -145,7 +146,8 @@ def bandwidth(
     from dsnb.experiment import Experiment
     from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
 
-    result = measure_bandwidth(Experiment(**{**DEFAULTS, **overrides(set_ or [])}), output, most_bytes=most_bytes)
+    settings = {**DEFAULTS, "hostfile": str(hostfile or ""), **overrides(set_ or [])}
+    result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
     show(table.set_index("bytes"), texts(table), format_)
     result.raise_for_status()

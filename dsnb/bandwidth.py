@@ -81,11 +81,13 @@ def section(folder: str | Path) -> Iterator[Html | Picture]:
     if run is None or table.empty:
         return
     machine = records.read_json(run.environment) or {}
+    nodes = (records.read_json(run.nodes) or {}).get("nodes") or [machine]
+    hosts = ", ".join(html.escape(str(node.get("host"))) for node in nodes)
     gpu = (records.read_json(run.worker) or {}).get("gpu_name")
     how = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
     yield Html(
-        f"<h2>Bandwidth between the ranks</h2><p>All-reduce over {table['ranks'].max():.0f} ranks ({how}) from "
-        f"{html.escape(str(machine.get('host')))}, {html.escape(str(machine.get('date_utc')))}: in place, the mean of "
+        f"<h2>Bandwidth between the ranks</h2><p>All-reduce over {table['ranks'].max():.0f} ranks ({how}) "
+        f"on {hosts}, {html.escape(str(machine.get('date_utc')))}: in place, the mean of "
         "the calls on the slowest rank. GB are 1e9 bytes; busbw is algbw x 2(n-1)/n, as nccl-tests has it.</p>"
     )
     yield picture(table)

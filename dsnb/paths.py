@@ -106,7 +106,7 @@ class RunPaths:
     @property
     def written_by_ranks(self) -> tuple[Path, ...]:
         """What is fetched from hosts that do not share this folder."""
-        return self.steps, self.worker, self.failures, self.profile, self.trace, self.flops
+        return self.steps, self.worker, self.failures, self.profile, self.trace, self.flops, self.bandwidth
 
     @property
     def job_log(self) -> Path:

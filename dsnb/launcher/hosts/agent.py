@@ -167,6 +167,8 @@ def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
         folder = scratch
         records.write_json(RunPaths(folder).experiment, request["experiment"])
         records.write_json(RunPaths(folder).deepspeed, request["deepspeed"])
+        if request.get("bandwidth"):
+            records.write_json(RunPaths(folder).bandwidth_plan, request["bandwidth"])
     hosts = tuple(Host(name, tuple(devices)) for name, devices in request["hosts"])
     node, device = int(request["node"]), str(request["device"])
     os.environ.update(request["env"])

@@ -146,6 +146,7 @@ class RemoteRanks:
             "env": transport.forwarded(experiment),
             "experiment": records.read_json(self._run.experiment),
             "deepspeed": records.read_json(self._run.deepspeed),
+            "bandwidth": records.read_json(self._run.bandwidth_plan),
         }
         return [
             {
