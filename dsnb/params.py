@@ -24,6 +24,8 @@ from dsnb.params_file import ParamsFile, read_params, validated
 from dsnb.paths import RunPaths, SweepPaths
 
 MOST_RUNS = 10_000
+OF_THE_SWEEP = ("repeats", "expect_samples_per_s")
+"""What `--set` can change beside the settings of runs."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def load_sweep(
     path
         The params file.
     overrides
-        Settings that replace those of the file in every run; a list becomes an axis. `repeats` as well. Experiments
-        that do not differ any more are one.
+        Settings that replace those of the file in every run; a list becomes an axis. `repeats` and
+        `expect_samples_per_s` as well. Experiments that do not differ any more are one.
     only
         A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are judged.
     output
@@ -92,8 +94,8 @@ def load_sweep(
 
 
 def _override(file: ParamsFile, overrides: dict[str, Any]) -> ParamsFile:
-    if "repeats" in overrides:
-        file = validated({**file.model_dump(), "repeats": overrides.pop("repeats")}, "--set")
+    if own := {key: overrides.pop(key) for key in OF_THE_SWEEP if key in overrides}:
+        file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
     single = {key: value for key, value in overrides.items() if key not in axes}
     grid = {key: [single[key]] if key in single else values for key, values in file.grid.items()}

@@ -35,6 +35,8 @@ class ParamsFile(BaseModel):
     """Combinations of the grid to leave out: those that have all the values of one entry."""
     repeats: int = Field(default=1, strict=True, ge=1, le=1000)
     """How often every experiment is run."""
+    expect_samples_per_s: float | None = Field(default=None, strict=True, gt=0, allow_inf_nan=False)
+    """Sequences per second that every node is to reach, at least; a group of nodes with less has failed."""
 
 
 class _PlainLoader(yaml.SafeLoader):
