@@ -111,6 +111,10 @@ class Meter:
         if mine:
             self.span_s[self._phase] = (mine[0]["t_s"] - mine[0]["step_time_s"], mine[-1]["t_s"])
 
+    def times_s(self, phase: str) -> list[float]:
+        """Give this rank's step times of a phase that has ended, in order."""
+        return [row["step_time_s"] for row in self._rows if row["phase"] == phase]
+
     def abort(self) -> None:
         """Write what the device has done and close the file, whatever state the device is in."""
         with contextlib.suppress(Exception):  # the error that ended the run must stay the one that is told

@@ -22,7 +22,7 @@ from dsnb import prepared, records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.paths import RunPaths
-from dsnb.train import profiling
+from dsnb.train import profiling, skew
 from dsnb.train.data import batches
 from dsnb.train.engine import DeepSpeedTrainer
 from dsnb.train.meter import Meter
@@ -80,6 +80,7 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
                 meter.step(*trainer.step(data.step(step)))
             meter.end()
         losses = mean_over_ranks(meter.losses)
+        apart = skew.over_ranks(meter.times_s("timed"), device)
     except BaseException:
         meter.abort()
         raise
@@ -93,6 +94,7 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
         "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
         "versions": versions(),
         **peaks(meter, device),
+        **apart,
         "timed_wall_s": meter.wall_s["timed"],
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],

@@ -1,0 +1,32 @@
+import os
+import time
+from pathlib import Path
+
+
+def main(run_dir: str) -> int:
+    """Sleep 20 ms a step, and 60 ms on rank 1, outside any collective; leave what the meters and their skew say."""
+    import torch
+    from torch import distributed
+
+    from dsnb import records
+    from dsnb.experiment import Experiment
+    from dsnb.paths import RunPaths
+    from dsnb.train import skew, worker
+    from dsnb.train.meter import Meter
+
+    run = RunPaths(Path(run_dir))
+    experiment = Experiment.read(run.experiment)
+    device = worker.set_up(experiment)
+    rank, launched_at = worker.rank(), float(os.environ["DSNB_LAUNCHED_AT"])
+    meter = Meter(run.steps if rank == 0 else None, experiment.steps, 64, device, launched_at)
+    meter.begin("timed", distributed.barrier)
+    for _ in range(experiment.steps):
+        time.sleep(0.06 if rank == 1 else 0.02)
+        meter.step(torch.tensor(1.0), skipped=False)
+    meter.end()
+    meter.close()
+    apart = skew.over_ranks(meter.times_s("timed"), device)
+    if rank == 0:
+        records.write_json(run.worker, {**apart, "timed_wall_s": meter.wall_s["timed"], "phases_s": {}})
+    distributed.destroy_process_group()
+    return 0
