@@ -62,6 +62,7 @@ METRICS = {
     "backward_s": Metric("backward", "ms", 1000, 1, "lower"),
     "optimizer_s": Metric("optimizer step", "ms", 1000, 1, "lower"),
     "communication_s": Metric("communication", "ms", 1000, 1, "lower"),
+    "step_skew": Metric("step skew", "%", 100, 1, "lower"),
     "peak_allocated_gib": Metric("memory allocated", "GiB", digits=2, better="lower"),
     "peak_reserved_gib": Metric("memory reserved", "GiB", digits=2, better="lower"),
     "device_memory_gib": Metric("memory on device", "GiB", digits=2, better="lower"),

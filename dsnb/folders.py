@@ -23,9 +23,12 @@ BATCH_BYTES = 256 * 2**20
 KINDS: dict[str, type] = {"phase": str, "skipped": bool}
 """Of the columns of steps that hold no numbers."""
 _DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
+LONGEST_HOST = 253
+"""Characters; the domain name system has no longer names."""
 _DURATION = re.compile(rb'"duration": ([0-9.]+)')
 _FILES = {
-    name: getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "notebook", "steps")
+    name: getattr(RunPaths(Path()), name).name
+    for name in ("experiment", "environment", "result", "notebook", "steps", "nodes")
 }
 
 
@@ -43,7 +46,7 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     found |= _columns(environments, ENVIRONMENT)
     found |= {f"{phase}_s": times for phase, times in _columns(phases, PHASES).items()}
     found |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
-    found |= _shared(found)
+    found |= _shared(found) | _placed(folders, settings)
     found["gpu"] = [_gpu(environment.get("gpus")) for environment in environments]
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
     found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
@@ -89,6 +92,29 @@ def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
         "data_parallel": ranks,
         "global_batch_size": [math.prod(size) if all(isinstance(one, int) for one in size) else None for size in sizes],
     }
+
+
+def _placed(folders: Sequence[str], settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Say on how many nodes each run was made, and on which: only a run that chose its hosts has a file of them."""
+    chosen = [bool(record.get("hostfile")) or record.get("nodes", 1) != 1 for record in settings]
+    return {
+        "nodes": [record.get("nodes", 1) if record else None for record in settings],
+        "hosts": [
+            _hosts(f"{folder}/{_FILES['nodes']}") if asked else None
+            for folder, asked in zip(folders, chosen, strict=True)
+        ],
+    }
+
+
+def _hosts(path: str) -> str | None:
+    """Give the names of a run's hosts, `a,b`, as a table can hold them."""
+    nodes = (records.read_json(path) or {}).get("nodes")
+    names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    return ",".join(_plain(name) for name in names if isinstance(name, str)) or None
+
+
+def _plain(host: str) -> str:
+    return "".join(one if one.isprintable() and one != "," else "?" for one in host[:LONGEST_HOST])
 
 
 def _quotient(whole: Any, *parts: Any) -> int | None:

@@ -83,13 +83,20 @@ def load_steps(path: str | Path) -> pd.DataFrame:
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
-    """Load the samples of one run's GPUs: the fields of `gpu.jsonl`, empty where there was no GPU."""
+    """Load the samples of one run's GPUs: the fields of `gpu.jsonl`, empty where there was no GPU.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A GPU is told by `host` and `gpu`, its number there; `host` is missing in a run on this machine alone.
+    """
     path = Path(run_dir)
     if path.is_file():
         table = step_csv.load_gpu(path.with_name("gpu_log.csv")).reindex(columns=GPU_COLUMNS)
     else:
         table = pd.DataFrame(records.read_lines(RunPaths(path).gpu), columns=GPU_COLUMNS)
-    return table.apply(pd.to_numeric, errors="coerce")
+    numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")
+    return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
 
 def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:

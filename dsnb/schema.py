@@ -18,6 +18,7 @@ METRICS = [
     "backward_s",
     "optimizer_s",
     "communication_s",
+    "step_skew",
     "tflops_per_gpu",
     "hardware_tflops_per_gpu",
     "mfu",
@@ -58,6 +59,7 @@ RUN_COLUMNS = [
     *SETTINGS,
     "device",
     *SHARING,
+    "hosts",
     *METRICS,
     "attention_used",
     *(f"{phase}_s" for phase in PHASES),
@@ -90,4 +92,4 @@ STEP_COLUMNS = [
     "step_time_logged_s",
 ]
 STEP_NUMBERS = [name for name in STEP_COLUMNS if name not in {"phase", "skipped"}]
-GPU_COLUMNS = ["t_s", "gpu", "util_pct", "memory_used_gib", "power_w", "sm_clock_mhz"]
+GPU_COLUMNS = ["t_s", "host", "gpu", "util_pct", "memory_used_gib", "power_w", "sm_clock_mhz"]

@@ -25,6 +25,9 @@ SERIES_NUMBERS = 40_000
 """How many numbers of steps and samples a page carries, over all its runs: about 250 kB."""
 FEWEST_POINTS, MOST_POINTS = 24, 240
 COLUMNS_OF_SERIES = 9
+GPU = ["host", "gpu"]
+"""What tells a GPU from all others of a run: every host counts its own from 0."""
+SAMPLED = ["util_pct", "memory_used_gib", "power_w"]
 # Okabe and Ito's colours that stand out on white and on black, then shapes: no reader needs the colour alone.
 COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#a08c00"]
 STATUSES = {"ok": "#0072b2", "oom": "#d55e00", "nan": "#cc79a7", "failed": "#aa4499", "timeout": "#e69f00"}
@@ -166,11 +169,22 @@ def series(data: Data, position: int, points: int = MOST_POINTS) -> dict[str, An
         result["step_time_ms"] = _rounded(thin["step_time_s"] * 1000)
         result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
     if len(samples):
-        means = samples.groupby("t_s")[["util_pct", "memory_used_gib", "power_w"]].mean().reset_index()
+        means = over_gpus(samples)
         thin = means.iloc[:: math.ceil(len(means) / points)]
-        result |= {name: _rounded(thin[name]) for name in ("util_pct", "memory_used_gib", "power_w")}
-        result |= {"sample_s": _rounded(thin["t_s"]), "gpus": int(samples["gpu"].nunique())}
+        result |= {name: _rounded(thin[name]) for name in SAMPLED}
+        result |= {"sample_s": _rounded(thin["t_s"]), "gpus": samples.groupby(GPU, dropna=False).ngroups}
     return result
+
+
+def over_gpus(samples: pd.DataFrame) -> pd.DataFrame:
+    """Average samples over GPUs; each counts once at a time, whenever in the interval its host has read it."""
+    gpus = samples.dropna(subset="t_s").groupby(GPU, dropna=False)
+    every_s = gpus["t_s"].diff().median()
+    if gpus.ngroups < 2 or not every_s > 0:
+        return samples.groupby("t_s")[SAMPLED].mean().reset_index()
+    interval = (samples["t_s"] / every_s).round().rename("interval")
+    each = samples.groupby([interval, *GPU], dropna=False)[["t_s", *SAMPLED]].mean()
+    return each.groupby(level="interval").mean()
 
 
 def _rounded(values: Any) -> list[float | int | None]:

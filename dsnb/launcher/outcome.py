@@ -185,6 +185,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "tokens_per_s_per_gpu": per_gpu,
         "step_time_s": fmean(times_s) if times_s else None,
         "step_time_median_s": median(times_s) if times_s else None,
+        "step_skew": worker.get("step_skew"),
         **_flops(experiment, worker, per_gpu),
         "peak_allocated_gib": worker.get("peak_allocated_gib", _peak(steps, "allocated_gib")),
         "peak_reserved_gib": worker.get("peak_reserved_gib", _peak(steps, "reserved_gib")),
@@ -230,14 +231,20 @@ def _peak(rows: list[dict[str, Any]], key: str) -> float | None:
 
 
 def _gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any]) -> dict[str, float | None]:
-    """Give NVML's figures: memory until the steps are over, utilization and power over the timed steps alone."""
+    """Give NVML's figures: memory until the steps are over, utilization and power over the timed steps alone.
+
+    A mean is one over GPUs, not over samples: a host that was sampled less often counts as much as the others.
+    """
     samples = [row for row in samples if row["t_s"] <= worker.get("ended_s", math.inf)]
     start, end = worker.get("timed_from_s"), worker.get("timed_to_s")
     timed = [row for row in samples if start is not None and end is not None and start <= row["t_s"] <= end]
 
     def mean(key: str) -> float | None:
-        values = [row[key] for row in timed if row.get(key) is not None]
-        return fmean(values) if values else None
+        of_gpu: dict[object, list[float]] = {}
+        for row in timed:
+            if row.get(key) is not None:
+                of_gpu.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
+        return fmean(map(fmean, of_gpu.values())) if of_gpu else None
 
     return {
         "device_memory_gib": _peak(samples, "memory_used_gib"),
