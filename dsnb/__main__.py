@@ -75,6 +75,7 @@ def summary(
     folder: Folder,
     format_: TableFormat = Format.table,
     timing: Annotated[bool, typer.Option("--timing", help="Wall seconds by phase instead.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Groups of nodes instead, and who is slow.")] = False,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
     from dsnb.runs import load_runs
@@ -82,7 +83,13 @@ def summary(
     runs = load_runs(folder)
     if runs.empty:
         raise SettingsError(f"{str(folder)!r} holds no run: give a folder of outputs, such as outputs/quickstart")
-    if timing:
+    if groups:
+        from dsnb.clusters import compared
+
+        numbers, texts, said = compared(runs)
+        show(numbers, texts, format_)
+        typer.echo("\n".join(said), err=format_ in {Format.csv, Format.json})
+    elif timing:
         from dsnb.summary import timing as seconds
         from dsnb.tables import timing_texts
 

@@ -69,6 +69,13 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
 COLUMNS = ["workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_gpus", "speed_up", "efficiency", "days"]
 
 
+def of_one_node(runs: pd.DataFrame) -> int | None:
+    """Give the number of GPUs that one node has, for efficiency relative to it; None where no run tells its nodes."""
+    known = runs.dropna(subset=["gpus", "nodes"])
+    per_node = (known["gpus"] / known["nodes"])[known["nodes"] > 0]
+    return int(per_node.max()) if len(per_node) else None
+
+
 def workloads(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split runs into those that differ in nothing but the number of GPUs, each with a name that tells it apart."""
     same = [name for name in axes(runs) if name not in SIZES and runs[name].notna().any()]

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb import records
+from dsnb.experiment import Experiment
 from dsnb.paths import SweepPaths
 
 GRID = {
@@ -98,6 +99,50 @@ def records_of(run, row, steps):
     seconds = row["step_time_s"]
     run.steps.write_text("".join(records.line(step(number, seconds, row)) for number in range(1, steps + 1)))
     run.gpu.write_text("".join(records.line(sample(number, row)) for number in range(steps // 2)))
+
+
+def write_groups(folder, hosts, slow=(), failing=(), gpus=8, seed=0, sizes=(1, 2, 4, 8, 16, 32, 64), **settings):
+    """Write a sweep over disjoint groups of each size: 100 samples/s a node, noise of 0.4 %, 1 % lost a doubling.
+
+    `slow` is host -> the share of speed that it and every group with it loses; groups with a `failing` host fail.
+    """
+    random = np.random.default_rng(seed)
+    shape = Experiment(model="opt-350m", device="cuda", seq_len=512, steps=3, warmup_steps=1, **settings).model_dump()
+    for nodes in (size for size in sizes if size <= len(hosts)):
+        name = f"zs0_bf16_gpus{gpus * nodes}_bs8_sl512" + (f"_nodes{nodes}" if nodes > 1 else "")
+        for number in range(len(hosts) // nodes):
+            group = hosts[number * nodes : (number + 1) * nodes]
+            lost = max((dict(slow).get(host, 0.0) for host in group), default=0.0)
+            rate = 100 * nodes * 0.99 ** np.log2(nodes) * (1 - lost) * random.normal(1, 0.004)
+            bad = next((host for host in group if host in failing), None)
+            run = SweepPaths(folder).run(name, number + 1)
+            run.dir.mkdir(parents=True)
+            here = {**shape, "gpus": gpus * nodes, "nodes": nodes, "hostfile": "/home/me/hosts.txt"}
+            run.experiment.write_text(records.line(here))
+            group_records(run, group, gpus, rate, bad)
+
+
+def group_records(run, group, gpus, rate, bad):
+    environment = {"gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * gpus, "driver": "570.1", "torch": "2.13.0"}
+    nodes = [
+        {"host": host, "address": "10.0.0.1", "ranks": list(range(gpus * place, gpus * (place + 1))),
+         "devices": list(range(gpus)), "exit_codes": {}, "lost": "no answer for 30 s" if host == bad else None,
+         "clock_offset_s": 0.001, "environment": {**environment, "host": host}}
+        for place, host in enumerate(group)
+    ]  # fmt: skip
+    run.nodes.write_text(records.line({"shared_storage": True, "nodes": nodes, "differences": []}))
+    run.environment.write_text(records.line({**environment, "host": group[0]}))
+    tokens = rate * 512
+    summary = {"tokens_per_s": tokens, "tokens_per_s_per_gpu": tokens / (gpus * len(group)), "step_skew": 0.002}
+    cause = f"{bad}: no answer for 30 s" if bad else None
+    outcome = {"status": "failed" if bad else "ok", "cause": cause, "summary": {} if bad else summary}
+    run.result.write_text(records.line(outcome))
+    run.notebook.write_text("{}\n")
+    if not bad:
+        figures = {"peak_allocated_gib": 40.0, "device_memory_gib": 42.0, "power_w": 600.0}
+        run.steps.write_text("".join(records.line(step(number, 0.5, figures)) for number in range(1, 5)))
+        samples = [{**sample(0, figures), "host": host, "gpu": gpu} for host in group for gpu in range(gpus)]
+        run.gpu.write_text("".join(map(records.line, samples)))
 
 
 def step(number, seconds, row):
