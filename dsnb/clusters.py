@@ -45,13 +45,13 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     table = groups.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
         return []
-    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>")]
+    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(suspects.said(table))]
     sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.of_one_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), scaling_plots.throughput(sizes)]
     if table["hosts"].nunique() > 1:
         parts += [tables.subheading("The spread between groups"), Html(f"<p>{POINTS}</p>"), groups_plots.spread(table)]
-    parts += [_list(suspects.said(table)), group_table(table)]
+    parts += [tables.subheading("The groups"), group_table(table)]
     if found := nodes.differences(runs):
         parts += [tables.subheading("In what the nodes differ"), _list(found)]
     return parts

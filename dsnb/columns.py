@@ -63,6 +63,7 @@ METRICS = {
     "optimizer_s": Metric("optimizer step", "ms", 1000, 1, "lower"),
     "communication_s": Metric("communication", "ms", 1000, 1, "lower"),
     "step_skew": Metric("step skew", "%", 100, 1, "lower"),
+    "forward_skew": Metric("forward skew", "%", 100, 1, "lower"),
     "peak_allocated_gib": Metric("memory allocated", "GiB", digits=2, better="lower"),
     "peak_reserved_gib": Metric("memory reserved", "GiB", digits=2, better="lower"),
     "device_memory_gib": Metric("memory on device", "GiB", digits=2, better="lower"),

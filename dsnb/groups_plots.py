@@ -68,6 +68,7 @@ def _limits(ended: pd.Series, expected: pd.Series, axis: Axes) -> tuple[float, f
     """Show the range of the figures, not down to 0: a few per cent are what there is to see."""
     values = pd.concat([ended, expected.dropna()])
     if values.empty:
+        axis.set(ylim=(0, 1), yticks=[])
         return 0.0, 1.0
     room = max(values.max() - values.min(), 0.04 * abs(values.max()))
     span = values.min() - 0.28 * room, values.max() + 0.12 * room

@@ -19,6 +19,7 @@ METRICS = [
     "optimizer_s",
     "communication_s",
     "step_skew",
+    "forward_skew",
     "tflops_per_gpu",
     "hardware_tflops_per_gpu",
     "mfu",

@@ -113,8 +113,8 @@ def _words(one: Evidence, hosts: list[str], known: list[Evidence]) -> str:
 
 
 def said(table: pd.DataFrame) -> list[str]:
-    """Say in sentences how even the groups are, who slows them down, what failed, and what nobody can tell."""
-    return [*_sizes(table), *_slow(table), *_failed(table), *_below(table)]
+    """Say in sentences who slows groups down, what failed, what nobody can tell, and how even the groups are."""
+    return [*_slow(table), *_failed(table), *_below(table), *_sizes(table)]
 
 
 def _sizes(table: pd.DataFrame) -> list[str]:

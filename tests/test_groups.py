@@ -82,7 +82,7 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster, mo
         f"Failed: {DEAD} (zs0_bf16_gpus8_bs8_sl512: 1 failed): {DEAD}: no answer for 30 s; "
         "6 larger groups with it failed as well."
     ]
-    assert said[-1] == "6 of 127 groups are below the 90 samples/s per node that were expected."
+    assert said[2] == "6 of 127 groups are below the 90 samples/s per node that were expected."
     assert [type(part).__name__ for part in parts].count("Picture") == 2
 
 
@@ -99,8 +99,8 @@ def test_efficiency_is_relative_to_one_node(cluster):
 
 @pytest.mark.parametrize("slow", [True, False])
 def test_noise_is_no_reason_to_accuse_anybody(tmp_path, slow):
-    """Over 25 clusters of 64 nodes with noise: the slow host each time, and never another one."""
-    for seed in range(25):
+    """Over 12 clusters of 64 nodes with noise: the slow host each time, and never another one."""
+    for seed in range(12):
         random = np.random.default_rng(seed)
         bad = HOSTS[random.integers(64)] if slow else None
         rows = []
@@ -148,7 +148,7 @@ def test_the_words_of_the_evidence():
     assert "The group a, b is 30.0 % slow, and all its hosts were in fast ones: nobody can be named." in (
         suspects.said(riddle)
     )
-    assert suspects.said(table_of(*alone(100, 101, 99)))[1:] == [
+    assert suspects.said(table_of(*alone(100, 101, 99)))[:1] == [
         "No host is slow: none is 3 % below its median and outside the spread of the others."
     ]
     assert suspects.said(table_of(*alone(100, 70))) == [
@@ -330,14 +330,12 @@ def test_samples_of_one_gpu_are_as_they_are():
 
 def test_skew_by_hand():
     times_s = torch.tensor([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.5, 1.0, 4.0]])
-    by_hand = {
-        "step_skew": 1.0,
-        "slowest_rank": 2,
-        "rank_step_s": pytest.approx([1, 4 / 3, 6.5 / 3]),
-    }
-    assert skew.compare(times_s) == by_hand
+    means_s = pytest.approx([1, 4 / 3, 6.5 / 3])
+    assert skew.compare(times_s) == {"skew": 1.0, "slowest": 2, "means_s": means_s}
     two = skew.compare(torch.tensor([[1.0], [3.0]]))
-    assert (two["step_skew"], two["slowest_rank"]) == (0.5, 1)  # the median of two is their mean
+    assert (two["skew"], two["slowest"]) == (0.5, 1)  # the median of two is their mean
+    nothing = {"skew": None, "slowest": None, "means_s": None}
+    assert skew.compare(torch.tensor([[1.0, 2.0]])) == skew.compare(torch.empty(2, 0)) == nothing
 
 
 @pytest.mark.alone
@@ -353,13 +351,26 @@ def test_a_rank_that_sleeps_longer_is_seen(run_small, tmp_path):
     assert row["step_skew"] == record["step_skew"]
 
 
-def test_training_tells_its_skew_and_one_rank_has_none(run_small):
-    _, run = run_small(gpus=2)
+def test_a_latecomer_is_seen_in_the_forward_pass_alone(run_small, tmp_path):
+    """One rank begins every step 0.3 s late: all steps become longer, and only its forward pass ends late."""
+    result, run = run_small(worker="tests.workers.latecomer", gpus=2, zero_stage=1)
+    assert result.status == "ok", result.message()
     record = records.read_json(run.worker)
-    assert 0 <= record["step_skew"] < 0.5
-    assert len(record["rank_step_s"]) == 2
+    assert min(record["rank_step_s"]) > 0.3
+    assert record["step_skew"] < 0.2
+    assert record["slowest_rank"] == 1
+    assert record["rank_forward_s"][1] > record["rank_forward_s"][0] + 0.15
+    (row,) = dsnb.load_runs(tmp_path).to_dict("records")
+    assert row["forward_skew"] == record["forward_skew"] > 0.1
+
+
+def test_one_rank_and_a_pipeline_have_no_such_skew(run_small):
+    names = ("step_skew", "forward_skew", "slowest_rank", "rank_step_s", "rank_forward_s")
     _, run = run_small()
-    assert {records.read_json(run.worker)[name] for name in ("step_skew", "slowest_rank", "rank_step_s")} == {None}
+    assert [records.read_json(run.worker)[name] for name in names] == [None] * 5
+    _, run = run_small(gpus=2, pipeline_parallel=2, grad_accum=2)
+    record = records.read_json(run.worker)
+    assert [record[name] is None for name in names] == [False, True, False, False, True]
 
 
 def test_the_command_line_prints_groups_and_suspects(cluster, tmp_path):

@@ -51,6 +51,22 @@ def test_known_times_come_out_exactly(tmp_path):
     assert "allocated_gib" not in rows[0]  # a CPU has no such figure: missing, not 0
 
 
+def test_the_first_forward_pass_of_each_step_is_timed(tmp_path):
+    # zero, timed begins, then of two steps: the first forward pass, the end
+    clock = FakeClock([0.0, 1.0, 1.25, 3.0, 3.5, 4.0])
+    meter = Meter(None, 3, 64, CPU, time.time(), clock)
+    meter.begin("timed", lambda: None)
+    for _ in range(2):
+        for name in ("forward", "backward", "forward", "optimizer"):
+            with meter.section(name):
+                pass
+        meter.step(torch.tensor(1.0), skipped=False)
+    meter.end()
+    assert meter.times_s("timed") == [2.0, 1.0]
+    assert meter.forwards_s("timed") == [0.25, 0.5]
+    assert (meter.times_s("warmup"), meter.forwards_s("warmup")) == ([], [])
+
+
 def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
     clock = FakeClock([0.0, 0.0, 1.0, 2.0])
     meter = Meter(tmp_path / "steps.jsonl", 2, 64, CPU, time.time(), clock)

@@ -186,6 +186,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "step_time_s": fmean(times_s) if times_s else None,
         "step_time_median_s": median(times_s) if times_s else None,
         "step_skew": worker.get("step_skew"),
+        "forward_skew": worker.get("forward_skew"),
         **_flops(experiment, worker, per_gpu),
         "peak_allocated_gib": worker.get("peak_allocated_gib", _peak(steps, "allocated_gib")),
         "peak_reserved_gib": worker.get("peak_reserved_gib", _peak(steps, "reserved_gib")),

@@ -7,7 +7,7 @@ own queue, losses are copied to the host behind them, and a step is written once
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +29,7 @@ class Pending:
     phase: str
     start: int
     end: int
+    forward: int | None
     skipped: bool
     memory: dict[str, float]
 
@@ -70,6 +71,8 @@ class Meter:
         self._pending: deque[Pending] = deque()
         self._flushed_at = 0.0
         self._rows: list[dict[str, Any]] = []
+        self._forward: int | None = None
+        self._forwards_s: dict[str, list[float]] = {}
         self._step = 0
         self.peak_gib: dict[str, float] = {}
         self._clock_zero = self._boundary = self.clock.mark()
@@ -89,6 +92,13 @@ class Meter:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
 
+    @contextlib.contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Mark where the first forward pass of a step ends; a mark in the device's queue delays nothing."""
+        yield
+        if name == "forward" and self._forward is None:
+            self._forward = self.clock.mark()
+
     def step(self, loss: torch.Tensor, skipped: bool) -> None:
         """Mark the end of a step whose mean loss, still on the device, is `loss` (shape ())."""
         self.losses[self._step] = loss
@@ -97,9 +107,9 @@ class Meter:
         else:
             self._host_losses[self._step] = self.losses[self._step]
         end = self.clock.mark()
-        pending = Pending(self._step, self._phase, self._boundary, end, skipped, self._memory())
+        pending = Pending(self._step, self._phase, self._boundary, end, self._forward, skipped, self._memory())
         self._pending.append(pending)
-        self._boundary, self._step = end, self._step + 1
+        self._boundary, self._step, self._forward = end, self._step + 1, None
         self._write_passed()
 
     def end(self) -> None:
@@ -114,6 +124,10 @@ class Meter:
     def times_s(self, phase: str) -> list[float]:
         """Give this rank's step times of a phase that has ended, in order."""
         return [row["step_time_s"] for row in self._rows if row["phase"] == phase]
+
+    def forwards_s(self, phase: str) -> list[float]:
+        """Give the times from each step's begin to the end of its first forward pass; empty where none was marked."""
+        return self._forwards_s.get(phase, [])
 
     def abort(self) -> None:
         """Write what the device has done and close the file, whatever state the device is in."""
@@ -144,8 +158,11 @@ class Meter:
 
     def _write_passed(self, force: bool = False) -> None:
         while self._pending and (force or self.clock.passed(self._pending[0].end)):
-            row = self._row(self._pending.popleft())
+            step = self._pending.popleft()
+            row = self._row(step)
             self._rows.append(row)
+            if step.forward is not None:
+                self._forwards_s.setdefault(step.phase, []).append(self.clock.seconds(step.start, step.forward))
             if self._file:
                 self._file.write(records.line(row))
         if self._file and (force or time.perf_counter() > self._flushed_at + FLUSH_S):

@@ -29,7 +29,7 @@ from dsnb.train.meter import Meter
 from dsnb.train.model import build
 from dsnb.train.pipeline import PipelineTrainer
 from dsnb.train.torch_trainer import TorchTrainer
-from dsnb.train.trainer import Trainer
+from dsnb.train.trainer import Trainer, no_section
 
 
 def main(run_dir: str) -> int:
@@ -73,6 +73,8 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
     path = run.steps if rank() == 0 else None
     meter = Meter(path, steps, experiment.tokens_per_step, device, launched_at)
     built = time.time()
+    if experiment.pipeline_parallel == 1:  # a stage's first forward pass waits for those before it
+        trainer.section = meter.section
     try:
         for phase, first, last in (("warmup", 0, experiment.warmup_steps), ("timed", experiment.warmup_steps, steps)):
             meter.begin(phase, deepspeed.comm.barrier)
@@ -80,11 +82,12 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
                 meter.step(*trainer.step(data.step(step)))
             meter.end()
         losses = mean_over_ranks(meter.losses)
-        apart = skew.over_ranks(meter.times_s("timed"), device)
+        apart = skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device)
     except BaseException:
         meter.abort()
         raise
     meter.close(losses)
+    trainer.section = no_section
     record = {
         **trainer.describe(),
         "parameters": trainer.parameters,

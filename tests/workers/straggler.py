@@ -25,7 +25,7 @@ def main(run_dir: str) -> int:
         meter.step(torch.tensor(1.0), skipped=False)
     meter.end()
     meter.close()
-    apart = skew.over_ranks(meter.times_s("timed"), device)
+    apart = skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device)
     if rank == 0:
         records.write_json(run.worker, {**apart, "timed_wall_s": meter.wall_s["timed"], "phases_s": {}})
     distributed.destroy_process_group()
