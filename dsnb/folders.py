@@ -95,14 +95,12 @@ def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _placed(folders: Sequence[str], settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Say on how many nodes each run was made, and on which: only a run that chose its hosts has a file of them."""
-    chosen = [bool(record.get("hostfile")) or record.get("nodes", 1) != 1 for record in settings]
+    """Say on which hosts each run was made: only one that chose its hosts has a file of them."""
     return {
-        "nodes": [record.get("nodes", 1) if record else None for record in settings],
         "hosts": [
-            _hosts(f"{folder}/{_FILES['nodes']}") if asked else None
-            for folder, asked in zip(folders, chosen, strict=True)
-        ],
+            (_hosts(f"{folder}/{_FILES['nodes']}") or _asked_hosts(record)) if record.get("hostfile") else None
+            for folder, record in zip(folders, settings, strict=True)
+        ]
     }
 
 
@@ -111,6 +109,12 @@ def _hosts(path: str) -> str | None:
     nodes = (records.read_json(path) or {}).get("nodes")
     names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     return ",".join(_plain(name) for name in names if isinstance(name, str)) or None
+
+
+def _asked_hosts(settings: dict[str, Any]) -> str | None:
+    """Give the hosts that were asked for, where a run ended before they were reached: those of a sub-cluster."""
+    names = [_plain(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
+    return ",".join(names) if names[0] and len(names) == settings.get("nodes") else None
 
 
 def _plain(host: str) -> str:

@@ -9,8 +9,8 @@ import pandas as pd
 from dsnb import records
 from dsnb.paths import RunPaths
 
-FACTS = ["os", "cpu", "cores", "memory_gib", "gpus", "driver", "cuda", "nccl", "python", "torch", "deepspeed"]
-FACTS += ["transformers", "dsnb", "git_commit"]
+FACTS = ["os", "cpu", "cores", "memory_gib", "gpus", "clocks", "driver", "cuda", "nccl", "nccl_package", "python"]
+FACTS += ["torch", "deepspeed", "transformers", "dsnb", "git_commit"]
 NEAR_GIB = 1
 """Machines of one kind report some megabytes more or less memory."""
 MOST_HOSTS, MOST_SENTENCES = 4, 40
@@ -66,7 +66,7 @@ def _value(name: str, value: Any) -> str | None:
 
 def _sentence(name: str, hosts_of: dict[str, set[str]]) -> str:
     most_first = sorted(hosts_of.items(), key=lambda item: -len(item[1]))
-    return f"{name.replace('_', ' ')}: " + ", ".join(f"{value} on {_who(hosts)}" for value, hosts in most_first)
+    return f"{name}: " + ", ".join(f"{value} on {_who(hosts)}" for value, hosts in most_first)
 
 
 def _who(hosts: set[str]) -> str:

@@ -39,11 +39,6 @@ class RunPaths:
         return self.dir / "environment.json"
 
     @property
-    def nodes(self) -> Path:
-        """The hosts of the run, what each is and how each ended; only of a run with a hostfile."""
-        return self.dir / "nodes.json"
-
-    @property
     def steps(self) -> Path:
         """One JSON object per optimizer step."""
         return self.dir / "steps.jsonl"

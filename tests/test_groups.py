@@ -19,7 +19,7 @@ from dsnb.__main__ import app
 from dsnb.errors import SettingsError
 from dsnb.explorer import payload
 from dsnb.explorer.data import read
-from dsnb.launcher.outcome import _gpu_figures
+from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.params import load_sweep
 from dsnb.params_file import read_params
 from dsnb.schema import GPU_COLUMNS, RUN_COLUMNS, RUN_NUMBERS
@@ -230,6 +230,19 @@ def test_columns_of_nodes_and_hosts(tmp_path, monkeypatch):
     assert {"nodes", "hosts", "step_skew"} <= set(RUN_COLUMNS)
 
 
+@pytest.mark.parametrize(
+    ("include", "hosts"),
+    [("n1@n2:0,1", "n1,n2"), ("n1", None), ("n1@n2@n3", None), ("", None), (None, None), (3, None), ("@", None)],
+)
+def test_a_host_that_was_never_reached_is_told_by_the_filter_of_its_group(tmp_path, include, hosts):
+    made_up.write_groups(tmp_path / "s", HOSTS[:2], failing=HOSTS[:1], sizes=(2,))
+    (run,) = tmp_path.rglob("run1")
+    (run / "nodes.json").unlink()
+    settings = records.read_json(run / "experiment.json")
+    records.write_json(run / "experiment.json", {**settings, "include": include})
+    assert dsnb.load_runs(tmp_path)["hosts"].tolist() == [hosts]
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"nodes": 3}', '{"nodes": [3, {"host": 5}, {}]}', None])
 def test_a_damaged_file_of_nodes_tells_no_hosts(tmp_path, content):
     made_up.write_groups(tmp_path / "s", HOSTS[:1])
@@ -310,7 +323,7 @@ def test_one_number_on_two_hosts_is_two_gpus(cluster):
         for gpu in (0, 1) for second in range(seconds)
     ]  # fmt: skip
     worker = {"timed_from_s": 0, "timed_to_s": 100, "ended_s": 100}
-    figures = _gpu_figures(rows, worker)
+    figures = gpu_figures(rows, worker)
     assert figures["gpu_util_pct"] == 70  # over GPUs; over samples it would be 80
     assert figures["device_memory_gib"] == 2
     means = payload.over_gpus(pd.DataFrame(rows, columns=GPU_COLUMNS))

@@ -4,7 +4,6 @@ A status needs a cause, and a figure needs a measurement: what is not there stay
 """
 
 import html
-import math
 import os
 import signal
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from urllib.parse import quote
 from dsnb import hardware, metrics, records
 from dsnb.errors import DsnbError, LaunchError
 from dsnb.experiment import Experiment
+from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.paths import RunPaths
 
 STATUSES = ("ok", "oom", "nan", "failed", "timeout", "interrupted")
@@ -191,7 +191,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "peak_allocated_gib": worker.get("peak_allocated_gib", _peak(steps, "allocated_gib")),
         "peak_reserved_gib": worker.get("peak_reserved_gib", _peak(steps, "reserved_gib")),
         "host_memory_gib": worker.get("host_memory_gib"),
-        **_gpu_figures(records.read_lines(paths.gpu), worker),
+        **gpu_figures(records.read_lines(paths.gpu), worker),
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
         "skipped_steps": sum(bool(step.get("skipped")) for step in steps),
@@ -229,27 +229,3 @@ def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None
 
 def _peak(rows: list[dict[str, Any]], key: str) -> float | None:
     return max((row[key] for row in rows if row.get(key) is not None), default=None)
-
-
-def _gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any]) -> dict[str, float | None]:
-    """Give NVML's figures: memory until the steps are over, utilization and power over the timed steps alone.
-
-    A mean is one over GPUs, not over samples: a host that was sampled less often counts as much as the others.
-    """
-    samples = [row for row in samples if row["t_s"] <= worker.get("ended_s", math.inf)]
-    start, end = worker.get("timed_from_s"), worker.get("timed_to_s")
-    timed = [row for row in samples if start is not None and end is not None and start <= row["t_s"] <= end]
-
-    def mean(key: str) -> float | None:
-        of_gpu: dict[object, list[float]] = {}
-        for row in timed:
-            if row.get(key) is not None:
-                of_gpu.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
-        return fmean(map(fmean, of_gpu.values())) if of_gpu else None
-
-    return {
-        "device_memory_gib": _peak(samples, "memory_used_gib"),
-        "gpu_util_pct": mean("util_pct"),
-        "power_w": mean("power_w"),
-        "sm_clock_mhz": mean("sm_clock_mhz"),
-    }
