@@ -11,7 +11,7 @@ repeats: 3
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -59,6 +59,9 @@ def load_sweep(
     overrides: Mapping[str, Any] | None = None,
     only: str | None = None,
     output: str | Path | None = None,
+    *,
+    autos: Mapping[str, Any] | None = None,
+    adapt: Callable[[Experiment], Experiment] | None = None,
 ) -> Sweep:
     """Read a params file and list its runs.
 
@@ -73,6 +76,10 @@ def load_sweep(
         A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are judged.
     output
         The folder of the sweep, by default `outputs/<name>`.
+    autos
+        What `auto` stands for in settings, where it is not what this machine has.
+    adapt
+        Changes an experiment before it gets its name; what it raises counts as a problem of that experiment.
 
     Raises
     ------
@@ -83,7 +90,12 @@ def load_sweep(
     combinations = list(_combinations(file))
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
-    experiments = _experiments(combinations, only)
+    known = autos or {}
+    combinations = [
+        {key: known.get(key, value) if value == "auto" else value for key, value in settings.items()}
+        for settings in combinations
+    ]
+    experiments = _experiments(combinations, only, adapt)
     folder = SweepPaths(Path(output) if output else paths.outputs_root() / file.name)
     runs = tuple(
         Run(name, experiment, repeat, folder.run(name, repeat))
@@ -149,13 +161,16 @@ def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
     return any(all(complete[key] == value for key, value in entry.items()) for entry in exclude)
 
 
-def _experiments(combinations: list[dict[str, Any]], only: str | None) -> dict[str, Experiment]:
+def _experiments(
+    combinations: list[dict[str, Any]], only: str | None, adapt: Callable[[Experiment], Experiment] | None
+) -> dict[str, Experiment]:
     several_models = len({str(settings.get("model")) for settings in combinations}) > 1
     problems: list[str] = []
     experiments: list[Experiment] = []
     for settings in combinations:
         try:
-            experiments.append(Experiment(**{str(key): value for key, value in settings.items()}))
+            experiment = Experiment(**{str(key): value for key, value in settings.items()})
+            experiments.append(adapt(experiment) if adapt else experiment)
         except SettingsError as error:
             if only is None or fnmatchcase(_name_if_it_were_right(settings, several_models) or only, only):
                 problems += error.problems

@@ -114,6 +114,16 @@ class RunPaths:
         return self.dir / "job.log"
 
     @property
+    def slurm(self) -> Path:
+        """Which Slurm job makes the run, written before it is waited for."""
+        return self.dir / "slurm.json"
+
+    @property
+    def job_script(self) -> Path:
+        """What was submitted to Slurm."""
+        return self.dir / "job.sh"
+
+    @property
     def repeat(self) -> int | None:
         """The k of `run<k>`, None for a folder of another name."""
         return repeat(self.dir.name)
@@ -144,6 +154,21 @@ class SweepPaths:
     def report(self) -> Path:
         """The report, one HTML file."""
         return self.dir / "report.html"
+
+    @property
+    def slurm(self) -> Path:
+        """Which Slurm job makes the whole sweep, written before it is waited for."""
+        return self.dir / "slurm.json"
+
+    @property
+    def job_script(self) -> Path:
+        """What was submitted to Slurm."""
+        return self.dir / "job.sh"
+
+    @property
+    def job_log(self) -> Path:
+        """What that job said."""
+        return self.dir / "job.log"
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
         """Give the folder of one run.

@@ -8,12 +8,14 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dsnb import checks, job, notebooks, paths, records, schedule
+from dsnb import allocation, checks, job, notebooks, paths, records, schedule
+from dsnb.allocation import Allocation
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import fork
@@ -21,6 +23,7 @@ from dsnb.launcher.hosts import servers
 from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run, Sweep, load_sweep
 from dsnb.paths import SweepPaths
+from dsnb.slurm_jobs import SlurmJobs
 
 if TYPE_CHECKING:
     from dsnb.progress import Progress
@@ -36,6 +39,7 @@ def run_sweep(
     output: str | Path | None = None,
     retry: bool = False,
     progress: bool = True,
+    slurm: Allocation | None = None,
 ) -> list[Result]:
     """Make all runs of a sweep that are not finished yet.
 
@@ -47,6 +51,8 @@ def run_sweep(
         Repeat finished runs that are not `ok` as well.
     progress
         Show which run of how many, loss, tokens/s and the time left.
+    slurm
+        Make every run as a Slurm job that may have this; a sweep that was loaded comes from `dsnb.allocation.load`.
 
     Returns
     -------
@@ -61,22 +67,30 @@ def run_sweep(
         If the disk is full. Finished runs are kept.
     """
     if not isinstance(sweep, Sweep):
-        sweep = load_sweep(sweep, overrides, only, output)
+        load = partial(allocation.load, allocation=slurm) if slurm else load_sweep
+        sweep = load(sweep, overrides=overrides, only=only, output=output)
     check_notebook()
-    if problems := unsupported(sweep):
+    if not slurm and (problems := unsupported(sweep)):
         raise SettingsError(problems)
     with locked(sweep.paths):
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        kept = servers.kept(run.experiment for run in todo)
-        with fork.shared(_devices(todo)), kept, _shown(sweep, todo, progress) as shown:
-            if any(run.lane for run in todo):
-                schedule.make_all(todo, schedule.Processes(), shown)
+        with _shown(sweep, todo, progress, foretold=slurm is None) as shown:
+            if slurm:
+                schedule.make_all(todo, SlurmJobs(slurm, sweep.name, todo, shown.say), shown)
             else:
-                for run in todo:
-                    shown.begin(run)
-                    shown.end(run, job.execute(run))
+                _make_here(todo, shown)
         return [result for run in sweep.runs if (result := job.recorded(run.paths))]
+
+
+def _make_here(todo: list[Run], shown: "Progress") -> None:
+    with fork.shared(_devices(todo)), servers.kept(run.experiment for run in todo):
+        if any(run.lane for run in todo):
+            schedule.make_all(todo, schedule.Processes(), shown)
+            return
+        for run in todo:
+            shown.begin(run)
+            shown.end(run, job.execute(run))
 
 
 def _devices(todo: list[Run]) -> set[str]:
@@ -85,10 +99,10 @@ def _devices(todo: list[Run]) -> set[str]:
     return {experiment.device for experiment in here if experiment.launcher == "fork"}
 
 
-def _shown(sweep: Sweep, todo: list[Run], progress: bool) -> "Progress":
+def _shown(sweep: Sweep, todo: list[Run], progress: bool, foretold: bool) -> "Progress":
     from dsnb.progress import Progress
 
-    return Progress(total=len(sweep.runs), todo=todo, enabled=progress)
+    return Progress(total=len(sweep.runs), todo=todo, enabled=progress, foretold=foretold)
 
 
 def check_notebook() -> None:
