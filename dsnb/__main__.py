@@ -3,16 +3,17 @@
 import signal
 import sys
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
+from dsnb import command_sweep
+from dsnb.command_sweep import Set, overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
+from dsnb.printing import Format, show, show_summary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,54 +21,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Which DeepSpeed settings should I train with on my hardware? Answered by measuring.",
 )
-NOT_ALL_OK = 3
-INTERRUPTED = 130
+app.command()(command_sweep.sweep)
 
 
-class Format(StrEnum):
-    """How a table is printed."""
-
-    table = "table"
-    markdown = "markdown"
-    csv = "csv"
-    json = "json"
-
-
-Params = Annotated[Path, typer.Argument(help="A params file.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(help="A folder of outputs.", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for every run; a list becomes an axis.")]
+Params = Annotated[Path, typer.Argument(help="A params file.", show_default=False)]
 TableFormat = Annotated[Format, typer.Option("--format", help="How to print it.")]
 Output = Annotated[Path | None, typer.Option(help="Write here instead.", show_default=False)]
-
-
-@app.command()
-def sweep(
-    params: Params,
-    set_: Set = None,
-    only: Annotated[str | None, typer.Option(help="Experiments whose names match, for example 'zs3*'.")] = None,
-    output: Output = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and start nothing.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Repeat runs that failed as well.")] = False,
-) -> None:
-    """Make all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok."""
-    from dsnb.params import load_sweep
-
-    planned = load_sweep(params, overrides(set_ or []), only, output)
-    if dry_run:
-        show_plan(planned)
-        return
-    from dsnb.runs import load_runs
-    from dsnb.sweep import run_sweep
-
-    try:
-        results = run_sweep(planned, retry=retry)
-    except KeyboardInterrupt:
-        typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    show_summary(load_runs(planned.paths.dir), Format.table)
-    typer.echo(f"Report: dsnb report {planned.paths.dir}")
-    if any(result.status != "ok" for result in results):
-        raise typer.Exit(NOT_ALL_OK)
 
 
 @app.command()
@@ -158,58 +118,6 @@ def bandwidth(
     table = load_bandwidth(result.run_dir)
     show(table.set_index("bytes"), texts(table), format_)
     result.raise_for_status()
-
-
-def overrides(words: list[str]) -> dict[str, Any]:
-    """Read `KEY=VALUE` words; values are YAML, so `8` is a number and `[1, 2]` a list."""
-    found = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise SettingsError(f"--set is {word!r}: write KEY=VALUE, for example --set seq_len=256")
-        try:
-            found[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise SettingsError(f"--set is {word!r}: its value is not valid YAML") from error
-    return found
-
-
-def show_plan(planned: Any) -> None:
-    """Print the runs of a sweep with their settings and commands, and what this machine cannot do of them."""
-    from dsnb.dry_run import lines
-    from dsnb.sweep import unsupported
-
-    for line in lines(planned):
-        typer.echo(line)
-    for problem in unsupported(planned):
-        typer.echo(f"this machine could not run it: {problem}", err=True)
-
-
-def show_summary(runs: Any, format_: Format) -> None:
-    """Print the aggregated table."""
-    from dsnb.summary import summarize
-    from dsnb.tables import readable
-
-    table = summarize(runs)
-    show(table, readable(table), format_)
-
-
-def show(numbers: Any, texts: Any, format_: Format) -> None:
-    """Print a table: `numbers` for machines, `texts` for people."""
-    if format_ is Format.csv:
-        typer.echo(numbers.to_csv(), nl=False)
-    elif format_ is Format.json:
-        typer.echo(numbers.reset_index().to_json(orient="records", indent=1))
-    elif format_ is Format.markdown:
-        typer.echo(texts.to_markdown())
-    else:
-        table = Table(texts.index.name or "", box=None, pad_edge=False)
-        for name in texts.columns:
-            table.add_column(name, justify="right")
-        for key, row in texts.iterrows():
-            table.add_row(str(key), *map(str, row))
-        # A table that is cut to a narrow terminal would hide figures.
-        Console(width=max(Console().width, 200) if not sys.stdout.isatty() else None).print(table, markup=False)
 
 
 def main() -> None:

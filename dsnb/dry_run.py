@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from dsnb import hostfile
+from dsnb.allocation import Allocation
 from dsnb.errors import SettingsError
 from dsnb.experiment import Experiment
 from dsnb.hostfile import Host
@@ -14,10 +15,10 @@ from dsnb.launcher import ranks
 from dsnb.launcher.config import deepspeed_config
 from dsnb.launcher.hosts import transport
 from dsnb.launcher.share import Share
-from dsnb.params import Sweep
+from dsnb.params import Run, Sweep
 
 
-def lines(planned: Sweep) -> Iterator[str]:
+def lines(planned: Sweep, asked: Allocation | None = None) -> Iterator[str]:
     """Give the lines of a dry run; settings stand once an experiment, commands at every run."""
     for run in planned.runs:
         yield str(run.paths.dir)
@@ -25,7 +26,17 @@ def lines(planned: Sweep) -> Iterator[str]:
             settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
             yield yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2)
         yield from commands(run.experiment, run.paths.dir)
+        if asked:
+            yield f"  {submission(asked, run)}"
     yield f"{len(planned.runs)} runs; nothing was started"
+
+
+def submission(asked: Allocation, run: Run) -> str:
+    """Give how a run would be submitted to Slurm; the options would stand in the script."""
+    experiment = run.experiment
+    options = asked.options(experiment.nodes, experiment.gpus // experiment.nodes, experiment.device)
+    words = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+    return shlex.join(["sbatch", *words, str(run.paths.job_script)])
 
 
 def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dsnb import job, records
 from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import Result, last_lines, summarize_run
-from dsnb.paths import RunPaths
+from dsnb.paths import RunPaths, SweepPaths
 from dsnb.slurm import Record
 
 ENDED_FROM_OUTSIDE = {"TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "CANCELLED"}
@@ -36,7 +36,7 @@ def settled(run: RunPaths, number: str, record: Record | None, failed_nodes: Fai
     return result
 
 
-def judge(run: RunPaths, number: str, record: Record | None, failed_nodes: Failed) -> tuple[str, str]:
+def judge(run: RunPaths | SweepPaths, number: str, record: Record | None, failed_nodes: Failed) -> tuple[str, str]:
     """Give status and cause by what Slurm says of a job."""
     if record is None:
         return "interrupted", f"Slurm no longer knows job {number}, and it left no result in {run.dir}: {SHARED}"
@@ -61,7 +61,7 @@ def judge(run: RunPaths, number: str, record: Record | None, failed_nodes: Faile
     return status, f"{who} {cause}"
 
 
-def _failure(run: RunPaths, who: str, record: Record) -> str:
+def _failure(run: RunPaths | SweepPaths, who: str, record: Record) -> str:
     if record.signal == LOG_NOT_WRITTEN:
         return f"{who} did not start: {record.nodes} cannot write {run.job_log}: {SHARED}"
     how = f"was killed by signal {record.signal}" if record.signal else f"ended with exit code {record.exit_code}"

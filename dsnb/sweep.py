@@ -24,6 +24,7 @@ from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run, Sweep, load_sweep
 from dsnb.paths import SweepPaths
 from dsnb.slurm_jobs import SlurmJobs
+from dsnb.slurm_sweep import make_in_one
 
 if TYPE_CHECKING:
     from dsnb.progress import Progress
@@ -81,6 +82,23 @@ def run_sweep(
             else:
                 _make_here(todo, shown)
         return [result for run in sweep.runs if (result := job.recorded(run.paths))]
+
+
+def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: bool = False) -> list[Result]:
+    """Make all runs of a sweep that are not finished yet in one Slurm job, in which `words` make them.
+
+    Raises
+    ------
+    SettingsError
+        If a run contradicts a finished one.
+    LaunchError
+        If Slurm refuses the job, or it ends before the sweep does.
+    """
+    todo = [run for run in sweep.runs if not is_finished(run, retry)]
+    if todo:
+        with _shown(sweep, todo, True, foretold=False) as shown:
+            make_in_one(sweep, todo, asked, words, shown)  # the job itself locks the folder
+    return [result for run in sweep.runs if (result := job.recorded(run.paths))]
 
 
 def _make_here(todo: list[Run], shown: "Progress") -> None:

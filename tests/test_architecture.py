@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 # From top to bottom: a module imports only from lines below its own, a package also from itself.
 LAYERS = [
     "__main__",
+    "command_sweep",
+    "printing",
     "dry_run",
     "doctor_hosts",
     "doctor",
@@ -52,6 +54,7 @@ LAYERS = [
     "schema",
     "sweep",
     "subclusters",
+    "slurm_sweep",
     "slurm_jobs",
     "slurm_outcome",
     "schedule",

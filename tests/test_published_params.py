@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dsnb
-from dsnb.__main__ import overrides
+from dsnb.command_sweep import overrides
 from dsnb.params import load_sweep
 from dsnb.sweep import unsupported
 
