@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsnb import combinations, hardware, hostfile, models, prepared
+from dsnb import combinations, hardware, hostfile, models
 from dsnb.combinations import Rule
 from dsnb.errors import SettingsError
+from dsnb.shared import prepared
 
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80

@@ -1,8 +1,8 @@
 """`dsnb prepare`: brings what the runs of a params file take from elsewhere into one folder that all nodes see.
 
 Models' configurations, weights where they are asked for, and tokenizers come from the hub; files of one's own are
-copied. What is whole stands in the folder's index (`dsnb.prepared`), so nothing is fetched twice, and nothing that
-was broken off is taken for whole.
+copied. What is whole stands in the folder's index (`dsnb.shared.prepared`), so nothing is fetched twice, and nothing
+that was broken off is taken for whole.
 """
 
 import fcntl
@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsnb import hub, model_files, models, prepared, records
+from dsnb import models, records
 from dsnb.errors import FetchError, SettingsError
 from dsnb.params import load_sweep
-from dsnb.paths import SharedPaths
-from dsnb.prepared import SHARED, Need
+from dsnb.shared import hub, model_files, prepared
+from dsnb.shared.paths import SharedPaths
+from dsnb.shared.prepared import SHARED, Need
 
 MIB = 2**20
 PART = ".part-"

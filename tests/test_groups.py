@@ -14,8 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 import dsnb
-from dsnb import clusters, folders, groups, groups_plots, nodes, records, scaling, suspects
+from dsnb import clusters, folders, records, scaling
 from dsnb.__main__ import app
+from dsnb.clusters import differences as nodes
+from dsnb.clusters import groups, suspects
+from dsnb.clusters import plots as groups_plots
 from dsnb.errors import SettingsError
 from dsnb.explorer import payload
 from dsnb.explorer.data import read

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from dsnb import checks, model_files, prepared, records
+from dsnb import checks, records
 from dsnb.errors import FetchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher.run import launch
 from dsnb.models import PRESETS
-from dsnb.paths import RunPaths, SharedPaths
+from dsnb.paths import RunPaths
 from dsnb.prepare import prepare
+from dsnb.shared import model_files, prepared
+from dsnb.shared.paths import SharedPaths
 from tests.conftest import SMALL
 from tests.fake_hub import COMMIT, Hub, serving
 from tests.test_cli import dsnb

@@ -18,10 +18,11 @@ from typing import Any
 import deepspeed
 import torch
 
-from dsnb import prepared, records
+from dsnb import records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.paths import RunPaths
+from dsnb.shared import prepared
 from dsnb.train import profiling, skew
 from dsnb.train.data import batches
 from dsnb.train.engine import DeepSpeedTrainer

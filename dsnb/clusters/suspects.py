@@ -47,7 +47,7 @@ def suspects(table: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     table
-        As `dsnb.groups.groups` gives it.
+        As `dsnb.clusters.groups.groups` gives it.
 
     Returns
     -------

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from dsnb import suspects
+from dsnb.clusters import suspects
 from dsnb.plots import Picture
 
 POINT, SLOW, FAILED, EXPECTED, INK = "#0072b2", "#d55e00", "#aa4499", "#009e73", "#30363d"
@@ -25,7 +25,7 @@ def spread(table: pd.DataFrame) -> Picture:
     Parameters
     ----------
     table
-        As `dsnb.groups.groups` gives it; of more than four workloads, those with the most groups.
+        As `dsnb.clusters.groups.groups` gives it; of more than four workloads, those with the most groups.
     """
     shown = table.assign(slow=table["off_median_pct"] < -suspects.limits(table))
     names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MOST_PANELS]

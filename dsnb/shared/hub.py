@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dsnb import model_files
 from dsnb.errors import FetchError, SettingsError
+from dsnb.shared import model_files
 
 TIMEOUT_S = 30.0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dsnb import models, records
 from dsnb.errors import SettingsError
-from dsnb.paths import SharedPaths
+from dsnb.shared.paths import SharedPaths
 
 SHARED = "DSNB_SHARED"
 NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}

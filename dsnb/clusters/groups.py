@@ -1,7 +1,7 @@
 """Runs on several groups of nodes -> one row per group: how fast per node, how far off the median, good enough or not.
 
 A group is a set of hosts that made runs of one experiment together; which of its hosts is to blame for a slow one is
-`dsnb.suspects`'s. What each node is to reach, `expect_samples_per_s`, stands in the params file of the sweep.
+`dsnb.clusters.suspects`'s. What each node is to reach, `expect_samples_per_s`, stands in the params file of the sweep.
 """
 
 import re

@@ -7,7 +7,8 @@ import html
 
 import pandas as pd
 
-from dsnb import groups, groups_plots, nodes, scaling, scaling_plots, suspects, tables
+from dsnb import scaling, scaling_plots, tables
+from dsnb.clusters import differences, groups, plots, suspects
 from dsnb.errors import SettingsError
 from dsnb.plots import Picture
 from dsnb.tables import Html
@@ -50,9 +51,9 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), scaling_plots.throughput(sizes)]
     if table["hosts"].nunique() > 1:
-        parts += [tables.subheading("The spread between groups"), Html(f"<p>{POINTS}</p>"), groups_plots.spread(table)]
+        parts += [tables.subheading("The spread between groups"), Html(f"<p>{POINTS}</p>"), plots.spread(table)]
     parts += [tables.subheading("The groups"), group_table(table)]
-    if found := nodes.differences(runs):
+    if found := differences.differences(runs):
         parts += [tables.subheading("In what the nodes differ"), _list(found)]
     return parts
 
