@@ -24,6 +24,7 @@ FORMS = {
     "account": (r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "physics"),
     "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=,&|*()\[\]-]{0,199}", "h100&ib"),
 }
+SERVERS = ("DSNB_FORK_SERVER", "DSNB_NODE_SERVERS")
 VARIABLES = {"time": "SBATCH_TIMELIMIT"}
 """Variables that win over the script's lines, where they are not named as the option is."""
 
@@ -170,5 +171,5 @@ def environment(options: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in ours and (not name.startswith(("SLURM_", "DSNB_FORK_SERVER")) or name in keep)
+        if name not in ours and (not name.startswith(("SLURM_", *SERVERS)) or name in keep)
     }

@@ -17,10 +17,13 @@ def main() -> int:
         threading.Thread(target=end_with_owner, daemon=True).start()
     began = time.time()
     (folder / "began").touch()
-    if (folder / "die").exists():
+    if (folder / "die").exists() or "--fail" in sys.argv:
         print("no such thing")
         return 7
-    time.sleep(float(os.environ.get("DSNB_TEST_JOB_S", "0.1")))
+    plan = folder / "seconds"
+    time.sleep(float(plan.read_text() if plan.exists() else os.environ.get("DSNB_TEST_JOB_S", "0.1")))
+    if (folder / "silent").exists():
+        return 0
     (folder / "times.json").write_text(json.dumps({"began": began, "ended": time.time()}))
     Result("ok", None, {0: 0}, {"wall": 0.1}, {"tokens_per_s": 1000.0, "loss_last": 2.5}, folder).write()
     return 0

@@ -18,10 +18,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsnb.launcher import fork
+
 ROOT = Path(__file__).parents[1]
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 NODES = ("n1", "n2")
 CPUS = 4
+# Runs on one node fork from the session's server, which has imported everything. It serves one after the other, so
+# the nodes of a run on several would wait for each other: those import for themselves.
+PROLOG = """\
+#!/bin/sh
+if [ "$SLURM_JOB_NUM_NODES" = 1 ]; then echo 'export {name}={socket}'; fi
+"""
 CONFIGURATION = """\
 ClusterName=small
 SlurmctldHost={host}(127.0.0.1)
@@ -56,6 +64,7 @@ ReturnToService=2
 SwitchType=switch/none
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
+TaskProlog={home}/prolog
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 PartitionName=one Nodes=n1 MaxNodes=1 MaxTime=60 State=UP OverSubscribe=NO
 """
@@ -69,6 +78,9 @@ class Slurm:
         for name in ("state", *(f"spool.{node}" for node in NODES)):
             (home / name).mkdir()
         (home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        name = fork.variable("cpu")
+        (home / "prolog").write_text(PROLOG.format(name=name, socket=os.environ.get(name, "")))
+        (home / "prolog").chmod(0o755)
         configuration = CONFIGURATION.format(home=home, host=socket.gethostname(), ports=free_ports(3), cpus=CPUS)
         (home / "slurm.conf").write_text(configuration)
         self.environment = {**os.environ, "SLURM_CONF": str(home / "slurm.conf")}

@@ -52,6 +52,21 @@ def test_dry_run_starts_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_runs_say_who_would_make_what(tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
+    few = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
+    done = dsnb(*few, "--set", "repeats=1", "--hostfile", tmp_path / "hosts", "--sub-cluster", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "note: sub-clusters of 2: left over and not used: c\n"
+    assert "  ranks 2 to 3: ssh " in done.stdout
+    done = dsnb(*few, "--slurm", "--nodes", "2", "--gpus-per-node", "4", "--set", "gpus=auto", "--partition", "gpu")
+    assert done.returncode == 0, done.stderr
+    wanted = "  sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --partition=gpu "
+    rows = [row for row in done.stdout.splitlines() if row.startswith(wanted)]
+    assert [Path(row.split()[-1]).parent.name for row in rows] == ["run1", "run2"]
+    assert done.stdout.endswith("2 runs; nothing was started\n")
+
+
 def test_summary_in_every_format(folder):
     csv = dsnb("summary", folder, "--format", "csv").stdout.splitlines()
     assert csv[0].startswith("experiment,n,not_ok,tokens_per_s_median,tokens_per_s_std,tokens_per_s_per_gpu_median,")
@@ -92,6 +107,14 @@ def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
         ),
         (["sweep", "params/quickstart.yaml", "--set", "steps"],
          "--set is 'steps': write KEY=VALUE, for example --set seq_len=256"),
+        (["sweep", "params/quickstart.yaml", "--partition", "gpu"],
+         "--partition is for Slurm: add --slurm, or leave it out"),
+        (["sweep", "params/quickstart.yaml", "--slurm", "--sub-cluster", "2"],
+         "--sub-cluster divides one set of hosts: add --one-allocation, or leave it out"),
+        (["sweep", "params/quickstart.yaml", "--sub-cluster", "2"],
+         "sub-cluster needs hosts: name them with --hostfile"),
+        (["sweep", "params/quickstart.yaml", "--slurm", "--hostfile", "hosts"],
+         "--hostfile is 'hosts', but Slurm chooses hosts: leave one of them out"),
         (["summary", "none"],
          "'none' is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"),
         (["report", "dsnb"], "'dsnb' holds no run: give the folder of a sweep, such as outputs/quickstart"),
