@@ -29,11 +29,13 @@ ENDED = {
 }
 """States that a job does not leave; every other one, known or not, is waited for."""
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
-LATER = re.compile(
-    r"Unable to contact|timed out|Zero Bytes|[Cc]onnection refused|connect failure|temporarily unable|"
-    r"Resource temporarily unavailable|Submit ?Job|submit limit|MaxJobCount",
+SILENT = re.compile(
+    r"Unable to contact|timed out|Zero Bytes|[Cc]onnection refused|connect failure|[Tt]emporarily unable|"
+    r"Resource temporarily unavailable",
 )
-"""What `sbatch` says when it would take the job at another time."""
+"""What `sbatch` says when it may have reached nobody."""
+FULL = re.compile(r"Submit ?Job|submit limit|MaxJobCount")
+"""What it says when there are too many jobs, or when this one alone is too much."""
 QUEUE_FORMAT = "%i|%j|%T|%r|%N|%o"
 
 
@@ -61,10 +63,10 @@ class Record:
 
 
 class Refused(Exception):
-    """`sbatch` did not take a job; `later` if it may at another time."""
+    """`sbatch` did not take a job."""
 
     def __init__(self, message: str) -> None:
-        self.later = bool(LATER.search(message))
+        self.silent, self.full = bool(SILENT.search(message)), bool(FULL.search(message))
         super().__init__(message)
 
 
@@ -122,14 +124,14 @@ class Queue:
         self.answer: dict[str, Record] | None = None
         """By id; None while Slurm does not answer."""
         self.trouble = ""
-        self._asked_at = -1e9
+        self.asked_at = -1e9
 
     def look(self, anew: bool = False) -> dict[str, Record] | None:
         """Give the answer, a fresh one if the last is too old."""
-        if anew or time.monotonic() > self._asked_at + self.poll_s:
+        if anew or time.monotonic() > self.asked_at + self.poll_s:
             code, out, error = ask([*_squeue(sorted(self.names))])
             self.answer, self.trouble = (None, said(error)) if code else (parse_queue(out), "")
-            self._asked_at = time.monotonic()
+            self.asked_at = time.monotonic()
         return self.answer
 
     def expect(self, job: str, name: str) -> None:

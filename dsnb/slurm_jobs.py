@@ -1,23 +1,17 @@
-"""Runs made as Slurm jobs: submitted, followed, cancelled; and found again by a sweep that is started anew.
+"""Runs made as Slurm jobs: submitted, followed, cancelled; and found again by a sweep that is started anew."""
 
-Which job makes a run stands in the run's folder before anybody waits for it. A job is this run's if its name is the
-one written there, which holds a random word, for Slurm uses numbers again.
-"""
-
-import secrets
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from dsnb import allocation, job, records, slurm
+from dsnb import job, slurm
 from dsnb.allocation import Allocation
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.launcher.outcome import Result
 from dsnb.params import Run
 from dsnb.slurm import Queue, Record, Refused
+from dsnb.slurm_notes import find, new_name, record_of, submit, submitted, write_note
 from dsnb.slurm_outcome import settled
 
 POLL_S = 3.0
@@ -27,11 +21,6 @@ STUCK_S = 300.0
 """How long a job may be ending before it counts as ended."""
 ORDINARY = {"", "None", "Priority", "Resources", "BeginTime", "Prolog"}
 """Reasons for waiting that everybody has."""
-
-
-def new_name(sweep: str) -> str:
-    """Name the jobs of one call."""
-    return f"dsnb-{sweep}-{secrets.token_hex(4)}"
 
 
 class SlurmJobs:
@@ -118,7 +107,7 @@ class SlurmJobs:
         try:
             number = submit(self.name, run.paths, options, words)
         except Refused as error:
-            if not error.later:
+            if not (error.silent or (error.full and self._going_on())):
                 raise LaunchError(f"Slurm refuses {run.name} run{run.repeat}: {error}") from error
             self.tell(f"Slurm takes no more jobs now, further ones wait: {error}")
             if note := submitted(run.paths.slurm):  # it may have taken this one all the same
@@ -127,6 +116,9 @@ class SlurmJobs:
             return None
         self.queue.expect(number, self.name)
         return SlurmJob(self, run, number, self.name)
+
+    def _going_on(self) -> bool:
+        return any(not record.ended for record in (self.queue.answer or {}).values())
 
     def cancel(self, jobs: Collection[Any]) -> None:
         """Cancel all jobs, those included that were submitted in this moment."""
@@ -151,6 +143,8 @@ class SlurmJob:
         self.cancelled = False
         self._began = time.time()
         self._since: dict[str, float] = {}
+        self._last: Record | None = None
+        self._asked_at = 0.0
 
     def poll(self) -> Result | None:
         """Give how the run ended, None while it has not, or while Slurm does not answer."""
@@ -158,13 +152,15 @@ class SlurmJob:
         if answer is None:
             self.jobs.tell(f"Slurm does not answer, asking again: {self.jobs.queue.trouble}")
             return None
-        record = answer.get(self.number)
-        if record and record.name == self.name and not record.ended:
+        record = find(answer, {"job": self.number, "name": self.name})
+        if record and not record.ended:
             return self._goes_on(record)
-        ended = record_of(self.number, self.name)
-        if ended and not ended.ended:
-            return self._goes_on(ended)
-        return self._ended(ended)
+        if self._asked_at != self.jobs.queue.asked_at and not (self._last and self._last.ended):
+            self._asked_at = self.jobs.queue.asked_at
+            self._last = record_of(self.number, self.name) or record
+        if self._last and not self._last.ended:
+            return self._goes_on(self._last)
+        return self._ended(self._last)
 
     def _goes_on(self, record: Record) -> Result | None:
         self.running = record.state in slurm.RUNNING
@@ -188,50 +184,3 @@ class SlurmJob:
 
     def _passed(self, what: str, limit_s: float) -> bool:
         return time.monotonic() >= self._since.setdefault(what, time.monotonic()) + limit_s
-
-
-def submit(name: str, paths: Any, options: dict[str, str], words: list[str]) -> str:
-    """Submit a job that runs `words`; its name stands in the folder before, its number right after.
-
-    Raises
-    ------
-    Refused
-        If Slurm does not take it.
-    """
-    script: Path = paths.job_script.absolute()
-    note = {"name": name, "job": None, "submitted_utc": datetime.now(UTC).isoformat(timespec="seconds")}
-    note |= {"state": "submitting", "script": str(script)}
-    records.write_text(script, allocation.script(name, paths.job_log.absolute(), options, words))
-    write_note(paths.slurm, note)
-    number = slurm.submit(script, allocation.environment(options))
-    write_note(paths.slurm, {**note, "job": number, "state": "submitted"})
-    return number
-
-
-def submitted(path: Path) -> dict[str, Any] | None:
-    """Read which job was submitted; None if none was, or if the file was written by nobody who knows how."""
-    note = records.read_json(path)
-    if not note or not isinstance(note.get("name"), str) or not allocation.is_name(note["name"]):
-        return None
-    number = note.get("job")
-    return {**note, "job": number if isinstance(number, str) and number.isdecimal() else None}
-
-
-def write_note(path: Path, note: dict[str, Any]) -> None:
-    """Write which job was submitted."""
-    records.write_json(path, note)
-
-
-def find(answer: dict[str, Record], note: dict[str, Any]) -> Record | None:
-    """Find a submitted job in the queue, by its number, or by its script where only that is known."""
-    if number := note.get("job"):
-        record = answer.get(number)
-        return record if record and record.name == note["name"] else None
-    same = [one for one in answer.values() if one.name == note["name"] and one.command == note.get("script")]
-    return same[-1] if same else None
-
-
-def record_of(number: str, name: str) -> Record | None:
-    """Give what Slurm knows of a job; None if that is another job by now."""
-    record = slurm.details(number)
-    return record if record and record.name == name else None

@@ -13,7 +13,8 @@ from dsnb.errors import LaunchError
 from dsnb.launcher.outcome import Result
 from dsnb.params import Run, Sweep
 from dsnb.slurm import Queue, Record, Refused
-from dsnb.slurm_jobs import ORDINARY, POLL_S, find, new_name, record_of, submit, submitted
+from dsnb.slurm_jobs import ORDINARY, POLL_S
+from dsnb.slurm_notes import find, new_name, record_of, submit, submitted
 from dsnb.slurm_outcome import judge
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run, Sweep, load_sweep
 from dsnb.paths import SweepPaths
 from dsnb.slurm_jobs import SlurmJobs
+from dsnb.slurm_notes import still_made
 from dsnb.slurm_sweep import make_in_one
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: 
 
 
 def _make_here(todo: list[Run], shown: "Progress") -> None:
+    if made := still_made(todo):
+        raise SettingsError(
+            f"Slurm still makes {', '.join(made[:3])}: go on with --slurm, or end the jobs with scancel"
+        )
     with fork.shared(_devices(todo)), servers.kept(run.experiment for run in todo):
         if any(run.lane for run in todo):
             schedule.make_all(todo, schedule.Processes(), shown)

@@ -52,6 +52,7 @@ LAYERS = [
     "subclusters",
     "slurm_sweep",
     "slurm_jobs",
+    "slurm_notes",
     "slurm_outcome",
     "schedule",
     "job",

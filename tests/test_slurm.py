@@ -21,9 +21,11 @@ from dsnb.launcher.outcome import Result
 from dsnb.paths import RunPaths
 from dsnb.progress import Progress
 from dsnb.slurm import Record
-from dsnb.slurm_jobs import SlurmJobs, submitted
+from dsnb.slurm_jobs import SlurmJobs
+from dsnb.slurm_notes import submitted
 from dsnb.slurm_outcome import judge, settled
 from dsnb.slurm_sweep import make_in_one
+from dsnb.sweep import run_sweep
 from tests import slurm as small_slurm
 
 ROOT = Path(__file__).parents[1]
@@ -226,11 +228,17 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     going = first.start(run)
     wait_for(lambda: (run.paths.dir / "began").exists())
     (changed,) = load(params, Allocation(), steps=4).runs
+    here = replace(run, experiment=run.experiment.model_copy(update={"hostfile": ""}))
     with pytest.raises(SettingsError) as caught:
         jobs_for(sweep, Allocation(), said).start(changed)
     assert str(caught.value) == (
         f"{run.paths.dir} is being made by job {going.number} with other settings (steps was 3 and is 4): "
         f"wait for it, end it with `scancel {going.number}`, or choose another --output"
+    )
+    with pytest.raises(SettingsError) as caught:
+        run_sweep(replace(sweep, runs=(here,)), progress=False)
+    assert str(caught.value) == (
+        f"Slurm still makes {run.paths.dir} by job {going.number}: go on with --slurm, or end the jobs with scancel"
     )
     # A number that Slurm has used again: the name is another one.
     records.write_json(run.paths.slurm, {**records.read_json(run.paths.slurm), "name": "dsnb-small-00000000"})
@@ -414,13 +422,14 @@ def test_what_sbatch_says():
     assert slurm.said("sbatch: unrecognized option '--nonsense=4'\nTry \"sbatch --help\" for more information\n") == (
         "sbatch: unrecognized option '--nonsense=4'"
     )
-    assert not slurm.Refused("Invalid account or account/partition combination specified").later
-    for message in (
-        "Unable to contact slurm controller (connect failure)",
-        "Socket timed out on send/recv operation",
-        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+    for message, silent, full in (
+        ("Invalid account or account/partition combination specified", False, False),
+        ("Unable to contact slurm controller (connect failure)", True, False),
+        ("Socket timed out on send/recv operation", True, False),
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", False, True),
     ):
-        assert slurm.Refused(message).later
+        refused = slurm.Refused(message)
+        assert (refused.silent, refused.full) == (silent, full)
 
 
 @pytest.mark.parametrize(
