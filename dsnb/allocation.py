@@ -1,11 +1,10 @@
 """What is asked of Slurm: nodes and GPUs, for whom and for how long; and the script of a job that asks for it."""
 
-import contextlib
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from dsnb import hostfile
 from dsnb.errors import SettingsError
 from dsnb.experiment import Experiment
+from dsnb.hostfile import Host
 from dsnb.params import Sweep, load_sweep
 
 OURS = {"array", "error", "job-name", "no-requeue", "open-mode", "output", "parsable", "requeue", "wait", "wrap"}
@@ -72,6 +72,10 @@ class Allocation:
         if problems:
             raise SettingsError(problems)
 
+    def stand_ins(self) -> tuple[Host, ...]:
+        """Give hosts like those that a job of all nodes will get, whose names only Slurm will know."""
+        return tuple(Host(f"node-{number}", tuple(range(self.gpus_per_node))) for number in range(self.nodes))
+
     def place(self, experiment: Experiment) -> Experiment:
         """Give an experiment its nodes: as few as have room.
 
@@ -120,22 +124,11 @@ def load(
     """
     changes = {**(overrides or {}), "hostfile": hostfile.SLURM}
     autos = {"gpus": allocation.nodes * allocation.gpus_per_node}
-    with _outside():
+    with hostfile.outside_allocation():
         sweep = load_sweep(path, changes, only, output, autos=autos, adapt=allocation.place)
     if not str(sweep.paths.dir.absolute()).isprintable():
         raise SettingsError(f"--output is {str(output)!r}: Slurm takes no folder with such a name; choose another")
     return sweep
-
-
-@contextlib.contextmanager
-def _outside() -> Iterator[None]:
-    """Hide the allocation in which this process may be: the jobs will be in others."""
-    known = os.environ.pop("SLURM_JOB_NODELIST", None)
-    try:
-        yield
-    finally:
-        if known is not None:
-            os.environ["SLURM_JOB_NODELIST"] = known
 
 
 def is_name(text: str) -> bool:

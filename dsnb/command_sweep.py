@@ -45,12 +45,13 @@ class Given:
         from dsnb import allocation, params, subclusters
 
         asked = (self.overrides, self.only, self.output)
-        if self.allocation and not self.one_allocation:
-            return allocation.load(self.params, self.allocation, *asked)
-        if self.sub_cluster and not self.allocation:
-            division = subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *asked)
+        if self.sub_cluster:
+            nodes = self.allocation.stand_ins() if self.allocation else None
+            division = subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *asked, hosts=nodes)
             self.notes += division.notes()
             return division.sweep
+        if self.allocation:
+            return allocation.load(self.params, self.allocation, *asked)
         return params.load_sweep(self.params, *asked)
 
 
@@ -131,15 +132,16 @@ def _make(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> None:
 
     try:
         if given.allocation and given.one_allocation:
-            results = run_in_one_job(planned, given.allocation, _in_job(planned, given, set_, retry), retry=retry)
+            fine = run_in_one_job(planned, given.allocation, _in_job(planned, given, set_, retry), retry=retry)
         else:
             results = run_sweep(planned, retry=retry, slurm=given.allocation)
+            fine = all(result.status == "ok" for result in results)
     except KeyboardInterrupt:
         typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None
     show_summary(load_runs(planned.paths.dir), Format.table)
     typer.echo(f"Report: dsnb report {planned.paths.dir}")
-    if any(result.status != "ok" for result in results):
+    if not fine:
         raise typer.Exit(NOT_ALL_OK)
 
 

@@ -6,10 +6,11 @@
 A name goes into the argument list of `ssh`, so nothing is taken for one that is not plainly a host's name.
 """
 
+import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -165,6 +166,17 @@ def place(found: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]
 def in_allocation() -> bool:
     """Say whether this process is part of a Slurm allocation."""
     return bool(os.environ.get("SLURM_JOB_NODELIST"))
+
+
+@contextlib.contextmanager
+def outside_allocation() -> Iterator[None]:
+    """Hide the allocation in which this process may be: the jobs that it plans will be in others."""
+    known = os.environ.pop("SLURM_JOB_NODELIST", None)
+    try:
+        yield
+    finally:
+        if known is not None:
+            os.environ["SLURM_JOB_NODELIST"] = known
 
 
 def _allocated() -> tuple[Host, ...]:

@@ -97,9 +97,13 @@ class Progress:
         )
 
     def end(self, run: Run, result: Result, where: str = "") -> None:
-        """Print the line of a run that ended, `where` says on which hosts or in which job."""
+        """Print the line of a run that ended, `where` says on which hosts or in which job.
+
+        One that was not seen to start took as long as its launch says.
+        """
         self._end_watch()
-        self._ran_s.append(time.monotonic() - self._began.pop(run.paths.dir))
+        began = self._began.pop(run.paths.dir, None)
+        self._ran_s.append(result.phases_s.get("wall", 0.0) if began is None else time.monotonic() - began)
         self._done += 1
         self._left[run.stage] -= 1
         rate = result.summary.get("tokens_per_s")

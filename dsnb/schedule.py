@@ -111,7 +111,7 @@ class _Stage:
     def _look(self) -> None:
         for lane, one in list(self.jobs.items()):
             result = one.poll()
-            if one.running or result:
+            if one.running and not result:
                 self.shown.begin(one.run)
             if result:
                 del self.jobs[lane]

@@ -26,8 +26,8 @@ NOT_ALL_OK = 3
 
 def make_in_one(
     sweep: Sweep, todo: list[Run], asked: Allocation, words: list[str], shown: "Progress", poll_s: float = POLL_S
-) -> None:
-    """Make a sweep by `words` in one job, or go on with the one that makes it already.
+) -> int:
+    """Make a sweep by `words` in one job, or go on with the one that makes it already; give its exit code.
 
     Raises
     ------
@@ -48,11 +48,14 @@ def make_in_one(
         _wait(queue, number, name, lambda _: None, shown)
         raise
     following.look(record)
-    left = sum(job.recorded(run.paths) is None for run in sweep.runs)
-    over = record is not None and record.state in {"COMPLETED", "FAILED"} and record.exit_code in {0, NOT_ALL_OK}
-    if left and not over:
+    if record and record.state in {"COMPLETED", "FAILED"} and record.exit_code in {0, NOT_ALL_OK} and not record.signal:
+        return record.exit_code
+    results = [job.recorded(run.paths) for run in sweep.runs]
+    left = sum(result is None or result.status == "interrupted" for result in results)
+    if left or record is None:
         _, cause = judge(sweep.paths, number, record, slurm.failed_nodes)
         raise LaunchError(f"{cause} ({left} of {len(sweep.runs)} runs are left: start the sweep again)")
+    return 0
 
 
 def _going_on(sweep: Sweep, queue: Queue) -> tuple[str, str] | None:
@@ -112,7 +115,6 @@ class _Following:
                 result = job.recorded(run.paths)
             if result and result.status != "interrupted":
                 self.left.remove(run)
-                self.shown.begin(run)
                 self.shown.end(run, result)
         running = bool(record and record.state in slurm.RUNNING)
         self.shown.count(int(running), int(not running))

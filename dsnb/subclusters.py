@@ -3,7 +3,7 @@
 A run on a group is an ordinary run; which group made it, its `include` tells.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,17 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     only: str | None = None,
     output: str | Path | None = None,
+    hosts: Sequence[Host] | None = None,
 ) -> Division:
     """Read a params file and list its runs on every group of hosts, as `dsnb.load_sweep` does for one machine.
 
     `gpus` and `nodes` of the file give way to those of the groups. One size is made after the other, the groups of a
     size side by side. Runs of one experiment are numbered over the groups, repeats outermost.
+
+    Parameters
+    ----------
+    hosts
+        Stand for those of a Slurm job that is yet to come: the runs then say how many hosts they have, not which.
 
     Raises
     ------
@@ -77,22 +83,34 @@ def load(
         With every problem of the file and of every run at once.
     """
     changes = {key: value for key, value in (overrides or {}).items() if key not in {"gpus", "nodes"}}
+    if hosts:
+        with hostfile.outside_allocation():
+            changes["hostfile"] = hostfile.SLURM
+            division = _divide(hosts, hosts, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+        runs = tuple(replace(run, lane="") for run in division.sweep.runs)
+        return Division(replace(division.sweep, runs=runs), {})
     where = {**read_params(path).defaults, **changes}
     file, include, exclude = (str(where.get(key) or "") for key in ("hostfile", "include", "exclude"))
     if not file:
         raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
-    hosts, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
+    chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
+    return _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+
+
+def _divide(
+    hosts: Sequence[Host], whole: Sequence[Host], sizes: Sequence[int], load: Callable[[dict[str, Any]], Sweep]
+) -> Division:
+    """Make the runs of all groups; `whole` are the hosts with all of their GPUs."""
     sweeps: list[Sweep] = []
     runs: list[Run] = []
     left_over = {}
-    for stage, size in enumerate(group_sizes):
+    for stage, size in enumerate(sizes):
         groups, rest = split(hosts, size)
         if rest:
             left_over[size] = tuple(host.name for host in rest)
         for gpus, alike in _by_gpus(groups).items():
             names = [_names(group, whole) for group in alike]
-            settings = {**changes, "include": names[0], "exclude": "", "nodes": size, "gpus": gpus}
-            sweeps.append(load_sweep(path, settings, only, output))
+            sweeps.append(load({"include": names[0], "exclude": "", "nodes": size, "gpus": gpus}))
             runs += _on_all(sweeps[-1], names, stage)
     if len(runs) > MOST_RUNS:
         raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")

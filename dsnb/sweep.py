@@ -85,8 +85,13 @@ def run_sweep(
         return [result for run in sweep.runs if (result := job.recorded(run.paths))]
 
 
-def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: bool = False) -> list[Result]:
+def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: bool = False) -> bool:
     """Make all runs of a sweep that are not finished yet in one Slurm job, in which `words` make them.
+
+    Returns
+    -------
+    bool
+        Whether every run is ok.
 
     Raises
     ------
@@ -96,10 +101,12 @@ def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: 
         If Slurm refuses the job, or it ends before the sweep does.
     """
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
+    code = 0
     if todo:
         with _shown(sweep, todo, True, foretold=False) as shown:
-            make_in_one(sweep, todo, asked, words, shown)  # the job itself locks the folder
-    return [result for run in sweep.runs if (result := job.recorded(run.paths))]
+            code = make_in_one(sweep, todo, asked, words, shown)  # the job itself locks the folder
+    results = [job.recorded(run.paths) for run in sweep.runs]
+    return code == 0 and all(result is not None and result.status == "ok" for result in results)
 
 
 def _make_here(todo: list[Run], shown: "Progress") -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsnb import allocation, job, records, schedule, slurm
+from dsnb import allocation, job, records, schedule, slurm, subclusters
 from dsnb.allocation import Allocation
+from dsnb.command_sweep import Given
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.launcher.outcome import Result
 from dsnb.paths import RunPaths
@@ -284,10 +285,25 @@ def test_a_whole_sweep_as_one_job(cluster, params):
         f"job {number} ended with exit code 7: no such thing (2 of 2 runs are left: start the sweep again)"
     )
     with quiet(sweep) as shown:
-        make_in_one(sweep, list(sweep.runs), Allocation(), words, shown, POLL_S)
+        assert make_in_one(sweep, list(sweep.runs), Allocation(), words, shown, POLL_S) == 0
         assert shown._done == 1
     assert job.recorded(one.paths).status == "ok"
     assert job.recorded(two.paths) is None
+
+
+def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
+    """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
+    given = Given(
+        params, {"repeats": 2}, None, params.parent / "out", "1,2", Allocation(nodes=3, gpus_per_node=2), True
+    )
+    foretold = given.load()
+    assert given.notes == []
+    (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
+    hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
+    made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out").sweep
+    assert [run.paths for run in foretold.runs] == [run.paths for run in made.runs]
+    assert len(made.runs) == 2 * (3 + 1)
 
 
 def test_a_job_over_its_time(late):
