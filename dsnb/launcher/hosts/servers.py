@@ -17,25 +17,27 @@ from dsnb.launcher.hosts.remote import SERVERS, STARTED_WITHIN_S
 def kept(experiments: Iterable[Experiment]) -> Iterator[None]:
     """Keep a server on every host of these experiments, for all processes started inside the `with` block.
 
-    A host that is not reached is passed over: the runs on it say why.
+    A host that is not reached is passed over: the runs on it say why. A server that is there already serves.
     """
+    before = os.environ.get(SERVERS)
+    known: dict[str, str] = json.loads(before or "{}")
     wanted = {
         (host.name, experiment.device): (host, experiment)
         for experiment in experiments
         if experiment.launcher == "fork"
         for host in _hosts(experiment)
+        if f"{host.name} {experiment.device}" not in known
     }
     if not wanted:
         yield
         return
     asked: list[tuple[Node, Experiment]] = []
-    before = os.environ.get(SERVERS)
     try:
         for host, experiment in wanted.values():
             with contextlib.suppress(LaunchError):
                 asked.append((Node(0, host, transport.command(experiment, host), lambda *_: None), experiment))
         found = remote.of_each(asked, lambda one: _serve(*one))
-        os.environ[SERVERS] = json.dumps(dict(filter(None, found)))
+        os.environ[SERVERS] = json.dumps({**known, **dict(filter(None, found))})
         yield
     finally:
         os.environ.pop(SERVERS, None) if before is None else os.environ.update({SERVERS: before})

@@ -1,0 +1,12 @@
+import os
+from pathlib import Path
+
+from dsnb import records
+from dsnb.paths import RunPaths
+
+
+def main(run_dir: str) -> int:
+    """Fail as a rank of a training does: with a record of why."""
+    rank = int(os.environ["RANK"])
+    records.append_line(RunPaths(Path(run_dir)).failures, {"rank": rank, "status": "failed", "cause": f"no {rank}"})
+    return 1

@@ -1,0 +1,29 @@
+import os
+import time
+from pathlib import Path
+
+from dsnb import records
+from dsnb.experiment import Experiment
+from dsnb.paths import RunPaths
+
+
+def main(run_dir: str) -> int:
+    """Leave the records of a training without torch; wait where the test asks for it, after the first step.
+
+    `$DSNB_TEST_WAIT` is a file: while it exists, runs of the seed that it names wait.
+    """
+    run = RunPaths(Path(run_dir))
+    experiment = Experiment.read(run.experiment)
+    rank, launched_at = os.environ["RANK"], float(os.environ["DSNB_LAUNCHED_AT"])
+    print(f"rank {rank} é was here")
+    wait = Path(os.environ.get("DSNB_TEST_WAIT", "none"))
+    for number in range(1, experiment.warmup_steps + experiment.steps + 1):
+        if rank == "0":
+            phase = "warmup" if number <= experiment.warmup_steps else "timed"
+            records.append_line(run.steps, {"step": number, "phase": phase, "loss": 1.0 / number, "step_time_s": 0.01})
+        (run.dir / f"pids{rank}").write_text(f"{os.getpid()} {os.getpid()}")
+        while wait.is_file() and wait.read_text() == str(experiment.seed):
+            time.sleep(0.05)
+    if rank == "0":
+        records.write_json(run.worker, {"phases_s": {}, "ended_s": time.time() - launched_at})
+    return 0
