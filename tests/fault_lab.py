@@ -6,6 +6,7 @@ is tried out, and a host that was switched off is ready again in a second.
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -30,14 +31,6 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = {"model": "gpt2-tiny", "seq_len": 32, "micro_batch_size": 1, "warmup_steps": 1, "steps": 4, "device": "cpu"}
 SILENCE_S = 3.0
 HANGER, SILENT = "tests.workers.hanger", "tests.workers.silent"
-LAUNCHER = """
-import json, signal, sys
-import dsnb
-from dsnb.launcher.run import launch
-signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-settings, folder, worker = json.loads(sys.argv[1])
-launch(dsnb.Experiment(**settings), folder, progress=False, worker=worker)
-"""
 
 
 @contextlib.contextmanager
@@ -65,7 +58,7 @@ class Lab:
         self.outputs = folder / "outputs"
         self.outputs.mkdir()
         self._sockets = Path(tempfile.mkdtemp(prefix="lab-"))
-        self._servers, self._count = {}, 0
+        self._servers, self._processes, self._own, self._count = {}, [], set(), 0
 
     def furnish(self, *names, size="100m"):
         """Give hosts a /tmp of their own, in which only what tests need of the machine's is seen, and a server."""
@@ -89,16 +82,17 @@ class Lab:
             socket = self._sockets / f"{name}-{time.monotonic_ns()}"
             command = [*self.hosts.prefix(name), sys.executable, "-m", "tests.light_server", str(socket)]
             env = {**HOST_ENV, "PYTHONPATH": str(ROOT)}
-            process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
-            self._servers[name] = process, socket
-        for _, socket in self._servers.values():
-            wait_until(socket.exists, f"{socket} is there")
-        self._own = {pid for name in self.hosts.names for pid, _ in self.hosts.processes(name)}
-        os.environ[SERVERS] = json.dumps({f"{name} cpu": str(one) for name, (_, one) in self._servers.items()})
+            self._processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL))
+            self._servers[name] = socket
+        for name in names:
+            wait_until(self._servers[name].exists, f"a server is on {name}")
+            line = f"tests.light_server {self._servers[name]}"
+            self._own |= {pid for pid, words in self.hosts.processes(name) if words.endswith(line)}
+        os.environ[SERVERS] = json.dumps({f"{name} cpu": str(socket) for name, socket in self._servers.items()})
 
     def close(self):
         """End the servers."""
-        for process, _ in self._servers.values():
+        for process in self._processes:
             process.kill()
             process.wait()
         shutil.rmtree(self._sockets, ignore_errors=True)
@@ -106,6 +100,7 @@ class Lab:
     def boot(self, which):
         """Switch a host on again, with a server."""
         self.hosts.boot(which)
+        self.hosts.switch.ip("neigh flush all")  # or connections fail for a second: it was not there just now
         self.furnish(self.hosts._name(which))
 
     def mend(self):
@@ -121,6 +116,8 @@ class Lab:
                     os.kill(pid, signal.SIGKILL)
             while self.hosts.run_on(name, ["umount", self.outputs]).returncode == 0:
                 pass
+            for path in self.hosts.path_on(name, "/tmp").glob("dsnb-*"):
+                shutil.rmtree(path)
         self.hosts.trust(*self.hosts.names)
 
     def settings(self, **settings):
@@ -172,9 +169,8 @@ class Run:
         self.process = self.error = None
         self.began = time.monotonic()
         if outside:
-            words = json.dumps([self.settings, str(self.paths.dir), worker])
-            command = [sys.executable, "-c", LAUNCHER, words]
-            self.process = lab.hosts.inside(command, env=dict(os.environ), stderr=subprocess.PIPE, text=True, cwd=ROOT)
+            self.process = multiprocessing.get_context("fork").Process(target=self._launch_and_listen)
+            self.process.start()
         else:
             self.thread = threading.Thread(target=self._launch)
             self.thread.start()
@@ -184,6 +180,12 @@ class Run:
             launch(dsnb.Experiment(**self.settings), self.paths.dir, progress=False, worker=self.worker)
         except LaunchError as error:
             self.error = error
+
+    def _launch_and_listen(self):
+        """Launch as the command line does, which takes SIGTERM for an interrupt."""
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        with contextlib.suppress(KeyboardInterrupt):
+            self._launch()
 
     def until_ranks(self):
         """Wait until every rank has started its child."""
@@ -208,7 +210,8 @@ class Run:
     def wait(self, limit_s=30.0):
         """Wait for the end of the launch, and give this run with what it recorded and after how long."""
         if self.process:
-            self.said = self.process.communicate(timeout=limit_s)[1]
+            self.process.join(limit_s)
+            assert not self.process.is_alive(), "the launcher does not end"
         else:
             self.thread.join(limit_s)
             assert not self.thread.is_alive(), "the launch does not end"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -68,11 +69,8 @@ def test_a_rank_is_killed(pair):
 def test_an_agent_is_killed(pair):
     run = pair.begin()
     os.kill(run.agents(2)[0], signal.SIGKILL)
-    status, cause = ends(run, "agent of host 2 killed", 4)
-    assert (status, cause) == (
-        "failed",
-        "the connection to mnhost2 broke: its agent ended without a word (exit code 255)",
-    )
+    cause = "the connection to mnhost2 broke: its agent ended without a word (exit code 255)"
+    assert ends(run, "agent of host 2 killed", 4) == ("failed", cause)
     assert lost(run) == {"mnhost2": cause}
 
 
@@ -150,7 +148,7 @@ def test_the_launcher_is_killed(pair):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launcher_is_interrupted(pair, number):
     run = pair.begin(outside=True)
-    run.process.send_signal(number)
+    os.kill(run.process.pid, number)
     assert ends(run, f"launcher gets {number.name}", 5) == ("interrupted", "stopped by the user")
     assert not lost(run)
     assert pair.in_tmp(1) == pair.in_tmp(2) == []
@@ -161,7 +159,7 @@ def test_the_launcher_is_interrupted_while_ranks_start(pair, monkeypatch):
     run = Run(pair, HANGER, {}, outside=True)
     wait_until(lambda: any("fork_server" in line for _, line in pair.left(2)), "host 2 starts its ranks")
     run.began = time.monotonic()
-    run.process.send_signal(signal.SIGINT)
+    os.kill(run.process.pid, signal.SIGINT)
     assert ends(run, "launcher gets SIGINT at the start", 6) == ("interrupted", "stopped by the user")
     assert pair.in_tmp(1) == pair.in_tmp(2) == []
 
@@ -171,7 +169,7 @@ def test_the_launcher_is_interrupted_while_a_host_does_not_answer(pair):
     run = Run(pair, HANGER, {}, outside=True)
     wait_until(lambda: run.agents(1), "host 1 has an agent")
     run.began = time.monotonic()
-    run.process.send_signal(signal.SIGINT)
+    os.kill(run.process.pid, signal.SIGINT)
     assert ends(run, "launcher gets SIGINT while it connects", 4) == ("interrupted", "stopped by the user")
     pair.hosts.heal(2)
 
@@ -213,13 +211,14 @@ def test_a_disk_is_full(pair):
 def test_a_disk_runs_full(pair):
     for which in (1, 2):
         pair.hosts.mount_tmpfs(which, pair.outputs)
-    run = pair.run("tests.workers.filling")
-    status, cause = ends(run, "disk of host 1 runs full", 30)
+    status, cause = ends(pair.run("tests.workers.filling"), "disk of host 1 runs full", 20)
     for which in (1, 2):
         pair.hosts.unmount(which, pair.outputs)
     assert status == "failed"
-    assert "No space left on device" in cause
-    assert "mnhost1" in cause
+    assert re.fullmatch(
+        r"mnhost1: /tmp/dsnb-\w+: the disk is full \(0 MiB free\); make 64 MiB of room and start again",
+        cause,
+    ), cause
     assert pair.in_tmp(1) == pair.in_tmp(2) == []
 
 
@@ -246,15 +245,16 @@ def test_what_ranks_leave_is_fetched_where_storage_is_not_shared(pair):
     assert said == [f"mnhost{1 + rank // 2}: rank {rank} é was here" for rank in range(4)]
 
 
-def test_a_run_ends_beside_another_that_is_interrupted(pair, monkeypatch, tmp_path):
-    wait = tmp_path / "wait"
+def test_a_run_ends_beside_another_that_is_interrupted(pair, monkeypatch):
+    wait = pair.folder / "wait"
     wait.write_text("0")
     monkeypatch.setenv("DSNB_TEST_WAIT", str(wait))
     stays = pair.begin(STEPPER)
+    pair.serve(*pair.hosts.names)  # each sweep has its own
     goes = pair.begin(outside=True)
     bystander = "python -u -m deepspeed.launcher.launch --world_info=abc"
     other = pair.start_on(2, ["bash", "-c", f"echo; exec -a '{bystander}' sleep 600"])
-    goes.process.send_signal(signal.SIGTERM)
+    goes.process.terminate()
     assert goes.wait().status == "interrupted"
     assert sorted(pair.alive(stays)) == [0, 1, 2, 3]
     assert pair.alive(goes) == []
@@ -269,17 +269,19 @@ def test_a_run_ends_beside_another_that_is_interrupted(pair, monkeypatch, tmp_pa
     other.communicate()
 
 
-def test_a_sweep_goes_on_when_a_host_dies(pair, monkeypatch, tmp_path):
-    wait = tmp_path / "wait"
+def test_a_sweep_goes_on_when_a_host_dies(pair, monkeypatch):
+    wait = pair.folder / "wait"
     wait.write_text("1")
     monkeypatch.setenv("DSNB_TEST_WAIT", str(wait))
     settings = pair.settings()
-    params = tmp_path / "three.yaml"
+    params = pair.folder / "three.yaml"
     params.write_text(json.dumps({"name": "three", "defaults": settings, "include": [{"seed": [0, 1, 2]}]}))
     results = []
-    sweep = threading.Thread(target=lambda: results.extend(run_sweep(params, output=tmp_path / "out", progress=False)))
+    sweep = threading.Thread(
+        target=lambda: results.extend(run_sweep(params, output=pair.folder / "out", progress=False))
+    )
     sweep.start()
-    folders = [RunPaths(tmp_path / "out" / Experiment(**settings, seed=seed).name / "run1") for seed in range(3)]
+    folders = [RunPaths(out / Experiment(**settings, seed=seed).name / "run1") for seed in range(3)]
     wait_until(lambda: len(list(folders[1].dir.glob("pids*"))) == 4, "the second run is under way")
     pair.hosts.kill(2)
     began = time.monotonic()
@@ -297,6 +299,6 @@ def test_a_sweep_goes_on_when_a_host_dies(pair, monkeypatch, tmp_path):
     pair.boot(2)
     wait.unlink()
     before = folders[0].result.stat().st_mtime_ns
-    again = run_sweep(params, output=tmp_path / "out", progress=False, retry=True)
+    again = run_sweep(params, output=out, progress=False, retry=True)
     assert [one.status for one in again] == ["ok", "ok", "ok"], [one.cause for one in again]
     assert folders[0].result.stat().st_mtime_ns == before

@@ -151,8 +151,9 @@ def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, g
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # on a full disk; whatever happens, this process ends here
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 

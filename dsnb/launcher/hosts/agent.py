@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dsnb import hardware, records
-from dsnb.errors import DsnbError
+from dsnb.errors import DsnbError, LaunchError
 from dsnb.hostfile import Host
 from dsnb.launcher import environment, fork, local
 from dsnb.launcher.folder import check_space
@@ -150,11 +150,22 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
             lifeline.patience_s = LAST_RESORT_S
             send(started=True, shared=shared)
             follow(ranks, lifeline, Upward(share, shared, send))
+            if any(ranks.exit_codes().values()):
+                say_if_full([scratch, share.run_dir], send)
         finally:
             sampler.stop()
         send(ended=ranks.exit_codes(), oom_kills=hardware.oom_kills() - kills)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def say_if_full(folders: list[Path], send: Sender) -> None:
+    """Say that a disk is full: ranks that fail for that cannot write down why."""
+    try:
+        for folder in folders:
+            check_space(folder)
+    except LaunchError as error:
+        send(error=str(error))
 
 
 def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:

@@ -15,6 +15,7 @@ from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
 POLL_S = 0.2
 REACHED_WITHIN_S = 60.0
 ENDS_WITHIN_S = 15.0
+READ_WITHIN_S = 5.0
 ANSWERS = {"hello", "pong", "port", "started", "error", "socket", "examined"}
 
 
@@ -61,8 +62,9 @@ class Node:
         self.send = Sender(stdin)
         self.send(silence_s=silence_s())  # both sides go by this process's variable
         threading.Thread(target=self._beat, daemon=True).start()
-        for work, pipe in ((self._listen, stdout), (self._listen_to_errors, stderr)):
-            threading.Thread(target=work, args=(pipe,), daemon=True).start()
+        threading.Thread(target=self._listen_to_errors, args=(stderr,), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(stdout,), daemon=True)
+        self._listener.start()
 
     def _pipes(self) -> tuple[IO[bytes] | None, ...]:
         return self._process.stdin, self._process.stdout, self._process.stderr
@@ -174,6 +176,7 @@ class Node:
             self._process.kill()
             self._process.wait()
             self.lost = self.lost or f"{self.host.name} did not confirm the end of its ranks"
+        self._listener.join(timeout=READ_WITHIN_S)  # what was said last is still to be written down
 
     def _hang_up(self) -> None:
         self.send(do="end")

@@ -180,10 +180,11 @@ class RemoteRanks:
         return all(node.ended for node in self._nodes)
 
     def trouble(self) -> str | None:
-        """Say which host was lost and how that was noticed."""
+        """Say which host was lost and how that was noticed, or what went wrong there."""
         for node in self._nodes:
             node.check()
-        return next((node.lost for node in self._nodes if node.lost), None)
+        lost = (node.lost for node in self._nodes if node.lost)
+        return next(lost, None) or next((f"{one.host.name}: {one.error}" for one in self._nodes if one.error), None)
 
     def oom_kills(self) -> int:
         """Count what the hosts' kernels killed since the start."""
