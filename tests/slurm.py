@@ -186,3 +186,4 @@ def end_all(variables: dict[str, str]) -> None:
 if __name__ == "__main__":
     sys.stdin.read()
     end_all({"SLURM_CONF": sys.argv[1]})
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
