@@ -60,7 +60,7 @@ class Lab:
         self._sockets = Path(tempfile.mkdtemp(prefix="lab-"))
         self._servers, self._processes, self._own, self._count = {}, [], set(), 0
 
-    def furnish(self, *names, size="100m"):
+    def furnish(self, *names, size="80m"):
         """Give hosts a /tmp of their own, in which only what tests need of the machine's is seen, and a server."""
         needed = [path for path in (self.folder, self._sockets, ROOT, Path(sys.prefix)) if path.is_relative_to("/tmp")]
         lines = ["set -e", "mkdir /run/tmp", "mount --bind /tmp /run/tmp", f"mount -t tmpfs -o size={size} none /tmp"]

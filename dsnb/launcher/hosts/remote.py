@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,10 +38,13 @@ def reach(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) 
 
 
 def of_each(of: list[T], work: Callable[[T], Any]) -> list[Any]:
-    """Do something for all hosts at once."""
+    """Do something for all hosts at once, and raise what one raises without waiting for the others."""
     pool = ThreadPoolExecutor(max_workers=max(1, len(of)))
     try:
-        return list(pool.map(work, of))
+        begun = [pool.submit(work, one) for one in of]
+        for done in as_completed(begun):
+            done.result()
+        return [one.result() for one in begun]
     finally:
         pool.shutdown(wait=False)  # an interrupt must not wait for a host that does not answer
 
@@ -117,8 +120,9 @@ class RemoteRanks:
             requests = self._requests(worker, token, launched_at)
             for node, request in zip(self._nodes, requests, strict=True):
                 node.send(**request)
-            for node in self._nodes:
-                self._records.shared[node.host.name] = bool(node.answer(STARTED_WITHIN_S).get("shared"))
+            answers = of_each(self._nodes, lambda node: node.answer(STARTED_WITHIN_S))
+            for node, answer in zip(self._nodes, answers, strict=True):
+                self._records.shared[node.host.name] = bool(answer.get("shared"))
         except BaseException:
             self.end()
             raise
