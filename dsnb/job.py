@@ -89,9 +89,11 @@ def changed(run: Run) -> str:
     A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing.
     """
     before = records.read_json(run.paths.experiment) or {}
-    before |= before.get("asked", {})
-    now = run.experiment.model_dump()
-    free = {*SUPERVISION, *(["device"] if now["device"] == "auto" else [])} - {"include" if run.lane else ""}
+    now, asked = run.experiment.model_dump(), before.get("asked")
+    unknown = "auto" in (now["device"], before.get("device"))  # which device it is, only the hosts can say
+    if isinstance(asked, dict):  # of the device, what it was found to be is compared
+        before |= {key: value for key, value in asked.items() if key != "device"}
+    free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}
     keys = [key for key in now if key not in free and key in before and before[key] != now[key]]
     return ", ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in keys)
 

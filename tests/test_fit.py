@@ -4,7 +4,7 @@ import pytest
 
 from dsnb import records
 from dsnb.launcher import fit
-from dsnb.launcher.folder import prepare
+from dsnb.launcher.folder import described, prepare
 from dsnb.launcher.outcome import Result
 from dsnb.paths import RunPaths
 from dsnb.runs import load_runs
@@ -33,7 +33,8 @@ class Machine:
     def once(self, experiment, run, asked):
         self.made.append((experiment.micro_batch_size, experiment.steps))
         run.dir.mkdir(parents=True, exist_ok=True)
-        records.write_json(run.experiment, experiment.model_dump())
+        found = experiment.model_copy(update={"device": "cpu"})  # as the hosts of a hostfile say
+        records.write_json(run.experiment, described(found, asked))
         records.write_json(run.worker, {})
         fits = experiment.micro_batch_size <= (self.whole if experiment is not asked else self.probes)
         status = self.odd if experiment.micro_batch_size == 4 and self.odd else "ok" if fits else "oom"
@@ -68,6 +69,33 @@ def test_a_repeat_takes_the_probes_that_are_there(tmp_path, small):
     fit.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
     machine = Machine()
     assert fit.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run2"), machine.once).status == "ok"
+    assert machine.made == [(6, 50)]
+
+
+def test_a_repeat_on_hosts_takes_the_probes_that_are_there(tmp_path, small):
+    """Their device is known only when they are reached: it stands in the records, not yet in the settings."""
+    (tmp_path / "hosts").write_text("n1 slots=2\nn2 slots=2\n")
+    settings = {**AUTO, "steps": 50, "device": "auto", "hostfile": str(tmp_path / "hosts")}
+    fit.launch(small(**settings, include="n1"), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
+    machine = Machine()
+    fit.launch(small(**settings, include="n2"), RunPaths(tmp_path / "exp" / "run2"), machine.once)
+    assert machine.made == [(6, 50)]
+
+
+def test_a_repeat_knows_what_only_the_whole_run_could_find_out(tmp_path, small):
+    settings = small(**AUTO, steps=50, grad_accum=4)
+    fit.launch(settings, RunPaths(tmp_path / "exp" / "run1"), Machine(probes=6, whole=4).once)
+    machine = Machine(probes=6, whole=4)
+    assert fit.launch(settings, RunPaths(tmp_path / "exp" / "run2"), machine.once).status == "ok"
+    assert machine.made == [(4, 50)]
+
+
+def test_a_probe_from_before_a_setting_came_still_counts(tmp_path, small):
+    fit.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
+    for path in tmp_path.glob("exp_probe*/run1/experiment.json"):
+        records.write_json(path, {key: value for key, value in records.read_json(path).items() if key != "nodes"})
+    machine = Machine()
+    fit.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run2"), machine.once)
     assert machine.made == [(6, 50)]
 
 

@@ -217,6 +217,16 @@ def test_a_run_of_a_group_is_not_taken_for_that_of_another(params):
     assert job.changed(replace(run, lane="")) == ""
 
 
+def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
+    run = load_sweep(params, {"device": "cpu"}, output=params.parent / "out").runs[0]
+    settings = run.experiment.model_dump()
+    for before in ({"asked": {"device": "auto"}}, {"device": "auto"}, {"asked": 5}):
+        records.write_json(run.paths.experiment, {**settings, **before})
+        assert job.changed(run) == ""
+    records.write_json(run.paths.experiment, {**settings, "device": "cuda", "asked": {"device": "auto"}})
+    assert job.changed(run) == "device was 'cuda' and is 'cpu'"
+
+
 def test_two_lanes_train(params):
     """Real runs, here both on this machine: what reaches other hosts is the launcher's."""
     sweep = load_sweep(params, {"repeats": 1}, output=params.parent / "out")

@@ -20,6 +20,9 @@ MOST = 2**16
 WARMUP_STEPS, STEPS = 1, 2
 """The first step makes the optimizer's states, so memory is at its peak in the second."""
 FITS = {"ok": True, "nan": True, "oom": False}
+LENGTH = {"warmup_steps", "steps", "grad_accum", "profile"}
+"""Settings in which a whole run differs from its probe."""
+_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
 
 
 def largest(fits: Callable[[int], bool], most: int = MOST) -> int:
@@ -125,10 +128,15 @@ def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
 
 
 def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
-    """Give how a probe with these very settings ended, if it was made before; one that tells nothing makes way."""
-    known = records.read_json(folder.experiment) or {}
+    """Give how a probe with these very settings ended, if it was made before; one that tells nothing makes way.
+
+    A whole run that was set aside tells that its micro-batch does not fit.
+    """
+    known = {**_DEFAULTS, **(records.read_json(folder.experiment) or {})}
     result = records.read_json(folder.result) or {}
-    other = any(known.get(name) != value for name, value in probe.model_dump().items() if name not in SUPERVISION)
+    free = {*SUPERVISION, *(["device"] if probe.device == "auto" else [])}  # which one it is, the hosts said
+    free |= LENGTH if result.get("status") == "oom" and known.get("asked") else set()
+    other = any(known.get(name) != value for name, value in probe.model_dump().items() if name not in free)
     if other or result.get("status") not in FITS:
         folder.result.unlink(missing_ok=True)
         return "", None
