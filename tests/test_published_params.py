@@ -86,6 +86,15 @@ def test_every_batch_of_the_1b3_benchmark_is_512():
     assert {one.global_batch_size for one in experiments("gpt1b3_parallelism").values()} == {512}
 
 
+@pytest.mark.parametrize(("name", "table"), TABLES.items())
+def test_no_published_step_counts_as_hanging(name, table):
+    rates = dsnb.published(table)["tokens_per_s"]
+    for told, rate in zip(published(table), rates, strict=True):
+        for one in experiments(name).values():
+            if agree(one, told) and rate == rate:
+                assert 2 * one.tokens_per_step / rate < one.hang_limit_s, one.name
+
+
 def small_version(name):
     """Give the words of the command that a file's own comment says runs on a laptop."""
     (command,) = re.findall(r"^# +(dsnb sweep params/.*)$", (PARAMS / f"{name}.yaml").read_text(), re.M)

@@ -28,7 +28,7 @@ ADVICE = {
     "oom": "lower micro_batch_size, raise zero_stage, or turn activation_checkpointing on",
     "nan": "lower learning_rate, or use precision bf16 or fp32",
     "failed": "read the log; `dsnb doctor` says what this machine can run",
-    "timeout": "raise time_limit_s, or lower steps",
+    "timeout": "raise the limit that it names, or lower steps or grad_accum",
     "interrupted": "start the sweep again: only unfinished runs are repeated",
 }
 
