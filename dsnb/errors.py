@@ -24,6 +24,10 @@ class SettingsError(DsnbError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class NotNamedError(SettingsError):
+    """A pattern that no experiment's name matches."""
+
+
 class LaunchError(DsnbError):
     """A run that failed; `log` is its console log, if it got that far."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb import checks, paths
-from dsnb.errors import SettingsError
+from dsnb.errors import NotNamedError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.params_file import ParamsFile, read_params, validated
 from dsnb.paths import RunPaths, SweepPaths
@@ -86,7 +86,7 @@ def load_sweep(
     SettingsError
         With every problem of the file and of every run at once.
     """
-    file = _override(read_params(path), dict(overrides or {}))
+    file = overridden(path, overrides)
     combinations = list(_combinations(file))
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
@@ -102,10 +102,23 @@ def load_sweep(
         for repeat in range(1, file.repeats + 1)
         for name, experiment in experiments.items()
     )
-    return Sweep(file.name, file.question, runs, folder, file.model_dump(exclude_defaults=True))
+    return Sweep(file.name, file.question, runs, folder, content(file))
 
 
-def _override(file: ParamsFile, overrides: dict[str, Any]) -> ParamsFile:
+def content(file: ParamsFile) -> dict[str, Any]:
+    """Give what is to be written of a params file."""
+    return file.model_dump(exclude_defaults=True)
+
+
+def overridden(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
+    """Read a params file, and replace what `overrides` names.
+
+    Raises
+    ------
+    SettingsError
+        If it is none.
+    """
+    file, overrides = read_params(path), dict(overrides or {})
     if own := {key: overrides.pop(key) for key in OF_THE_SWEEP if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
@@ -181,7 +194,7 @@ def _experiments(
         _add(named, _name(experiment, several_models), experiment)
     kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
     if not kept:
-        raise SettingsError(f"no experiment is named like {only!r}: there are {', '.join(named)}")
+        raise NotNamedError(f"no experiment is named like {only!r}: there are {', '.join(named)}")
     return kept
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dsnb import hostfile
-from dsnb.errors import SettingsError
+from dsnb.errors import NotNamedError, SettingsError
 from dsnb.hostfile import Host
-from dsnb.params import MOST_RUNS, Run, Sweep, load_sweep
+from dsnb.params import MOST_RUNS, Run, Sweep, content, load_sweep, overridden
 from dsnb.params_file import read_params
 
 Group = tuple[Host, ...]
@@ -94,7 +94,9 @@ def load(
     if not file:
         raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
     chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
-    return _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+    division = _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+    asked = content(overridden(path, changes))  # with it the sweep is started again: on all groups, not on the first
+    return replace(division, sweep=replace(division.sweep, params=asked))
 
 
 def _divide(
@@ -104,14 +106,21 @@ def _divide(
     sweeps: list[Sweep] = []
     runs: list[Run] = []
     left_over = {}
+    unnamed: NotNamedError | None = None
     for stage, size in enumerate(sizes):
         groups, rest = split(hosts, size)
         if rest:
             left_over[size] = tuple(host.name for host in rest)
         for gpus, alike in _by_gpus(groups).items():
             names = [_names(group, whole) for group in alike]
-            sweeps.append(load({"include": names[0], "exclude": "", "nodes": size, "gpus": gpus}))
+            try:
+                sweeps.append(load({"include": names[0], "exclude": "", "nodes": size, "gpus": gpus}))
+            except NotNamedError as error:  # names differ by the size of the groups
+                unnamed = error
+                continue
             runs += _on_all(sweeps[-1], names, stage)
+    if unnamed and not sweeps:
+        raise unnamed
     if len(runs) > MOST_RUNS:
         raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
     return Division(replace(sweeps[0], runs=tuple(runs)), left_over)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from rich.console import Console
 
 from dsnb import job, progress, records, schedule, subclusters
@@ -95,6 +96,23 @@ def test_filters_come_first_and_other_numbers_of_gpus_are_other_experiments(para
     }
     with pytest.raises(SettingsError, match="sub-cluster needs hosts: name them with --hostfile"):
         load(params, 1, hostfile="")
+
+
+def test_the_params_file_that_is_kept_is_for_all_groups(params):
+    sweep = load(params, 1, 2, repeats=3, gpus=[1, 2]).sweep
+    kept = params.with_name("kept.yaml")
+    kept.write_text(yaml.safe_dump(sweep.params))
+    again = subclusters.load(kept, (1, 2), output=params.parent / "out").sweep
+    assert again.runs == sweep.runs
+    assert again.params == sweep.params
+
+
+def test_a_name_may_be_that_of_one_size(params):
+    hosts = {"hostfile": str(params.parent / "hosts")}
+    runs = subclusters.load(params, (1, 2), hosts, only="*gpus4*").sweep.runs
+    assert {(run.stage, run.lane) for run in runs} == {(1, "n1@n2"), (1, "n3@n4")}
+    with pytest.raises(SettingsError, match=r"no experiment is named like '\*gpus5\*': there are zs0_fp32_gpus4_bs2"):
+        subclusters.load(params, (1, 2), hosts, only="*gpus5*")
 
 
 def test_sixty_four_hosts_take_seconds(params):
