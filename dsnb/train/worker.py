@@ -32,6 +32,9 @@ from dsnb.train.pipeline import PipelineTrainer
 from dsnb.train.torch_trainer import TorchTrainer
 from dsnb.train.trainer import Trainer, no_section
 
+LONGEST_WAIT_S = 30 * 86400.0
+"""Ranks wait no longer for each other: torch counts in ns, and 300 years of them are more than it can count."""
+
 
 def main(run_dir: str) -> int:
     """Run one rank and give its exit code; a failure is written down with its cause."""
@@ -137,7 +140,7 @@ def set_up(experiment: Experiment) -> torch.device:
         # Training never uses this op, which DeepSpeed would compile for 40 to 77 s at the first start on a CPU.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     limit_memory(experiment, device)
-    limit = timedelta(seconds=experiment.hang_limit_s)
+    limit = timedelta(seconds=min(experiment.hang_limit_s, LONGEST_WAIT_S))
     # DeepSpeed makes groups of its own without a timeout: each would wait half an hour for a rank that is gone.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", timeout=limit)
