@@ -76,9 +76,9 @@ def doctor(
     from dsnb.doctor_hosts import examine_hosts
     from dsnb.experiment import Experiment
 
-    settings = {"gpus": "auto", **overrides(set_ or [])}
+    settings = {"gpus": "auto", **overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
     table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
-    checks = examine_hosts(Experiment(hostfile=str(hostfile), **settings)) if hostfile else examine()
+    checks = examine_hosts(Experiment(**settings)) if settings.get("hostfile") else examine()
     for check in checks:
         mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
         table.add_row(mark, check.what, check.found.replace("[", r"\["), check.advice.replace("[", r"\["))

@@ -92,7 +92,7 @@ def _text(path: str | Path) -> str:
     try:
         with open(Path(path).expanduser(), "rb") as file:
             raw = file.read(MOST_BYTES + 1) if os.path.isfile(file.name) else b""
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text file"
         raise SettingsError(f"hostfile is {str(path)[:200]!r}: it cannot be read ({reason}); check the path") from error

@@ -43,6 +43,17 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     assert "9.0a" in text
 
 
+def test_doctor_takes_a_hostfile_from_either_place(tmp_path):
+    (tmp_path / "hosts").write_text("a slots=0\n")
+    for words in (
+        ["--hostfile", tmp_path / "hosts", "--set", "hostfile=other"],
+        ["--set", f"hostfile={tmp_path}/hosts"],
+    ):
+        done = dsnb("doctor", *words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"error: hostfile '{tmp_path}/hosts', line 1: slots is 0")
+
+
 def test_dry_run_starts_nothing(tmp_path):
     done = dsnb("sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out")
     assert done.returncode == 0

@@ -13,11 +13,12 @@ import pytest
 from dsnb import records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
-from dsnb.launcher import environment, fork, op_builds, run
+from dsnb.hostfile import Host
+from dsnb.launcher import environment, fork, op_builds, ranks, run
 from dsnb.launcher.config import deepspeed_config
 from dsnb.launcher.folder import next_free
 from dsnb.launcher.run import launch
-from dsnb.launcher.share import free_port
+from dsnb.launcher.share import Share, free_port
 
 pytestmark = pytest.mark.alone
 BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
@@ -273,6 +274,43 @@ def test_no_secret_reaches_a_file(run_small, monkeypatch):
     _, paths = run_small()
     written = [file.read_text(errors="replace") for file in paths.dir.iterdir()]
     assert not [text for text in written if "hf_verysecret" in text]
+
+
+def test_a_fixed_port_that_is_in_use(run_small):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; name another, or 0 for any free"):
+            run_small(master_port=port)
+
+
+def test_a_limit_without_end(run_small):
+    result, _ = run_small(hang_limit_s=1e300, time_limit_s=1e300, gpus=2)
+    assert result.status == "ok", result.message()
+
+
+def test_chosen_slots_of_hosts_without_gpus_are_counted(tmp_path):
+    hosts = (Host("n1", (0, 2)), Host("n2", (3,)))
+    share = Share("cpu", hosts, 1, "n1", 29500, {}, "worker", tmp_path, tmp_path / "console.log")
+    assert ranks.write_hostfile(share).read_text() == "n1 slots=2\nn2 slots=1\n"
+
+
+def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp_path, monkeypatch):
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')  # a host that is this one
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    (tmp_path / "hosts").write_text("n1 slots=1\n")
+    before = set(psutil.Process().children(recursive=True))
+
+    def full(*_):
+        assert set(psutil.Process().children(recursive=True)) - before
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "describe", full)
+    with pytest.raises(OSError, match="No space left"):
+        launch(small(hostfile=str(tmp_path / "hosts"), gpus=1), tmp_path / "run1", progress=False)
+    assert gone([one.pid for one in set(psutil.Process().children(recursive=True)) - before])
 
 
 def test_no_op_is_compiled_for_a_cpu():

@@ -216,3 +216,9 @@ def test_what_trains_rightly_on_ranks_that_share_a_model(precision):
     shared = {"tensor_parallel": 2, "pipeline_parallel": 2, "precision": precision}
     assert Experiment(**PARALLEL, **shared, zero_stage=1, gradient_clipping=1.0).data_parallel == 1
     assert Experiment(**PARALLEL, pipeline_parallel=2, precision="bf16", gradient_clipping=1.0).data_parallel == 2
+
+
+def test_a_hostfile_from_windows(tmp_path):
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfn1 slots=2 # first\r\n\r\nn2 slots = 1\r\n")
+    experiment = Experiment(hostfile=str(tmp_path / "hosts"), gpus="auto")
+    assert [(host.name, host.devices) for host in experiment.hosts] == [("n1", (0, 1)), ("n2", (0,))]

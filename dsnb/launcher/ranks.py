@@ -113,7 +113,9 @@ def command(share: Share, hostfile: Path) -> list[str]:
 def write_hostfile(share: Share) -> Path:
     """Write the hostfile of a run beside a host's log: DeepSpeed counts the ranks by it."""
     path = share.console.with_name("hostfile")
-    path.write_text("".join(f"{name} slots={max(gpus) + 1}\n" for name, gpus in _numbers(share)))
+    on_gpus = share.device == "cuda"  # which are named to it as well; of processes, only how many there are counts
+    slots = {name: max(gpus) + 1 if on_gpus else len(gpus) for name, gpus in _numbers(share)}
+    path.write_text("".join(f"{name} slots={count}\n" for name, count in slots.items()))
     return path
 
 

@@ -74,8 +74,10 @@ def _once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bo
     launched_at = time.time()
     ranks: Crew | None = None
     try:
-        ranks = _remote(experiment, run, asked) if experiment.hostfile else LocalRanks(experiment, run)
+        ranks = RemoteRanks(experiment, run) if experiment.hostfile else LocalRanks(experiment, run)
         experiment = ranks.experiment
+        if isinstance(ranks, RemoteRanks):  # what only the hosts could say
+            describe(run, experiment, asked, ranks.environment)
         ranks.start(worker, launched_at)
         ended_by = Watch(experiment, run, ranks, launched_at).until_end(progress)
         codes = ranks.exit_codes()  # of those that ended by themselves
@@ -90,13 +92,6 @@ def _once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bo
     if status == "failed" and (trouble := ranks.trouble()) and trouble not in str(cause):
         cause = f"{trouble}; {cause}"
     return finish(experiment, run, ranks.exit_codes(), launched_at, (status, cause))
-
-
-def _remote(experiment: Experiment, run: RunPaths, asked: Experiment) -> RemoteRanks:
-    """Reach the hosts, and write down what only they could say."""
-    ranks = RemoteRanks(experiment, run)
-    describe(run, ranks.experiment, asked, ranks.environment)
-    return ranks
 
 
 @dataclass

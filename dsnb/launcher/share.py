@@ -64,7 +64,15 @@ class Share:
 
 
 def of_this_machine(experiment: Experiment, run: RunPaths, worker: str, launched_at: float) -> Share:
-    """Give the share of a run that has no other host."""
+    """Give the share of a run that has no other host.
+
+    Raises
+    ------
+    LaunchError
+        If the port where its ranks are to meet is in use.
+    """
+    if experiment.master_port and not is_free(LOCALHOST, experiment.master_port):
+        raise LaunchError(f"master_port is {experiment.master_port}: it is in use; name another, or 0 for any free one")
     return Share(
         device=experiment.device,
         hosts=(Host("localhost", tuple(range(experiment.gpus))),),
