@@ -33,6 +33,8 @@ def execute(run: Run) -> Result:
         describe(run)
         values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
         notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
+    except LaunchError:  # the disk is full already
+        raise
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error

@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[1]
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 NODES = ("n1", "n2")
 CPUS = 4
-# Runs on one node fork from the session's server, which has imported everything. It serves one after the other, so
-# the nodes of a run on several would wait for each other: those import for themselves.
+# Runs fork from the session's server, which has imported everything. It serves one after the other, so the nodes of a
+# run on several would wait for each other: of those, the second imports for itself.
 PROLOG = """\
 #!/bin/sh
-if [ "$SLURM_JOB_NUM_NODES" = 1 ]; then echo 'export {name}={socket}'; fi
+if [ "$SLURM_JOB_NUM_NODES" = 1 ] || [ "$SLURMD_NODENAME" = n1 ]; then echo 'export {name}={socket}'; fi
 """
 CONFIGURATION = """\
 ClusterName=small
@@ -110,10 +110,7 @@ class Slurm:
         daemon = self._daemons.pop(node)
         daemon.kill()
         work = processes({"SLURM_CONF": str(self.home / "slurm.conf"), "SLURMD_NODENAME": node})
-        keepers = {parent for one in work for parent in one.parents() if parent.name().startswith("slurmstepd")}
-        for process in [*keepers, *work]:  # keepers first: they would report that the job was killed
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill([*keepers(self.home / f"spool.{node}"), *work])  # keepers first: they would report that the job was killed
         daemon.wait(10)
 
     def command(self, *words: str) -> str:
@@ -175,15 +172,31 @@ def processes(variables: dict[str, str]) -> list[psutil.Process]:
     return found
 
 
-def end_all(variables: dict[str, str]) -> None:
-    while found := processes(variables):
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+def keepers(home: Path) -> list[psutil.Process]:
+    """List the processes that keep jobs and listen on a socket below a folder: nothing else tells whose they are."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.name().startswith("slurmstepd") and any(
+                one.laddr.startswith(str(home)) for one in process.net_connections("unix")
+            ):
+                found.append(process)
+    return found
+
+
+def kill(found: list[psutil.Process]) -> None:
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def end_all(configuration: Path) -> None:
+    while found := [*keepers(configuration.parent), *processes({"SLURM_CONF": str(configuration)})]:
+        kill(found)
         time.sleep(0.05)
+    shutil.rmtree(configuration.parent, ignore_errors=True)
 
 
 if __name__ == "__main__":
     sys.stdin.read()
-    end_all({"SLURM_CONF": sys.argv[1]})
-    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+    end_all(Path(sys.argv[1]))

@@ -264,10 +264,11 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     assert sweep.runs[0].experiment.gpus == 3
     jobs = jobs_for(sweep, asked, said)
     waiting = jobs.start(sweep.runs[0])
-    wait_for(lambda: waiting.poll() or said)
+    wait_for(lambda: waiting.poll() or any("NodeLimit" in row for row in said))
     time.sleep(2 * POLL_S)
     assert waiting.poll() is None
-    assert said == [f"job {waiting.number} waits: PartitionNodeLimit"]
+    assert said[-1] == f"job {waiting.number} waits: PartitionNodeLimit"
+    assert len(said) == len({*said}) <= 2  # Slurm may begin with a vaguer one
     assert not waiting.running
     jobs.cancel([waiting])
     assert wait_for(waiting.poll).cause == "stopped by the user"
