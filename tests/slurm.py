@@ -28,7 +28,11 @@ CPUS = 4
 # run on several would wait for each other: of those, the second imports for itself.
 PROLOG = """\
 #!/bin/sh
-if [ "$SLURM_JOB_NUM_NODES" = 1 ] || [ "$SLURMD_NODENAME" = n1 ]; then echo 'export {name}={socket}'; fi
+if [ "$SLURM_JOB_NUM_NODES" = 1 ] || [ "$SLURMD_NODENAME" = n1 ]; then
+    echo 'export {name}={socket}'
+else
+    echo 'unset {name}'
+fi
 """
 CONFIGURATION = """\
 ClusterName=small
