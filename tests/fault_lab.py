@@ -133,6 +133,10 @@ class Lab:
         """Make a run from its start to its end."""
         return Run(self, worker, settings).wait()
 
+    def start(self, worker=HANGER, **settings):
+        """Start a run in a thread."""
+        return Run(self, worker, settings)
+
     def begin(self, worker=HANGER, outside=False, **settings):
         """Start a run, in a thread or in a process of its own, and wait until all its ranks are there."""
         return Run(self, worker, settings, outside).until_ranks()
@@ -194,7 +198,7 @@ class Run:
             assert not self.paths.result.exists(), self.paths.result.read_text()
             return len([path for path in self.paths.dir.glob("pids*") if path.read_text()]) == self.settings["gpus"]
 
-        wait_until(there, "all ranks are there")
+        wait_until(there, "all ranks are there", limit_s=90)
         self.began = time.monotonic()
         return self
 
@@ -207,7 +211,7 @@ class Run:
         """Give the agent of this run on a host."""
         return [pid for pid, line in self.lab.left(which) if line.endswith("dsnb.launcher.hosts.agent")]
 
-    def wait(self, limit_s=30.0):
+    def wait(self, limit_s=60.0):
         """Wait for the end of the launch, and give this run with what it recorded and after how long."""
         if self.process:
             self.process.join(limit_s)

@@ -47,12 +47,12 @@ def refusal():
     return f"namespaces are refused: {done.stderr.strip()}" if done.returncode else ""
 
 
-def wait_until(true, what):
+def wait_until(true, what, limit_s=WAIT_S):
     """Wait until something holds."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + limit_s
     while not true():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"after {WAIT_S:g} s not yet: {what}")
+            raise TimeoutError(f"after {limit_s:g} s not yet: {what}")
         time.sleep(0.005)
 
 

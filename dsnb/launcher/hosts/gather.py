@@ -1,7 +1,6 @@
 """What the hosts of a run send to the run's folder: lines, GPU samples, records, and how each of them ended."""
 
 import base64
-import binascii
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ COMPARED = (
     "clocks",
 )
 """What should be the same on every host of a run; what is not is told, for it makes a run slow, or wrong."""
+MOST_LINE = 2**16
+"""Characters of a line that has no end, such as a progress bar, that are kept back at most."""
 
 
 class NodeRecords:
@@ -42,13 +43,15 @@ class NodeRecords:
             if "console" in record:
                 self._console(node.host.name, str(record["console"]))
             elif isinstance(record.get("gpu"), dict):
-                records.append_line(self._run.gpu, {"host": node.host.name, **record["gpu"]})
+                records.append_line(self._run.gpu, {**record["gpu"], "host": node.host.name})
             elif "file" in record:
                 self._file(record, node.number == 0)
 
     def _console(self, host: str, text: str) -> None:
         """Append whole lines with the host in front, as pdsh does."""
         *lines, self._rest[host] = (self._rest.get(host, "") + text).split("\n")
+        if len(self._rest[host]) > MOST_LINE:
+            lines, self._rest[host] = [*lines, self._rest[host]], ""
         if lines:
             with open(self._run.console, "a", encoding="utf-8", errors="replace") as file:
                 file.write("".join(f"{host}: {line}\n" for line in lines))
@@ -58,7 +61,7 @@ class NodeRecords:
         path = self._files.get(str(record["file"]))
         try:
             raw, offset = base64.b64decode(str(record["data"]), validate=True), int(record["offset"])
-        except (KeyError, ValueError, binascii.Error):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return
         if path == self._run.failures:
             _append(path, raw)

@@ -12,6 +12,8 @@ from dsnb.errors import LaunchError
 from dsnb.hostfile import Host
 from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
 
+NO_AGENTS = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+"""What a record raises that no agent has sent, such as a login's greeting in JSON."""
 POLL_S = 0.2
 REACHED_WITHIN_S = 60.0
 ENDS_WITHIN_S = 15.0
@@ -76,7 +78,7 @@ class Node:
     def _listen(self, pipe: IO[bytes]) -> None:
         while (record := receive(pipe)) is not None:
             self._heard_at = time.monotonic()
-            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # no agent's: a login's greeting
+            with contextlib.suppress(*NO_AGENTS):
                 self._hear(record)
         self._answers.put(None)
 
