@@ -15,9 +15,10 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from dsnb import hardware, records
 from dsnb.errors import DsnbError, LaunchError
@@ -240,5 +241,18 @@ def follow(ranks: Ranks, lifeline: Lifeline, upward: Upward) -> None:
 TASKS = {"port": port, "run": run, "serve": serve, "examine": examine}
 
 
+def end_at_once() -> NoReturn:
+    """Serve, and end without Python's own ending: it waits a second for the thread that reads, and aborts."""
+    code = 1
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        fork.close_own()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end_at_once()
