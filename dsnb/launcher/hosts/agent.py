@@ -9,16 +9,13 @@ import base64
 import codecs
 import functools
 import os
-import queue
 import shutil
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from dsnb import hardware, records
 from dsnb.errors import DsnbError, LaunchError
@@ -26,65 +23,17 @@ from dsnb.hostfile import Host
 from dsnb.launcher import environment, fork, local
 from dsnb.launcher.folder import check_space
 from dsnb.launcher.hosts import addresses, survey
-from dsnb.launcher.hosts.wire import BEAT_S, CHUNK_BYTES, MOST_BYTES, Growth, Sender, receive, silence_s
+from dsnb.launcher.hosts.lifeline import LAST_RESORT_S, Lifeline
+from dsnb.launcher.hosts.wire import CHUNK_BYTES, MOST_BYTES, Growth, Sender
 from dsnb.launcher.ranks import Ranks
 from dsnb.launcher.share import Share, free_port, is_free
 from dsnb.paths import RunPaths
 
 POLL_S = 0.05
-LAST_RESORT_S = 10.0
-STARTING_S = 0.5
 MOST_CHUNKS = 16
 """Of what a file has grown by, so much is sent before the ranks are looked at again: some print faster than it goes."""
 SHARED_WAIT_S = 2.0
 """How long a file that the coordinator wrote may take to be seen here through a network file system."""
-
-
-class Lifeline:
-    """Reads what the coordinator says, beats back, and notices when nothing comes any more.
-
-    All in threads of their own, because the main one may be stuck, writing into a pipe that nobody empties.
-    """
-
-    def __init__(self, file: IO[bytes], send: Sender) -> None:
-        self._file, self._send = file, send
-        self._heard_at, self._silence_s = time.monotonic(), silence_s()
-        self._requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self.cut = threading.Event()
-        self.last_resort: Callable[[], object] = fork.close_own
-        self.patience_s = STARTING_S
-        for work in (self._listen, self._beat, self._watch):
-            threading.Thread(target=work, daemon=True).start()
-
-    def _listen(self) -> None:
-        while (record := receive(self._file)) is not None and record.get("do") != "end":
-            self._heard_at = time.monotonic()
-            self._silence_s = float(record.get("silence_s", self._silence_s))
-            if "ping" in record:
-                self._send(pong=record["ping"], time=time.time())
-            elif "do" in record:
-                self._requests.put(record)
-        self.cut.set()
-        self._requests.put(None)
-
-    def _beat(self) -> None:
-        while not self.cut.wait(BEAT_S):
-            self._send(alive=True)
-
-    def _watch(self) -> None:
-        while not self.cut.wait(BEAT_S):
-            if time.monotonic() > self._heard_at + self._silence_s:
-                self.cut.set()
-        self._requests.put(None)
-        time.sleep(self.patience_s)  # the main thread ends the process before that, unless it waits for something
-        try:
-            self.last_resort()
-        finally:
-            os._exit(1)
-
-    def request(self) -> dict[str, Any] | None:
-        """Wait for the next thing to do; None if there is none any more."""
-        return self._requests.get()
 
 
 def main() -> int:
