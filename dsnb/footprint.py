@@ -69,7 +69,7 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """Give the ok runs that have a figure, every setting filled in."""
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
-    runs = told_apart(runs.assign(**dict.fromkeys(missing, None)))
+    runs = told_apart(runs.reindex(columns=[*runs.columns, *missing]))
     ok = runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)]
     filled = {name: ok[name].astype(object).where(ok[name].notna(), default) for name, default in DEFAULTS.items()}
     return ok.assign(**filled)
