@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsnb import hardware, records
+from dsnb import checks, hardware, records
 from dsnb.errors import DsnbError, LaunchError
 from dsnb.hostfile import Host
 from dsnb.launcher import environment, fork, local
@@ -137,6 +137,9 @@ def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
         os.environ[fork.variable(device)] = request["server"]
     if Path(request["cwd"]).is_dir():
         os.chdir(request["cwd"])
+    alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(hosts[node].devices)}
+    if problems := checks.unsupported({**request["experiment"], **alone}):
+        raise DsnbError("; ".join(problems))
     env = environment.for_ranks(device, len(hosts[node].devices), float(request["launched_at"]))
     env |= addresses.for_ranks(str(request["interface"]), addresses.own().interface)
     address, number = str(request["master_addr"]), int(request["master_port"])
