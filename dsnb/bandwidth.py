@@ -81,8 +81,9 @@ def section(folder: str | Path) -> Iterator[Html | Picture]:
     if run is None or table.empty:
         return
     machine = records.read_json(run.environment) or {}
-    nodes = (records.read_json(run.nodes) or {}).get("nodes") or [machine]
-    hosts = ", ".join(html.escape(str(node.get("host"))) for node in nodes)
+    nodes = (records.read_json(run.nodes) or {}).get("nodes")
+    known = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    hosts = ", ".join(html.escape(str(node.get("host"))) for node in known or [machine])
     gpu = (records.read_json(run.worker) or {}).get("gpu_name")
     how = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
     yield Html(

@@ -105,14 +105,15 @@ def nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-@cache
 def gpus() -> tuple[Gpu, ...]:
     """List the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, in its order."""
+    return tuple(_visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))  # which a notebook may change
+
+
+@cache
+def _all_gpus() -> list[Gpu]:
     with nvml() as api:
-        if api is None:
-            return ()
-        found = [_describe(api, index) for index in range(api.nvmlDeviceGetCount())]
-    return tuple(_visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return [_describe(api, index) for index in range(api.nvmlDeviceGetCount())] if api else []
 
 
 def _describe(api: Any, index: int) -> Gpu:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 
 import pytest
 
@@ -92,6 +93,15 @@ def test_the_newest_one_that_is_ok_is_shown(measured):
     heads = ["size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"]
     assert cells[:8] == heads
     assert cells[8:12] == ["8", "2", "float", "sum"]
+
+
+@pytest.mark.parametrize("nodes", [5, {}, ["a", None], [{"host": "<b>"}]])
+def test_hosts_that_are_none(measured, tmp_path, nodes):
+    _, results, _ = measured
+    shutil.copytree(results[0].run_dir, tmp_path / "run1")
+    records.write_json(tmp_path / "run1" / "nodes.json", {"nodes": nodes})
+    heading = next(section(tmp_path / "run1")).text
+    assert f"(gloo on CPUs) on {'&lt;b&gt;' if nodes == [{'host': '<b>'}] else socket.gethostname()}, 2" in heading
 
 
 def test_a_folder_without_a_test_shows_nothing(swept):

@@ -3,6 +3,8 @@
 import pytest
 
 from dsnb import hardware, metrics
+from dsnb.hostfile import Host
+from dsnb.launcher.share import Share
 
 
 def test_tokens_per_s_is_work_over_time():
@@ -37,6 +39,15 @@ def test_recomputation_is_the_published_four_against_three():
 )
 def test_peaks_by_name(name, precision, peak):
     assert hardware.peak_tflops(name, precision) == peak
+
+
+def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch, tmp_path):
+    cards = [hardware.Gpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in range(4)]
+    monkeypatch.setattr(hardware, "_all_gpus", lambda: cards)
+    share = Share("cuda", (Host("localhost", (0, 1)),), 0, "", 1, {}, "worker", tmp_path, tmp_path / "console.log")
+    for choice, numbers in (("0,1,2", "0,1"), ("GPU-3,1", "3,1")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
+        assert [rank["CUDA_VISIBLE_DEVICES"] for rank in share.variables] == [numbers, numbers]
 
 
 def test_visible_gpus_follow_cudas_rule():
