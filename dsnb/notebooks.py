@@ -15,6 +15,8 @@ from traitlets.config import Config
 from dsnb import paths
 
 KERNEL = "python3"
+START_WITHIN_S = 600
+"""A kernel takes a second or two, but the groups of a large hostfile start theirs all at once on this machine."""
 
 # What papermill logs is for those who set up logging; without a handler Python would print it on the terminal.
 logging.getLogger("papermill").addHandler(logging.NullHandler())
@@ -53,6 +55,7 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
             values,
             kernel_name=KERNEL,
             progress_bar=False,
+            start_timeout=START_WITHIN_S,
             store_widget_state=False,
             config=config,
         )

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from dsnb import job, progress, records, schedule, subclusters
+from dsnb import job, notebooks, progress, records, schedule, subclusters
 from dsnb.errors import SettingsError
 from dsnb.hostfile import Host
 from dsnb.launcher.outcome import Result
@@ -243,6 +243,15 @@ def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
         assert job.changed(run) == ""
     records.write_json(run.paths.experiment, {**settings, "device": "cuda", "asked": {"device": "auto"}})
     assert job.changed(run) == "device was 'cuda' and is 'cpu'"
+
+
+def test_kernels_that_start_all_at_once_may_take_minutes(params, monkeypatch):
+    """A kernel and its job take 3 s of a core: those of 64 groups 200 s, and papermill would wait for 60."""
+    assert notebooks.START_WITHIN_S > 200
+    monkeypatch.setattr(notebooks, "START_WITHIN_S", 0)
+    run = load_sweep(params, output=params.parent / "out").runs[0]
+    result = job.execute(run)
+    assert (result.status, result.cause) == ("failed", "RuntimeError: Kernel didn't respond in 0 seconds")
 
 
 def test_two_lanes_train(params):
