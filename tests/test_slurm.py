@@ -97,11 +97,11 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     words = ["--slurm", "--nodes", "2", "--gpus-per-node", "1", "--time", "9", "--output", str(params.parent / "out")]
     command = [sys.executable, "-m", "dsnb", "sweep", str(params), *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
     runs = [f"zs{stage}_fp32_gpus1_bs2_sl32_stdlib" for stage in (0, 1, 3)]
     runs = [RunPaths(params.parent / "out" / name / "run1") for name in (*runs, PAIR)]
     lines = done.stderr.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 4, done.stderr
     assert all(" in job " in line and ": ok, " in line and " left)" not in line for line in lines)
     for run in runs:
         assert run.dir.parent.name in done.stdout
