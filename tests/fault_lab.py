@@ -90,6 +90,10 @@ class Lab:
             self._own |= {pid for pid, words in self.hosts.processes(name) if words.endswith(line)}
         os.environ[SERVERS] = json.dumps({f"{name} cpu": str(socket) for name, socket in self._servers.items()})
 
+    def keep(self):
+        """Take what is on the hosts now for nothing that a run leaves: a sweep's servers."""
+        self._own |= {pid for name in self.hosts.names for pid, _ in self.hosts.processes(name)}
+
     def close(self):
         """End the servers."""
         for process in self._processes:
