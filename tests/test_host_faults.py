@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 
@@ -15,6 +16,7 @@ from dsnb.launcher.share import free_port
 from dsnb.paths import RunPaths
 from dsnb.sweep import run_sweep
 from tests.fault_lab import HANGER, SILENCE_S, Run, lab
+from tests.hosts import NETWORK
 from tests.namespaces import wait_until
 
 pytestmark = pytest.mark.alone
@@ -160,14 +162,16 @@ def test_the_launcher_is_interrupted_while_ranks_start(pair, monkeypatch):
     assert pair.in_tmp(1) == pair.in_tmp(2) == []
 
 
-def test_the_launcher_is_interrupted_while_a_host_does_not_answer(pair):
-    pair.hosts.cut(2)
-    run = Run(pair, HANGER, {}, outside=True)
-    wait_until(lambda: run.agents(1), "host 1 has an agent")
-    run.began = time.monotonic()
-    os.kill(run.process.pid, signal.SIGINT)
-    assert ends(run, "launcher gets SIGINT while it connects", 4) == ("interrupted", "stopped by the user")
-    pair.hosts.heal(2)
+def test_the_launcher_is_interrupted_while_a_host_does_not_answer(pair, tmp_path):
+    silent = f"{NETWORK}.254"
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(f"mnhost1 slots=1\n{silent} slots=1\n")
+    with socket.create_server((silent, 22)):  # takes connections, and never says a word
+        run = Run(pair, HANGER, {"hostfile": str(hostfile), "gpus": 2}, outside=True)
+        wait_until(lambda: run.agents(1), "host 1 has an agent")
+        run.began = time.monotonic()
+        os.kill(run.process.pid, signal.SIGINT)
+        assert ends(run, "launcher gets SIGINT while it connects", 4) == ("interrupted", "stopped by the user")
 
 
 def test_ranks_hang(pair):
