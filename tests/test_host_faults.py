@@ -139,7 +139,7 @@ def test_hosts_that_cannot_be_reached_are_all_named(pair, tmp_path):
 def test_the_launcher_is_killed(pair):
     run = pair.begin(outside=True)
     run.process.kill()
-    assert ends(run, "launcher killed", 1, 5) == (None, None)  # an unfinished run: a sweep repeats it
+    assert ends(run, "launcher killed", 1, SILENCE_S) == (None, None)  # an unfinished run: a sweep repeats it
     assert pair.in_tmp(1) == pair.in_tmp(2) == []
 
 
