@@ -13,7 +13,7 @@ from rich.table import Table
 from dsnb import command_sweep
 from dsnb.command_sweep import Set, overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
-from dsnb.printing import Format, show, show_summary
+from dsnb.printing import Format, show, show_groups, show_summary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,11 +44,7 @@ def summary(
     if runs.empty:
         raise SettingsError(f"{str(folder)!r} holds no run: give a folder of outputs, such as outputs/quickstart")
     if groups:
-        from dsnb.clusters import compared
-
-        numbers, texts, said = compared(runs)
-        show(numbers, texts, format_)
-        typer.echo("\n".join(said), err=format_ in {Format.csv, Format.json})
+        show_groups(runs, format_)
     elif timing:
         from dsnb.summary import timing as seconds
         from dsnb.tables import timing_texts

@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from dsnb.errors import SettingsError
-from dsnb.printing import Format, show_summary
+from dsnb.printing import Format, show_groups, show_summary
 
 if TYPE_CHECKING:
     from dsnb.allocation import Allocation
@@ -139,7 +139,10 @@ def _make(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    show_summary(load_runs(planned.paths.dir), Format.table)
+    runs = load_runs(planned.paths.dir)
+    show_summary(runs, Format.table)
+    if given.sub_cluster:
+        show_groups(runs, Format.table)
     typer.echo(f"Report: dsnb report {planned.paths.dir}")
     if not fine:
         raise typer.Exit(NOT_ALL_OK)

@@ -27,6 +27,15 @@ def show_summary(runs: Any, format_: Format) -> None:
     show(table, readable(table), format_)
 
 
+def show_groups(runs: Any, format_: Format) -> None:
+    """Print how groups of nodes compare, and in words who is slow."""
+    from dsnb.clusters import compared
+
+    numbers, texts, said = compared(runs)
+    show(numbers, texts, format_)
+    typer.echo("\n".join(said), err=format_ in {Format.csv, Format.json})
+
+
 def show(numbers: Any, texts: Any, format_: Format) -> None:
     """Print a table: `numbers` for machines, `texts` for people."""
     if format_ is Format.csv:
