@@ -47,13 +47,18 @@ def main() -> int:
     while (request := lifeline.request()) is not None:
         try:
             TASKS[str(request["do"])](request, lifeline, send)
-        except DsnbError as error:
-            send(error=str(error))
-        except OSError as error:
-            send(error=f"{error.filename or 'the host'}: {error.strerror or error}")
+        except (DsnbError, OSError) as error:
+            if not lifeline.cut.is_set():  # what fails from then on fails because it is ended
+                send(error=_told(error))
         if request["do"] in {"run", "serve"}:
             break
     return 0
+
+
+def _told(error: DsnbError | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the host'}: {error.strerror or error}"
+    return str(error)
 
 
 def port(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
