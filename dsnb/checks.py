@@ -171,9 +171,9 @@ def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: 
     ]
 
 
-def unsupported(settings: Mapping[str, Any]) -> list[str]:
-    """List what this machine cannot do of the settings, each with the way out."""
-    problems = prepared.problems(settings)
+def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
+    """List what this machine cannot do of the settings, each with the way out; it may be one host of many."""
+    problems = prepared.problems(settings, originals=launching)
     if settings["hostfile"]:  # its hosts are asked when they are reached
         if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
             problems.append("hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc")

@@ -153,7 +153,11 @@ def in_use(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
             pids: list[int] = []
             with contextlib.suppress(api.NVMLError):
                 pids = [process.pid for process in api.nvmlDeviceGetComputeRunningProcesses(handle)]
-            found[index] = (api.nvmlDeviceGetMemoryInfo(handle).used / GIB, pids)
+            try:
+                memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)  # without the driver's own
+            except api.NVMLError:
+                memory = api.nvmlDeviceGetMemoryInfo(handle)
+            found[index] = (memory.used / GIB, pids)
     return found
 
 

@@ -156,9 +156,10 @@ def place(found: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]
             chosen.append(replace(host, devices=host.devices[:left]))
             left -= len(chosen[-1].devices)
     if left > 0 or len(chosen) < nodes:
-        room = f"{len(found)} hosts with {sum(len(host.devices) for host in found)} slots"
+        slots = sum(len(host.devices) for host in found)
         raise SettingsError(
-            f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves {room}; use fewer, or add hosts"
+            f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves {len(found)} hosts with {slots} slots; "
+            "use fewer, add hosts, or make gpus a multiple of nodes"
         )
     return tuple(chosen)
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dsnb import job, slurm
@@ -44,7 +44,7 @@ class SlurmJobs:
         self,
         asked: Allocation,
         sweep: str,
-        todo: Iterable[Run],
+        todo: Sequence[Run],
         say: Callable[[str], None],
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
@@ -58,6 +58,27 @@ class SlurmJobs:
         self.queue.names = {self.name, *(note["name"] for note in self._before.values())}
         if self.queue.look() is None:
             raise LaunchError(f"Slurm does not answer ({self.queue.trouble}): start the sweep again when it does")
+        self._refuse_changed(todo)
+
+    def _refuse_changed(self, todo: Sequence[Run]) -> None:
+        """Make sure, before any job is touched, that those that make runs already make them as they are now asked for.
+
+        Raises
+        ------
+        SettingsError
+            If one does not.
+        """
+        problems = []
+        for run in todo:
+            note = self._before.get(run.paths.dir)
+            record = find(self.queue.answer or {}, note) if note else None
+            if record and not record.ended and (told := job.changed(run)):
+                problems.append(
+                    f"{run.paths.dir} is being made by job {record.id} with other settings ({told}): "
+                    f"wait for it, end it with `scancel {record.id}`, or choose another --output"
+                )
+        if problems:
+            raise SettingsError(problems)
 
     def lane(self, run: Run) -> str:
         """Give every run a lane of its own: Slurm says what comes when."""
@@ -70,8 +91,6 @@ class SlurmJobs:
         ------
         LaunchError
             If Slurm refuses it.
-        SettingsError
-            If a job makes the run already, with other settings.
         """
         if run.paths.dir in self._before and self.queue.look() is None:
             return None
@@ -83,11 +102,6 @@ class SlurmJobs:
             return None
         record = find(self.queue.answer or {}, note)
         if record and not record.ended:
-            if told := job.changed(run):
-                raise SettingsError(
-                    f"{run.paths.dir} is being made by job {record.id} with other settings ({told}): "
-                    f"wait for it, end it with `scancel {record.id}`, or choose another --output"
-                )
             write_note(run.paths.slurm, {**note, "job": record.id})
             return SlurmJob(self, run, record.id, note["name"])
         number = record.id if record else note.get("job")

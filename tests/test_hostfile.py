@@ -164,7 +164,10 @@ def test_places(slots, ranks, nodes, taken):
 @pytest.mark.parametrize(("ranks", "nodes"), [(17, 1), (4, 3), (1, 2)])
 def test_ranks_that_find_no_place(write, ranks, nodes):
     path = write(EIGHT)
-    said = f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves 2 hosts with 16 slots; use fewer, or add hosts"
+    said = (
+        f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves 2 hosts with 16 slots; "
+        "use fewer, add hosts, or make gpus a multiple of nodes"
+    )
     assert problems(hostfile.place, hostfile.read(path), ranks, nodes) == [said]
     assert problems(Experiment, hostfile=path, gpus=ranks, nodes=nodes) == [said]
 

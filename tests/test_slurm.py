@@ -231,7 +231,7 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     (changed,) = load(params, Allocation(), steps=4).runs
     here = replace(run, experiment=run.experiment.model_copy(update={"hostfile": ""}))
     with pytest.raises(SettingsError) as caught:
-        jobs_for(sweep, Allocation(), said).start(changed)
+        jobs_for(replace(sweep, runs=(changed,)), Allocation(), said)
     assert str(caught.value) == (
         f"{run.paths.dir} is being made by job {going.number} with other settings (steps was 3 and is 4): "
         f"wait for it, end it with `scancel {going.number}`, or choose another --output"

@@ -114,10 +114,11 @@ def state(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def problems(settings: Mapping[str, Any]) -> list[str]:
+def problems(settings: Mapping[str, Any], originals: bool = True) -> list[str]:
     """List what `$DSNB_SHARED` lacks of a run's settings, a sentence each; nothing where it is not set.
 
-    Files of one's own need not be there: all nodes may see them as they are. What was copied must be up to date.
+    Files of one's own need not be there: all nodes may see them as they are. What was copied must be up to date with
+    the `originals`, on the machine that has them: another host may have a copy of its own, of another date.
     """
     shared, wanted = shared_folder(), needs(settings)
     if shared is None or not wanted:
@@ -131,7 +132,7 @@ def problems(settings: Mapping[str, Any]) -> list[str]:
                 f"{says}{SHARED} ({shared.dir}) does not hold its {what}; "
                 f"run `dsnb prepare` with the params file, or unset {SHARED}"
             )
-        elif has_changed(index, need):
+        elif originals and has_changed(index, need):
             found.append(f"{says}it has changed since it was copied to {shared.dir}; run `dsnb prepare` again")
     return found
 
@@ -144,7 +145,7 @@ def places(settings: Mapping[str, Any]) -> dict[str, str]:
     SettingsError
         If something is missing there: then the rank's host does not see what the launching one does.
     """
-    if found := problems(settings):
+    if found := problems(settings, originals=False):
         raise SettingsError(found)
     shared = shared_folder()
     if shared is None:

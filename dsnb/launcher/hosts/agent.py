@@ -143,7 +143,7 @@ def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
     if Path(request["cwd"]).is_dir():
         os.chdir(request["cwd"])
     alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(hosts[node].devices)}
-    if problems := checks.unsupported({**request["experiment"], **alone}):
+    if problems := checks.unsupported({**request["experiment"], **alone}, launching=False):
         raise DsnbError("; ".join(problems))
     env = environment.for_ranks(device, len(hosts[node].devices), float(request["launched_at"]))
     env |= addresses.for_ranks(str(request["interface"]), addresses.own().interface)

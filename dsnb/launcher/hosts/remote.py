@@ -90,10 +90,10 @@ class RemoteRanks:
             if told := list(filter(None, failures)):
                 raise LaunchError("; ".join(told[:5]) + (f"; and {len(told) - 5} more" if told[5:] else ""))
             self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
-        except LaunchError:
+            self.environment: dict[str, Any] = self._nodes[0].hello["environment"]
+        except BaseException:
             self.end()
             raise
-        self.environment: dict[str, Any] = self._nodes[0].hello["environment"]
 
     def _device(self, experiment: Experiment) -> str:
         """Give `cuda` if every host has the GPUs that it should, and `cpu` if none has any."""
