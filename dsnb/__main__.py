@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dsnb import command_sweep
-from dsnb.command_sweep import Set, overrides
+from dsnb.commands import sweep
+from dsnb.commands.printing import Format, show, show_groups, show_summary
+from dsnb.commands.sweep import Set, overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
-from dsnb.printing import Format, show, show_groups, show_summary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Which DeepSpeed settings should I train with on my hardware? Answered by measuring.",
 )
-app.command()(command_sweep.sweep)
+app.command()(sweep.sweep)
 
 
 Folder = Annotated[Path, typer.Argument(help="A folder of outputs.", show_default=False)]

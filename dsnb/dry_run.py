@@ -7,7 +7,6 @@ from pathlib import Path
 import yaml
 
 from dsnb import hostfile
-from dsnb.allocation import Allocation
 from dsnb.errors import SettingsError
 from dsnb.experiment import Experiment
 from dsnb.hostfile import Host
@@ -16,6 +15,7 @@ from dsnb.launcher.config import deepspeed_config
 from dsnb.launcher.hosts import transport
 from dsnb.launcher.share import Share
 from dsnb.params import Run, Sweep
+from dsnb.slurm.allocation import Allocation
 
 
 def lines(planned: Sweep, asked: Allocation | None = None) -> Iterator[str]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dsnb import allocation, checks, job, notebooks, paths, records, schedule
-from dsnb.allocation import Allocation
+from dsnb import checks, job, notebooks, paths, records, schedule
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import fork
@@ -23,9 +22,11 @@ from dsnb.launcher.hosts import servers
 from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run, Sweep, load_sweep
 from dsnb.paths import SweepPaths
-from dsnb.slurm_jobs import SlurmJobs
-from dsnb.slurm_notes import still_made
-from dsnb.slurm_sweep import make_in_one
+from dsnb.slurm import allocation
+from dsnb.slurm.allocation import Allocation
+from dsnb.slurm.jobs import SlurmJobs
+from dsnb.slurm.notes import still_made
+from dsnb.slurm.sweep import make_in_one
 
 if TYPE_CHECKING:
     from dsnb.progress import Progress
@@ -54,7 +55,7 @@ def run_sweep(
     progress
         Show which run of how many, loss, tokens/s and the time left.
     slurm
-        Make every run as a Slurm job that may have this; a sweep that was loaded comes from `dsnb.allocation.load`.
+        Make every run as a Slurm job that may have this; a loaded sweep comes from `dsnb.slurm.allocation.load`.
 
     Returns
     -------

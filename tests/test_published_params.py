@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dsnb
-from dsnb.command_sweep import overrides
+from dsnb.commands.sweep import overrides
 from dsnb.params import load_sweep
 from dsnb.sweep import unsupported
 

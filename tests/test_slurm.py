@@ -14,18 +14,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsnb import allocation, job, records, schedule, slurm, subclusters
-from dsnb.allocation import Allocation
-from dsnb.command_sweep import Given
+from dsnb import job, records, schedule, subclusters
+from dsnb.commands.sweep import Given
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.launcher.outcome import Result
 from dsnb.paths import RunPaths
 from dsnb.progress import Progress
-from dsnb.slurm import Record
-from dsnb.slurm_jobs import SlurmJobs
-from dsnb.slurm_notes import submitted
-from dsnb.slurm_outcome import judge, settled
-from dsnb.slurm_sweep import make_in_one
+from dsnb.slurm import allocation, client
+from dsnb.slurm.allocation import Allocation
+from dsnb.slurm.client import Record
+from dsnb.slurm.jobs import SlurmJobs
+from dsnb.slurm.notes import submitted
+from dsnb.slurm.outcome import judge, settled
+from dsnb.slurm.sweep import make_in_one
 from dsnb.sweep import run_sweep
 from tests import slurm as small_slurm
 
@@ -178,9 +179,10 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
 SCRIPT = """
 import sys
 from pathlib import Path
-from dsnb import allocation, schedule
+from dsnb import schedule
+from dsnb.slurm import allocation
 from dsnb.progress import Progress
-from dsnb.slurm_jobs import SlurmJobs
+from dsnb.slurm.jobs import SlurmJobs
 asked = allocation.Allocation()
 sweep = allocation.load(sys.argv[1], asked, {"seed": [0, 1, 2]}, output=sys.argv[2])
 todo = [run for run in sweep.runs if not run.paths.result.exists()]
@@ -415,28 +417,28 @@ SHOWN = (
 
 
 def test_what_slurm_prints():
-    queue = slurm.parse_queue(QUEUE)
+    queue = client.parse_queue(QUEUE)
     assert queue["1"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "/tmp/a | b/j.sh")
     assert queue["9"].reason == "ReqNodeNotAvail, UnavailableNodes:n2"
     assert [number for number, one in queue.items() if one.ended] == ["3"]
-    shown = slurm.parse_job(SHOWN)
+    shown = client.parse_job(SHOWN)
     assert shown == Record("2", "dsnb-b-1", "TIMEOUT", "TimeLimit", "n1", "/tmp/a b/j.sh", 1, 0, "00:01:00")
-    assert slurm.parse_job("slurm_load_jobs error: Invalid job id specified\n") is None
+    assert client.parse_job("slurm_load_jobs error: Invalid job id specified\n") is None
     rows = "12|dsnb-x-1|NODE_FAIL|0:0|n1|01:00:00\n12|dsnb-x-1|CANCELLED by 1000|0:15|n1|01:00:00\n"
-    assert slurm.parse_accounting(rows) == Record(
+    assert client.parse_accounting(rows) == Record(
         "12", "dsnb-x-1", "CANCELLED", "", "n1", "", 0, 15, "01:00:00", "1000"
     )
-    assert slurm.parse_accounting("Slurm accounting storage is disabled\n") is None
+    assert client.parse_accounting("Slurm accounting storage is disabled\n") is None
 
 
 def test_what_sbatch_says():
     twice = "sbatch: error: invalid partition specified: nope\n"
     twice += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
-    assert slurm.said(twice) == "Invalid partition name specified"
-    assert slurm.said("sbatch: error: Invalid generic resource (gres) specification\n") == (
+    assert client.said(twice) == "Invalid partition name specified"
+    assert client.said("sbatch: error: Invalid generic resource (gres) specification\n") == (
         "Invalid generic resource (gres) specification"
     )
-    assert slurm.said("sbatch: unrecognized option '--nonsense=4'\nTry \"sbatch --help\" for more information\n") == (
+    assert client.said("sbatch: unrecognized option '--nonsense=4'\nTry \"sbatch --help\" for more information\n") == (
         "sbatch: unrecognized option '--nonsense=4'"
     )
     for message, silent, full in (
@@ -445,7 +447,7 @@ def test_what_sbatch_says():
         ("Socket timed out on send/recv operation", True, False),
         ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", False, True),
     ):
-        refused = slurm.Refused(message)
+        refused = client.Refused(message)
         assert (refused.silent, refused.full) == (silent, full)
 
 

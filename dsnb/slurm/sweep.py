@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dsnb import job, slurm
-from dsnb.allocation import Allocation
+from dsnb import job
 from dsnb.errors import LaunchError
 from dsnb.launcher.outcome import Result
 from dsnb.params import Run, Sweep
-from dsnb.slurm import Queue, Record, Refused
-from dsnb.slurm_jobs import ORDINARY, POLL_S
-from dsnb.slurm_notes import find, new_name, record_of, submit, submitted
-from dsnb.slurm_outcome import judge
+from dsnb.slurm import client
+from dsnb.slurm.allocation import Allocation
+from dsnb.slurm.client import Queue, Record, Refused
+from dsnb.slurm.jobs import ORDINARY, POLL_S
+from dsnb.slurm.notes import find, new_name, record_of, submit, submitted
+from dsnb.slurm.outcome import judge
 
 if TYPE_CHECKING:
     from dsnb.progress import Progress
@@ -44,7 +45,7 @@ def make_in_one(
     try:
         record = _wait(queue, number, name, following.look, shown)
     except BaseException:
-        slurm.cancel({name})
+        client.cancel({name})
         _wait(queue, number, name, lambda _: None, shown)
         raise
     following.look(record)
@@ -53,7 +54,7 @@ def make_in_one(
     results = [job.recorded(run.paths) for run in sweep.runs]
     left = sum(result is None or result.status == "interrupted" for result in results)
     if left or record is None:
-        _, cause = judge(sweep.paths, number, record, slurm.failed_nodes)
+        _, cause = judge(sweep.paths, number, record, client.failed_nodes)
         raise LaunchError(f"{cause} ({left} of {len(sweep.runs)} runs are left: start the sweep again)")
     return 0
 
@@ -116,7 +117,7 @@ class _Following:
             if result and result.status != "interrupted":
                 self.left.remove(run)
                 self.shown.end(run, result)
-        running = bool(record and record.state in slurm.RUNNING)
+        running = bool(record and record.state in client.RUNNING)
         self.shown.count(int(running), int(not running))
 
 

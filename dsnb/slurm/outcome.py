@@ -6,7 +6,7 @@ from dsnb import job, records
 from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import Result, last_lines, summarize_run
 from dsnb.paths import RunPaths, SweepPaths
-from dsnb.slurm import Record
+from dsnb.slurm.client import Record
 
 ENDED_FROM_OUTSIDE = {"TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "CANCELLED"}
 SIGNALS = {-15, -9}

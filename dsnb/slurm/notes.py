@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dsnb import allocation, records, slurm
+from dsnb import records
 from dsnb.errors import SettingsError
 from dsnb.params import Run
 from dsnb.paths import RunPaths, SweepPaths
-from dsnb.slurm import Queue, Record
+from dsnb.slurm import allocation, client
+from dsnb.slurm.client import Queue, Record
 
 
 def new_name(sweep: str) -> str:
@@ -35,7 +36,7 @@ def submit(name: str, paths: RunPaths | SweepPaths, options: dict[str, str], wor
     note |= {"state": "submitting", "script": str(script)}
     records.write_text(script, allocation.script(name, paths.job_log.absolute(), options, words))
     write_note(paths.slurm, note)
-    number = slurm.submit(script, allocation.environment(options))
+    number = client.submit(script, allocation.environment(options))
     write_note(paths.slurm, {**note, "job": number, "state": "submitted"})
     return number
 
@@ -66,7 +67,7 @@ def find(answer: dict[str, Record], note: dict[str, Any]) -> Record | None:
 def still_made(runs: Iterable[Run]) -> list[str]:
     """Name the jobs that make runs which are to be made otherwise; empty where there is no Slurm to ask."""
     noted = [(run, note) for run in runs if (note := submitted(run.paths.slurm))]
-    noted = [(run, note) for run, note in noted if note.get("state") not in slurm.ENDED]
+    noted = [(run, note) for run, note in noted if note.get("state") not in client.ENDED]
     queue = Queue(0.0)
     queue.names = {note["name"] for _, note in noted}
     try:
@@ -79,5 +80,5 @@ def still_made(runs: Iterable[Run]) -> list[str]:
 
 def record_of(number: str, name: str) -> Record | None:
     """Give what Slurm knows of a job; None if that is another job by now."""
-    record = slurm.details(number)
+    record = client.details(number)
     return record if record and record.name == name else None

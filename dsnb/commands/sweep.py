@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from dsnb.commands.printing import Format, show_groups, show_summary
 from dsnb.errors import SettingsError
-from dsnb.printing import Format, show_groups, show_summary
 
 if TYPE_CHECKING:
-    from dsnb.allocation import Allocation
     from dsnb.params import Sweep
+    from dsnb.slurm.allocation import Allocation
 
 NOT_ALL_OK = 3
 INTERRUPTED = 130
@@ -42,7 +42,8 @@ class Given:
 
     def load(self) -> "Sweep":
         """List the runs."""
-        from dsnb import allocation, params, subclusters
+        from dsnb import params, subclusters
+        from dsnb.slurm import allocation
 
         asked = (self.overrides, self.only, self.output)
         if self.sub_cluster:
@@ -111,7 +112,7 @@ def sweep(
 
 def _choose(given: Given, slurm: bool, asked: dict[str, Any], one_allocation: bool) -> None:
     """Settle whether Slurm makes the runs, and with what."""
-    from dsnb.allocation import Allocation
+    from dsnb.slurm.allocation import Allocation
 
     if not slurm:
         if asked or one_allocation:

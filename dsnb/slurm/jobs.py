@@ -5,14 +5,15 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from dsnb import job, slurm
-from dsnb.allocation import Allocation
+from dsnb import job
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.launcher.outcome import Result
 from dsnb.params import Run
-from dsnb.slurm import Queue, Record, Refused
-from dsnb.slurm_notes import find, new_name, record_of, submit, submitted, write_note
-from dsnb.slurm_outcome import settled
+from dsnb.slurm import client
+from dsnb.slurm.allocation import Allocation
+from dsnb.slurm.client import Queue, Record, Refused
+from dsnb.slurm.notes import find, new_name, record_of, submit, submitted, write_note
+from dsnb.slurm.outcome import settled
 
 POLL_S = 3.0
 SETTLE_S = 30.0
@@ -108,7 +109,7 @@ class SlurmJobs:
         if not number or job.recorded(run.paths):
             return None
         known = record_of(number, note["name"])
-        if known is None or settled(run.paths, number, known, slurm.failed_nodes).status == "interrupted":
+        if known is None or settled(run.paths, number, known, client.failed_nodes).status == "interrupted":
             return None
         return SlurmJob(self, run, number, note["name"])
 
@@ -138,7 +139,7 @@ class SlurmJobs:
         """Cancel all jobs, those included that were submitted in this moment."""
         for one in jobs:
             one.cancelled = True
-        slurm.cancel({self.name, *(one.name for one in jobs)})
+        client.cancel({self.name, *(one.name for one in jobs)})
 
     def tell(self, text: str) -> None:
         """Print a line, once."""
@@ -177,7 +178,7 @@ class SlurmJob:
         return self._ended(self._last)
 
     def _goes_on(self, record: Record) -> Result | None:
-        self.running = record.state in slurm.RUNNING
+        self.running = record.state in client.RUNNING
         if record.state == "PENDING" and record.reason not in ORDINARY:
             self.jobs.tell(f"{self.where.removeprefix('in ')} waits: {record.reason}")
         if record.state == "COMPLETING" and self._passed("COMPLETING", STUCK_S):
@@ -191,7 +192,7 @@ class SlurmJob:
         if self.cancelled:
             result = job.close(self.run.paths, "interrupted", "stopped by the user", self._began)
         else:
-            result = settled(self.run.paths, self.number, record, slurm.failed_nodes)
+            result = settled(self.run.paths, self.number, record, client.failed_nodes)
         note = submitted(self.run.paths.slurm) or {"name": self.name, "job": self.number}
         write_note(self.run.paths.slurm, {**note, "state": record.state if record else "unknown"})
         return result
