@@ -36,7 +36,19 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
 }
 # Two workers take whole files, these first: the longest, so that both end at about the same time.
-LONG = ("readme", "parallel", "sweep", "strategies", "training", "explorer_page", "cli", "fit", "published_notebooks")
+LONG = (
+    "readme",
+    "slurm",
+    "parallel",
+    "sweep",
+    "strategies",
+    "hosts",
+    "training",
+    "explorer_page",
+    "subclusters",
+    "cli",
+)
+LONG += ("fit", "prepare", "bandwidth", "schedule", "published_notebooks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

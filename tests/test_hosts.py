@@ -13,8 +13,6 @@ from dsnb.paths import RunPaths
 from tests.conftest import SMALL
 from tests.fault_lab import ROOT, lab
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
@@ -50,8 +48,8 @@ def losses_of(run):
 
 
 def test_two_hosts_train_what_one_trains(pair, train, losses):
-    run = train(zero_stage=0)
-    assert losses_of(run) == pytest.approx(losses(gpus=4, zero_stage=0), abs=2e-6)
+    run = train(zero_stage=3)
+    assert losses_of(run) == pytest.approx(losses(gpus=4, zero_stage=3), abs=2e-6)
     nodes = records.read_json(run.nodes)
     assert nodes["shared_storage"] is True
     assert nodes["differences"] == []
@@ -96,7 +94,7 @@ def test_deepspeeds_launcher_ends_its_own_ranks_alone(pair, monkeypatch):
     assert {which for which in (stays, goes) for line in lines if str(which.paths.dir) in line} == {stays, goes}
     os.kill(goes.process.pid, signal.SIGTERM)
     assert goes.wait().status == "interrupted"
-    assert goes.recorded_s < 10
+    assert goes.recorded_s < 20
     assert not [line for _, line in pair.left() if str(goes.paths.dir) in line]
     for which in (1, 2):
         assert [

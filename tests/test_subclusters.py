@@ -14,7 +14,6 @@ from dsnb.paths import RunPaths
 from tests import hosts
 from tests.conftest import SMALL
 
-pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[1]
 SETTINGS = {key: value for key, value in SMALL.items() if key != "device"}
 
