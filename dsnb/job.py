@@ -23,6 +23,7 @@ from dsnb.paths import RunPaths
 
 NOTEBOOK = "10_run"
 INTERRUPTED = 130
+_interrupted = False
 
 
 def execute(run: Run) -> Result:
@@ -145,8 +146,11 @@ def planned(run: RunPaths) -> Run:
 
 
 def _interrupt_once(*_: object) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.raise_signal(signal.SIGINT)
+    """Pass the first SIGTERM on as an interrupt; changing the handler would first handle a second one with this."""
+    global _interrupted  # noqa: PLW0603
+    if not _interrupted:
+        _interrupted = True
+        signal.raise_signal(signal.SIGINT)
 
 
 def _end_with_owner() -> None:

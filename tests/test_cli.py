@@ -157,3 +157,18 @@ def test_papermill_refuses_a_misspelled_parameter(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode != 0
     assert "did you mean 'zero_stage'?" in done.stderr
+
+
+def test_a_dry_run_over_64_nodes_prints_every_command(tmp_path):
+    (tmp_path / "hosts").write_text("".join(f"n{number} slots=8\n" for number in range(64)))
+    words = ["--dry-run", "--only", "opt-350m*gpus512_*", "--hostfile", tmp_path / "hosts", "--set", "repeats=1"]
+    done = dsnb("sweep", "params/opt_scaling.yaml", *words, "--set", "launcher=deepspeed", "--set", "ssh_port=2222")
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if " ssh " in line]
+    assert len(commands) == 64
+    for number, line in enumerate(commands):
+        assert line.startswith(f"  ranks {8 * number} to {8 * number + 7}: ssh ")
+        assert f" -p 2222 -- n{number} " in line
+    launches = [line for line in done.stdout.splitlines() if "deepspeed.launcher.runner" in line]
+    assert [line.partition("--node_rank ")[2].split()[0] for line in launches] == [str(node) for node in range(64)]
+    assert not (tmp_path / "out").exists()

@@ -255,7 +255,6 @@ def test_killed_at_six_moments_it_still_ends_with_the_same_runs(params, tmp_path
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
 
 
-@pytest.mark.alone
 def test_sweeps_at_once_in_one_folder_and_in_two(params, tmp_path):
     """Three sweeps start together from one working folder, two of them on the same outputs."""
     params.write_text(PARAMS.replace("repeats: 2", "repeats: 1"))
