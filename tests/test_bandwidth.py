@@ -15,7 +15,6 @@ from dsnb.launcher import bandwidth
 from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
 from dsnb.paths import RunPaths
 from dsnb.runs import load_runs, load_steps
-from tests.hosts import cluster
 from tests.test_cli import dsnb
 from tests.test_sweep import NAMES
 
@@ -149,22 +148,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match="cannot be written: Not a directory; choose another"):
         measure_bandwidth(settings(), tmp_path / "file")
-
-
-def test_over_two_hosts_that_share_no_folder(tmp_path):
-    output = tmp_path / "out"
-    output.mkdir()
-    with cluster(2, slots=1, folder=tmp_path / "hosts") as hosts:
-        for host in (1, 2):
-            hosts.mount_tmpfs(host, output)
-        with hosts.entered():
-            result = measure_bandwidth(settings(gpus="auto", hostfile=str(hosts.hostfile)), output, most_bytes=64)
-    assert result.status == "ok", result.message()
-    assert list(load_bandwidth(output)["bytes"]) == [8, 16, 32, 64]
-    assert set(load_bandwidth(output)["ranks"]) == {2}
-    heading = next(section(output)).text
-    assert "All-reduce over 2 ranks (gloo on CPUs) on mnhost1, mnhost2, 2" in heading
-    assert load_runs(output).empty
 
 
 def test_the_command_prints_nccl_tests_columns(tmp_path):

@@ -7,9 +7,12 @@ import signal
 import pytest
 
 from dsnb import Experiment, records
+from dsnb.bandwidth import load_bandwidth, section
+from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
 from dsnb.launcher.hosts import servers
 from dsnb.launcher.run import launch
 from dsnb.paths import RunPaths
+from dsnb.runs import load_runs
 from tests.conftest import SMALL
 from tests.fault_lab import ROOT, lab
 
@@ -81,6 +84,22 @@ def test_hosts_without_shared_storage_train_the_same(pair, train, losses):
     assert all(len(pair.in_tmp(which)) == 1 for which in (1, 2))  # the kept server's socket
     assert records.read_json(run.worker)["phases_s"]
     assert not list(run.dir.glob(".*"))
+
+
+def test_bandwidth_is_measured_over_hosts_that_share_no_folder(pair, train):
+    output = pair.folder / "bandwidth"
+    output.mkdir()
+    for which in (1, 2):
+        pair.hosts.mount_tmpfs(which, output)
+    result = measure_bandwidth(Experiment(**DEFAULTS | settings(pair, gpus="auto")), output, most_bytes=64)
+    for which in (1, 2):
+        pair.hosts.unmount(which, output)
+    assert result.status == "ok", result.message()
+    table = load_bandwidth(output)
+    assert list(table["bytes"]) == [8, 16, 32, 64]
+    assert set(table["ranks"]) == {4}
+    assert "All-reduce over 4 ranks (gloo on CPUs) on mnhost1, mnhost2, 2" in next(section(output)).text
+    assert load_runs(output).empty
 
 
 def test_deepspeeds_launcher_ends_its_own_ranks_alone(pair, monkeypatch):

@@ -26,7 +26,7 @@ SAMPLES = {
     + logs.CONFIG
     + "Traceback (most recent call last):\nValueError: CUDA out of memory\n",
 }
-MUTATIONS_EACH = 1000
+MUTATIONS_EACH = 500
 PLAIN = re.compile(rb"(?<![\d.])(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\d)")
 WITH_COMMAS = re.compile(rb"(?<![\d.])\d+(?:,\d{3})+\.?\d*(?!\d)")
 SUMS = {"skipped_steps", "nan_steps", "timed_steps"}

@@ -23,7 +23,6 @@ from dsnb.hostfile import Host
 from dsnb.launcher.outcome import Result
 from dsnb.params import load_sweep
 from dsnb.paths import RunPaths
-from dsnb.sweep import run_sweep
 
 ROOT = Path(__file__).parents[1]
 PARAMS = """
@@ -252,19 +251,6 @@ def test_kernels_that_start_all_at_once_may_take_minutes(params, monkeypatch):
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **options: asked.update(options))
     job.execute(load_sweep(params, output=params.parent / "out").runs[0])
     assert asked["start_timeout"] > 200
-
-
-def test_two_lanes_train(params):
-    """Real runs, here both on this machine: what reaches other hosts is the launcher's."""
-    sweep = load_sweep(params, {"repeats": 1}, output=params.parent / "out")
-    lanes = tuple(replace(run, lane=f"n{number}") for number, run in enumerate(sweep.runs))
-    results = run_sweep(replace(sweep, runs=lanes), progress=False)
-    assert [result.status for result in results] == ["ok", "ok"]
-    notebooks = [run.paths.notebook.stat() for run in lanes]
-    assert abs(notebooks[0].st_mtime - notebooks[1].st_mtime) < 10
-    for run in lanes:
-        assert len(records.read_lines(run.paths.steps)) == 3
-        assert run.paths.job_log.read_text() == "ok: as planned\n"
 
 
 def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):

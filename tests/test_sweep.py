@@ -277,11 +277,17 @@ def test_sweeps_at_once_in_one_folder_and_in_two(params, tmp_path):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, tmp_path, number):
-    long = command(params, "--set", "steps=100000")
+def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, tmp_path):
+    """By both signals, two sweeps at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        outs = [tmp_path / "one", tmp_path / "two"]
+        list(pool.map(interrupt, [command(params)] * 2, outs, [signal.SIGINT, signal.SIGTERM]))
+
+
+def interrupt(words, out, number):
+    long = [*words[:-1], str(out), "--set", "steps=100000"]
     sweep = psutil.Popen(long, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    folder = tmp_path / "out" / NAMES[0] / "run1"
+    folder = out / NAMES[0] / "run1"
     deadline = time.time() + 60
     while not ((folder / "steps.jsonl").exists() and (folder / "steps.jsonl").stat().st_size):
         assert time.time() < deadline
