@@ -18,10 +18,30 @@ BANDWIDTH = "bandwidth"
 
 
 @dataclass(frozen=True)
-class RunPaths:
-    """The files of one run, `outputs/<sweep>/<experiment>/run<k>/`."""
+class _JobPaths:
+    """The files of a job, which makes one run or a whole sweep."""
 
     dir: Path
+
+    @property
+    def job_log(self) -> Path:
+        """What the job's own process said; the ranks' words are in each run's console."""
+        return self.dir / "job.log"
+
+    @property
+    def slurm(self) -> Path:
+        """Which Slurm job it is, written before it is waited for."""
+        return self.dir / "slurm.json"
+
+    @property
+    def job_script(self) -> Path:
+        """What was submitted to Slurm."""
+        return self.dir / "job.sh"
+
+
+@dataclass(frozen=True)
+class RunPaths(_JobPaths):
+    """The files of one run, `outputs/<sweep>/<experiment>/run<k>/`."""
 
     @property
     def experiment(self) -> Path:
@@ -109,31 +129,14 @@ class RunPaths:
         return self.steps, self.worker, self.failures, self.profile, self.trace, self.flops, self.bandwidth
 
     @property
-    def job_log(self) -> Path:
-        """What the process of the run said, where it has one of its own; the ranks' words are in `console`."""
-        return self.dir / "job.log"
-
-    @property
-    def slurm(self) -> Path:
-        """Which Slurm job makes the run, written before it is waited for."""
-        return self.dir / "slurm.json"
-
-    @property
-    def job_script(self) -> Path:
-        """What was submitted to Slurm."""
-        return self.dir / "job.sh"
-
-    @property
     def repeat(self) -> int | None:
         """The k of `run<k>`, None for a folder of another name."""
         return repeat(self.dir.name)
 
 
 @dataclass(frozen=True)
-class SweepPaths:
+class SweepPaths(_JobPaths):
     """The files of one sweep, `outputs/<sweep>/`."""
-
-    dir: Path
 
     @property
     def params(self) -> Path:
@@ -154,21 +157,6 @@ class SweepPaths:
     def report(self) -> Path:
         """The report, one HTML file."""
         return self.dir / "report.html"
-
-    @property
-    def slurm(self) -> Path:
-        """Which Slurm job makes the whole sweep, written before it is waited for."""
-        return self.dir / "slurm.json"
-
-    @property
-    def job_script(self) -> Path:
-        """What was submitted to Slurm."""
-        return self.dir / "job.sh"
-
-    @property
-    def job_log(self) -> Path:
-        """What that job said."""
-        return self.dir / "job.log"
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
         """Give the folder of one run.
