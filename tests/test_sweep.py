@@ -226,7 +226,7 @@ def test_killed_at_six_moments_it_still_ends_with_the_same_runs(params, tmp_path
     second run; the others are spread over the start.
     """
     outs = [tmp_path / "one", tmp_path / "two"]
-    commands = [[*command(params)[:-1], str(out), "--set", "steps=30", "--set", "repeats=1"] for out in outs]
+    commands = [[*command(params)[:-1], str(out), "--set", "steps=30"] for out in outs]
     draw = random.Random(5)
     in_a_run = 0
     with ThreadPoolExecutor(len(outs)) as pool:
@@ -248,7 +248,7 @@ def test_killed_at_six_moments_it_still_ends_with_the_same_runs(params, tmp_path
         _, said = sweep.communicate(timeout=250)
         assert sweep.returncode == 0, said
         folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
-        assert folders == [f"{name}/run1" for name in NAMES]
+        assert folders == [f"{name}/run{repeat}" for name in NAMES for repeat in (1, 2)]
         for folder in folders:
             assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
             assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 32))
