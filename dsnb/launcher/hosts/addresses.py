@@ -29,11 +29,6 @@ def own() -> Place:
     return Place(outside, known.get(outside, "lo"))
 
 
-def of_interface(name: str) -> str | None:
-    """Give an interface's address, None if there is no such interface or it has none."""
-    return next((address for address, interface in interfaces().items() if interface == name), None)
-
-
 def interfaces() -> dict[str, str]:
     """Give the IPv4 addresses of the interfaces that are up, with the interface of each; containers' bridges last."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
