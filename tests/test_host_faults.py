@@ -180,6 +180,15 @@ def test_ranks_hang(pair):
     assert (status, cause) == ("timeout", "no step within hang_limit_s of 6 s, 0 of 5 steps done")
 
 
+def test_one_host_lacks_the_interface(pair):
+    made = ["link add only1 type veth peer name other1", "addr add 10.78.0.1/24 dev only1", "link set other1 up"]
+    for words in (*made, "link set only1 up"):
+        assert pair.hosts.run_on(1, ["ip", *words.split()]).returncode == 0
+    status, cause = ends(pair.run(interface="only1"), "interface missing on host 2", 6, on=[2])
+    pair.hosts.run_on(1, ["ip", "link", "del", "only1"])
+    assert (status, cause) == ("failed", "interface is 'only1': mnhost2 has no address on it; it has eth0, lo")
+
+
 def test_a_port_is_in_use(pair):
     port = free_port()
     holder = f"import socket, time; held = socket.create_server(('', {port})); print(1, flush=True); time.sleep(60)"

@@ -132,7 +132,7 @@ class RemoteRanks:
 
     def _requests(self, worker: str, token: Path, launched_at: float) -> list[dict[str, Any]]:
         experiment, first = self.experiment, self._nodes[0]
-        address = self._address(first)
+        address = self._address()
         first.send(do="port", port=experiment.master_port, address=address)
         servers = json.loads(os.environ.get(SERVERS, "{}"))
         common = {
@@ -162,14 +162,14 @@ class RemoteRanks:
             for number, node in enumerate(self._nodes)
         ]
 
-    def _address(self, node: Node) -> str:
-        """Give the address at which the ranks meet."""
-        chosen = self.experiment.interface
-        known: dict[str, str] = node.hello["interfaces"]
-        if chosen and chosen not in known:
-            there = ", ".join(sorted(known))
-            raise LaunchError(f"interface is {chosen!r}: {node.host.name} has no address on it; it has {there}")
-        return known[chosen] if chosen else str(node.hello["address"])
+    def _address(self) -> str:
+        """Give the address at which the ranks meet, on an interface that every host has."""
+        chosen, first = self.experiment.interface, self._nodes[0].hello
+        for node in self._nodes if chosen else ():
+            if chosen not in node.hello["interfaces"]:
+                there = ", ".join(sorted(node.hello["interfaces"]))
+                raise LaunchError(f"interface is {chosen!r}: {node.host.name} has no address on it; it has {there}")
+        return str(first["interfaces"][chosen] if chosen else first["address"])
 
     def exit_codes(self) -> dict[int, int]:
         """Give the exit codes so far, by rank; one that stands for some rank of node k (from 0) by -1 - k."""
