@@ -15,13 +15,13 @@ from dsnb.hardware import GIB
 from dsnb.summary import axes, told_apart
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
-"""What theory adds up; `output` is the output layer, or the block that is recomputed where that is larger."""
+"""What theory adds up at the fuller of two moments, the backward pass of the loss and the optimizer's step; `output` is
+the output layer, or the block that is recomputed where that is larger."""
 WHERE = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "device_memory_gib": "on device"}
 """Figures of a GPU's memory, the nearest to theory first: reserved adds fragments, the device adds CUDA itself."""
 NO_MATTER = {
     "source",
     "gpu",
-    "grad_accum",
     "seed",
     "steps",
     "warmup_steps",
@@ -87,9 +87,17 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     if shape is None or not isinstance(run["micro_batch_size"], int | float):
         return {}
     states = _states(run, shape)
-    kept, largest = _activations(run, shape)
-    parts = [states.weights, states.gradients, states.optimizer, states.copies, kept, largest]
-    return {name: float(part) / GIB for name, part in zip(PARTS, parts, strict=True)}
+    peak = memory.peak(states, *_activations(run, shape), _accumulated(run, states))
+    return {name: float(getattr(peak, name)) / GIB for name in PARTS}
+
+
+def _accumulated(run: Mapping[str, Any], states: memory.States) -> float:
+    """Return the bytes of gradients that earlier micro-batches of a step left."""
+    if run["grad_accum"] == 1:
+        return 0.0
+    # Without sending gradients until the last micro-batch, FSDP keeps them whole; ZeRO 2 and 3 reduce each one at once.
+    ranks = _known(run, "data_parallel", run["gpus"]) if run["strategy"] == "fsdp" else 1
+    return states.gradients * ranks
 
 
 def _shape(model: str) -> models.Shape | None:
@@ -171,7 +179,8 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     table = footprint(runs).set_index("experiment")
     settings = _measured(runs).drop_duplicates("experiment").set_index("experiment")
     settings = settings[[name for name in axes(settings) if name not in NO_MATTER]]
-    codes = np.column_stack([pd.factorize(settings[name].map(columns.text))[0] for name in settings])
+    same = settings.assign(grad_accum=_accumulations(settings)) if len(settings) else settings
+    codes = np.column_stack([pd.factorize(same[name].map(columns.text))[0] for name in settings])
     if table.empty:
         return pd.DataFrame(columns=CHANGES)
     known = list(table.index)
@@ -186,6 +195,12 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
             words = {"change": f"{before} → {after}", "base": own.name, "experiment": found.name}
             rows.append({**words, **more, "where": own["where"]})
     return pd.DataFrame(rows, columns=CHANGES)
+
+
+def _accumulations(settings: pd.DataFrame) -> pd.Series:
+    """Return micro-batches per step as far as memory tells them apart: one, several, or too few to fill a pipeline."""
+    most = settings["pipeline_parallel"].clip(lower=2)
+    return settings["grad_accum"].where(settings["grad_accum"] < most, most)
 
 
 def _single(codes: Any, own: Any) -> Any:

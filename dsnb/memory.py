@@ -177,6 +177,42 @@ def output_activations(tokens: float, hidden: int, vocab: int, tensor_parallel: 
     return tokens * (2 * width * hidden + 4 * vocab) / tensor_parallel
 
 
+@dataclass(frozen=True)
+class Peak:
+    """Bytes on one GPU at the fuller of two moments: the backward pass of the loss, and the optimizer's step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    copies: float
+    activations: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.output
+
+
+def peak(states: States, kept: float, output: float, accumulated: float = 0) -> Peak:
+    """Return what is on a GPU when it is fullest.
+
+    When the backward pass begins, all activations are there, and of the gradients only those of earlier micro-batches:
+    a backward pass frees a block's activations as it makes its gradients. In the optimizer's step all gradients are
+    there and no activations. So accumulation costs memory: it keeps gradients through the backward passes that follow.
+
+    Parameters
+    ----------
+    kept, output
+        As `activations` returns them.
+    accumulated
+        Bytes of gradients that earlier micro-batches left; 0 without accumulation.
+    """
+    backward = Peak(states.weights, accumulated, states.optimizer, states.copies, kept, output)
+    step = Peak(states.weights, states.gradients, states.optimizer, 0, 0, 0)
+    return max(backward, step, key=lambda moment: moment.total)
+
+
 def activations(
     kept: float, recomputed: float, output: float, stages: int = 1, micro_batches: int = 1
 ) -> tuple[float, float]:

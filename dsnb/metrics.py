@@ -33,7 +33,7 @@ def tokens_per_s_of_samples(samples_per_s: float, seq_len: float) -> float:
 
 
 def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) -> float | None:
-    """Give the tokens trained per joule that a GPU drew: tokens/s per GPU over its mean watts, the host's left out."""
+    """Return the tokens per joule that the GPUs drew: tokens/s per GPU over mean watts per GPU, hosts left out."""
     if tokens_per_s_per_gpu is None or not power_w:
         return None
     return tokens_per_s_per_gpu / power_w
@@ -104,36 +104,47 @@ def scaling_efficiency(tokens_per_s: float, gpus: int, base_tokens_per_s: float,
 
 
 def model_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int, trained: int | None = None) -> float:
-    """Give the FLOPs that the model itself needs per token, forward and backward.
+    """Return the FLOPs that the model itself needs per token, forward and backward.
 
     6 x parameters + 12 x layers x hidden x sequence: Narayanan et al. 2021 (arXiv:2104.04473), section 5.1, and
     Chowdhery et al. 2022 (arXiv:2204.02311), appendix B. Recomputation does not count: it is not the model's work.
+    Attention is counted as if it were not causal, see `masked_flops_per_token`.
 
     Parameters
     ----------
     trained
-        Parameters that are trained, by default all: a frozen one needs no gradient of its own, 4 instead of 6.
+        Parameters that are trained, by default all. A frozen weight takes part in the forward pass (2 FLOPs) and passes
+        the gradient on (2), but has no weight gradient (2): LoRA needs 4 x parameters + 2 x trained parameters.
     """
     trained = parameters if trained is None else trained
     return 4.0 * parameters + 2.0 * trained + 12.0 * layers * hidden * seq_len
 
 
-def recomputed_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int, every: int) -> float:
-    """Give the FLOPs per token of a second forward pass through one of `every` blocks; 0 for none.
+def masked_flops_per_token(layers: int, hidden: int, seq_len: int) -> float:
+    """Return the FLOPs of `model_flops_per_token` that a causal mask makes unnecessary: half of attention's.
 
-    The forward pass is 2 x parameters + 4 x layers x hidden x sequence, a third of the model's FLOPs where everything
-    trains: with all blocks recomputed that is the published factor 4/3.
+    The convention counts the whole square of scores, 12 x layers x hidden x sequence; a fused causal kernel computes
+    half of it (Dao 2023, arXiv:2307.08691, section 4.1, counts that half).
+    """
+    return 6.0 * layers * hidden * seq_len
+
+
+def recomputed_flops_per_token(block_parameters: float, layers: int, hidden: int, seq_len: int, every: int) -> float:
+    """Return the FLOPs per token of a second forward pass through one of `every` blocks; 0 for none.
+
+    A forward pass through all blocks is 2 x their parameters + 4 x layers x hidden x sequence. Embeddings and the output
+    layer are in no block and are not recomputed, so hardware FLOPs stay below the 4/3 of model FLOPs that is often
+    quoted.
+
+    Parameters
+    ----------
+    block_parameters
+        Parameters of all transformer blocks, without embeddings, output layer and final norm.
+    every
+        One of so many blocks is recomputed; 0 for none.
     """
     share = len(range(0, layers, every)) / layers if every else 0.0
-    return share * (2.0 * parameters + 4.0 * layers * hidden * seq_len)
-
-
-def recomputation_factor(activation_checkpointing: bool) -> float:
-    """Give hardware FLOPs over model FLOPs: 4/3 where activations are recomputed.
-
-    The forward pass is a third of the work and is done twice: factor 4 against 3 in the published 1.3B benchmark.
-    """
-    return 4 / 3 if activation_checkpointing else 1.0
+    return share * (2.0 * block_parameters + 4.0 * layers * hidden * seq_len)
 
 
 def flops_factor(activation_checkpointing: bool) -> int:
@@ -168,8 +179,9 @@ def mfu(model_tflops_per_gpu: float | None, peak_tflops: float | None) -> float 
     Parameters
     ----------
     peak_tflops
-        The vendor's dense rate (`hardware.peak_tflops`), or that of a large matrix product measured on the same GPU
-        (`hardware.matmul_tflops`), which no training can exceed.
+        The vendor's dense rate (`hardware.peak_tflops`), or the rate of a large matrix product measured on a GPU of the
+        same kind (`hardware.matmul_tflops`). The latter is a measurement, not a bound: other matrices, data and GPUs
+        reached a few per cent more.
     """
     if model_tflops_per_gpu is None or not peak_tflops:
         return None

@@ -28,14 +28,20 @@ class Shape:
     """Width of the token embedding where it differs from `hidden` (OPT-350M)."""
 
     @property
-    def parameters(self) -> int:
-        """Count the parameters, tied embeddings once.
+    def block_parameters(self) -> int:
+        """Parameters of all transformer blocks.
 
         Attention 4h^2 + 4h, MLP 8h^2 + 5h, two layer norms 4h: 12h^2 + 13h a block in all three families.
+        """
+        return self.layers * (12 * self.hidden * self.hidden + 13 * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, tied embeddings counted once.
+
         Checked against transformers' own modules for every preset.
         """
-        h = self.hidden
-        blocks = self.layers * (12 * h * h + 13 * h)
+        h, blocks = self.hidden, self.block_parameters
         if self.family == "gpt2":
             return blocks + (self.vocab + (self.positions or 0)) * h + 2 * h
         if self.family == "bloom":

@@ -139,7 +139,6 @@ def test_the_other_formulas_by_hand():
     assert metrics.speed_up(300, 100) == 3
     assert metrics.scaling_efficiency(300, 4, 100, 1) == 0.75
     assert (metrics.flops_factor(True), metrics.flops_factor(False)) == (4, 3)
-    assert metrics.recomputation_factor(True) == metrics.flops_factor(True) / metrics.flops_factor(False)
     for nothing in (metrics.days(1, 0), metrics.gpu_hours(1, 0, 1), metrics.tokens_per_s_of_days(1, 0),
                     metrics.scaling_efficiency(1, 0, 1, 1), metrics.samples_per_s(1, 0), metrics.speed_up(1, 0),
                     metrics.step_time_s(1, 0), metrics.published_tflops(1, 1, 0, 1, True)):  # fmt: skip

@@ -133,7 +133,8 @@ def theory(**settings):
 
 
 def test_a_runs_settings_become_the_formulas_numbers():
-    parts = theory(model="opt-1.3b", zero_stage=1, gpus=4, tensor_parallel=2, micro_batch_size=2, seq_len=1024)
+    settings = {"zero_stage": 1, "gpus": 4, "tensor_parallel": 2, "micro_batch_size": 2, "seq_len": 1024}
+    parts = theory(model="opt-1.3b", grad_accum=2, **settings)
     own = models.PRESETS["opt-1.3b"].parameters / 2 / GIB
     assert parts["weights"] == parts["gradients"] == pytest.approx(2 * own)
     assert parts["optimizer"] == pytest.approx(12 * own / 2)
@@ -147,6 +148,24 @@ def test_a_runs_settings_become_the_formulas_numbers():
     assert theory(model="facebook/opt-1.3b") == theory(model="opt-1.3b")
     assert theory(model="someone/other") == {}
     assert theory(model="gpt2", micro_batch_size="auto") == {}
+
+
+def test_accumulation_keeps_gradients_through_the_next_backward_pass():
+    states = memory.States(200, 200, 1200)
+    assert memory.peak(states, kept=500, output=70).total == 200 + 1200 + 500 + 70
+    assert memory.peak(states, kept=500, output=70, accumulated=200).total == 200 + 1200 + 500 + 70 + 200
+    small = memory.peak(states, kept=50, output=70)  # all gradients, in the optimizer's step, are more than activations
+    assert (small.gradients, small.activations, small.total) == (200, 0, 1600)
+    once, often = (theory(model="opt-350m", micro_batch_size=32, grad_accum=count) for count in (1, 8))
+    gradients = 2 * models.PRESETS["opt-350m"].parameters / GIB
+    assert sum(often.values()) - sum(once.values()) == pytest.approx(gradients)
+    assert theory(model="opt-350m", micro_batch_size=32, grad_accum=2) == often
+    sharded = {"strategy": "fsdp", "gpus": 4, "micro_batch_size": 32}
+    fsdp = theory(model="opt-350m", grad_accum=2, **sharded)["gradients"]
+    assert fsdp == pytest.approx(2 * gradients)  # fp32, kept whole until they are sent
+    changes = footprint.savings(runs_of(peak_allocated_gib=[4.0, 5.0], micro_batch_size=[32, 32], grad_accum=[1, 8]))
+    assert list(changes["change"]) == ["accumulation 1 → accumulation 8"]
+    assert changes["theory_gib"][0] == pytest.approx(2 * models.PRESETS["gpt2"].parameters / GIB)
 
 
 def test_what_the_published_1b3_benchmark_saved_by_recomputing():
@@ -184,7 +203,10 @@ def test_one_change_at_a_time():
     assert list(table["change"]) == ["ZeRO 0 → ZeRO 1", "ZeRO 0 → ZeRO 2", "checkpointing off → checkpointing on"]
     assert list(table["measured_gib"]) == [-1, -2, -4]
     parameters = models.PRESETS["gpt2"].parameters
-    assert list(table["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB, -10.5 * parameters / GIB])
+    # When its backward pass begins, a step without accumulation has no gradients that ZeRO 2 could share out.
+    assert list(table["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB] * 2)
+    accumulated = footprint.savings(runs.assign(grad_accum=2))
+    assert list(accumulated["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB, -10.5 * parameters / GIB])
     assert list(footprint.savings(runs, base="e3")["change"]) == ["offload optimizer-cpu → offload none"]
     assert footprint.savings(runs, base="unknown").equals(table)
 

@@ -77,8 +77,10 @@ def _bloom(row: Row) -> list[Row]:
     if not claim:
         return []
     shape = models.PRESETS[row["model"]]
-    per_token = metrics.model_flops_per_token(shape.parameters, shape.layers, shape.hidden, int(row["seq_len"]))
-    per_token *= metrics.recomputation_factor(row["activation_checkpointing"])
+    work = shape.layers, shape.hidden, int(row["seq_len"])
+    per_token = metrics.model_flops_per_token(shape.parameters, *work)
+    every = int(row["activation_checkpointing"])
+    per_token += metrics.recomputed_flops_per_token(shape.block_parameters, *work, every)
     gpus = int(row["gpus"])
     by_tokens = metrics.days(TOKENS, claim["tokens_per_s"])
     by_flops = claim["hardware_tflops_per_gpu"] * 1e12 / per_token * gpus

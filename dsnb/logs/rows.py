@@ -194,8 +194,10 @@ def _flops(start: Start) -> None:
     if "tflops_per_gpu" not in start.figures:
         start.measure(DERIVED, tflops_per_gpu=metrics.tflops(per_token, rate))
     if "hardware_tflops_per_gpu" not in start.figures and "activation_checkpointing" in start.settings:
-        factor = metrics.recomputation_factor(start.settings["activation_checkpointing"])
-        start.measure(DERIVED, hardware_tflops_per_gpu=metrics.tflops(per_token * factor, rate))
+        every = int(start.settings["activation_checkpointing"])
+        blocks = shape.layers, shape.hidden, length, every
+        again = metrics.recomputed_flops_per_token(shape.block_parameters, *blocks)
+        start.measure(DERIVED, hardware_tflops_per_gpu=metrics.tflops(per_token + again, rate))
     precision = start.settings.get("precision")
     peak = hardware.peak_tflops(start.environment.get("gpu"), precision) if precision else None
     if peak:
