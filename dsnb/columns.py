@@ -17,6 +17,8 @@ class Metric:
     digits: int = 0
     better: Literal["higher", "lower", ""] = ""
     """Which way is better; empty where neither is."""
+    about: str = ""
+    """What a reader must know to take the figure for what it is; empty where the title says it."""
 
     @property
     def heading(self) -> str:
@@ -53,8 +55,12 @@ class Axis:
         return (0, self.order.index(str(value)), "") if value in self.order else (2, 0, str(value))
 
 
+ON_STEPS = "while steps were trained, not while the model was built"
 METRICS = {
-    "tokens_per_s": Metric("tokens/s", better="higher"),
+    "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps over their time."),
+    "trained_tokens_per_s": Metric(
+        "trained tokens/s", better="higher", about="Without the tokens of steps that the fp16 loss scaler skipped."
+    ),
     "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
     "samples_per_s": Metric("samples/s", digits=1, better="higher"),
     "step_time_s": Metric("step time", "ms", 1000, 1, "lower"),
@@ -64,18 +70,86 @@ METRICS = {
     "communication_s": Metric("communication", "ms", 1000, 1, "lower"),
     "step_skew": Metric("step skew", "%", 100, 1, "lower"),
     "forward_skew": Metric("forward skew", "%", 100, 1, "lower"),
-    "peak_allocated_gib": Metric("memory allocated", "GiB", digits=2, better="lower"),
-    "peak_reserved_gib": Metric("memory reserved", "GiB", digits=2, better="lower"),
-    "device_memory_gib": Metric("memory on device", "GiB", digits=2, better="lower"),
-    "host_memory_gib": Metric("host memory", "GiB", digits=2, better="lower"),
-    "gpu_util_pct": Metric("utilization", "%", better="higher"),
-    "power_w": Metric("power", "W", better="lower"),
-    "tokens_per_joule": Metric("tokens/joule", digits=1, better="higher"),
-    "tflops_per_gpu": Metric("TFLOP/s/GPU", digits=1, better="higher"),
-    "hardware_tflops_per_gpu": Metric("hardware TFLOP/s/GPU", digits=1, better="higher"),
-    "mfu": Metric("MFU", "%", 100, 1, "higher"),
-    "mfu_of_matmul": Metric("MFU of a measured matmul", "%", 100, 1, "higher"),
+    "peak_allocated_gib": Metric(
+        "memory allocated",
+        "GiB",
+        digits=2,
+        better="lower",
+        about=f"The most that torch had handed out on any GPU {ON_STEPS}.",
+    ),
+    "peak_reserved_gib": Metric(
+        "memory reserved",
+        "GiB",
+        digits=2,
+        better="lower",
+        about=f"The most that torch held on any GPU {ON_STEPS}, its unused cache included.",
+    ),
+    "device_memory_gib": Metric(
+        "memory on device",
+        "GiB",
+        digits=2,
+        better="lower",
+        about=f"The most in use on any GPU, by all processes, {ON_STEPS}; the driver's own reserve is left out (NVML).",
+    ),
+    "host_memory_gib": Metric(
+        "host memory",
+        "GiB",
+        digits=2,
+        better="lower",
+        about=f"Resident memory of all ranks of the fullest host, shared pages counted once, {ON_STEPS}.",
+    ),
+    "gpu_util_pct": Metric(
+        "utilization",
+        "%",
+        better="higher",
+        about="Share of the time in which some kernel ran, over the timed steps. A GPU that waits for others in NCCL "
+        "counts as busy, so it says nothing about how well the GPU is used.",
+    ),
+    "power_w": Metric("power", "W", better="lower", about="Mean of a GPU over the timed steps: energy over time."),
+    "energy_j": Metric("energy of the timed steps", "J", better="lower", about="Of all GPUs together, without hosts."),
+    "tokens_per_joule": Metric(
+        "tokens/joule", digits=1, better="higher", about="Tokens of the timed steps over the energy of the GPUs."
+    ),
+    "run_energy_kwh": Metric(
+        "energy of the run",
+        "Wh",
+        1000,
+        1,
+        "lower",
+        "Of all GPUs from launch to end, building and warm-up included, without hosts.",
+    ),
+    "gpu_hours": Metric("GPU-hours of the run", "h", digits=3, better="lower", about="From launch to end."),
+    "cost": Metric("cost of the run", digits=2, better="lower", about="GPU-hours times price_per_gpu_hour."),
+    "tflops_per_gpu": Metric(
+        "TFLOP/s/GPU",
+        digits=1,
+        better="higher",
+        about="The model's own work, (6 x parameters + 12 x layers x hidden x sequence) FLOPs a token; with LoRA 4 x "
+        "parameters + 2 x trained ones, for frozen weights have no weight gradient. By convention attention's masked "
+        "half is counted.",
+    ),
+    "hardware_tflops_per_gpu": Metric(
+        "hardware TFLOP/s/GPU",
+        digits=1,
+        better="higher",
+        about="With the second forward pass through the blocks that activation checkpointing recomputes.",
+    ),
+    "mfu": Metric("MFU", "%", 100, 1, "higher", "TFLOP/s over the vendor's dense peak for the precision."),
+    "mfu_of_matmul": Metric(
+        "MFU of a measured matmul",
+        "%",
+        100,
+        1,
+        "higher",
+        "TFLOP/s over those of a large matrix product measured on such a GPU.",
+    ),
     "loss_last": Metric("last loss", digits=3, better="lower"),
+    "grad_norm_last": Metric("gradient norm", digits=3, about="Of the last step, before clipping."),
+    "update_rms": Metric(
+        "weight change",
+        digits=6,
+        about="Root mean square over the weights of their change in all steps, beyond weight decay.",
+    ),
 }
 """Measured, one value a run."""
 
@@ -107,7 +181,7 @@ AXES = {
     "gpu": Axis("GPU", "{}"),
     "source": Axis("source", "{}"),
     "sweep": Axis("sweep", "{}"),
-    "status": Axis("status", "{}", ("ok", "oom", "nan", "failed", "timeout", "interrupted")),
+    "status": Axis("status", "{}", ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")),
 }
 """The settings that are asked for most, in the order in which they are shown; the others follow under their names."""
 

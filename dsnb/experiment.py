@@ -26,6 +26,7 @@ SUPERVISION = (
     "forward_env",
     "time_limit_s",
     "hang_limit_s",
+    "price_per_gpu_hour",
 )
 """Settings that change nothing of what is measured: in no name and no column, free to differ when a sweep goes on."""
 
@@ -67,6 +68,8 @@ class Experiment(Training):
     """Seconds after which the whole run is ended as `timeout`."""
     hang_limit_s: float = Field(default=900.0, gt=0)
     """Seconds without a finished step, the start included, after which the run is ended as `timeout`."""
+    price_per_gpu_hour: float = Field(default=0.0, ge=0)
+    """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for none."""
 
     def __init__(self, **settings: Any) -> None:
         unknown = [key for key in settings if key not in type(self).model_fields]

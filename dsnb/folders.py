@@ -42,13 +42,14 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     phases = [_mapping(result, "phases_s") for result in results]
     ends = [_ending(result) for result in results]
     found = _columns(settings, ["device"]) | _settings(settings)
-    found |= _columns(summaries, [*METRICS, "attention_used"])
+    found |= _columns(summaries, [*METRICS, "attention_used", "oom_phase", "note"])
     found |= _columns(environments, ENVIRONMENT)
     found |= {f"{phase}_s": times for phase, times in _columns(phases, PHASES).items()}
     found |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
     found |= _shared(found) | _placed(folders, settings)
     found["gpu"] = [_gpu(environment.get("gpus")) for environment in environments]
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
+    found |= _spent(found, settings)
     found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
     peaks = [hardware.matmul_tflops(*one) for one in zip(found["gpu"], found["precision"], strict=True)]
     found["mfu_of_matmul"] = _each(metrics.mfu, found["tflops_per_gpu"], peaks)
@@ -119,6 +120,16 @@ def _asked_hosts(settings: dict[str, Any]) -> str | None:
 
 def _plain(host: str) -> str:
     return "".join(one if one.isprintable() and one != "," else "?" for one in host[:LONGEST_HOST])
+
+
+def _spent(found: dict[str, list[Any]], settings: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Return the GPU-hours of each run, and what they cost where its settings name a price."""
+    walls_s = [
+        wall_s if device == "cuda" else None for wall_s, device in zip(found["wall_s"], found["device"], strict=True)
+    ]
+    hours = _each(metrics.run_gpu_hours, walls_s, found["gpus"])
+    prices = [record.get("price_per_gpu_hour") or None for record in settings]
+    return {"gpu_hours": hours, "cost": _each(metrics.cost, hours, prices)}
 
 
 def _quotient(whole: Any, *parts: Any) -> int | None:

@@ -5,7 +5,7 @@ Asks NVML and the operating system only, so that a laptop without torch can call
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 
 import psutil
 
-GIB = 2**30
+from dsnb import nvml
+
+GIB = nvml.GIB
 
 
 @dataclass(frozen=True)
@@ -89,22 +91,6 @@ class Gpu:
     capability: tuple[int, int]
 
 
-@contextlib.contextmanager
-def nvml() -> Iterator[Any]:
-    """Give an initialised NVML, or None on a machine that has none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def gpus() -> tuple[Gpu, ...]:
     """List the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, in its order."""
     return tuple(_visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))  # which a notebook may change
@@ -112,7 +98,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 @cache
 def _all_gpus() -> list[Gpu]:
-    with nvml() as api:
+    with nvml.session() as api:
         return [_describe(api, index) for index in range(api.nvmlDeviceGetCount())] if api else []
 
 
@@ -147,24 +133,20 @@ def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
 def in_use(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
     """Give the memory in use in GiB, and the numbers of the processes that compute, of GPUs by NVML's numbers."""
     found: dict[int, tuple[float, list[int]]] = {}
-    with nvml() as api:
+    with nvml.session() as api:
         for index in indexes if api else ():
             handle = api.nvmlDeviceGetHandleByIndex(index)
             pids: list[int] = []
             with contextlib.suppress(api.NVMLError):
                 pids = [process.pid for process in api.nvmlDeviceGetComputeRunningProcesses(handle)]
-            try:
-                memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)  # without the driver's own
-            except api.NVMLError:
-                memory = api.nvmlDeviceGetMemoryInfo(handle)
-            found[index] = (memory.used / GIB, pids)
+            found[index] = (nvml.memory_used_gib(api, handle), pids)
     return found
 
 
 def clocks() -> list[dict[str, float]]:
     """Give the highest SM clock that each GPU may take, in MHz, and its power limit in W; empty without a GPU."""
     found = []
-    with nvml() as api:
+    with nvml.session() as api:
         for gpu in gpus() if api else ():
             handle, limits = api.nvmlDeviceGetHandleByIndex(gpu.index), {}
             with contextlib.suppress(api.NVMLError):
@@ -177,7 +159,7 @@ def clocks() -> list[dict[str, float]]:
 
 def nvlinks() -> int | None:
     """Count the NVLinks of the first GPU that are up; None without a GPU."""
-    with nvml() as api:
+    with nvml.session() as api:
         if api is None or api.nvmlDeviceGetCount() == 0:
             return None
         count = 0
@@ -189,7 +171,7 @@ def nvlinks() -> int | None:
 
 def driver_version() -> str | None:
     """Give the NVIDIA driver's version, None without one."""
-    with nvml() as api:
+    with nvml.session() as api:
         return _text(api.nvmlSystemGetDriverVersion()) if api else None
 
 

@@ -78,6 +78,11 @@ def gpu_hours(tokens: float, tokens_per_s: float, gpus: int) -> float | None:
     return tokens / tokens_per_s / 3600 * gpus if tokens_per_s > 0 else None
 
 
+def run_gpu_hours(wall_s: float, gpus: int) -> float:
+    """Return the GPU-hours that a run held its GPUs for: from its launch to its end, building and warm-up included."""
+    return wall_s / 3600 * gpus
+
+
 def energy_kwh(gpu_hours: float, power_w: float | None) -> float | None:
     """Give the kilowatt-hours that the GPUs draw at a mean power each; hosts, network and cooling come on top."""
     return None if power_w is None else gpu_hours * power_w / 1000
@@ -132,9 +137,9 @@ def masked_flops_per_token(layers: int, hidden: int, seq_len: int) -> float:
 def recomputed_flops_per_token(block_parameters: float, layers: int, hidden: int, seq_len: int, every: int) -> float:
     """Return the FLOPs per token of a second forward pass through one of `every` blocks; 0 for none.
 
-    A forward pass through all blocks is 2 x their parameters + 4 x layers x hidden x sequence. Embeddings and the output
-    layer are in no block and are not recomputed, so hardware FLOPs stay below the 4/3 of model FLOPs that is often
-    quoted.
+    A forward pass through all blocks is 2 x their parameters + 4 x layers x hidden x sequence. Embeddings and the
+    output layer are in no block and are not recomputed, so hardware FLOPs stay below the 4/3 of model FLOPs that is
+    often quoted.
 
     Parameters
     ----------

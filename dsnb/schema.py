@@ -10,6 +10,7 @@ SHARING = ["data_parallel", "global_batch_size"]
 """How the work is shared out, as it follows from the settings of dsnb's own runs; other programs name it themselves."""
 METRICS = [
     "tokens_per_s",
+    "trained_tokens_per_s",
     "tokens_per_s_per_gpu",
     "samples_per_s",
     "step_time_s",
@@ -24,19 +25,34 @@ METRICS = [
     "hardware_tflops_per_gpu",
     "mfu",
     "mfu_of_matmul",
+    "masked_flops_pct",
     "days_per_100b_tokens",
     "peak_allocated_gib",
     "peak_reserved_gib",
     "device_memory_gib",
     "host_memory_gib",
+    "rank_host_memory_gib",
+    "needed_gib",
+    "oom_allocated_gib",
+    "oom_requested_gib",
+    "oom_step",
     "gpu_util_pct",
     "power_w",
+    "energy_j",
     "tokens_per_joule",
+    "run_energy_kwh",
+    "gpu_hours",
+    "cost",
     "sm_clock_mhz",
     "loss_first",
     "loss_last",
     "loss_mean",
+    "grad_norm_last",
+    "update_rms",
     "skipped_steps",
+    "skipped_warmup_steps",
+    "slow_steps",
+    "recompilations",
     "nan_steps",
     "timed_steps",
     "timed_wall_s",
@@ -50,7 +66,7 @@ METRICS = [
 ]
 PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
 ENVIRONMENT = ["host", "gpu", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl", "deepspeed", "transformers"]
-ENVIRONMENT += ["dsnb", "git_commit", "date_utc"]
+ENVIRONMENT += ["power_source", "dsnb", "git_commit", "date_utc"]
 KEYS = ["sweep", "experiment", "repeat"]
 RUN_COLUMNS = [
     *KEYS,
@@ -63,6 +79,7 @@ RUN_COLUMNS = [
     "hosts",
     *METRICS,
     "attention_used",
+    "oom_phase",
     *(f"{phase}_s" for phase in PHASES),
     "notebook_s",
     *ENVIRONMENT,
@@ -90,7 +107,8 @@ STEP_COLUMNS = [
     "allocated_gib",
     "reserved_gib",
     "skipped",
+    "grad_norm",
     "step_time_logged_s",
 ]
 STEP_NUMBERS = [name for name in STEP_COLUMNS if name not in {"phase", "skipped"}]
-GPU_COLUMNS = ["t_s", "host", "gpu", "util_pct", "memory_used_gib", "power_w", "sm_clock_mhz"]
+GPU_COLUMNS = ["t_s", "host", "gpu", "util_pct", "memory_used_gib", "power_w", "energy_j", "sm_clock_mhz"]

@@ -61,6 +61,8 @@ def _repeated(summary: pd.DataFrame) -> set[str]:
         repeated.add("host_memory_gib")
         if (median["peak_allocated_gib"].notna() | median["peak_reserved_gib"].isna()).all():
             repeated.add("peak_reserved_gib")
+    if median["tokens_per_s"].equals(median["trained_tokens_per_s"]) or median["trained_tokens_per_s"].isna().all():
+        repeated.add("trained_tokens_per_s")
     if (
         median["hardware_tflops_per_gpu"].isna() | median["hardware_tflops_per_gpu"].eq(median["tflops_per_gpu"])
     ).all():

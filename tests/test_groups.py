@@ -326,7 +326,7 @@ def test_one_number_on_two_hosts_is_two_gpus(cluster):
         for gpu in (0, 1) for second in range(seconds)
     ]  # fmt: skip
     worker = {"timed_from_s": 0, "timed_to_s": 100, "ended_s": 100}
-    figures = gpu_figures(rows, worker)
+    figures = gpu_figures(rows, worker, gpus=4)
     assert figures["gpu_util_pct"] == 70  # over GPUs; over samples it would be 80
     assert figures["device_memory_gib"] == 2
     means = payload.over_gpus(pd.DataFrame(rows, columns=GPU_COLUMNS))

@@ -10,7 +10,8 @@ import dsnb
 from dsnb import findings, plots, records, tables
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.experiment import Experiment
-from dsnb.launcher.outcome import Result, judge, summarize_run
+from dsnb.launcher.figures import summarize_run
+from dsnb.launcher.outcome import Result, judge
 from dsnb.paths import RunPaths
 from dsnb.summary import summarize, timing, variants
 

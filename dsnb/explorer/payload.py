@@ -31,7 +31,7 @@ SAMPLED = ["util_pct", "memory_used_gib", "power_w"]
 # Okabe and Ito's colours that stand out on white and on black, then shapes: no reader needs the colour alone.
 COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#a08c00"]
 STATUSES = {"ok": "#0072b2", "oom": "#d55e00", "nan": "#cc79a7", "failed": "#aa4499", "timeout": "#e69f00"}
-STATUSES |= {"interrupted": "#8a929c"}
+STATUSES |= {"interrupted": "#8a929c", "untrained": "#56b4e9"}
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
 # The middle of cividis, which grows in lightness alone: for axes with more values than there are colours.
 RAMP = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]
@@ -62,6 +62,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         },
         "repeats": _numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
+        "notes": _notes(data),
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
@@ -92,6 +93,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
 
 def _figure(name: str, metric: Metric, values: pd.Series | None) -> dict[str, Any]:
     words = {"title": metric.title, "heading": metric.heading, "digits": metric.digits, "better": metric.better}
+    words |= {"about": metric.about} if metric.about else {}
     return {"name": name, **words, "unit": metric.unit, "values": None if values is None else _numbers(values)}
 
 
@@ -108,6 +110,13 @@ def _causes(data: Data) -> dict[int, str]:
         return {}
     found = {position: plain(data.runs["cause"].iloc[position]) for position in bad}
     return {position: str(cause) for position, cause in found.items() if cause is not None}
+
+
+def _notes(data: Data) -> dict[int, str]:
+    """Return what is odd about single runs, by their positions."""
+    if "note" not in data.runs:
+        return {}
+    return {position: str(note) for position, note in enumerate(map(plain, data.runs["note"])) if note is not None}
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dsnb.paths import PROBE, RunPaths
 MOST = 2**16
 WARMUP_STEPS, STEPS = 1, 2
 """The first step makes the optimizer's states, so memory is at its peak in the second."""
-FITS = {"ok": True, "nan": True, "oom": False}
+FITS = {"ok": True, "nan": True, "untrained": True, "oom": False}
 LENGTH = {"warmup_steps", "steps", "grad_accum", "profile"}
 """Settings in which a whole run differs from its probe."""
 _DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}

@@ -1,30 +1,91 @@
-"""Samples of a run's GPUs, on however many hosts -> its figures."""
+"""The figures of a run's GPUs: from their energy counters and from samples of NVML, on however many hosts."""
 
 import math
 from statistics import fmean
 from typing import Any
 
+from dsnb.nvml import POWER_AVERAGE, POWER_COUNTER
 
-def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any]) -> dict[str, float | None]:
-    """Give NVML's figures: memory until the steps are over, utilization and power over the timed steps alone.
+AVERAGED_S = 1.0
+"""NVML's power is an average over the last second on recent GPUs: a reading says nothing of less."""
+JOULES_PER_KWH = 3.6e6
+Sample = dict[str, Any]
 
-    A mean is one over GPUs, not over samples: a host that was sampled less often counts as much as the others.
+
+def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
+    """Return NVML's figures of a run.
+
+    Parameters
+    ----------
+    samples
+        The records of `gpu.jsonl`.
+    worker
+        What the ranks measured; empty where they did not reach their end.
+    gpus
+        GPUs of the run.
+
+    Returns
+    -------
+    dict
+        `device_memory_gib`, the most in use on any GPU while steps were trained; `gpu_util_pct`, `sm_clock_mhz`, means
+        over the timed steps; `energy_j`, of all GPUs over the timed steps; `power_w`, its mean per GPU;
+        `run_energy_kwh`, of all GPUs from the launch to the end. A mean is one over GPUs, not over samples: a host that
+        was sampled less often counts as much as the others.
     """
-    samples = [row for row in samples if row["t_s"] <= worker.get("ended_s", math.inf)]
-    start, end = worker.get("timed_from_s"), worker.get("timed_to_s")
-    timed = [row for row in samples if start is not None and end is not None and start <= row["t_s"] <= end]
-
-    def mean(key: str) -> float | None:
-        of_gpu: dict[object, list[float]] = {}
-        for row in timed:
-            if row.get(key) is not None:
-                of_gpu.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
-        return fmean(map(fmean, of_gpu.values())) if of_gpu else None
-
-    used_gib = [row["memory_used_gib"] for row in samples if row.get("memory_used_gib") is not None]
+    steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", math.inf))
+    timed_s = worker.get("timed_from_s", math.inf), worker.get("timed_to_s", -math.inf)
+    timed = _within(samples, *timed_s)
+    used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
+    used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
     return {
         "device_memory_gib": max(used_gib, default=None),
-        "gpu_util_pct": mean("util_pct"),
-        "power_w": mean("power_w"),
-        "sm_clock_mhz": mean("sm_clock_mhz"),
+        "gpu_util_pct": _mean(timed, "util_pct"),
+        "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
+        **_power(samples, worker, gpus),
+        "run_energy_kwh": _run_energy_kwh(samples),
     }
+
+
+def _within(samples: list[Sample], first_s: float, last_s: float) -> list[Sample]:
+    return [row for row in samples if first_s <= row["t_s"] <= last_s]
+
+
+def _by_gpu(samples: list[Sample], key: str) -> list[list[float]]:
+    """Return the values of every GPU, in the order of their samples."""
+    found: dict[object, list[float]] = {}
+    for row in samples:
+        if row.get(key) is not None:
+            found.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
+    return list(found.values())
+
+
+def _mean(samples: list[Sample], key: str) -> float | None:
+    values = _by_gpu(samples, key)
+    return fmean(map(fmean, values)) if values else None
+
+
+def _power(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
+    """Return energy and mean power of the timed steps; none where they took too short a time to tell."""
+    timed_s, energy_j = worker.get("timed_wall_s"), worker.get("energy_j")
+    if worker.get("power_source") == POWER_COUNTER:
+        power_w = energy_j / timed_s / gpus if energy_j is not None and timed_s else None
+        return {"energy_j": energy_j, "power_w": power_w}
+    settled = _within(samples, worker.get("timed_from_s", math.inf) + AVERAGED_S, worker.get("timed_to_s", -math.inf))
+    power_w = _mean(settled, "power_w")
+    return {"energy_j": power_w * timed_s * gpus if power_w is not None and timed_s else None, "power_w": power_w}
+
+
+def power_note(figures: dict[str, float | None], worker: dict[str, Any]) -> str | None:
+    """Say why a run on GPUs has no power, or how it was measured where that is not by the energy counter."""
+    source = worker.get("power_source")
+    if source is None:
+        return None
+    if figures.get("power_w") is None:
+        return f"no power: the timed steps took {worker.get('timed_wall_s', math.nan):.2f} s, too short to measure it"
+    return "power is a mean of samples: these GPUs have no energy counter" if source == POWER_AVERAGE else None
+
+
+def _run_energy_kwh(samples: list[Sample]) -> float | None:
+    counters = _by_gpu(samples, "energy_j")
+    spent = [values[-1] - values[0] for values in counters if len(values) > 1]
+    return sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None

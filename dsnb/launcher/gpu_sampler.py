@@ -1,12 +1,11 @@
 """Samples utilization, memory, power and clock of a run's GPUs through NVML, from outside the ranks."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsnb import hardware
+from dsnb import nvml
 
 INTERVAL_S = 0.25
 
@@ -38,26 +37,11 @@ class GpuSampler:
             self._thread.join()
 
     def _sample(self) -> None:
-        with hardware.nvml() as api:
+        with nvml.session() as api:
             if api is None:
                 return
             handles = {index: api.nvmlDeviceGetHandleByIndex(index) for index in self._gpus}
             while not self._stop.wait(INTERVAL_S):
                 for index, handle in handles.items():
                     t_s = round(time.time() - self._launched_at, 3)
-                    self._take({"t_s": t_s, "gpu": index, **read(api, handle)})
-
-
-def read(api: Any, handle: Any) -> dict[str, float]:
-    """Read one GPU; what it does not report is left out."""
-    readings = {
-        "util_pct": lambda: api.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "memory_used_gib": lambda: round(api.nvmlDeviceGetMemoryInfo(handle).used / hardware.GIB, 3),
-        "power_w": lambda: round(api.nvmlDeviceGetPowerUsage(handle) / 1000, 1),
-        "sm_clock_mhz": lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM),
-    }
-    sample = {}
-    for name, reading in readings.items():
-        with contextlib.suppress(api.NVMLError):
-            sample[name] = reading()
-    return sample
+                    self._take({"t_s": t_s, "gpu": index, **nvml.sample(api, handle)})

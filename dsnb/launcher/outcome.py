@@ -1,7 +1,4 @@
-"""How a run ended, and what it measured, read from what its ranks left in the run folder.
-
-A status needs a cause, and a figure needs a measurement: what is not there stays missing.
-"""
+"""How a run ended, read from what its ranks left in the run folder; a status other than ok needs a cause."""
 
 import html
 import os
@@ -9,24 +6,31 @@ import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 from urllib.parse import quote
 
-from dsnb import hardware, metrics, records
+from dsnb import records
 from dsnb.errors import DsnbError, LaunchError
 from dsnb.experiment import Experiment
-from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.paths import RunPaths
 
-STATUSES = ("ok", "oom", "nan", "failed", "timeout", "interrupted")
+STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
 TAIL_LINES = 15
-STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 SOME_RANK = -1
 """Stands for the rank in exit codes where the launcher does not say which one it was."""
+PHASES = {
+    "build": "building the model",
+    "forward": "the forward pass",
+    "loss": "the loss",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer step",
+    "communication": "communication between pipeline stages",
+}
+"""The phases of a rank's work as sentences name them."""
 ADVICE = {
     "oom": "lower micro_batch_size, raise zero_stage, or turn activation_checkpointing on",
     "nan": "lower learning_rate, or use precision bf16 or fp32",
+    "untrained": "raise learning_rate, or, in fp16, warmup_steps until the loss scale has settled; use bf16 or fp32",
     "failed": "read the log; `dsnb doctor` says what this machine can run",
     "timeout": "raise the limit that it names, or lower steps or grad_accum",
     "interrupted": "start the sweep again: only unfinished runs are repeated",
@@ -145,16 +149,43 @@ def judge(
         first = failures[0]
         rank = first.get("rank")
         there = where(rank) if isinstance(rank, int) and 0 <= rank < experiment.gpus else ""
-        return str(first.get("status", "failed")), f"rank {rank}{there}: {first.get('cause')}"
+        return str(first.get("status", "failed")), f"rank {rank}{there}: {_shortage(first)}{first.get('cause')}"
     if bad:
         return _died(bad, paths, host_oom_kills, where)
-    timed = [step for step in records.read_lines(paths.steps) if step.get("phase") == "timed"]
+    return _trained(experiment, paths, worker)
+
+
+def _trained(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
+    """Return the status and cause of a run whose ranks all ended well, by what they trained."""
+    steps = records.read_lines(paths.steps)
+    timed = sum(step.get("phase") == "timed" for step in steps)
     wanted = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
-    if worker is None or len(timed) != wanted:
-        return "failed", f"the ranks ended after {len(timed)} of {wanted} timed steps without saying why"
+    if worker is None or timed != wanted:
+        return "failed", f"the ranks ended after {timed} of {wanted} timed steps without saying why"
     if worker.get("first_bad_step") is not None:
         return "nan", f"the loss was not a finite number at step {worker['first_bad_step']}"
+    if worker.get("weights_moved") is False:
+        return "untrained", _unmoved(steps)
     return "ok", None
+
+
+def _unmoved(steps: list[dict[str, Any]]) -> str:
+    skipped = sum(bool(step.get("skipped")) for step in steps)
+    why = "all updates were skipped" if skipped == len(steps) else "no gradient changed them beyond weight decay"
+    return f"the weights did not move in {len(steps)} steps: {why}"
+
+
+def _shortage(failure: dict[str, Any]) -> str:
+    """Say where memory ran out, how much was allocated then and how much requested; empty where that is unknown."""
+    allocated, requested = failure.get("allocated_gib"), failure.get("requested_gib")
+    if failure.get("status") != "oom" or not isinstance(allocated, int | float):
+        return ""
+    where = f"in {PHASES.get(str(failure.get('phase')), 'an unknown phase')}"
+    step = f" of step {failure['step']}" if isinstance(failure.get("step"), int) else ""
+    needed = ""
+    if isinstance(requested, int | float):
+        needed = f" and {requested:.2f} GiB more requested ({allocated + requested:.2f} GiB needed at least)"
+    return f"out of memory {where}{step}, with {allocated:.2f} GiB allocated{needed}: "
 
 
 def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int, where: Callable[[int], str]) -> tuple[str, str]:
@@ -167,65 +198,3 @@ def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int, where: Call
     if code < 0:
         return "failed", f"{who} was killed by signal {-code} ({signal.Signals(-code).name})"
     return "failed", f"{who} ended with exit code {code}"
-
-
-def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
-    """Give the figures of one run; the README says how each is measured."""
-    if paths.bandwidth_plan.exists():
-        return {}
-    worker = records.read_json(paths.worker) or {}
-    steps = records.read_lines(paths.steps)
-    timed = [step for step in steps if step.get("phase") == "timed"]
-    times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
-    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
-    per_gpu = rate / experiment.gpus if rate is not None else None
-    losses = [step.get("loss") for step in steps]
-    return {
-        "tokens_per_s": rate,
-        "tokens_per_s_per_gpu": per_gpu,
-        "step_time_s": fmean(times_s) if times_s else None,
-        "step_time_median_s": median(times_s) if times_s else None,
-        "step_skew": worker.get("step_skew"),
-        "forward_skew": worker.get("forward_skew"),
-        **_flops(experiment, worker, per_gpu),
-        "peak_allocated_gib": worker.get("peak_allocated_gib", _peak(steps, "allocated_gib")),
-        "peak_reserved_gib": worker.get("peak_reserved_gib", _peak(steps, "reserved_gib")),
-        "host_memory_gib": worker.get("host_memory_gib"),
-        **gpu_figures(records.read_lines(paths.gpu), worker),
-        "loss_first": losses[0] if losses else None,
-        "loss_last": losses[-1] if losses else None,
-        "skipped_steps": sum(bool(step.get("skipped")) for step in steps),
-        "timed_steps": len(timed),
-        "timed_wall_s": worker.get("timed_wall_s"),
-        "parameters": worker.get("parameters"),
-        "trainable_parameters": worker.get("trainable_parameters"),
-        "attention_used": worker.get("attention"),
-        **(_profile(paths) if experiment.profile else {}),
-    }
-
-
-def _profile(paths: RunPaths) -> dict[str, Any]:
-    profile = records.read_json(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
-    missing = "; ".join(f"{part}: {why}" for part, why in profile.get("missing", {}).items())
-    return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
-
-
-def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
-    parameters, layers, hidden = (worker.get(key) for key in ("parameters", "layers", "hidden"))
-    if parameters is None or layers is None or hidden is None:
-        return {"tflops_per_gpu": None, "hardware_tflops_per_gpu": None, "mfu": None}
-    trained = worker.get("trainable_parameters", parameters)
-    flops = metrics.model_flops_per_token(parameters, layers, hidden, experiment.seq_len, trained)
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    again = metrics.recomputed_flops_per_token(parameters, layers, hidden, experiment.seq_len, every)
-    model = metrics.tflops(flops, per_gpu)
-    peak = hardware.peak_tflops(worker.get("gpu_name"), experiment.precision)
-    return {
-        "tflops_per_gpu": model,
-        "hardware_tflops_per_gpu": metrics.tflops(flops + again, per_gpu),
-        "mfu": metrics.mfu(model, peak),
-    }
-
-
-def _peak(rows: list[dict[str, Any]], key: str) -> float | None:
-    return max((row[key] for row in rows if row.get(key) is not None), default=None)

@@ -15,10 +15,11 @@ from dsnb import checks, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import fit
+from dsnb.launcher.figures import summarize_run
 from dsnb.launcher.folder import describe, next_free, prepare
 from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
-from dsnb.launcher.outcome import Result, broken_off, judge, summarize_run
+from dsnb.launcher.outcome import Result, broken_off, judge
 from dsnb.launcher.ranks import WORKER, Crew
 from dsnb.paths import RunPaths
 
@@ -163,7 +164,8 @@ def finish(
     wall_s = time.time() - launched_at
     if "versions" in worker:
         known = records.read_json(run.environment) or {}
-        records.write_json(run.environment, {**known, **worker["versions"]})
+        found = {**worker["versions"], "power_source": worker.get("power_source")}
+        records.write_json(run.environment, {**known, **found})
     phases = dict(worker.get("phases_s", {}))
     ended_s = worker.get("ended_s")
     profiled_s = (records.read_json(run.profile) or {}).get("ended_s")

@@ -5,11 +5,12 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import hardware, metrics, paths
+from dsnb import hardware, metrics, models, paths
 from dsnb.errors import PublishedError
 from dsnb.experiment import Experiment
 from dsnb.logs import rows
 from dsnb.logs.start import DERIVED, PUBLISHED, Start
+from dsnb.nvml import POWER_AVERAGE
 from dsnb.schema import RUN_COLUMNS, RUN_NUMBERS
 
 TOKENS = 100e9
@@ -83,7 +84,20 @@ def _own(name: str) -> pd.DataFrame:
     peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu"], table["precision"], strict=True)]
     table["mfu_of_matmul"] = table["tflops_per_gpu"] / peaks
     table["tokens_per_joule"] = table["tokens_per_s_per_gpu"] / table["power_w"]
+    table["hardware_tflops_per_gpu"] = [_hardware_tflops(row) for row in table.to_dict("records")]
+    table["power_source"] = table["power_source"].astype(object).where(table["power_w"].isna(), POWER_AVERAGE)
     return table.astype({name: object for name in ("cause", "note", "origins", "run_dir") if table[name].isna().all()})
+
+
+def _hardware_tflops(row: dict[str, Any]) -> float:
+    """Return the hardware TFLOP/s of a run: older runs counted embeddings and output layer as recomputed."""
+    shape = models.PRESETS[row["model"]]
+    blocks = shape.layers, shape.hidden, int(row["seq_len"])
+    every = int(row["checkpoint_every"]) if row["activation_checkpointing"] else 0
+    trained = row["parameters"] if pd.isna(row["trainable_parameters"]) else row["trainable_parameters"]
+    once = metrics.model_flops_per_token(row["parameters"], *blocks, trained)
+    again = metrics.recomputed_flops_per_token(shape.block_parameters, *blocks, every)
+    return float(row["tflops_per_gpu"] * (once + again) / once)
 
 
 def schedule() -> pd.DataFrame:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from dsnb import job, records
 from dsnb.experiment import Experiment
-from dsnb.launcher.outcome import Result, last_lines, summarize_run
+from dsnb.launcher.figures import summarize_run
+from dsnb.launcher.outcome import Result, last_lines
 from dsnb.paths import RunPaths, SweepPaths
 from dsnb.slurm.client import Record
 

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from dsnb import metrics, records
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
+from dsnb.train import failure
 from dsnb.train.clock import Clock, CpuClock, CudaClock
-from dsnb.train.worker import rank, record_failure, set_up, versions
+from dsnb.train.worker import rank, set_up, versions
 
 ITEM_BYTES = 4
 LEAST_BYTES = 8
@@ -38,7 +39,7 @@ def main(run_dir: str) -> int:
     try:
         measure(run, Experiment.read(run.experiment), began)
     except Exception as error:
-        record_failure(run, error)
+        failure.record(run, rank(), failure.Position(), error)
         traceback.print_exc()
         return 1
     return 0

@@ -26,10 +26,10 @@ class DeepSpeedTrainer:
 
     def __init__(self, experiment: Experiment, model: Any, ds_config: dict[str, Any]) -> None:
         self.config = model.config
-        self.parameters, self.trainable_parameters = count_parameters(model)
+        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
         self.section: Section = no_section
         self.engine = make_engine(experiment, model, ds_config)
-        self.module = self.engine.module
+        self.module, self.optimizer = self.engine.module, self.engine.optimizer
         if experiment.compile:
             self.engine.compile()
         built.check(experiment, self.engine)
@@ -59,6 +59,10 @@ class DeepSpeedTrainer:
             total += loss.detach()
         return total / len(micro_batches), self._skipped_steps() > skipped_before
 
+    def grad_norm(self) -> torch.Tensor | float | None:
+        """Return the norm of the last step's gradients; at ZeRO 0 with fp32 weights there is none without clipping."""
+        return engine_grad_norm(self.engine)
+
     def describe(self) -> dict[str, Any]:
         """Name what the engine is made of."""
         return {**built.describe(self.engine), "attention": self.config._attn_implementation}
@@ -75,6 +79,12 @@ def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[
     )
     undo_first_step(engine.optimizer)
     return engine
+
+
+def engine_grad_norm(engine: Any) -> torch.Tensor | float | None:
+    """Return the norm that DeepSpeed's engine computed for its own use; asking for it computes nothing."""
+    norm = engine.get_global_grad_norm()
+    return norm if norm is None or isinstance(norm, torch.Tensor) else float(norm)
 
 
 @torch.no_grad()

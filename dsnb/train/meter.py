@@ -17,6 +17,9 @@ import torch
 from dsnb import records
 from dsnb.hardware import GIB
 from dsnb.train.clock import Clock, CpuClock, CudaClock
+from dsnb.train.energy import EnergyMeter
+from dsnb.train.failure import Position
+from dsnb.train.gpu import Gpu
 
 FLUSH_S = 0.25
 
@@ -31,6 +34,7 @@ class Pending:
     end: int
     forward: int | None
     skipped: bool
+    grad_norm: torch.Tensor | float | None
     memory: dict[str, float]
 
 
@@ -51,6 +55,12 @@ class Meter:
         Unix time of the launch, the origin of every `t_s`.
     clock
         What marks boundaries; tests put a fake one here.
+    gpu
+        NVML's view of the rank's GPU, None where there is none.
+    position
+        Told of every part of a step that begins.
+    marks_forward
+        Whether to mark the first forward pass of each step; in a pipeline it would hold the wait for other stages.
     """
 
     def __init__(
@@ -61,11 +71,16 @@ class Meter:
         device: torch.device,
         launched_at: float,
         clock: Clock | None = None,
+        gpu: Gpu | None = None,
+        position: Position | None = None,
+        marks_forward: bool = True,
     ) -> None:
         cuda = device.type == "cuda"
         self.clock: Clock = clock or (CudaClock() if cuda else CpuClock())
         self.losses = torch.full((steps,), float("nan"), device=device)
         self._host_losses = torch.full((steps,), float("nan"), pin_memory=cuda)
+        self._host_norms = torch.full((steps,), float("nan"), pin_memory=cuda)
+        self._gpu, self._position, self._marks_forward = gpu, position or Position(), marks_forward
         self._path, self._tokens, self._cuda = path, tokens_per_step, cuda
         self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115
         self._pending: deque[Pending] = deque()
@@ -75,6 +90,9 @@ class Meter:
         self._forwards_s: dict[str, list[float]] = {}
         self._step = 0
         self.peak_gib: dict[str, float] = {}
+        self.skipped_steps = 0
+        self.energy_j: float | None = None
+        """Of the timed steps, on this rank's GPU; None where it cannot be told."""
         self._clock_zero = self._boundary = self.clock.mark()
         self.clock.synchronize()
         self._zero_s = time.time() - launched_at
@@ -85,30 +103,53 @@ class Meter:
 
     def begin(self, phase: str, barrier: Callable[[], Any]) -> None:
         """Begin a phase (`warmup` or `timed`): all ranks and their devices are idle when its first step starts."""
+        energy = self._energy(phase)
         self.clock.synchronize()
+        if energy:
+            energy.prepare()
         barrier()
         self._phase, self._phase_began = phase, time.perf_counter()
+        if energy:
+            energy.begin()
         self._boundary = self.clock.mark()
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
 
+    def _energy(self, phase: str) -> EnergyMeter | None:
+        return self._gpu.energy if self._gpu and phase == "timed" else None
+
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:
         """Mark where the first forward pass of a step ends; a mark in the device's queue delays nothing."""
+        self._position.phase = name
         yield
-        if name == "forward" and self._forward is None:
+        if self._marks_forward and name == "forward" and self._forward is None:
             self._forward = self.clock.mark()
 
-    def step(self, loss: torch.Tensor, skipped: bool) -> None:
-        """Mark the end of a step whose mean loss, still on the device, is `loss` (shape ())."""
+    def step(self, loss: torch.Tensor, skipped: bool, grad_norm: torch.Tensor | float | None = None) -> None:
+        """Mark the end of a step.
+
+        Parameters
+        ----------
+        loss
+            Its mean loss, shape (), still on the device.
+        skipped
+            Whether the update was skipped.
+        grad_norm
+            The norm of all gradients where the engine has computed it; a tensor may still be on the device.
+        """
         self.losses[self._step] = loss
         if self._cuda:
             self._host_losses[self._step].copy_(self.losses[self._step], non_blocking=True)
         else:
             self._host_losses[self._step] = self.losses[self._step]
+        if isinstance(grad_norm, torch.Tensor):
+            self._host_norms[self._step].copy_(grad_norm, non_blocking=self._cuda)
         end = self.clock.mark()
-        pending = Pending(self._step, self._phase, self._boundary, end, self._forward, skipped, self._memory())
+        marks = self._boundary, end, self._forward
+        pending = Pending(self._step, self._phase, *marks, skipped, grad_norm, self._memory())
         self._pending.append(pending)
+        self.skipped_steps += skipped
         self._boundary, self._step, self._forward = end, self._step + 1, None
         self._write_passed()
 
@@ -116,6 +157,10 @@ class Meter:
         """End the phase: wait for the device, then write what is left of it."""
         self.clock.synchronize()
         self.wall_s[self._phase] = time.perf_counter() - self._phase_began
+        if energy := self._energy(self._phase):
+            self.energy_j = energy.end()
+        if self._gpu:
+            self._note_peaks({"device_memory_gib": self._gpu.memory_used_gib()})
         self._write_passed(force=True)
         mine = [row for row in self._rows if row["phase"] == self._phase]
         if mine:
@@ -152,9 +197,12 @@ class Meter:
             "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
         }
         torch.cuda.reset_peak_memory_stats()
-        for key, value in memory.items():
-            self.peak_gib[key] = max(value, self.peak_gib.get(key, 0.0))
+        self._note_peaks({f"peak_{key}": value for key, value in memory.items()})
         return memory
+
+    def _note_peaks(self, memory_gib: dict[str, float]) -> None:
+        for key, value in memory_gib.items():
+            self.peak_gib[key] = max(value, self.peak_gib.get(key, 0.0))
 
     def _write_passed(self, force: bool = False) -> None:
         while self._pending and (force or self.clock.passed(self._pending[0].end)):
@@ -179,4 +227,11 @@ class Meter:
             "tokens": self._tokens,
             **step.memory,
             "skipped": step.skipped,
+            **self._norm(step),
         }
+
+    def _norm(self, step: Pending) -> dict[str, float]:
+        if step.grad_norm is None:
+            return {}
+        measured = self._host_norms[step.step] if isinstance(step.grad_norm, torch.Tensor) else step.grad_norm
+        return {"grad_norm": float(measured)}

@@ -37,7 +37,13 @@ def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from walk("", model)
 
 
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Count parameters, and those that are trained; tied ones once, shared-out ones whole."""
-    sizes = [(getattr(one, "ds_numel", one.numel()), one.requires_grad) for one in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+def count_parameters(model: nn.Module) -> tuple[int, int, int]:
+    """Count all parameters, those that are trained, and those of blocks; tied ones once, shared-out ones whole."""
+    sizes = [(_size(one), one.requires_grad) for one in model.parameters()]
+    trained = sum(size for size, is_trained in sizes if is_trained)
+    of_blocks = sum(_size(one) for block in blocks(model) for one in block.parameters())
+    return sum(size for size, _ in sizes), trained, of_blocks
+
+
+def _size(parameter: nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -13,7 +13,7 @@ from torch import nn
 from dsnb import models
 from dsnb.experiment import Experiment
 from dsnb.train import built, tensor_parallel
-from dsnb.train.engine import make_engine, scale_loss
+from dsnb.train.engine import engine_grad_norm, make_engine, scale_loss
 from dsnb.train.model import build_part
 from dsnb.train.parts import blocks, count_parameters
 from dsnb.train.stages import Block, Embedding, Path, follow, own_units
@@ -62,14 +62,14 @@ class PipelineTrainer:
         )
         model, path = build_stage(experiment, topology.get_coord(deepspeed.comm.get_rank()).pipe, device)
         self.config = model.config
-        self.parameters, self.trainable_parameters = count_parameters(model)
+        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
         self._loss_function, self._vocabulary = model.loss_function, model.config.vocab_size
         pipeline = PipelineModule(layers(model, path), topology=topology, partition_method="type:Block")
         if experiment.tensor_parallel > 1:
             rules = ds_config["tensor_parallel"]["partition_config"]
             tensor_parallel.split(experiment, pipeline, self.config, rules)
         self.engine = make_engine(experiment, pipeline, ds_config)
-        self.module = self.engine.module
+        self.module, self.optimizer = self.engine.module, self.engine.optimizer
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
             command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
@@ -98,6 +98,10 @@ class PipelineTrainer:
         skipped_before = self.engine.skipped_steps
         loss = self.engine.train_batch(iter([(ids, ids) for ids in micro_batches]))
         return loss, self.engine.skipped_steps > skipped_before
+
+    def grad_norm(self) -> torch.Tensor | float | None:
+        """Return the norm of the last step's gradients, where the engine has it."""
+        return engine_grad_norm(self.engine)
 
     def describe(self) -> dict[str, Any]:
         """Name what the engine is made of."""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dsnb.experiment import Experiment
@@ -27,12 +28,13 @@ class TorchTrainer:
     def __init__(self, experiment: Experiment, model: Any, device: torch.device) -> None:
         self.experiment, self.device = experiment, device
         self.config = model.config
-        self.parameters, self.trainable_parameters = count_parameters(model)
+        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
         self.section: Section = no_section
         self.module = model
         self.wrapped: Any = self._ddp(model) if experiment.strategy == "ddp" else self._fsdp(model)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(experiment, self.trainable)
+        self._norm: torch.Tensor | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=experiment.precision == "fp16")
 
     def _ddp(self, model: nn.Module) -> nn.Module:
@@ -96,12 +98,17 @@ class TorchTrainer:
     def _update(self) -> bool:
         if self.experiment.gradient_clipping:
             self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
+            norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
+            self._norm = None if isinstance(norm, DTensor) else norm  # FSDP's is spread over ranks: it would cost a sum
         self.scaler.step(self.optimizer)
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return self.scaler.is_enabled() and self.scaler.get_scale() < before
+
+    def grad_norm(self) -> torch.Tensor | None:
+        """Return the norm of the last step's gradients, before clipping; DDP has it only where it clips."""
+        return self._norm
 
     def describe(self) -> dict[str, Any]:
         """Name what the model was wrapped in, and the number formats that it really has."""

@@ -28,12 +28,18 @@ class Trainer(Protocol):
         Marks the parts of a step while one is profiled.
     module
         The model as this rank has it, for DeepSpeed's flops profiler.
+    optimizer
+        What updates the weights, DeepSpeed's or torch's.
+    block_parameters
+        Those of the transformer blocks among `parameters`.
     """
 
     config: Any
     module: torch.nn.Module
+    optimizer: Any
     parameters: int
     trainable_parameters: int
+    block_parameters: int
     section: Section
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -49,6 +55,9 @@ class Trainer(Protocol):
         tuple
             The mean loss over the micro-batches, shape (), still on the device, and whether the update was skipped.
         """
+
+    def grad_norm(self) -> torch.Tensor | float | None:
+        """Return the norm of the last step's gradients if the engine computed it; a tensor may be on the device."""
 
     def describe(self) -> dict[str, Any]:
         """Name what was really built, for the record."""

@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import resource
+import sys
 import time
 import traceback
 from contextlib import nullcontext
@@ -21,91 +22,69 @@ import torch
 from dsnb import records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
+from dsnb.nvml import POWER_AVERAGE, POWER_COUNTER
 from dsnb.paths import RunPaths
+from dsnb.settings import ADAMW
 from dsnb.shared import prepared
-from dsnb.train import profiling, skew
-from dsnb.train.data import batches
+from dsnb.train import failure, gpu, peaks, profiling, skew
+from dsnb.train.data import Batches, batches
 from dsnb.train.engine import DeepSpeedTrainer
+from dsnb.train.failure import Position
 from dsnb.train.meter import Meter
 from dsnb.train.model import build
 from dsnb.train.pipeline import PipelineTrainer
 from dsnb.train.torch_trainer import TorchTrainer
 from dsnb.train.trainer import Trainer, no_section
+from dsnb.train.updates import WeightWatch, is_unmoved
 
 LONGEST_WAIT_S = 30 * 86400.0
 """Ranks wait no longer for each other: torch counts in ns, and 300 years of them are more than it can count."""
 
 
 def main(run_dir: str) -> int:
-    """Run one rank and give its exit code; a failure is written down with its cause."""
+    """Run one rank and return its exit code; a failure is written down with its cause."""
     began = time.time()
-    run = RunPaths(Path(run_dir))
+    run, position = RunPaths(Path(run_dir)), Position()
     try:
         experiment = Experiment.read(run.experiment)
-        train(run, experiment.model_copy(update=prepared.places(experiment.model_dump())), began)
+        train(run, experiment.model_copy(update=prepared.places(experiment.model_dump())), position, began)
     except Exception as error:
-        record_failure(run, error)
+        failure.record(run, rank(), position, error)
         traceback.print_exc()
         return 1
     return 0
 
 
-def record_failure(run: RunPaths, error: Exception) -> None:
-    """Write down why this rank ended, in one line."""
-    text = str(error).strip()
-    memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
-    limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-    memory |= limited and "Resource temporarily unavailable" in text  # no room for a thread's stack
-    cause = f"{type(error).__name__}: {text.splitlines()[0][:500] if text else 'no message'}"
-    record = {"rank": rank(), "status": "oom" if memory else "failed", "cause": cause}
-    records.append_line(run.failures, record)
-
-
 def rank() -> int:
-    """Give this process's rank."""
+    """Return this process's rank."""
     return int(os.environ["RANK"])
 
 
-def train(run: RunPaths, experiment: Experiment, began: float) -> None:
+def train(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
     """Build everything, run all steps, and write the record of rank 0."""
     launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
     device = set_up(experiment)
-    ds_config = records.read_json(run.deepspeed) or {}
-    trainer = make_trainer(experiment, ds_config, device)
+    position.watch_memory(device)
+    trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
     steps = experiment.warmup_steps + experiment.steps
-    path = run.steps if rank() == 0 else None
-    meter = Meter(path, steps, experiment.tokens_per_step, device, launched_at)
-    built = time.time()
-    if experiment.pipeline_parallel == 1:  # a stage's first forward pass waits for those before it
-        trainer.section = meter.section
-    try:
-        for phase, first, last in (("warmup", 0, experiment.warmup_steps), ("timed", experiment.warmup_steps, steps)):
-            meter.begin(phase, deepspeed.comm.barrier)
-            for step in range(first, last):
-                meter.step(*trainer.step(data.step(step)))
-            meter.end()
-        losses = mean_over_ranks(meter.losses)
-        apart = skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device)
-    except BaseException:
-        meter.abort()
-        raise
-    meter.close(losses)
-    trainer.section = no_section
+    with gpu.of_device(device) as nvml_gpu:
+        meter = Meter(
+            run.steps if rank() == 0 else None,
+            steps,
+            experiment.tokens_per_step,
+            device,
+            launched_at,
+            gpu=nvml_gpu,
+            position=position,
+            marks_forward=experiment.pipeline_parallel == 1,  # a stage's first forward pass waits for those before it
+        )
+        built = time.time()
+        measured = train_steps(experiment, trainer, data, meter, position)
     record = {
-        **trainer.describe(),
-        "parameters": trainer.parameters,
-        "trainable_parameters": trainer.trainable_parameters,
-        "layers": trainer.config.num_hidden_layers,
-        "hidden": trainer.config.hidden_size,
-        "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
-        "versions": versions(),
-        **peaks(meter, device),
-        **apart,
-        "timed_wall_s": meter.wall_s["timed"],
-        "timed_from_s": meter.span_s["timed"][0],
-        "timed_to_s": meter.span_s["timed"][1],
-        "first_bad_step": next((k for k, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None),
+        **describe(trainer, device),
+        **measured,
+        "power_source": power_source(device, nvml_gpu),
         "phases_s": {
             "start": began - launched_at,
             "build": built - began,
@@ -124,6 +103,62 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
         del trainer
         gc.collect()
         torch.distributed.destroy_process_group()
+
+
+def train_steps(
+    experiment: Experiment, trainer: Trainer, data: Batches, meter: Meter, position: Position
+) -> dict[str, Any]:
+    """Train all steps and return what was measured, over all ranks."""
+    device = meter.losses.device
+    watch = WeightWatch(trainer.optimizer)
+    peaks.reset_host_peak()
+    trainer.section = meter.section
+    compiled = 0
+    first_timed, last = experiment.warmup_steps, experiment.warmup_steps + experiment.steps
+    try:
+        for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, last))):
+            meter.begin(phase, deepspeed.comm.barrier)
+            compiled = compiled_graphs()
+            for step in span:
+                position.step = step + 1
+                loss, skipped = trainer.step(data.step(step))
+                meter.step(loss, skipped, trainer.grad_norm())
+            meter.end()
+        losses = mean_over_ranks(meter.losses)
+    except BaseException:
+        meter.abort()
+        raise
+    meter.close(losses)
+    trainer.section = no_section
+    updates = last - meter.skipped_steps
+    update_rms, weights_rms = watch.update_rms(weight_decay(experiment, updates), device)
+    return {
+        **peaks.over_ranks(meter.peak_gib, device),
+        **skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
+        "energy_j": sum_over_ranks(meter.energy_j, device),
+        "recompilations": compiled_graphs() - compiled,
+        "update_rms": update_rms,
+        "weights_moved": None if update_rms is None else not is_unmoved(update_rms, weights_rms, updates),
+        "timed_wall_s": meter.wall_s["timed"],
+        "timed_from_s": meter.span_s["timed"][0],
+        "timed_to_s": meter.span_s["timed"][1],
+        "steps_from_s": min(began_s for began_s, _ in meter.span_s.values()),
+        "first_bad_step": next((k for k, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None),
+    }
+
+
+def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
+    """Name what was trained, and with which libraries."""
+    return {
+        **trainer.describe(),
+        "parameters": trainer.parameters,
+        "trainable_parameters": trainer.trainable_parameters,
+        "block_parameters": trainer.block_parameters,
+        "layers": trainer.config.num_hidden_layers,
+        "hidden": trainer.config.hidden_size,
+        "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
+        "versions": versions(),
+    }
 
 
 def set_up(experiment: Experiment) -> torch.device:
@@ -175,18 +210,32 @@ def mean_over_ranks(losses: torch.Tensor) -> list[float]:
     return [float(loss) for loss in losses / deepspeed.comm.get_world_size()]
 
 
-def peaks(meter: Meter, device: torch.device) -> dict[str, float]:
-    """Give the largest memory of any rank, in GiB; a CPU has no figure of torch's, only that of the process."""
-    mine = {
-        "host_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
-        **{f"peak_{key}": value for key, value in meter.peak_gib.items()},
-    }
-    largest = torch.tensor(list(mine.values()), dtype=torch.float64, device=device)
-    deepspeed.comm.all_reduce(largest, op=deepspeed.comm.ReduceOp.MAX)
-    return dict(zip(mine, largest.tolist(), strict=True))
+def sum_over_ranks(value: float | None, device: torch.device) -> float | None:
+    """Sum a figure over all ranks; None where a rank lacks it."""
+    total = torch.tensor(math.nan if value is None else value, dtype=torch.float64, device=device)
+    deepspeed.comm.all_reduce(total)
+    return float(total) if math.isfinite(total) else None
+
+
+def weight_decay(experiment: Experiment, updates: int) -> float:
+    """Return what the optimizer's weight decay alone multiplies a weight by in so many updates."""
+    return float((1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates)
+
+
+def compiled_graphs() -> int:
+    """Count the graphs that torch.compile has compiled so far in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def power_source(device: torch.device, nvml_gpu: gpu.Gpu | None) -> str | None:
+    """Say where the energy of the timed steps comes from; None on a CPU, which has no such figure."""
+    if device.type != "cuda":
+        return None
+    return POWER_COUNTER if nvml_gpu and nvml_gpu.energy else POWER_AVERAGE
 
 
 def versions() -> dict[str, str | None]:
-    """Give what only torch knows of its libraries."""
+    """Return what only torch knows of its libraries."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
     return {"cuda": torch.version.cuda, "nccl": nccl}

@@ -37,6 +37,7 @@ class Detail {
     const settings = model.experimentAxes.map((name) => model.axis.get(name).said[model.axis.get(name).codes[run]]).filter(Boolean).join(", ");
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
     if (settings) lines.push(element("p", {}, settings));
+    if (model.notes[run]) lines.push(element("p", {}, `Note: ${model.notes[run]}.`));
     const note = (text) => lines.push(element("p", { class: "dsnb-soft" }, text));
     if (!one) note(`Its steps ${model.leftOut}`);
     else if (!one.step && !one.sample_s) note("It has written no steps.");

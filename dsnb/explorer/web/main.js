@@ -11,6 +11,7 @@ class Explorer {
     this.controls = controls ? new Controls(this.model, set) : null;
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = element("ul", { class: "dsnb-legend" });
+    this.about = element("p", { class: "dsnb-soft" });
     this.front = element("div", { class: "dsnb-front" });
     this.costs = element("div");
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
@@ -37,7 +38,7 @@ class Explorer {
       this.count, this.legend,
       element(
         "div", { class: "dsnb-grid" },
-        element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.region.node, this.front),
+        element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.region.node, this.front),
         element("section", { class: "dsnb-card" }, this.headings.medians, mediansBox),
         card("What one change costs", base, this.costs),
         card("Loss", lossesBox, this.lossNote),
@@ -96,6 +97,8 @@ class Explorer {
     this.legend.replaceChildren(...legend(model, state, this.kept));
     const heading = (name) => (name ? model.title(name) : "no figure");
     this.headings.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
+    const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
+    this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
     this.headings.medians.textContent = `${heading(state.y)} along ${heading(state.along)}`;
   }
 

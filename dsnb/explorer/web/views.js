@@ -119,8 +119,8 @@ const SERIES = [
   { values: "loss", times: "t_s", title: "loss" },
   { values: "allocated_gib", times: "t_s", title: "memory allocated (GiB)" },
   { values: "memory_used_gib", times: "sample_s", title: "memory on device (GiB)" },
-  { values: "util_pct", times: "sample_s", title: "utilization (%)" },
-  { values: "power_w", times: "sample_s", title: "power (W)" },
+  { values: "util_pct", times: "sample_s", title: "utilization (%), waiting in NCCL counted as busy" },
+  { values: "power_w", times: "sample_s", title: "power (W), averaged over 1 s" },
 ];
 
 // One run over time: what of a series is drawn, or why nothing is.

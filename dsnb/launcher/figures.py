@@ -1,0 +1,153 @@
+"""What a run measured: the summary in its `result.json`, from what its ranks left in the run folder.
+
+A figure needs a measurement: what is not there stays missing.
+"""
+
+from collections.abc import Iterator
+from statistics import fmean, median
+from typing import Any
+
+from dsnb import hardware, metrics, records
+from dsnb.experiment import Experiment
+from dsnb.launcher.gpu_figures import gpu_figures, power_note
+from dsnb.paths import RunPaths
+
+STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
+SLOW = 2.0
+"""A timed step that took so many times the median is named in the result."""
+MOST_NAMED = 5
+SHORTAGE = {"phase": "oom_phase", "step": "oom_step", "allocated_gib": "oom_allocated_gib"}
+SHORTAGE |= {"requested_gib": "oom_requested_gib"}
+
+
+def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
+    """Return the figures of one run; the documentation of each column says how it is measured."""
+    if paths.bandwidth_plan.exists():
+        return {}
+    worker = records.read_json(paths.worker) or {}
+    steps = records.read_lines(paths.steps)
+    timed = [step for step in steps if step.get("phase") == "timed"]
+    times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
+    gpu = gpu_figures(records.read_lines(paths.gpu), worker, experiment.gpus)
+    shortage = _shortage(paths)
+    losses = [step.get("loss") for step in steps]
+    peaks = {key: _peak(steps, worker, shortage, key) for key in ("allocated_gib", "reserved_gib")}
+    return {
+        **_speed(experiment, timed, times_s),
+        "step_skew": worker.get("step_skew"),
+        "forward_skew": worker.get("forward_skew"),
+        **_flops(experiment, worker, _per_gpu(experiment, times_s)),
+        **{f"peak_{key}": value for key, value in peaks.items()},
+        "host_memory_gib": worker.get("host_memory_gib"),
+        "rank_host_memory_gib": worker.get("rank_host_memory_gib"),
+        **{column: shortage.get(name) for name, column in SHORTAGE.items()},
+        "needed_gib": _sum(shortage.get("allocated_gib"), shortage.get("requested_gib")),
+        **gpu,
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
+        "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
+        "update_rms": worker.get("update_rms"),
+        "skipped_steps": sum(bool(step.get("skipped")) for step in timed),
+        "skipped_warmup_steps": sum(bool(step.get("skipped")) for step in steps) - _skipped(timed),
+        "slow_steps": len(slow_steps(timed)),
+        "recompilations": worker.get("recompilations"),
+        "timed_steps": len(timed),
+        "timed_wall_s": worker.get("timed_wall_s"),
+        "parameters": worker.get("parameters"),
+        "trainable_parameters": worker.get("trainable_parameters"),
+        "attention_used": worker.get("attention"),
+        "note": "; ".join(_notes(timed, gpu, worker)) or None,
+        **(_profile(paths) if experiment.profile else {}),
+    }
+
+
+def _per_gpu(experiment: Experiment, times_s: list[float]) -> float | None:
+    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    return rate / experiment.gpus if rate is not None else None
+
+
+def _speed(experiment: Experiment, timed: list[dict[str, Any]], times_s: list[float]) -> dict[str, float | None]:
+    """Return throughput and step time; tokens of skipped steps are processed, but not trained on."""
+    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    trained = 1 - _skipped(timed) / len(timed) if timed else 0.0
+    return {
+        "tokens_per_s": rate,
+        "trained_tokens_per_s": rate * trained if rate is not None else None,
+        "tokens_per_s_per_gpu": _per_gpu(experiment, times_s),
+        "step_time_s": fmean(times_s) if times_s else None,
+        "step_time_median_s": median(times_s) if times_s else None,
+    }
+
+
+def _skipped(steps: list[dict[str, Any]]) -> int:
+    return sum(bool(step.get("skipped")) for step in steps)
+
+
+def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
+    """Return the timed steps that took more than twice the median: step -> how many times the median."""
+    times_s = {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
+    middle = median(times_s.values()) if times_s else 0.0
+    return {step: time_s / middle for step, time_s in times_s.items() if middle > 0 and time_s > SLOW * middle}
+
+
+def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, Any]) -> Iterator[str]:
+    """Say what a reader of the figures must know of this one run."""
+    if skipped := _skipped(timed):
+        yield (
+            f"{skipped} of {len(timed)} timed steps were skipped by the loss scaler: tokens/s counts their tokens, "
+            "trained tokens/s does not"
+        )
+    if slow := slow_steps(timed):
+        named = ", ".join(f"step {step} took {times:.1f}" for step, times in list(slow.items())[:MOST_NAMED])
+        more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+        yield f"{named} times the median step time{more}"
+    if count := worker.get("recompilations"):
+        yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
+    if power := power_note(gpu, worker):
+        yield power
+
+
+def _shortage(paths: RunPaths) -> dict[str, Any]:
+    """Return what the first rank that ran out of memory wrote down."""
+    failures = records.read_lines(paths.failures)
+    return next((failure for failure in failures if failure.get("status") == "oom"), {})
+
+
+def _sum(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], shortage: dict[str, Any], key: str) -> float | None:
+    """Return the largest memory of a run, that at which an allocation failed included.
+
+    A failed step leaves no row: what was allocated at its failure can be much more than the peak of the steps before.
+    """
+    found = [row.get(key) for row in steps] if worker.get(f"peak_{key}") is None else [worker[f"peak_{key}"]]
+    on_gpu = shortage.get(key) if shortage.get("reserved_gib") is not None else None
+    return max((value for value in [*found, on_gpu] if value is not None), default=None)
+
+
+def _profile(paths: RunPaths) -> dict[str, Any]:
+    profile = records.read_json(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
+    missing = "; ".join(f"{part}: {why}" for part, why in profile.get("missing", {}).items())
+    return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
+
+
+def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
+    names = ("parameters", "block_parameters", "layers", "hidden")
+    parameters, in_blocks, layers, hidden = (worker.get(key) for key in names)
+    if parameters is None or in_blocks is None or layers is None or hidden is None:
+        return dict.fromkeys(("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "masked_flops_pct"))
+    blocks = layers, hidden, experiment.seq_len
+    flops = metrics.model_flops_per_token(parameters, *blocks, worker.get("trainable_parameters", parameters))
+    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    again = metrics.recomputed_flops_per_token(in_blocks, *blocks, every)
+    model = metrics.tflops(flops, per_gpu)
+    peak = hardware.peak_tflops(worker.get("gpu_name"), experiment.precision)
+    return {
+        "tflops_per_gpu": model,
+        "hardware_tflops_per_gpu": metrics.tflops(flops + again, per_gpu),
+        "mfu": metrics.mfu(model, peak),
+        "masked_flops_pct": 100 * metrics.masked_flops_per_token(*blocks) / flops,
+    }

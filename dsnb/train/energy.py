@@ -1,0 +1,65 @@
+"""The energy that this rank's GPU draws during a span of work, from NVML's energy counter.
+
+NVML's power reading is an average over the last second on recent GPUs, so over a shorter span it mostly tells what
+happened before. The energy counter has no such memory, but it is updated only every 100 ms or so. Both ends of the span
+are therefore put on an update: the counter is read just after one, before the span begins and after it has ended, while
+the GPU is idle. The idle energy between the updates and the span is measured over one more update and subtracted.
+"""
+
+import time
+from collections.abc import Callable
+
+UPDATE_WITHIN_S = 0.5
+"""A counter that does not change for so long is not usable: even an idle GPU draws some joules meanwhile."""
+LEAST_SPAN_S = 0.3
+"""Shorter spans have no figure: an update is met to about 5 ms on each side, and the idle power is an estimate."""
+
+Reading = tuple[float, float]
+"""When the counter was updated, on the monotonic clock in seconds, and what it then said, in joules."""
+
+
+class EnergyMeter:
+    """Measures the energy of one span.
+
+    Parameters
+    ----------
+    read
+        Returns the counter in joules.
+    now
+        Returns a monotonic clock in seconds; tests replace it.
+    """
+
+    def __init__(self, read: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> None:
+        self._read, self._now = read, now
+        self._before: Reading | None = None
+        self._began_s = 0.0
+
+    def prepare(self) -> None:
+        """Wait for an update of the counter, which takes 0.1 s; the GPU must be idle."""
+        self._before = self._update()
+
+    def begin(self) -> None:
+        """Begin the span."""
+        self._began_s = self._now()
+
+    def end(self) -> float | None:
+        """End the span, whose work must be done; return its joules, None if they cannot be told.
+
+        Takes 0.1 to 0.2 s.
+        """
+        ended_s = self._now()
+        after = self._update()
+        later = self._update()
+        if self._before is None or after is None or later is None or ended_s - self._began_s < LEAST_SPAN_S:
+            return None
+        idle_w = (later[1] - after[1]) / (later[0] - after[0])
+        idle_s = (self._began_s - self._before[0]) + (after[0] - ended_s)
+        return max(0.0, after[1] - self._before[1] - idle_w * idle_s)
+
+    def _update(self) -> Reading | None:
+        """Wait until the counter changes."""
+        before, deadline = self._read(), self._now() + UPDATE_WITHIN_S
+        while (now := self._now()) < deadline:
+            if (value := self._read()) != before:
+                return now, value
+        return None

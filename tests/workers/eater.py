@@ -1,0 +1,28 @@
+from pathlib import Path
+
+MIB = 2**20
+
+
+def main(run_dir: str) -> int:
+    """Take memory while building and less of it while training; leave the peaks before and after."""
+    from torch import distributed
+
+    from dsnb import records
+    from dsnb.experiment import Experiment
+    from dsnb.paths import RunPaths
+    from dsnb.train import peaks, worker
+
+    run = RunPaths(Path(run_dir))
+    device = worker.set_up(Experiment.read(run.experiment))
+    peaks.reset_host_peak()
+    before = peaks.over_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
+    building = b"\1" * (600 * MIB)
+    del building
+    peaks.reset_host_peak()
+    training = b"\1" * ((100 + 100 * worker.rank()) * MIB)
+    after = peaks.over_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
+    assert training
+    if worker.rank() == 0:
+        records.write_json(run.dir / "peaks.json", {"before": before, "after": after})
+    distributed.destroy_process_group()
+    return 0
