@@ -58,10 +58,10 @@ class Axis:
 ON_STEPS = "while steps were trained, not while the model was built"
 METRICS = {
     "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps over their time."),
+    "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
     "trained_tokens_per_s": Metric(
         "trained tokens/s", better="higher", about="Without the tokens of steps that the fp16 loss scaler skipped."
     ),
-    "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
     "samples_per_s": Metric("samples/s", digits=1, better="higher"),
     "step_time_s": Metric("step time", "ms", 1000, 1, "lower"),
     "forward_s": Metric("forward", "ms", 1000, 1, "lower"),

@@ -15,6 +15,8 @@ from dsnb.columns import METRICS
 from dsnb.paths import SweepPaths
 from dsnb.schema import ENVIRONMENT, SETTINGS
 
+DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
+"""Figures that stand in the explorer and in `load_runs` only: the table is wide enough."""
 MOST_ROWS = 100
 """Of a table in a report: more would not be read, and the explorer has them."""
 
@@ -50,9 +52,9 @@ def readable(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _repeated(summary: pd.DataFrame) -> set[str]:
-    """Name the metrics that would only repeat others: one GPU's share of one GPU, host memory beside a GPU's, ..."""
+    """Name the metrics to leave out: details, and what repeats others, such as one GPU's share of one GPU."""
     median = {metric: summary[f"{metric}_median"] for metric in METRICS}
-    repeated = set()
+    repeated = set(DETAILS)
     if median["tokens_per_s"].equals(median["tokens_per_s_per_gpu"]):
         repeated.add("tokens_per_s")
     if (median["tokens_per_s"].notna() | median["samples_per_s"].isna()).all():

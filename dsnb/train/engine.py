@@ -84,7 +84,8 @@ def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[
 def engine_grad_norm(engine: Any) -> torch.Tensor | float | None:
     """Return the norm that DeepSpeed's engine computed for its own use; asking for it computes nothing."""
     norm = engine.get_global_grad_norm()
-    return norm if norm is None or isinstance(norm, torch.Tensor) else float(norm)
+    on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"  # one in host memory is there already
+    return norm if norm is None or on_device else float(norm)
 
 
 @torch.no_grad()

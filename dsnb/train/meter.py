@@ -79,7 +79,8 @@ class Meter:
         self.clock: Clock = clock or (CudaClock() if cuda else CpuClock())
         self.losses = torch.full((steps,), float("nan"), device=device)
         self._host_losses = torch.full((steps,), float("nan"), pin_memory=cuda)
-        self._host_norms = torch.full((steps,), float("nan"), pin_memory=cuda)
+        self._norms = self.losses.clone()
+        self._host_norms = self._host_losses.clone().pin_memory() if cuda else self._host_losses.clone()
         self._gpu, self._position, self._marks_forward = gpu, position or Position(), marks_forward
         self._path, self._tokens, self._cuda = path, tokens_per_step, cuda
         self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None  # noqa: SIM115
@@ -144,7 +145,8 @@ class Meter:
         else:
             self._host_losses[self._step] = self.losses[self._step]
         if isinstance(grad_norm, torch.Tensor):
-            self._host_norms[self._step].copy_(grad_norm, non_blocking=self._cuda)
+            self._norms[self._step] = grad_norm  # converted on the device: a copy to another dtype waits for it
+            self._host_norms[self._step].copy_(self._norms[self._step], non_blocking=self._cuda)
         end = self.clock.mark()
         marks = self._boundary, end, self._forward
         pending = Pending(self._step, self._phase, *marks, skipped, grad_norm, self._memory())
