@@ -19,7 +19,7 @@ env: .venv/.installed
 
 # The stamp is newer than what it was made from, so a second call installs nothing.
 .venv/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("dsnb needs Python 3.11 or newer: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "dsnb needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,lab,test]'
 	touch $@

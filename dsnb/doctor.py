@@ -34,8 +34,8 @@ def examine() -> list[Check]:
 
 def _machine() -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
-    fine = sys.version_info >= (3, 11)
-    yield Check("ok" if fine else "bad", "Python", version, "" if fine else "install Python 3.11 or newer")
+    fine = (3, 11) <= sys.version_info < (3, 14)
+    yield Check("ok" if fine else "bad", "Python", version, "" if fine else "install Python 3.11, 3.12 or 3.13")
     yield Check("ok", "CPU", f"{hardware.cores()} cores, {hardware.memory_gib():.0f} GiB of memory")
     found = hardware.gpus()
     if found:
