@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsnb import hardware, records, traces
+from dsnb.paths import RunPaths
+from dsnb.train.energy import LEAST_SPAN_S
 
 pytestmark = [
     pytest.mark.gpu,
@@ -121,7 +123,42 @@ def test_too_large_a_model_is_oom(run_small):
     assert "memory" in result.cause.lower()
 
 
-def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path):
+@pytest.mark.parametrize(
+    ("limit_gib", "phases"), [(3.0, {"forward", "loss", "backward"}), (1.2, {"build", "optimizer"})]
+)
+def test_a_shortage_is_told_as_it_was(run_small, limit_gib, phases):
+    settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "data": "synthetic", "memory_limit_gib": limit_gib}
+    result, paths = run_small(**settings, micro_batch_size=16 if limit_gib > 2 else 1, seq_len=1024)
+    found = result.summary
+    assert (result.status, found["oom_phase"] in phases) == ("oom", True), result.message()
+    assert found["oom_allocated_gib"] <= limit_gib < found["needed_gib"]
+    assert found["needed_gib"] == found["oom_allocated_gib"] + found["oom_requested_gib"]
+    assert found["peak_allocated_gib"] >= found["oom_allocated_gib"]
+    assert f"{found['needed_gib']:.2f} GiB needed at least" in result.cause
+
+
+def test_energy_is_that_of_the_timed_steps(run_small):
+    settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "micro_batch_size": 16, "seq_len": 512}
+    powers = {}
+    for steps in (4, 20, 80):
+        result, _ = run_small(**{**settings, "warmup_steps": 5, "steps": steps, "data": "synthetic"})
+        result.raise_for_status()
+        found, environment = result.summary, records.read_json(RunPaths(result.run_dir).environment)
+        assert environment["power_source"] == "energy counter"
+        if found["timed_wall_s"] < LEAST_SPAN_S:
+            assert (found["power_w"], found["energy_j"]) == (None, None)
+            assert "too short to measure it" in found["note"]
+            continue
+        powers[steps] = found["power_w"]
+        assert found["energy_j"] == pytest.approx(found["power_w"] * found["timed_wall_s"])
+        assert found["run_energy_kwh"] * 3.6e6 > found["energy_j"]
+    assert len(powers) >= 2
+    assert min(powers.values()) > 150
+    assert max(powers.values()) < 1.25 * min(powers.values())
+
+
+@pytest.mark.parametrize("norm", [None, "float32", "float64", "bfloat16"])
+def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path, norm):
     import torch
 
     from dsnb.train.meter import Meter
@@ -131,9 +168,11 @@ def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path):
     meter.begin("timed", lambda: None)
     torch.cuda._sleep(2_000_000_000)
     began = time.perf_counter()
-    meter.step(torch.ones((), device=device), skipped=False)
+    grad_norm = None if norm is None else torch.full((), 2.0, device=device, dtype=getattr(torch, norm))
+    meter.step(torch.ones((), device=device), False, grad_norm)
     returned_s = time.perf_counter() - began
     meter.end()
     meter.close()
     (row,) = records.read_lines(tmp_path / "steps.jsonl")
     assert returned_s < 0.1 < row["step_time_s"]
+    assert row.get("grad_norm") == (None if norm is None else 2.0)
