@@ -19,7 +19,8 @@ import pandas as pd
 
 from dsnb.errors import LogError
 from dsnb.logs.start import DERIVED, LOGGED, MISSING, Start
-from dsnb.logs.text import LONGEST_LINE, number, positive
+from dsnb.logs.lines import LONGEST_LINE
+from dsnb.logs.text import number, positive
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
 WARMUP_STEPS = 20
