@@ -4,9 +4,9 @@ Every run that was ever started is a row, whatever became of it; what was not me
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from dsnb.paths import RunPaths
 from dsnb.places import Found, log_names, look, run_names, shown
 from dsnb.schema import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 
+T = TypeVar("T")
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
 
 
@@ -99,21 +100,38 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
 
-def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
-    """Read every foreign log; in a folder, what cannot be read is left out with a warning, what is no log without."""
-    for path in found.logs:
+Names = dict[str, Any]
+
+
+def _logged(found: Found, make: Callable[[Path, Names, Start], T]) -> Iterator[tuple[Names, T]]:
+    """Make something of every run in foreign logs, and name it.
+
+    In a folder, what cannot be read is left out with a warning, and what is no log without one.
+    """
+    for path in map(Path, found.logs):
         try:
-            reader = find.reader(Path(path))
+            reader = find.reader(path)
             if reader is None and not found.is_one_file:
                 continue
-            starts = find.read(Path(path), reader)
+            starts = find.read(path, reader)
+            with find.contained(path):
+                names = log_names(str(path), starts)
+                made = [make(path, name, start) for name, start in zip(names, starts, strict=True)]
         except LogError as error:
             if found.is_one_file:
                 raise
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
-        for names, start in zip(log_names(path, starts), starts, strict=True):
-            yield path, names, start
+        yield from zip(names, made, strict=True)
+
+
+def _row(path: Path, names: Names, start: Start) -> Names:
+    return log_rows.run(start, Path(shown(str(path))), names)
+
+
+def _step_rows(path: Path, names: Names, start: Start) -> pd.DataFrame:
+    log_rows.run(start, path, names)  # what it derives belongs to the steps, too
+    return log_rows.steps(start)
 
 
 def _runs(found: Found) -> pd.DataFrame:
@@ -121,7 +139,7 @@ def _runs(found: Found) -> pd.DataFrame:
     names = [run_names(folder) for folder in found.runs]
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
     nothing = [None] * len(found.runs)
-    others = [log_rows.run(start, Path(shown(path)), names) for path, names, start in _starts(found)]
+    others = [row for _, row in _logged(found, _row)]
     table = pd.DataFrame(
         {name: own.get(name, nothing) + [row.get(name) for row in others] for name in RUN_COLUMNS}, columns=RUN_COLUMNS
     )
@@ -133,10 +151,9 @@ def _runs(found: Found) -> pd.DataFrame:
 def _steps(found: Found) -> pd.DataFrame:
     own, counts = folders.steps(found.runs)
     names, parts = [run_names(folder) for folder in found.runs], [own]
-    for path, start_names, start in _starts(found):
-        log_rows.run(start, Path(path), start_names)
-        parts.append(log_rows.steps(start))
-        counts.append(len(parts[-1]))
+    for start_names, steps in _logged(found, _step_rows):
+        parts.append(steps)
+        counts.append(len(steps))
         names.append(start_names)
     parts = [part for part in parts if len(part)] or parts[:1]
     return _labelled(pd.concat(parts, ignore_index=True), names, counts)

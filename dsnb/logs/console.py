@@ -65,20 +65,24 @@ def read(path: Path) -> list[Start]:
 def _chooser() -> Callable[[str], tuple[bool, list[tuple[str, Reader]]]]:
     """Return what says of a line whether it may begin another start, and which readers to ask about it.
 
-    The answer is remembered for lines that differ only in their digits: no needle has one.
+    The answer is remembered for all lines of one form, which differ in nothing but their digits.
     """
     known: dict[bytes, tuple[bool, list[tuple[str, Reader]]]] = {}
+    beginnings, readers = [_form(text) for text in BEGINNINGS], [(_form(pair[0]), pair) for pair in READERS]
 
     def choose(line: str) -> tuple[bool, list[tuple[str, Reader]]]:
-        form = line.encode().translate(None, b"0123456789")
+        form = _form(line)
         if (answer := known.get(form)) is None:
-            text = form.decode()
-            answer = any(needle in text for needle in BEGINNINGS), [pair for pair in READERS if pair[0] in text]
+            answer = any(part in form for part in beginnings), [pair for part, pair in readers if part in form]
             if len(form) < _LONGEST_FORM and len(known) < _MOST_FORMS:
                 known[form] = answer
         return answer
 
     return choose
+
+
+def _form(text: str) -> bytes:
+    return text.encode().translate(None, b"0123456789")
 
 
 def _take(start: Start, place: int, line: str, readers: list[tuple[str, Reader]]) -> None:

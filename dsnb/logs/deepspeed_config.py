@@ -1,6 +1,8 @@
 """The configuration that DeepSpeed prints when it builds an engine: what it really used."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from dsnb.logs.flags import number_from_0, stage, stages
 from dsnb.logs.start import DERIVED, Start
@@ -11,7 +13,7 @@ _OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)
 _DEVICE = re.compile(r'"device": "(\w{1,20})"')
 _STAGE = re.compile(r"\bstage=(?:<\w+\.\w+: )?([0-3])\b")
 _STAGES = re.compile(r"'stages': (\d{1,6})\b")  # usually 'auto'
-CONFIG = {
+CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
     "train_batch_size": ("global_batch_size", count),
     "train_micro_batch_size_per_gpu": ("micro_batch_size", count),
     "gradient_accumulation_steps": ("grad_accum", count),

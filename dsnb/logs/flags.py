@@ -97,7 +97,7 @@ def command(start: Start, line: str) -> None:
     Only the flags named here are kept: the others may hold what is nobody's business.
     """
     if _goes_on(start, line):
-        _settings(start, _words(line))
+        _settings(start, [word.strip("'\"\\") for word in _words(line)])
         return
     is_command = "cmd = " in line or "with command: " in line or _TRACE.match(line)
     if not _SCRIPT.search(line) or (not is_command and _COMPLAINT.search(line)):

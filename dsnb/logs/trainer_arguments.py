@@ -37,7 +37,7 @@ def arguments(start: Start, line: str) -> None:
 
 
 def chunks(start: Start, line: str) -> None:
-    """`Grouping texts in chunks of 1024: 100%|...`, of the language-modeling examples."""
+    """Take the length of `Grouping texts in chunks of 1024: 100%|...`, which the language-modeling examples print."""
     if found := _CHUNKS.search(line):
         start.say(seq_len=count(found[1]))
 
