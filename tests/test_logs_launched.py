@@ -92,7 +92,9 @@ def test_a_plain_pipeline_says_all_by_its_topology(tmp_path):
     steps = "".join(f"steps: {step} loss: 7.5 iter time (s): 0.500 samples/sec: 128.0\n" for step in (10, 20, 30))
     row = only(read(tmp_path, logs.topology(4, 8, None) + logs.CONFIG + steps))
     check(row, pipeline_parallel=4, data_parallel=8, tensor_parallel=1, gpus=32, global_batch_size=64)
-    config = logs.CONFIG.replace("world_size ................... 8", "world_size ... 2").replace("........ 64", "... 16")
+    config = logs.CONFIG.replace("world_size ................... 8", "world_size ... 2").replace(
+        "........ 64", "... 16"
+    )
     row = only(read(tmp_path, logs.topology(2, 2, 3) + config + steps))
     check(row, pipeline_parallel=2, data_parallel=2, tensor_parallel=3, gpus=12)
 
@@ -152,5 +154,7 @@ def test_transformers_arguments_line_by_line(tmp_path):
 def test_megatron_that_only_shows_its_engine(tmp_path):
     """Without arguments, it is DeepSpeed's own lines that say with what it trains."""
     lines = logs.zero_megatron(2).splitlines(keepends=True)
-    text = "".join(line for line in lines if "arguments" not in line and ".............. " not in line or "config.py" in line)
+    text = "".join(
+        line for line in lines if "arguments" not in line and ".............. " not in line or "config.py" in line
+    )
     check(only(read(tmp_path, text)), source="Megatron-DeepSpeed log", strategy="megatron-deepspeed", zero_stage=2)

@@ -39,14 +39,22 @@ def reader(path: Path) -> Reader | None:
     LogError
         If it cannot be opened, or looks like a log in an encoding that cannot be told.
     """
-    with contained(path), open(path, "rb") as file:
+    with contained(path):
+        return _reader(path, _head(path))
+
+
+def _head(path: Path) -> bytes:
+    """Read the beginning of a file, and the end of a large one, as UTF-8."""
+    with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
         if len(head) == HEAD_BYTES:
             size = file.seek(0, 2)
             file.seek(max(HEAD_BYTES, size - TAIL_BYTES))
             head += file.read(TAIL_BYTES)
-    if encoding(head) != "utf-8":
-        head = decode(head).encode("utf-8", "replace")
+    return head if encoding(head) == "utf-8" else decode(head).encode("utf-8", "replace")
+
+
+def _reader(path: Path, head: bytes) -> Reader | None:
     first = head.split(b"\n", 1)[0].strip().decode("utf-8", "replace").split(",")
     if set(step_csv.HEADER) <= set(first):
         return step_csv.read

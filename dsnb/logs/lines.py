@@ -15,7 +15,9 @@ from dsnb.logs.encoding import utf8_pieces
 
 LONGEST_LINE = 64 * 1024
 """Characters; what a longer line holds beyond them is passed over (binary garbage has lines of any length)."""
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 4 * 2**20
+WORTH_BYTES = 16 * 2**10
+"""A block smaller than this is searched more quickly line by line."""
 _LONGEST_BYTES = 4 * LONGEST_LINE + 4
 """At least `LONGEST_LINE` characters, however many bytes each has."""
 _LINE_FEED, _CARRIAGE_RETURN = 10, 13
@@ -71,20 +73,26 @@ def line_number(path: Path, place: int) -> int:
 
 
 def _searcher(patterns: list[str]) -> Mask:
-    """Return what tells which lines of a block match one of the patterns."""
+    """Return what tells which lines of a block match one of the patterns, or may do so."""
     try:
         import pyarrow as pa
         from pyarrow import compute
     except ImportError:  # a GPU host may lack it
-        return lambda _block, bounds: np.ones(len(bounds) - 1, dtype=bool)
+        return _every_line
     pattern = "|".join(patterns)
 
     def mask(block: bytes, bounds: np.ndarray) -> np.ndarray:
+        if len(block) < WORTH_BYTES:
+            return _every_line(block, bounds)
         buffers = [None, pa.py_buffer(bounds), pa.py_buffer(block)]
         lines = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
         return compute.match_substring_regex(lines, pattern).to_numpy(zero_copy_only=False)
 
     return mask
+
+
+def _every_line(_block: bytes, bounds: np.ndarray) -> np.ndarray:
+    return np.ones(len(bounds) - 1, dtype=bool)
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
