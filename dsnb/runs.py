@@ -3,6 +3,9 @@
 Every run that was ever started is a row, whatever became of it; what was not measured is missing (NaN), never 0.
 """
 
+import contextlib
+import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from dsnb import cache, folders, records
+from dsnb import cache, folders, index, records
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.logs import find, step_csv
 from dsnb.logs import rows as log_rows
 from dsnb.logs.start import Start
 from dsnb.paths import RunPaths
-from dsnb.places import Found, log_names, look, run_names, shown
+from dsnb.places import Found, in_order, log_names, look, run_names, shown
 from dsnb.schema import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 
 T = TypeVar("T")
@@ -49,8 +52,12 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     """
 
     def load() -> tuple[pd.DataFrame, list[str]]:
-        found = look(path)
-        return _runs(found), [*found.looked_at, *found.results]
+        found = look(path, use_indexes=True)
+        table = _with_indexes(found) if found.indexed else _runs(found)
+        if table is None:
+            found = look(path)
+            table = _runs(found)
+        return table, [*found.looked_at, *found.results]
 
     return cache.kept("runs", Path(path), load)
 
@@ -146,6 +153,49 @@ def _runs(found: Found) -> pd.DataFrame:
     for name in RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return table
+
+
+def _with_indexes(found: Found) -> pd.DataFrame | None:
+    """Return the runs that indexes hold and all others, in order; None where they cannot stand in one table."""
+    import pyarrow as pa
+
+    try:
+        others = pa.Table.from_pandas(_runs(found), preserve_index=False).replace_schema_metadata(None)
+        known = [_placed(one.table, one.runs) for one in found.indexed]
+        if len(known) == 1 and not len(others):
+            return known[0].to_pandas()
+        own = [*found.runs, *(run for one in found.indexed for run in one.runs)]
+        how = {"promote_options": "permissive"}
+        runs = pa.concat_tables([others.slice(0, len(found.runs)), *known], **how).take(in_order(own))
+        return pa.concat_tables([runs, others.slice(len(found.runs))], **how).to_pandas()
+    except (pa.ArrowException, TypeError, ValueError):
+        return None
+
+
+def _placed(table: Any, runs: list[str]) -> Any:
+    """Put beside the columns of an index what follows from where its runs are."""
+    import pyarrow as pa
+
+    names = [run_names(run) for run in runs]
+    labels = {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, runs)]}
+    return pa.table({name: labels[name] if name in labels else table[name] for name in RUN_COLUMNS})
+
+
+def write_index(folder: Path) -> None:
+    """Write the index of a sweep's folder that is finished, so that its first load is quick wherever it is taken.
+
+    Nothing is written while the folder changes, or where something in it cannot be read: every load must say so.
+    """
+    time.sleep(cache.SETTLED_S)
+    with warnings.catch_warnings(), contextlib.suppress(DsnbWarning, OSError):
+        warnings.simplefilter("error", DsnbWarning)
+        found = look(folder)
+        root = os.path.abspath(folder)
+        where = (root, found.runs, found.folders[1:], [log for log in found.logs if os.path.dirname(log) != root])
+        before = index.stamps(*where)
+        table = _runs(Found(runs=found.runs))
+        if found.runs and before.equals(index.stamps(*where)):
+            index.write(folder, before, table)
 
 
 def _steps(found: Found) -> pd.DataFrame:

@@ -1,4 +1,5 @@
 """Logs that nobody wrote: generated ones, readers that fail, encodings; the fast way through a log against a naive one."""
+# ruff: noqa: E501  (programs print lines as long as they like)
 
 import os
 import random
@@ -114,10 +115,12 @@ def test_generated_logs(tmp_path, monkeypatch, seed):
             rows.steps(start)
             read += 1
         if number % 10 == 0:
+            refusals = []
             try:
                 find.read(path, find.reader(path))
             except LogError as error:
-                assert "reader failed" not in str(error)
+                refusals.append(str(error))
+            assert not any("reader failed" in refusal for refusal in refusals)
     assert read > 50
 
 

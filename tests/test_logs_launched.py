@@ -155,6 +155,6 @@ def test_megatron_that_only_shows_its_engine(tmp_path):
     """Without arguments, it is DeepSpeed's own lines that say with what it trains."""
     lines = logs.zero_megatron(2).splitlines(keepends=True)
     text = "".join(
-        line for line in lines if "arguments" not in line and ".............. " not in line or "config.py" in line
+        line for line in lines if ("arguments" not in line and ".............. " not in line) or "config.py" in line
     )
     check(only(read(tmp_path, text)), source="Megatron-DeepSpeed log", strategy="megatron-deepspeed", zero_stage=2)

@@ -113,7 +113,7 @@ def command(start: Start, line: str) -> None:
 
 
 def _goes_on(start: Start, line: str) -> bool:
-    """Say whether a line is `    --flag value \\` or the one after it: a command that was written over several lines."""
+    """Say whether a line is a part of a command that was written over several, each but the last with a backslash."""
     before = start.scratch.get("continued", False)
     is_part = _CONTINUED.match(line) is not None
     start.scratch["continued"] = line.rstrip().endswith("\\")

@@ -22,7 +22,7 @@ _FIELD = re.compile(
     r"|elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|\(s\)|ms|s)|throughput per GPU \(TFLOP/s/GPU\)"
     r"|TFLOPs|\[LM\]-TFLOPs)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
 )
-"""`| name: 1.0`, `| name=1.0` and the oldest form, `| name 1.0`; a value that ends where the log ends may be cut off."""
+"""`| name: 1.0`, `| name=1.0` and the oldest form, `| name 1.0`; a value at the very end of a log may be cut off."""
 _NAN_LOSS = re.compile(r"lm[ _-]loss:?\s*=?\s*nan", re.I)
 _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
 

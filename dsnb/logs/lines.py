@@ -99,11 +99,11 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield whole lines, about `BLOCK_BYTES` at a time, and where they begin; of a line too long its beginning only."""
     rest, place, skips = b"", 0, False
     for piece in utf8_pieces(path, BLOCK_BYTES):
-        if skips:  # the rest of a line too long
-            ends = [end for end in (piece.find(b"\n"), piece.find(b"\r")) if end >= 0]
-            skipped = min(ends) if ends else len(piece)
-            place, piece, skips = place + skipped, piece[skipped:], not ends
         block = rest + piece
+        if skips:  # the rest of a line too long
+            ends = [end for end in (block.find(b"\n"), block.find(b"\r")) if end >= 0]
+            skipped = min(ends) if ends else len(block)
+            place, block, skips = place + skipped, block[skipped:], not ends
         end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
         if end:
             yield place, block[:end]
