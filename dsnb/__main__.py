@@ -42,7 +42,9 @@ def summary(
 
     runs = load_runs(folder)
     if runs.empty:
-        raise SettingsError(f"{str(folder)!r} holds no run: give a folder of outputs, such as outputs/quickstart")
+        from dsnb.places import no_run
+
+        raise SettingsError(no_run(folder))
     if groups:
         show_groups(runs, format_)
     elif timing:

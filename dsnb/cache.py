@@ -89,9 +89,7 @@ def _code() -> bytes:
 
 def _read(file: Path) -> pd.DataFrame | None:
     """Read a kept table; None if there is none, if something changed, or if it cannot be read."""
-    with contextlib.suppress(
-        ImportError, OSError, ValueError, TypeError, LookupError, MemoryError, NotImplementedError
-    ):
+    with contextlib.suppress(Exception):  # a cache is never a reason to fail
         import pyarrow as pa
 
         with open(file, "rb") as source:
@@ -102,8 +100,11 @@ def _read(file: Path) -> pd.DataFrame | None:
             before = np.column_stack([looked_at[name].to_numpy() for name in ("ctime_ns", "size", "ino")])
             if not np.array_equal(now, before):
                 return None
-            table: pd.DataFrame = pa.ipc.open_stream(source).read_all().to_pandas()
-        os.utime(file)
+            content = pa.ipc.open_stream(source).read_all()
+        content.validate(full=True)  # else what is damaged could crash pyarrow itself
+        table: pd.DataFrame = content.to_pandas()
+        with contextlib.suppress(OSError):  # it may be another user's
+            os.utime(file)
         return table
     return None
 
@@ -111,7 +112,7 @@ def _read(file: Path) -> pd.DataFrame | None:
 def _write(file: Path, looked_at: list[str], stamps: np.ndarray, table: pd.DataFrame) -> None:
     """Keep a table; where that cannot be (a full disk, mixed types in a column), it is just not kept."""
     temporary = file.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
-    with contextlib.suppress(ImportError, OSError, ValueError, TypeError):
+    with contextlib.suppress(Exception):
         import pyarrow as pa
 
         numbers = dict(zip(("ctime_ns", "size", "ino"), stamps.T, strict=True))
@@ -125,4 +126,5 @@ def _write(file: Path, looked_at: list[str], stamps: np.ndarray, table: pd.DataF
         os.replace(temporary, file)
         for old in sorted(file.parent.glob("*.arrow"), key=lambda one: one.stat().st_mtime)[:-MOST_FILES]:
             old.unlink(missing_ok=True)
-    temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError, ValueError):
+        temporary.unlink()

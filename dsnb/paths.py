@@ -149,6 +149,11 @@ class SweepPaths(_JobPaths):
         return self.dir / ".lock"
 
     @property
+    def index(self) -> Path:
+        """What its run folders say, for a quick first load; taken only while it fits them."""
+        return self.dir / ".index.arrow"
+
+    @property
     def report_notebook(self) -> Path:
         """The executed report notebook."""
         return self.dir / "report.ipynb"
@@ -187,12 +192,13 @@ def outputs_root() -> Path:
 
 
 def cache_home() -> Path | None:
-    """Give the folder in which large tables are kept: `$DSNB_CACHE`, or the user's cache; None if that is `off`."""
-    if (chosen := os.environ.get("DSNB_CACHE")) is not None:
-        return None if chosen in {"", "off"} else Path(chosen)
+    """Return the folder in which large tables are kept: `$DSNB_CACHE`, or the user's cache; None if there is none."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsnb"
-    except RuntimeError:  # no home
+        if (chosen := os.environ.get("DSNB_CACHE")) is not None:
+            return None if chosen in {"", "off"} else Path(chosen).expanduser()
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return base / "dsnb" if base.is_absolute() else None
+    except RuntimeError:  # no home, or `~` of nobody
         return None
 
 

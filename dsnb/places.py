@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsnb import paths
+from dsnb import index, paths
 from dsnb.errors import DsnbWarning, SettingsError
+from dsnb.index import Index
 from dsnb.logs import find
 from dsnb.logs.start import Start
 from dsnb.paths import RunPaths
@@ -28,10 +29,23 @@ class Found:
     """`result.json` of every finished run, written last and in one step."""
     steps: list[str] = field(default_factory=list)
     """`steps.jsonl` of every finished run."""
+    indexed: list[Index] = field(default_factory=list)
+    """What the indexes of sweeps say, whose runs are not in `runs` then."""
+    folders: list[str] = field(default_factory=list)
+    """The folders that are no runs."""
+    files: int = 0
+    """How many files are in these."""
 
 
-def look(path: str | Path) -> Found:
+def look(path: str | Path, *, use_indexes: bool = False) -> Found:
     """Find dsnb's run folders and other files below `path`, in order, `run2` before `run10`.
+
+    Parameters
+    ----------
+    path
+        A folder, or one log.
+    use_indexes
+        Take the runs of a sweep from its index, where there is one that fits.
 
     Raises
     ------
@@ -54,6 +68,7 @@ def look(path: str | Path) -> Found:
         folder = waiting.pop()
         inside, below = _scan(folder)
         if no_training in inside:
+            found.folders.append(folder)
             continue
         if own in inside:
             found.runs.append(folder)
@@ -64,13 +79,32 @@ def look(path: str | Path) -> Found:
                 found.looked_at += [folder, *(os.path.join(folder, name) for name in inside)]
             continue
         found.looked_at.append(folder)
-        waiting += [os.path.join(folder, name) for name in below]
+        found.folders.append(folder)
+        found.files += len(inside)
+        if use_indexes and index.NAME in inside and (known := index.read(folder, below)):
+            found.indexed.append(known)
+            found.looked_at += known.looked_at
+            found.results += known.results
+            found.logs += known.logs
+        else:
+            waiting += [os.path.join(folder, name) for name in below]
         logs = [os.path.join(folder, name) for name in inside if not name.startswith(".")]
         found.logs += [log for log in logs if os.path.splitext(log)[1].lower() not in find.NEVER]
     found.runs.sort(key=_place)
     found.logs.sort(key=_place)
     found.looked_at += found.logs
     return found
+
+
+def no_run(path: str | Path) -> str:
+    """Return the message for a folder that holds no run, with what was looked at to know it."""
+    found = look(path)
+    numbers = {"file": found.files, "folder": len(found.folders)}
+    files, folders = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in numbers.items())
+    return (
+        f"{str(path)!r} holds no run: looked at {files} in {folders}, none is a run of dsnb or a log that dsnb knows; "
+        f"it reads {find.KINDS}"
+    )
 
 
 def _scan(folder: str) -> tuple[list[str], list[str]]:
@@ -94,6 +128,11 @@ def _scan(folder: str) -> tuple[list[str], list[str]]:
 def _place(path: str) -> tuple[list[str], int, str]:
     *parent, name = path.split(os.sep)
     return parent, paths.repeat(name) or 0, name
+
+
+def in_order(runs: list[str]) -> list[int]:
+    """Return the places of run folders in a list, in their order."""
+    return sorted(range(len(runs)), key=lambda place: _place(runs[place]))
 
 
 def shown(path: str) -> str:

@@ -18,11 +18,16 @@ from dsnb.errors import DsnbWarning
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step: readers see the old file or the new one, never a part."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, raw: bytes) -> None:
+    """Replace the content of `path` in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

@@ -9,6 +9,7 @@ from dsnb import notebooks, pages, paths, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.explorer import page
 from dsnb.paths import SweepPaths
+from dsnb.places import no_run
 from dsnb.runs import load_runs
 
 NOTEBOOK = "90_report"
@@ -38,7 +39,7 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     """
     sweep = SweepPaths(Path(folder).absolute())
     if load_runs(sweep.dir).empty:
-        raise SettingsError(f"{str(folder)!r} holds no run: give the folder of a sweep, such as outputs/quickstart")
+        raise SettingsError(no_run(folder))
     target = Path(output).absolute() if output else sweep.report
     parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
     execute(paths.notebook_template(NOTEBOOK), sweep.report_notebook, parameters)

@@ -3,23 +3,27 @@
 Every run that was ever started is a row, whatever became of it; what was not measured is missing (NaN), never 0.
 """
 
+import contextlib
+import os
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from dsnb import cache, folders, records
+from dsnb import cache, folders, index, records
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.logs import find, step_csv
 from dsnb.logs import rows as log_rows
 from dsnb.logs.start import Start
 from dsnb.paths import RunPaths
-from dsnb.places import Found, log_names, look, run_names, shown
+from dsnb.places import Found, in_order, log_names, look, run_names, shown
 from dsnb.schema import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 
+T = TypeVar("T")
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
 
 
@@ -48,8 +52,12 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     """
 
     def load() -> tuple[pd.DataFrame, list[str]]:
-        found = look(path)
-        return _runs(found), [*found.looked_at, *found.results]
+        found = look(path, use_indexes=True)
+        table = _with_indexes(found) if found.indexed else _runs(found)
+        if table is None:
+            found = look(path)
+            table = _runs(found)
+        return table, [*found.looked_at, *found.results]
 
     return cache.kept("runs", Path(path), load)
 
@@ -99,21 +107,38 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
 
-def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
-    """Read every foreign log; in a folder, what cannot be read is left out with a warning, what is no log without."""
-    for path in found.logs:
+Names = dict[str, Any]
+
+
+def _logged(found: Found, make: Callable[[Path, Names, Start], T]) -> Iterator[tuple[Names, T]]:
+    """Make something of every run in foreign logs, and name it.
+
+    In a folder, what cannot be read is left out with a warning, and what is no log without one.
+    """
+    for path in map(Path, found.logs):
         try:
-            reader = find.reader(Path(path))
+            reader = find.reader(path)
             if reader is None and not found.is_one_file:
                 continue
-            starts = find.read(Path(path), reader)
+            starts = find.read(path, reader)
+            with find.contained(path):
+                names = log_names(str(path), starts)
+                made = [make(path, name, start) for name, start in zip(names, starts, strict=True)]
         except LogError as error:
             if found.is_one_file:
                 raise
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
-        for names, start in zip(log_names(path, starts), starts, strict=True):
-            yield path, names, start
+        yield from zip(names, made, strict=True)
+
+
+def _row(path: Path, names: Names, start: Start) -> Names:
+    return log_rows.run(start, Path(shown(str(path))), names)
+
+
+def _step_rows(path: Path, names: Names, start: Start) -> pd.DataFrame:
+    log_rows.run(start, path, names)  # what it derives belongs to the steps, too
+    return log_rows.steps(start)
 
 
 def _runs(found: Found) -> pd.DataFrame:
@@ -121,7 +146,7 @@ def _runs(found: Found) -> pd.DataFrame:
     names = [run_names(folder) for folder in found.runs]
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
     nothing = [None] * len(found.runs)
-    others = [log_rows.run(start, Path(shown(path)), names) for path, names, start in _starts(found)]
+    others = [row for _, row in _logged(found, _row)]
     table = pd.DataFrame(
         {name: own.get(name, nothing) + [row.get(name) for row in others] for name in RUN_COLUMNS}, columns=RUN_COLUMNS
     )
@@ -130,13 +155,55 @@ def _runs(found: Found) -> pd.DataFrame:
     return table
 
 
+def _with_indexes(found: Found) -> pd.DataFrame | None:
+    """Return the runs that indexes hold and all others, in order; None where they cannot stand in one table."""
+    import pyarrow as pa
+
+    try:
+        others = pa.Table.from_pandas(_runs(found), preserve_index=False).replace_schema_metadata(None)
+        known = [_placed(one.table, one.runs) for one in found.indexed]
+        if len(known) == 1 and not len(others):
+            return known[0].to_pandas()
+        own = [*found.runs, *(run for one in found.indexed for run in one.runs)]
+        how = {"promote_options": "permissive"}
+        runs = pa.concat_tables([others.slice(0, len(found.runs)), *known], **how).take(in_order(own))
+        return pa.concat_tables([runs, others.slice(len(found.runs))], **how).to_pandas()
+    except (pa.ArrowException, TypeError, ValueError):
+        return None
+
+
+def _placed(table: Any, runs: list[str]) -> Any:
+    """Put beside the columns of an index what follows from where its runs are."""
+    import pyarrow as pa
+
+    names = [run_names(run) for run in runs]
+    labels = {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, runs)]}
+    return pa.table({name: labels[name] if name in labels else table[name] for name in RUN_COLUMNS})
+
+
+def write_index(folder: Path) -> None:
+    """Write the index of a sweep's folder that is finished, so that its first load is quick wherever it is taken.
+
+    Nothing is written while the folder changes, or where something in it cannot be read: every load must say so.
+    """
+    time.sleep(cache.SETTLED_S)
+    with warnings.catch_warnings(), contextlib.suppress(DsnbWarning, OSError):
+        warnings.simplefilter("error", DsnbWarning)
+        found = look(folder)
+        root = os.path.abspath(folder)
+        where = (root, found.runs, found.folders[1:], [log for log in found.logs if os.path.dirname(log) != root])
+        before = index.stamps(*where)
+        table = _runs(Found(runs=found.runs))
+        if found.runs and before.equals(index.stamps(*where)):
+            index.write(folder, before, table)
+
+
 def _steps(found: Found) -> pd.DataFrame:
     own, counts = folders.steps(found.runs)
     names, parts = [run_names(folder) for folder in found.runs], [own]
-    for path, start_names, start in _starts(found):
-        log_rows.run(start, Path(path), start_names)
-        parts.append(log_rows.steps(start))
-        counts.append(len(parts[-1]))
+    for start_names, steps in _logged(found, _step_rows):
+        parts.append(steps)
+        counts.append(len(steps))
         names.append(start_names)
     parts = [part for part in parts if len(part)] or parts[:1]
     return _labelled(pd.concat(parts, ignore_index=True), names, counts)

@@ -77,12 +77,17 @@ def run_sweep(
         raise SettingsError(problems)
     with locked(sweep.paths):
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
+        with contextlib.suppress(OSError):
+            sweep.paths.index.unlink()
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
         with _shown(sweep, todo, progress, foretold=slurm is None) as shown:
             if slurm:
                 schedule.make_all(todo, SlurmJobs(slurm, sweep.name, todo, shown.say), shown)
             else:
                 _make_here(todo, shown)
+        from dsnb.runs import write_index  # pandas is not needed before
+
+        write_index(sweep.paths.dir)
         return [result for run in sweep.runs if (result := job.recorded(run.paths))]
 
 

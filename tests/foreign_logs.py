@@ -2,6 +2,7 @@
 # ruff: noqa: E501  (programs print lines as long as they like)
 
 import json
+import re
 from pathlib import Path
 
 CHAT_COMMAND = (
@@ -138,6 +139,97 @@ def step_csv(steps: int = 63, seconds: float = 0.05, epochs: int = 2) -> str:
 
 
 GPU_CSV = "timestamp,gpu_index,gpu_util_pct,mem_used_mb,power_w\n1.0,0,80,8192,400\n2.0,0,90,10240,500\n"
+
+
+def traced_trainer(launcher: str = "torchrun --nproc_per_node 4") -> str:
+    """The same training as `trainer()`, with DeepSpeed, started by a script under `set -x`: 4 GPUs, micro-batch 8."""
+    command = (
+        "     examples/run_clm.py     --model_name_or_path openai-community/gpt2     --do_train     "
+        "--per_device_train_batch_size 8     --gradient_accumulation_steps 2     --block_size 512     --bf16     "
+        "--gradient_checkpointing     --learning_rate 2e-5     --deepspeed ./ds_z2.json     "
+    )
+    return (
+        "+++ type -t module\n++ '[' -z function ']'\n++ _mlIFS=' \t\n'\n+ ds_args=' --deepspeed '\n"
+        "+++ ask_conda='PS1='\\''(base) '\\''\nexport PATH='\\''/opt/conda/bin'\\'''\n"
+        "+ python tools/preprocess_data.py --seq_length 77 --seed 5\n"
+        f"+ export 'LAUNCHER={launcher}     '\n+ export 'CMD={command}'\n+ CMD='{command}'\n"
+        "+ python -c 'h=7168; print(f'\\''{h}'\\'')'\n"
+        "+ srun --jobid 1 bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'\n"
+        f"+ {launcher} {' '.join(command.split())} --empty '' --config_overrides n_embd=64,n_layer=2\n"
+        "INFO:__main__:Training/evaluation parameters TrainingArguments(output_dir=out, bf16=True, fp16=False, "
+        "per_device_train_batch_size=8, gradient_accumulation_steps=2, learning_rate=2e-05, seed=42, mp_parameters=)\n"
+        + CONFIG.replace("per_gpu  4", "per_gpu  8").replace("world_size ................... 8", "world_size ... 4")
+        + trainer()
+    )
+
+
+def zero_megatron(stage: int, pipeline: int = 1, iterations: int = 4, old: bool = True) -> str:
+    """Megatron-DeepSpeed on 64 GPUs, TP 4, micro-batch 4: 768 sequences of 1,024 tokens in 120 s, in 124 s at first.
+
+    `old` is the fork of before there was a global batch size, whose first line knows no pipeline.
+    """
+    ways = 16 // pipeline
+    accumulated = 768 // (4 * ways)
+    arguments: dict[str, object] = {
+        "checkpoint_activations": True, "deepspeed": True, "deepspeed_activation_checkpointing": False,
+        "hidden_size": 1024, "num_layers": 24, "params_dtype": "torch.float16", "seq_length": 1024, "world_size": 64,
+        "train_iters": 1000, "zero_stage": stage, "lr": 0.00015, "seed": 1234,
+    }  # fmt: skip
+    if old:
+        head = "using world size: 64 and model-parallel size: 4\n"
+        arguments |= {"batch_size": 4, "gas": accumulated, "model_parallel_size": 4}
+        arguments |= {"pipe_parallel_size": pipeline} if pipeline > 1 else {}
+    else:
+        head = f"using world size: 64, data-parallel-size: {ways}, tensor-model-parallel size: 4, pipeline-model-parallel size: {pipeline} \n"
+        arguments |= {"micro_batch_size": 4, "global_batch_size": 768, "data_parallel_size": ways}
+        arguments |= {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": pipeline}
+    settings = {
+        "train_batch_size": 768, "gradient_accumulation_steps": accumulated, "world_size": ways,
+        "zero_optimization_stage": stage, "bfloat16_enabled": False, "fp16_enabled": True,
+    }  # fmt: skip
+    config = CONFIG.replace("stage=2", f"stage={stage}")
+    for name, value in settings.items():
+        config = re.sub(rf"({name} \.+) .*", rf"\1 {value}", config)
+    steps = "".join(_zero_iteration(number, pipeline, old) for number in range(1, iterations + 1))
+    return (
+        f"{head}using torch.float16 for parameters ...\n-------------------- arguments --------------------\n"
+        + "".join(f"  {name} .............. {value}\n" for name, value in sorted(arguments.items()))
+        + "---------------- end of arguments ----------------\n"
+        "> padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)\n"
+        "> initializing torch distributed ...\n> initializing model parallel with size 4\n"
+        + (topology(pipeline, ways, 4) if pipeline > 1 else "")
+        + config
+        + steps
+        + "after 1 iterations memory (MB) | allocated: 1024.0 | max allocated: 2048.0 | reserved: 3072.0 | max reserved: 4096.0\n"
+        "[after training is done] datetime: 2021-05-25 23:30:04 \n"
+    )
+
+
+def _zero_iteration(number: int, pipeline: int, old: bool) -> str:
+    seconds = 124 if number == 1 else 120
+    return (
+        f"[2021-05-25 22:30:04,195] [INFO] [logging.py:60:log_dist] [Rank 0] step={number}, skipped=1, lr=[0.0], mom=[0]\n"
+        + (f"steps: {number} loss: 9.5 iter time (s): {seconds}.0 samples/sec: 6.2\n" if pipeline > 1 else "")
+        + f" iteration {number:8d}/    1000 | elapsed time per iteration (ms): {seconds}000.0 | learning rate: 1.875E-05 |"
+        + ("" if old else " global batch size:   768 |")
+        + f" lm loss: {13 - number:.6E} | loss scale: 1024.0 | number of skipped iterations:   0 |"
+        " number of nan iterations:   0 |\n"
+        "time (ms) | forward: 35650.91 | backward: 85861.86 | optimizer: 386.53 | batch generator: 13.17\n"
+        "Effective Tera Flops per GPU: 41.94 and total parameters 52.005 B\n"
+    )
+
+
+def topology(pipeline: int, data: int, model: int | None) -> str:
+    """What DeepSpeed's pipeline engine prints of who does what."""
+    places = [(p, d, m) for p in range(pipeline) for d in range(data) for m in range(model or 1)]
+    names = [f"pipe={p}, data={d}" + (f", model={m}" if model else "") for p, d, m in places]
+    ranks = ", ".join(f"ProcessCoord({name}): {rank}" for rank, name in enumerate(names))
+    stages = "".join(f"stage={stage} layers=4\n     0: EmbeddingPipe\n" for stage in range(pipeline))
+    built = "".join(
+        f"[2021-06-10 20:47:52,226] [INFO] [engine.py:134:__init__] RANK={stage} STAGE={stage} LAYERS=4 [0, 4) STAGE_PARAMS=91\n"
+        for stage in range(pipeline)
+    )
+    return f"SEED_LAYERS=False BASE_SEED=1234 SEED_FN=None\nUsing topology: {{{ranks}}}\n{stages}{built}"
 
 
 def write_all(folder: Path) -> Path:

@@ -128,12 +128,25 @@ def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
          "--hostfile is 'hosts', but Slurm chooses hosts: leave one of them out"),
         (["summary", "none"],
          "'none' is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"),
-        (["report", "dsnb"], "'dsnb' holds no run: give the folder of a sweep, such as outputs/quickstart"),
     ],
 )  # fmt: skip
 def test_trouble_is_one_line(words, message):
     done = dsnb(*words)
     assert (done.returncode, done.stderr, done.stdout) == (1, f"error: {message}\n", "")
+
+
+@pytest.mark.parametrize("command", ["summary", "report"])
+def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("notes.txt", "a/picture.png", "a/b/.hidden"):
+        (tmp_path / name).write_text("nothing")
+    done = dsnb(command, tmp_path)
+    message = (
+        f"error: '{tmp_path}' holds no run: looked at 3 files in 3 folders, none is a run of dsnb or a log that dsnb "
+        "knows; it reads console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and transformers' "
+        "Trainer, trainer_state.json, and step_log.csv\n"
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (1, message, "")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -115,6 +115,44 @@ def test_no_cache_can_be_written(folder, monkeypatch):
     assert len(dsnb.load_runs(folder)) == len(dsnb.load_runs(folder))
 
 
+@pytest.mark.parametrize(
+    "place", ["file", "file/below", "~nosuchuser/cache", "/proc/none", "/sys/none", "a\0b", "no_home", "", "off"]
+)
+def test_a_cache_that_cannot_be_is_none(folder, monkeypatch, tmp_path, place):
+    """A file in its place, a folder that nobody may write to, nobody's home: a load is the same without one."""
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    if "\0" in place:
+        monkeypatch.setattr(cache.paths, "cache_home", lambda: tmp_path / place)
+    elif place == "no_home":
+        monkeypatch.delenv("DSNB_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr("pathlib.Path.home", raise_no_home)
+    else:
+        monkeypatch.setenv("DSNB_CACHE", place if place[:1] in {"/", "~", "", "o"} else str(tmp_path / place))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for load in (dsnb.load_runs, dsnb.load_steps):
+        pd.testing.assert_frame_equal(load(folder), load(folder))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def raise_no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_cache_that_can_only_be_read_is_read(folder, loads, monkeypatch):
+    """On a read-only file system even the note that it was used cannot be written."""
+    first = dsnb.load_runs(folder)
+
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    pd.testing.assert_frame_equal(dsnb.load_runs(folder), first)
+    assert loads == ["_runs"]
+
+
 def test_code_that_changed_reads_anew(folder, loads, monkeypatch):
     dsnb.load_runs(folder)
     monkeypatch.setattr(cache, "_code", lambda: b"later")

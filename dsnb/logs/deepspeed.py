@@ -32,8 +32,8 @@ _PEAK = re.compile(r"\bMax_MA " + NUMBER + " GB")
 
 
 def clock(start: Start, line: str) -> float | None:
-    """Give the seconds since the first time stamp of this start."""
-    found = _STAMP.search(line)
+    """Return the seconds since the first time stamp of this start."""
+    found = _STAMP.search(line) if "[20" in line else None
     if not found:
         return None
     try:
@@ -90,7 +90,7 @@ def timer(start: Start, line: str) -> None:
 
 
 def _whole_steps(start: Start, micro_steps: str) -> int:
-    """Give the optimizer steps of the oldest timer, `epoch/micro-batch`."""
+    """Return the optimizer steps of the oldest timer, `epoch/micro-batch`."""
     return int(micro_steps) // start.settings.get("grad_accum", 1)
 
 
@@ -102,6 +102,7 @@ def step(start: Start, line: str) -> None:
         before = start.scratch.get("skipped", 0)
         skipped = int(found[2])
         if "Megatron" in start.program:
+            start.scratch["skipped_by_engine"] = skipped
             return
         start.steps.add(int(found[1]), skipped=max(0, skipped - before))
         if skipped >= before and not start.steps.fell_back:

@@ -1,8 +1,10 @@
 """The configuration that DeepSpeed prints when it builds an engine: what it really used."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-from dsnb.logs.flags import number_from_0, stage
+from dsnb.logs.flags import number_from_0, stage, stages
 from dsnb.logs.start import DERIVED, Start
 from dsnb.logs.text import count
 
@@ -10,13 +12,17 @@ _CONFIG = re.compile(r"config\.py:\d{1,6}:print\]\s+(\w{1,60})(?: \.+|\s) *(.*\n
 _OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)")
 _DEVICE = re.compile(r'"device": "(\w{1,20})"')
 _STAGE = re.compile(r"\bstage=(?:<\w+\.\w+: )?([0-3])\b")
-CONFIG = {
+_STAGES = re.compile(r"'stages': (\d{1,6})\b")  # usually 'auto'
+CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
     "train_batch_size": ("global_batch_size", count),
     "train_micro_batch_size_per_gpu": ("micro_batch_size", count),
     "gradient_accumulation_steps": ("grad_accum", count),
     "zero_optimization_stage": ("zero_stage", stage),
     "gradient_clipping": ("gradient_clipping", number_from_0),
     "world_size": ("data_parallel", count),  # that of one model replica's peers, not of the job
+    "pipe_parallel_size": ("pipeline_parallel", stages),
+    "num_stages": ("pipeline_parallel", count),
+    "model_parallel_size": ("tensor_parallel", count),
 }
 
 
@@ -33,6 +39,8 @@ def config(start: Start, line: str) -> None:
         start.print(**{setting: read(value)})
     elif name in {"fp16_enabled", "bfloat16_enabled", "float16_config", "bfloat16_config"}:
         _precision(start, "bf16" if name.startswith("b") else "fp16", value)
+    elif name == "pipeline" and (number := _STAGES.search(value)):
+        start.print(pipeline_parallel=count(number[1]))
     elif name == "zero_config":
         if within := _STAGE.search(value):
             start.print(zero_stage=int(within[1]))
@@ -43,6 +51,9 @@ def config(start: Start, line: str) -> None:
 def engine(start: Start) -> None:
     """Note that DeepSpeed has built an engine: what a launcher prints after that belongs to another start."""
     start.program = start.program or "DeepSpeed"
+    if start.program == "Megatron-LM":
+        start.program = "Megatron-DeepSpeed"
+        start.print(strategy="megatron-deepspeed")
     start.settings.setdefault("strategy", "deepspeed")
     start.configured = True
 

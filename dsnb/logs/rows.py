@@ -16,6 +16,7 @@ def run(start: Start, path: Path, names: dict[str, Any]) -> dict[str, Any]:
     _parallel(start)
     _throughput(start)
     _losses(start)
+    _skipped(start)
     _flops(start)
     status, cause = ending(start)
     return {
@@ -178,6 +179,17 @@ def _losses(start: Start) -> None:
     known = start.steps.known("loss")
     if known and "loss_last" not in start.figures:
         start.measure(loss_first=known[0], loss_last=known[-1])
+
+
+def _skipped(start: Start) -> None:
+    """Take the engine's count of skipped steps where Megatron's own lines miss some: they do not know a pipeline's.
+
+    The engine counts from the first step on, so a run that was resumed tells nothing.
+    """
+    steps, skipped = start.steps.columns["step"], start.scratch.get("skipped_by_engine", 0)
+    is_whole = len(steps) > 1 and (steps[0] == 1 or steps[0] == steps[1] - steps[0])
+    if is_whole and skipped > start.figures.get("skipped_steps", 0):
+        start.measure(skipped_steps=skipped)
 
 
 def _flops(start: Start) -> None:

@@ -7,45 +7,57 @@ from typing import Any
 LOGGED, PUBLISHED, DERIVED = ORIGINS = ("as logged", "as published", "derived")
 FIELDS = ("step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped")
 MISSING = float("nan")
+WIDTH = len(FIELDS)
+_PLACES = {name: place for place, name in enumerate(FIELDS)}
 
 
 class Steps:
-    """The steps of a start in the order in which they were logged: columns of doubles, for logs of any length."""
+    """The steps of a start in the order in which they were logged: rows of doubles, for logs of any length."""
 
     def __init__(self) -> None:
-        self.columns = {name: array("d") for name in FIELDS}
+        self._rows = array("d")
         self.fell_back = False
         """The last step that was passed over was the first one again: another training has begun."""
 
     def __len__(self) -> int:
-        return len(self.columns["step"])
+        return len(self._rows) // WIDTH
+
+    @property
+    def columns(self) -> dict[str, "array[float]"]:
+        """The values of each field, missing ones as NaN; a copy."""
+        return {name: self._rows[place::WIDTH] for name, place in _PLACES.items()}
 
     @property
     def first(self) -> float:
         """The number of the first step."""
-        return self.columns["step"][0] if len(self) else MISSING
+        return self._rows[0] if self._rows else MISSING
 
     @property
     def last(self) -> float:
         """The number of the last step."""
-        return self.columns["step"][-1] if len(self) else MISSING
+        return self._rows[-WIDTH] if self._rows else MISSING
+
+    @property
+    def last_span(self) -> float:
+        """How many steps the last line stands for: those since the line before."""
+        return self._rows[-WIDTH] - self._rows[-2 * WIDTH] if len(self) > 1 else 1.0
 
     def add(self, step: int, **values: float | None) -> None:
         """Add a step, or add to the last one; one that came before is another rank's echo and is passed over."""
-        self.fell_back = len(self) > 1 and step <= self.first
-        if len(self) and step < self.last:
-            return
-        if not len(self) or step > self.last:
-            for column in self.columns.values():
-                column.append(MISSING)
-            self.columns["step"][-1] = step
-        for name, value in values.items():
-            if value is not None and self.columns[name][-1] != self.columns[name][-1]:
-                self.columns[name][-1] = value
+        rows = self._rows
+        self.fell_back = len(rows) > WIDTH and step <= rows[0]
+        if not rows or step > rows[-WIDTH]:
+            rows.append(step)
+            rows.extend([MISSING if value is None else value for value in map(values.get, FIELDS[1:])])
+        elif step == rows[-WIDTH]:
+            for name, value in values.items():
+                place = _PLACES[name] - WIDTH
+                if value is not None and rows[place] != rows[place]:
+                    rows[place] = value
 
     def known(self, name: str) -> list[float]:
-        """Give the values of a column that are not missing."""
-        return [value for value in self.columns[name] if value == value]
+        """Return the values of a field that are not missing."""
+        return [value for value in self._rows[_PLACES[name] :: WIDTH] if value == value]
 
 
 @dataclass
@@ -75,6 +87,10 @@ class Start:
     """The program printed its final figures."""
     began_s: float | None = None
     """The first time stamp, in seconds."""
+    faults: int = 0
+    """Lines at which a reader failed."""
+    first_fault: tuple[int, str] | None = None
+    """The place in the log of the first of them, and the error."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """What a reader must remember from one line to another."""
 
@@ -84,14 +100,23 @@ class Start:
         return not self.program
 
     def say(self, **settings: Any) -> None:
-        """Take settings from the command line, which what is printed later corrects."""
+        """Take settings from a command line, which a later command corrects, and what the program prints more so.
+
+        Once the program has printed what it uses, a command can only add to it.
+        """
+        said = self.scratch.setdefault("said", set())
         for name, value in settings.items():
-            if value is not None:
-                self.settings.setdefault(name, value)
+            if value is not None and (name not in self.settings or (name in said and not self.configured)):
+                self.settings[name] = value
+                said.add(name)
 
     def print(self, **settings: Any) -> None:
         """Take settings as the program printed them: what it really used."""
-        self.settings.update({name: value for name, value in settings.items() if value is not None})
+        for name, value in settings.items():
+            if value is not None:
+                self.settings[name] = value
+                if "said" in self.scratch:
+                    self.scratch["said"].discard(name)
 
     def measure(self, origin: str = LOGGED, **figures: float | None) -> None:
         """Take figures; the last one of a name counts."""

@@ -7,6 +7,7 @@ median of what is left; so the corrected figure is the same median over the time
 
 import csv
 import re
+import warnings
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,9 +18,11 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.errors import LogError
+from dsnb.errors import DsnbWarning, LogError
+from dsnb.logs.encoding import open_text
+from dsnb.logs.lines import LONGEST_LINE
 from dsnb.logs.start import DERIVED, LOGGED, MISSING, Start
-from dsnb.logs.text import LONGEST_LINE, number, positive
+from dsnb.logs.text import number, positive
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
 WARMUP_STEPS = 20
@@ -111,7 +114,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any] | None]:
 
     The last row may be cut off.
     """
-    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+    with open_text(path, newline="") as file:
         names = file.readline(LONGEST_LINE).strip().split(",")
         while line := file.readline(LONGEST_LINE):
             cells = line.rstrip("\r\n").split(",")
@@ -141,24 +144,30 @@ def load_gpu(path: Path) -> pd.DataFrame:
     pandas.DataFrame
         `t_s`, `gpu`, `util_pct`, `memory_used_gib`, `power_w`, `sm_clock_mhz`, as far as there are such columns.
     """
-    if not path.is_file():
-        return pd.DataFrame()
     try:
-        with open(path, encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.reader(line for line in file if "\0" not in line and len(line) < LONGEST_LINE)
-            header = next(reader, [])
-            places = {name: index for index, title in enumerate(header) if (name := _column(title))}
-            rows = [
-                {name: _cell(row[index], header[index]) for name, index in places.items()}
-                for row in reader
-                if len(row) == len(header)
-            ]
-    except (OSError, csv.Error):
+        table = _samples(path) if path.is_file() else pd.DataFrame()
+    except MemoryError:
+        raise
+    except Exception as error:  # it only adds to the run
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        warnings.warn(f"left out: {path} cannot be read ({what})", DsnbWarning, stacklevel=2)
         return pd.DataFrame()
-    table = pd.DataFrame(rows, columns=list(places), dtype=float)
     if "t_s" in table and len(table):
         table["t_s"] -= table["t_s"].min()
     return table
+
+
+def _samples(path: Path) -> pd.DataFrame:
+    with open_text(path, newline="") as file:
+        reader = csv.reader(line for line in file if "\0" not in line and len(line) < LONGEST_LINE)
+        header = next(reader, [])
+        places = {name: index for index, title in enumerate(header) if (name := _column(title))}
+        rows = [
+            {name: _cell(row[index], header[index]) for name, index in places.items()}
+            for row in reader
+            if len(row) == len(header)
+        ]
+    return pd.DataFrame(rows, columns=list(places), dtype=float)
 
 
 def _column(title: str) -> str | None:

@@ -142,7 +142,8 @@ def take(start: Start, values: dict[str, float | None], origin: str = LOGGED) ->
 
 
 READERS = {
-    "atch size": settings,
+    "batch size per ": settings,
+    "train batch size": settings,
     "ccumulation steps = ": settings,
     "optimization steps = ": settings,
     "trainable parameters = ": settings,

@@ -6,6 +6,7 @@ from typing import Any
 
 from dsnb.errors import LogError
 from dsnb.logs import trainer
+from dsnb.logs.encoding import decode
 from dsnb.logs.start import DERIVED, Start
 from dsnb.logs.text import count, number
 
@@ -24,7 +25,7 @@ def read(path: Path) -> list[Start]:
     if path.stat().st_size > LARGEST_BYTES:
         raise LogError(path, "is larger than 256 MiB, too large for a trainer_state.json: give the console log instead")
     try:
-        state = json.loads(path.read_bytes().decode("utf-8", "replace"))
+        state = json.loads(decode(path.read_bytes()).removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         raise LogError(path, "is cut off or damaged JSON: it cannot be read as a trainer_state.json", line) from error

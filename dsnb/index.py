@@ -1,0 +1,172 @@
+"""The index of a sweep: what its run folders say, in one file beside them, for a quick first load.
+
+`dsnb.runs` writes it when a sweep is over. It goes with the folder wherever `rsync -a` or `cp -a` takes it, so it is
+compared with what these keep: modification times and sizes. Only a file that was edited without a new size and then
+given its old time back goes unnoticed. An index that does not fit, is damaged or was written by other code is ignored.
+Without pyarrow there is none.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb import paths, records
+from dsnb.paths import RunPaths, SweepPaths
+from dsnb.schema import KEYS, RUN_COLUMNS
+
+NAME = SweepPaths(Path()).index.name
+COLUMNS = [name for name in RUN_COLUMNS if name not in {*KEYS, "run_dir"}]
+"""Without what the place of the folder says."""
+FOLDER, RUN, FILE, LOG = range(4)
+LARGEST_BYTES = 2**30
+_FILES = [getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "nodes", "notebook")]
+_RESULT = RunPaths(Path()).result.name
+_ODD_PATH = r"(^|/)\.{0,2}(/|$)|\x00"
+"""One with a part that is empty, `.` or `..`: it could lead out of the folder."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an index says of a sweep's folder, with whole paths."""
+
+    runs: list[str]
+    """In order."""
+    logs: list[str]
+    """Files in folders below it that may be logs of other programs: they are read as ever."""
+    looked_at: list[str]
+    """The other folders below it, and the run folders without a result."""
+    results: list[str]
+    table: Any
+    """A pyarrow table: `COLUMNS`, a row a run."""
+
+
+def stamps(folder: str, runs: Sequence[str], folders: Sequence[str], logs: Sequence[str]) -> pd.DataFrame:
+    """Return what tells later whether something changed.
+
+    Parameters
+    ----------
+    folder
+        The sweep's folder.
+    runs, folders, logs
+        Below it: the run folders, in order, all other folders, and files in these that may be logs.
+
+    Returns
+    -------
+    pandas.DataFrame
+        `path` (relative), `role`, `mtime_ns`, `size` (of folders 0); a row for each folder and file that a row of runs
+        comes from.
+    """
+    files = [path for run in runs for name in _FILES if os.path.exists(path := f"{run}/{name}")]
+    some = ((FOLDER, folders), (RUN, runs), (FILE, files))
+    rows = [(path.removeprefix(f"{folder}/"), role, *_stamp(path)) for role, paths_ in some for path in paths_]
+    rows += [(path.removeprefix(f"{folder}/"), LOG, 0, 0) for path in logs]
+    return pd.DataFrame(rows, columns=["path", "role", "mtime_ns", "size"])
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    about = os.stat(path)
+    return about.st_mtime_ns, 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+
+
+def write(folder: Path, looked_at: pd.DataFrame, runs: pd.DataFrame) -> None:
+    """Write an index; where that cannot be (no pyarrow, a full disk, mixed types in a column), there is none.
+
+    Parameters
+    ----------
+    folder
+        The sweep's folder.
+    looked_at
+        Its `stamps`, from before the runs were read.
+    runs
+        The table of its runs, in their order.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError, TypeError, NotImplementedError):
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        about = pa.Table.from_pandas(looked_at, preserve_index=False).replace_schema_metadata({b"code": _code()})
+        content = pa.Table.from_pandas(runs[COLUMNS], preserve_index=False).replace_schema_metadata(None)
+        for part in (about, content):
+            with pa.ipc.new_stream(sink, part.schema) as writer:
+                writer.write_table(part)
+        payload = sink.getvalue().to_pybytes()
+        records.write_bytes(SweepPaths(folder).index, hashlib.sha256(payload).digest() + payload)
+
+
+@cache
+def _code() -> bytes:
+    """Return a digest of dsnb's code: another version may read the same run otherwise."""
+    files = sorted(paths.PACKAGE.rglob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest().encode()
+
+
+def read(folder: str, below: Sequence[str]) -> Index | None:
+    """Read the index of a folder; None if there is none that fits what is there.
+
+    Parameters
+    ----------
+    folder
+        The sweep's folder, a whole path.
+    below
+        The names of the folders in it.
+    """
+    with contextlib.suppress(Exception):  # whatever a damaged or hostile file leads to
+        file = Path(folder, NAME)
+        raw = file.read_bytes() if file.stat().st_size < LARGEST_BYTES else b""
+        if hashlib.sha256(raw[32:]).digest() == raw[:32]:
+            return _checked(folder, below, raw[32:])
+    return None
+
+
+def _checked(folder: str, below: Sequence[str], payload: bytes) -> Index | None:
+    import pyarrow as pa
+    from pyarrow import compute
+
+    source = pa.BufferReader(payload)
+    about, content = pa.ipc.open_stream(source).read_all(), pa.ipc.open_stream(source).read_all()
+    if (about.schema.metadata or {}).get(b"code") != _code():
+        return None
+    about.validate(full=True)  # else what is damaged could crash pyarrow itself
+    content.validate(full=True)
+    if compute.any(compute.match_substring_regex(about["path"], _ODD_PATH)).as_py():
+        return None
+    rows = [*zip(*(about[name].to_pylist() for name in ("path", "role", "mtime_ns", "size")), strict=True)]
+    runs, folders, files, logs = (
+        [f"{folder}/{path}" for path, role, *_ in rows if role == kind] for kind in (RUN, FOLDER, FILE, LOG)
+    )
+    allowed = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+    is_plain = all(any(is_a(one) for is_a in allowed) for one in content.schema.types)
+    if content.column_names != COLUMNS or len(content) != len(runs) or not is_plain or not _fits(folder, below, rows):
+        return None
+    results = [path for path in files if path.endswith(f"/{_RESULT}")]
+    finished = {path.removesuffix(f"/{_RESULT}") for path in results}
+    return Index(runs, logs, [*folders, *(run for run in runs if run not in finished)], results, content)
+
+
+def _fits(folder: str, below: Sequence[str], rows: list[tuple[str, int, int, int]]) -> bool:
+    """Say whether all is as it was: each folder a real one in another that was looked at, and no more beside it."""
+    known = {path for path, role, *_ in rows if role in {FOLDER, RUN}}
+    if {path for path in known if "/" not in path} != set(below):
+        return False
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for path, role, mtime_ns, size in rows:
+            if "/" in path and path.rpartition("/")[0] not in known:
+                return False
+            if role == LOG:
+                continue
+            now = os.stat(path, dir_fd=handle, follow_symlinks=role == FILE)
+            is_folder = stat.S_ISDIR(now.st_mode)
+            if is_folder is (role == FILE) or now.st_mtime_ns != mtime_ns or (0 if is_folder else now.st_size) != size:
+                return False
+    finally:
+        os.close(handle)
+    return True
