@@ -53,6 +53,7 @@ LAYERS = [
     "schedule",
     "job",
     "notebooks",
+    "kernels",
     "progress",
     "prepare",
     "params",
@@ -72,6 +73,9 @@ LAYERS = [
     "hardware",
     "records",
     "paths",
+    "scratch",
+    "interpreter",
+    "signals",
     "errors",
 ]
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))

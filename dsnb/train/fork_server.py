@@ -5,7 +5,7 @@ process of its own with a fresh copy of the server's memory, and the server itse
 never touches a GPU, so there is nothing for a run to inherit from the last one.
 
 The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
-"run_dir"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away, the
+"run_dir", "umask"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away, the
 ranks are killed; when the server's owner goes away, so is the server.
 """
 
@@ -141,6 +141,7 @@ def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, g
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
         die_with_parent(signal.SIGKILL)
+        os.umask(request["umask"])
         redirect(request["log"])
         os.environ.clear()
         os.environ.update(environment)
@@ -159,7 +160,7 @@ def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, g
 
 def redirect(log: str) -> None:
     """Send everything that this process prints, from any language, to the end of `log`."""
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.dup2(target, 1)
