@@ -23,7 +23,7 @@ from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.paths import RunPaths
 from dsnb.shared import prepared
-from dsnb.train import profiling, skew
+from dsnb.train import profiling, rendezvous, skew
 from dsnb.train.data import batches
 from dsnb.train.engine import DeepSpeedTrainer
 from dsnb.train.meter import Meter
@@ -143,7 +143,8 @@ def set_up(experiment: Experiment) -> torch.device:
     limit = timedelta(seconds=min(experiment.hang_limit_s, LONGEST_WAIT_S))
     # DeepSpeed makes groups of its own without a timeout: each would wait half an hour for a rank that is gone.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", timeout=limit)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, timeout=limit, init_method=rendezvous.INIT_METHOD)
     return device
 
 
