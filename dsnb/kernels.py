@@ -92,7 +92,7 @@ class ThisInterpreter(KernelSpecManager):
         return KernelSpec(
             argv=interpreter.command(
                 "-m",
-                "ipykernel",  # not ipykernel_launcher, which takes PYTHONPATH off the path if it begins with this folder
+                "ipykernel",  # ipykernel_launcher removes the current folder even where PYTHONPATH names it
                 "-f",
                 "{connection_file}",
                 "--log-level=CRITICAL",

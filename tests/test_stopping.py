@@ -37,9 +37,12 @@ def runs(process):
 
 
 class Started:
-    """A sweep whose run waits after its first step until it is released; `ignored` as a shell would have it."""
+    """A sweep, or another command, whose run waits after its first step until it is released.
 
-    def __init__(self, home, ignored=(), **popen):
+    It ignores signals as if a shell had started it so.
+    """
+
+    def __init__(self, home, command=(), ignored=(), **popen):
         self.temporary, self.out, self.wait = home / "tmp", home / "out", home / "wait"
         self.temporary.mkdir(parents=True)
         (home / "small.yaml").write_text(PARAMS)
@@ -47,9 +50,12 @@ class Started:
         env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
         env |= {"TMPDIR": str(self.temporary), "DSNB_TEST_WAIT": str(self.wait)}
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)])
-        words = [sys.executable, "-m", "dsnb", "sweep", str(home / "small.yaml"), "--output", str(self.out)]
+        self.env = env
+        words = [sys.executable, "-m", *(command or ["dsnb", "sweep", home / "small.yaml", "--output", self.out])]
         trap = ["sh", "-c", f'trap "" {" ".join(ignored)}; exec "$0" "$@"'] if ignored else []
-        self.process = psutil.Popen([*trap, *words], env=env, text=True, **{"stderr": subprocess.PIPE, **popen})
+        self.process = psutil.Popen(
+            [*trap, *map(str, words)], env=env, text=True, **{"stderr": subprocess.PIPE, **popen}
+        )
         wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 60)
         assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
         self.family = self.process.children(recursive=True)
@@ -126,14 +132,43 @@ def stopped_and_continued(home):
     sweep.assert_nothing_is_left()
     assert list(sweep.temporary.iterdir()) == []
     sweep.close()
+    report_hung_up_on(sweep)
+
+
+def report_hung_up_on(sweep):
+    report = psutil.Popen([sys.executable, "-m", "dsnb", "report", str(sweep.out)], env=sweep.env)
+    wait_until(lambda: list(sweep.temporary.glob("*/kernel-*")), "the kernel has its sockets", 60)
+    family = report.children(recursive=True)
+    report.send_signal(signal.SIGHUP)
+    assert report.wait(30) == 130
+    wait_until(lambda: not any(map(runs, family)), "its kernel is gone")
+    assert list(sweep.temporary.iterdir()) == []
+
+
+def papermill_is_ended(home):
+    """There papermill handles signals, or does not: then its kernel, the kernel's fork server and ranks go as well."""
+    settings = {"model": "gpt2-tiny", "device": "cpu", "seed": 7, "run_dir": home / "out" / "run1"}
+    words = [word for name, value in settings.items() for word in ("-p", name, value)]
+    notebook = ROOT / "notebooks" / "10_run.ipynb"
+    command = ["papermill", "--no-progress-bar", notebook, home / "out.ipynb", *words]
+    run = Started(home, command, stderr=subprocess.DEVNULL)
+    run.process.terminate()
+    run.process.wait(timeout=30)
+    run.assert_nothing_is_left()
+    assert list(run.temporary.glob(f"{scratch.PREFIX}*")) == []
+    run.close()
 
 
 def killed_while_it_is_stopped(home):
-    """What it could not remove itself is removed by the next start."""
+    """So is its kernel, which cannot notice. What was left is removed by the next start."""
     sweep = Started(home)
+    rank = psutil.Process(sweep.pid_of_rank())
+    sweep.kernel().suspend()
     sweep.process.suspend()
     sweep.process.kill()
     sweep.process.wait()
+    wait_until(lambda: not runs(rank), "the rank is gone")
+    sweep.kernel().resume()
     sweep.assert_nothing_is_left()
     assert not list(sweep.out.rglob("result.json"))
     assert [path for path in sweep.temporary.iterdir() if path.name.startswith(scratch.PREFIX)]
@@ -144,9 +179,7 @@ def killed_while_it_is_stopped(home):
 
 def test_a_sweep_ends_well_however_it_is_stopped():
     """Two at a time, for each waits most of its time."""
-    ways = [in_the_background, by_closing_its_terminal, stopped_and_continued, killed_while_it_is_stopped]
-    with (
-        tempfile.TemporaryDirectory(prefix="stop-") as home,
-        ThreadPoolExecutor(2) as pool,
-    ):  # a short name, for sockets
+    ways = [stopped_and_continued, in_the_background, by_closing_its_terminal, killed_while_it_is_stopped]
+    ways.append(papermill_is_ended)
+    with tempfile.TemporaryDirectory(prefix="stop-") as home, ThreadPoolExecutor(2) as pool:  # short, for sockets
         list(pool.map(lambda way: way(Path(home) / way.__name__[:12]), ways))

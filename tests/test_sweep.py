@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jupyter_client
 import nbformat
+import nbformat.v4 as nbf
 import psutil
 import pytest
 
@@ -22,7 +23,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.job import execute
 from dsnb.params import load_sweep
 from dsnb.runs import load_runs
-from dsnb.sweep import locked, run_sweep
+from dsnb.sweep import is_finished, locked, run_sweep
 
 ROOT = Path(__file__).parents[1]
 PARAMS = """
@@ -127,6 +128,26 @@ def test_a_run_whose_notebook_cannot_start_is_a_row(params, tmp_path, monkeypatc
     runs = load_runs(tmp_path / "out")
     assert list(zip(runs["status"], runs["cause"], strict=True)) == [("failed", "ValueError: Invalid Signature")]
     assert list(runs["seq_len"]) == [32]
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [("", "interrupted"), ("(pathlib.Path(run_dir) / 'console.log').touch()", "failed")],
+    ids=["before the run began", "while it went on"],
+)
+def test_a_run_whose_kernel_was_killed_is_made_again_if_it_had_not_begun(params, monkeypatch, source, status):
+    parameters = nbf.new_code_cell("import os, pathlib\nrun_dir = ''", metadata={"tags": ["parameters"]})
+    cells = [parameters, nbf.new_code_cell(f"{source}\nos.kill(os.getpid(), 9)")]
+    language = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbf.new_notebook(cells=cells, metadata=language), params.with_name("10_run.ipynb"))
+    monkeypatch.setattr(paths, "notebook_template", lambda _: params.with_name("10_run.ipynb"))
+    run = load_sweep(params, output=params.parent / "out").runs[0]
+    run.paths.dir.mkdir(parents=True)
+    run.paths.console.touch()  # of an earlier attempt
+    result = execute(run)
+    cause = "the kernel of 10_run.ipynb failed: it was killed by signal 9 (SIGKILL)"
+    assert (result.status, result.cause) == (status, cause)
+    assert is_finished(run) == (status == "failed")
 
 
 @pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/etc"])

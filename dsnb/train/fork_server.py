@@ -5,8 +5,8 @@ process of its own with a fresh copy of the server's memory, and the server itse
 never touches a GPU, so there is nothing for a run to inherit from the last one.
 
 The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
-"run_dir", "umask"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away, the
-ranks are killed; when the server's owner goes away, so is the server.
+"run_dir", "umask"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away,
+the ranks are killed; when the server's owner goes away, so is the server.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def serve(path: str) -> None:
                 continue
             connection, _ = listener.accept()
             with connection:
-                used = run(connection, listener)
+                used = run(connection, listener, owner)
             preload(used)
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
@@ -85,8 +85,8 @@ def preload(names: list[str]) -> None:
     gc.freeze()
 
 
-def run(connection: socket.socket, listener: socket.socket) -> list[str]:
-    """Fork the ranks of one run, report their ends, and give the modules that they imported."""
+def run(connection: socket.socket, listener: socket.socket, owner: int) -> list[str]:
+    """Fork the ranks of one run, report their ends, and return the modules that they imported."""
     request = json.loads(connection.makefile("r").readline() or "null")
     if request is None:
         return []
@@ -101,7 +101,7 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pids[0] if pids else pid)
         pids.append(pid)
-    watch(connection, pids)
+    watch(connection, pids, owner)
     kill(pids[0])
     pids.clear()
     with os.fdopen(report, "r") as file:
@@ -109,12 +109,13 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
         return file.read().split()
 
 
-def watch(connection: socket.socket, pids: list[int]) -> None:
-    """Report each rank's end; kill them all when the other side hangs up."""
+def watch(connection: socket.socket, pids: list[int], owner: int) -> None:
+    """Report each rank's end; kill them all when the other side hangs up, or stands still and the owner is gone."""
     send(connection, {"pids": pids})
     alive = {pid: rank for rank, pid in enumerate(pids)}
     while alive:
-        if select.select([connection], [], [], POLL_S)[0] and not connection.recv(1024):
+        hung_up = select.select([connection], [], [], POLL_S)[0] and not connection.recv(1024)
+        if hung_up or os.getppid() != owner:
             kill(pids[0])
         for pid in list(alive):
             done, status = os.waitpid(pid, os.WNOHANG)
