@@ -284,8 +284,8 @@ KERNEL = {"argv": ["/bin/false", "{connection_file}"], "display_name": "another 
 def crowded(tmp_path_factory):
     """Let three sweeps start together, two of them on the same outputs; give their folder, exit codes and words.
 
-    Their working folder holds modules with the names of packages that they use, their home is no folder, Jupyter's
-    path has another kernel called `python3`, and their umask keeps all to the user.
+    Their working folder holds modules with the names of packages that they use, their home is on a full disk (where
+    one can be mounted), Jupyter's path has another kernel called `python3`, and their umask keeps all to the user.
     """
     home = tmp_path_factory.mktemp("crowded")
     work, kernels = home / "work", home / "jupyter" / "kernels" / "python3"
@@ -294,8 +294,12 @@ def crowded(tmp_path_factory):
         (work / f"{name}.py").write_text(f"open({str(home / 'executed')!r}, 'a').write('{name} ')\n")
     kernels.mkdir(parents=True)
     (kernels / "kernel.json").write_text(json.dumps(KERNEL))
-    (home / "file").touch()
-    env = own_server() | {"HOME": str(home / "file"), "JUPYTER_PATH": str(home / "jupyter"), "DSNB_CACHE": "off"}
+    full = home / "full"
+    full.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], capture_output=True)
+    with contextlib.suppress(OSError):
+        (full / "file").write_bytes(bytes(2**17))
+    env = own_server() | {"HOME": str(full), "JUPYTER_PATH": str(home / "jupyter"), "DSNB_CACHE": "off"}
     params = home / "small.yaml"
     params.write_text(PARAMS.replace("repeats: 2", "repeats: 1"))
     other = [*command(params)[:-1], str(home / "other")]
@@ -304,7 +308,9 @@ def crowded(tmp_path_factory):
         for words in (command(params), command(params), other)
     ]
     said = [sweep.communicate(timeout=120)[1].decode() for sweep in started]
-    return home, env, [sweep.returncode for sweep in started], said
+    yield home, env, [sweep.returncode for sweep in started], said
+    if not mounted.returncode:
+        subprocess.run(["umount", str(full)], check=True)
 
 
 def test_sweeps_at_once_in_one_folder_and_in_two(crowded):

@@ -87,7 +87,10 @@ def sweep(
         bool, typer.Option("--one-allocation", help="Make the whole sweep as one job.", rich_help_panel=SLURM)
     ] = False,
 ) -> None:
-    """Make all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok."""
+    """Make all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok.
+
+    Exit code 130: stopped, by Ctrl-C, SIGTERM or a terminal that closed.
+    """
     changes = overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
     given = Given(params, changes, only, output, sub_cluster)
     asked = {

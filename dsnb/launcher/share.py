@@ -14,7 +14,7 @@ from dsnb.launcher import environment
 from dsnb.paths import RunPaths
 
 LOCALHOST = "127.0.0.1"
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 """Keeps the ranks of one machine from listening on its network. NCCL only sets itself up through this interface; the
 GPUs of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set win."""
 
