@@ -22,6 +22,6 @@ def drop_current_folder() -> None:
         return
     del sys.path[0]
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if home not in sys.path:  # run from a checkout without being installed: processes started later look there last
+    if home not in sys.path:  # not installed, but run from a checkout: what is started later must find it too
         sys.path.append(home)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), home]))

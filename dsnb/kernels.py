@@ -6,7 +6,6 @@ no other user of the machine can connect to it, as they could to TCP ports.
 """
 
 import shutil
-import signal
 import sys
 from pathlib import Path
 from subprocess import Popen
@@ -17,7 +16,7 @@ from jupyter_client.manager import AsyncKernelManager
 from traitlets import TraitError
 from traitlets.config import Config
 
-from dsnb import interpreter
+from dsnb import interpreter, signals
 
 NAME = "python3"
 
@@ -58,7 +57,7 @@ class Kernel:
         """Say how a dead kernel ended, with the last line that it printed itself."""
         code = self._process.poll() if self._process else None
         if code is not None and code < 0:
-            return f"it was killed by signal {-code} ({signal.Signals(-code).name})"
+            return f"it was {signals.killed_by(-code)}"
         said = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
         return f"it ended with exit code {code}" + (f": {said[-1][:400]}" if said else "")
 
@@ -92,7 +91,7 @@ class ThisInterpreter(KernelSpecManager):
         return KernelSpec(
             argv=interpreter.command(
                 "-m",
-                "ipykernel",  # ipykernel_launcher removes the current folder even where PYTHONPATH names it
+                "dsnb.kernel_process",
                 "-f",
                 "{connection_file}",
                 "--log-level=CRITICAL",

@@ -5,14 +5,13 @@ them all and waits until they are gone.
 """
 
 import collections
-import signal
 import subprocess
 import time
 import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dsnb import interpreter, job
+from dsnb import interpreter, job, signals
 from dsnb.errors import DsnbWarning
 from dsnb.launcher.outcome import Result, last_lines
 from dsnb.params import Run
@@ -190,7 +189,7 @@ class ProcessJob:
         if self._cancelled_at:
             return job.close(self.run.paths, "interrupted", "stopped by the user", self._began)
         if code < 0 and not job.has_begun(self.run.paths):
-            how = f"the job was killed by signal {-code} ({signal.Signals(-code).name}) before its run began"
+            how = f"the job was {signals.killed_by(-code)} before its run began"
             return job.close(self.run.paths, "interrupted", how, self._began)
         said = [*last_lines(self.run.paths.job_log, 1), "it said nothing"][0]
         return job.close(self.run.paths, "failed", f"the job ended with exit code {code}: {said}", self._began)

@@ -32,9 +32,14 @@ class Scratch:
         home = home or for_sockets()
         remove_abandoned(home)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
-        self._lock = os.open(self.path / f"{LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.rename(self.path / f"{LOCK}.new", self.path / LOCK)  # nobody sees it unlocked while its owner lives
+        self._lock = -1
+        try:
+            self._lock = os.open(self.path / f"{LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.rename(self.path / f"{LOCK}.new", self.path / LOCK)  # nobody sees it unlocked while its owner lives
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Remove the folder; a second call does nothing."""

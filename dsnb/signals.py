@@ -5,6 +5,7 @@ ignored, as their user expects; SIGTERM always stops.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from types import FrameType
 INTERRUPTED = 130
 """Exit code of a process that was told to stop, whichever signal did it."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+"""Of Linux's `prctl`."""
 _stopping = False
 
 
@@ -61,6 +64,18 @@ def caught(react: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, old in ours.items():
             signal.signal(number, old)
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent ends, even if it is stopped then and can notice nothing itself."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def killed_by(number: int) -> str:
+    """Return the words for a process that a signal has killed."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else "no name"
+    return f"killed by signal {number} ({name})"
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

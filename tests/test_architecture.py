@@ -54,6 +54,7 @@ LAYERS = [
     "job",
     "notebooks",
     "kernels",
+    "kernel_process",
     "progress",
     "prepare",
     "params",

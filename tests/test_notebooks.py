@@ -1,6 +1,7 @@
 """A notebook's end: the caller is told how it ended, the terminal nothing, and no kernel stays."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -68,7 +69,7 @@ def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
 
 def test_a_kernel_that_cannot_start_says_why(tmp_path, monkeypatch):
     (tmp_path / "ipykernel.py").write_text("raise SystemExit('no room for it')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
     nbformat.write(nbf.new_notebook(), tmp_path / "in.ipynb")
     with pytest.raises(KernelDiedError, match=f"^{DIED} it ended with exit code 1: no room for it$"):
         notebooks.execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {})

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from dsnb import job, progress, records, schedule, subclusters
+from dsnb import job, progress, records, schedule, signals, subclusters
 from dsnb.errors import SettingsError
 from dsnb.hostfile import Host
 from dsnb.launcher.outcome import Result
@@ -266,7 +266,7 @@ def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     assert family
     process.terminate()
     process.terminate()
-    assert process.wait(20) == job.INTERRUPTED
+    assert process.wait(20) == signals.INTERRUPTED
     assert json.loads(run.paths.result.read_text())["status"] == "interrupted"
     assert records.read_lines(run.paths.steps)
     _, alive = psutil.wait_procs(family, timeout=10)

@@ -56,7 +56,7 @@ class Started:
         self.process = psutil.Popen(
             [*trap, *map(str, words)], env=env, text=True, **{"stderr": subprocess.PIPE, **popen}
         )
-        wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 60)
+        wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 100)
         assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
         self.family = self.process.children(recursive=True)
 
@@ -68,7 +68,7 @@ class Started:
         return json.loads(file.read_text())
 
     def kernel(self):
-        (kernel,) = (one for one in self.family if "ipykernel" in one.cmdline())
+        (kernel,) = (one for one in self.family if "dsnb.kernel_process" in one.cmdline())
         return kernel
 
     def assert_nothing_is_left(self):
@@ -137,7 +137,7 @@ def stopped_and_continued(home):
 
 def report_hung_up_on(sweep):
     report = psutil.Popen([sys.executable, "-m", "dsnb", "report", str(sweep.out)], env=sweep.env)
-    wait_until(lambda: list(sweep.temporary.glob("*/kernel-*")), "the kernel has its sockets", 60)
+    wait_until(lambda: list(sweep.temporary.glob("*/kernel-*")), "the kernel has its sockets", 100)
     family = report.children(recursive=True)
     report.send_signal(signal.SIGHUP)
     assert report.wait(30) == 130
@@ -160,15 +160,12 @@ def papermill_is_ended(home):
 
 
 def killed_while_it_is_stopped(home):
-    """So is its kernel, which cannot notice. What was left is removed by the next start."""
+    """So is its kernel, which cannot notice by itself. What was left is removed by the next start."""
     sweep = Started(home)
-    rank = psutil.Process(sweep.pid_of_rank())
     sweep.kernel().suspend()
     sweep.process.suspend()
     sweep.process.kill()
     sweep.process.wait()
-    wait_until(lambda: not runs(rank), "the rank is gone")
-    sweep.kernel().resume()
     sweep.assert_nothing_is_left()
     assert not list(sweep.out.rglob("result.json"))
     assert [path for path in sweep.temporary.iterdir() if path.name.startswith(scratch.PREFIX)]
@@ -178,8 +175,8 @@ def killed_while_it_is_stopped(home):
 
 
 def test_a_sweep_ends_well_however_it_is_stopped():
-    """Two at a time, for each waits most of its time."""
+    """All at once, for each waits most of its time."""
     ways = [stopped_and_continued, in_the_background, by_closing_its_terminal, killed_while_it_is_stopped]
     ways.append(papermill_is_ended)
-    with tempfile.TemporaryDirectory(prefix="stop-") as home, ThreadPoolExecutor(2) as pool:  # short, for sockets
+    with tempfile.TemporaryDirectory(prefix="stop-") as home, ThreadPoolExecutor(5) as pool:  # short, for sockets
         list(pool.map(lambda way: way(Path(home) / way.__name__[:12]), ways))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsnb import interpreter
+from dsnb import interpreter, signals
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
 from dsnb.launcher.ranks import group_is_gone
@@ -72,7 +72,7 @@ class ForkServer:
             return f"that took longer than {START_TIMEOUT_S:.0f} s; is the disk that they lie on slow?"
         if code < 0:
             advice = "if memory ran out (`dmesg` says so), free some, then start again"
-            return f"the process was killed by signal {-code} ({signal.Signals(-code).name}); {advice}"
+            return f"the process was {signals.killed_by(-code)}; {advice}"
         said = self.log.read_text(errors="replace").strip().splitlines()
         return said[-1] if said else f"the process ended with exit code {code} and printed nothing"
 

@@ -10,7 +10,6 @@ the ranks are killed; when the server's owner goes away, so is the server.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -22,6 +21,8 @@ import socket
 import sys
 import traceback
 from typing import Any, NoReturn
+
+from dsnb import signals
 
 POLL_S = 0.02
 running: list[int] = []
@@ -43,7 +44,7 @@ def serve(path: str) -> None:
                 continue
             connection, _ = listener.accept()
             with connection:
-                used = run(connection, listener, owner)
+                used = run(connection, listener)
             preload(used)
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
@@ -85,7 +86,7 @@ def preload(names: list[str]) -> None:
     gc.freeze()
 
 
-def run(connection: socket.socket, listener: socket.socket, owner: int) -> list[str]:
+def run(connection: socket.socket, listener: socket.socket) -> list[str]:
     """Fork the ranks of one run, report their ends, and return the modules that they imported."""
     request = json.loads(connection.makefile("r").readline() or "null")
     if request is None:
@@ -101,7 +102,7 @@ def run(connection: socket.socket, listener: socket.socket, owner: int) -> list[
         with contextlib.suppress(OSError):
             os.setpgid(pid, pids[0] if pids else pid)
         pids.append(pid)
-    watch(connection, pids, owner)
+    watch(connection, pids)
     kill(pids[0])
     pids.clear()
     with os.fdopen(report, "r") as file:
@@ -109,13 +110,12 @@ def run(connection: socket.socket, listener: socket.socket, owner: int) -> list[
         return file.read().split()
 
 
-def watch(connection: socket.socket, pids: list[int], owner: int) -> None:
-    """Report each rank's end; kill them all when the other side hangs up, or stands still and the owner is gone."""
+def watch(connection: socket.socket, pids: list[int]) -> None:
+    """Report each rank's end; kill them all when the other side hangs up."""
     send(connection, {"pids": pids})
     alive = {pid: rank for rank, pid in enumerate(pids)}
     while alive:
-        hung_up = select.select([connection], [], [], POLL_S)[0] and not connection.recv(1024)
-        if hung_up or os.getppid() != owner:
+        if select.select([connection], [], [], POLL_S)[0] and not connection.recv(1024):
             kill(pids[0])
         for pid in list(alive):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -141,7 +141,7 @@ def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, g
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
-        die_with_parent(signal.SIGKILL)
+        signals.die_with_parent()
         os.umask(request["umask"])
         redirect(request["log"])
         os.environ.clear()
@@ -166,12 +166,6 @@ def redirect(log: str) -> None:
     os.dup2(empty, 0)
     os.dup2(target, 1)
     os.dup2(target, 2)
-
-
-def die_with_parent(number: int) -> None:
-    """Ask Linux to send this process a signal when its parent ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, number)
 
 
 if __name__ == "__main__":
