@@ -1,6 +1,10 @@
 """The command line: parses, calls, prints. What it calls can be called from Python as well."""
 
-import signal
+from dsnb import interpreter
+
+if __name__ == "__main__":
+    interpreter.drop_current_folder()
+
 import sys
 import warnings
 from pathlib import Path
@@ -10,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dsnb import signals
 from dsnb.commands import sweep
 from dsnb.commands.printing import Format, show, show_groups, show_summary
 from dsnb.commands.sweep import Set, overrides
@@ -123,9 +128,11 @@ def main() -> None:
     warnings.showwarning = lambda message, category, *_: typer.echo(
         f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
     )
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signals.take_over()
     try:
         app()
+    except KeyboardInterrupt:
+        sys.exit(signals.INTERRUPTED)
     except DsnbError as error:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from dsnb import hardware, paths
+from dsnb import hardware, interpreter, kernels, paths
 from dsnb.launcher import environment, op_builds
 
 LEAST_FREE_GIB = 5
@@ -92,7 +92,7 @@ def _training() -> Iterator[Check]:
 
 
 def _probe() -> dict[str, Any]:
-    command = [sys.executable, "-m", "dsnb.train.probe"]
+    command = interpreter.command("-m", "dsnb.train.probe")
     env = environment.for_ranks(hardware.default_device(), 1, 0.0)
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
@@ -110,6 +110,9 @@ def _notebooks() -> Iterator[Check]:
     yield Check(
         state, "notebooks", f"without {missing}" if missing else str(folder), "check dsnb out again" if missing else ""
     )
+    if other := kernels.other_python():
+        advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
+        yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
     lab = find_spec("jupyterlab") is not None
     yield Check(
         "ok" if lab else "warn", "JupyterLab", "there" if lab else "none", "" if lab else "pip install 'dsnb[lab]'"

@@ -3,6 +3,7 @@
 DsnbError
   SettingsError   unknown, invalid or contradictory settings, all of them together (also a ValueError)
   LaunchError     a run that did not end as it should; carries the run's folder and log
+  KernelDiedError the kernel of a notebook that ended before the notebook did
   FetchError      a model, tokenizer or text that could not be brought into the shared folder
 
 DsnbWarning       something was left out or ignored, and the work went on
@@ -34,6 +35,10 @@ class LaunchError(DsnbError):
     def __init__(self, message: str, log: Path | None = None) -> None:
         self.log = log
         super().__init__(message)
+
+
+class KernelDiedError(DsnbError):
+    """A notebook's kernel that could not be started, or ended before the notebook did."""
 
 
 class FetchError(DsnbError):

@@ -1,8 +1,13 @@
 """Makes one run: its notebook through papermill, and a result whatever happens.
 
 `python -m dsnb.job RUN_DIR` makes the run whose settings lie in that folder, in a process of its own: beside others on
-further hosts, or as a Slurm job. SIGTERM and SIGINT end it as `interrupted`; nothing of it stays.
+further hosts, or as a Slurm job. A signal that stops it (`dsnb.signals`) ends it as `interrupted`; nothing of it stays.
 """
+
+from dsnb import interpreter
+
+if __name__ == "__main__":
+    interpreter.drop_current_folder()
 
 import argparse
 import errno
@@ -13,21 +18,19 @@ import threading
 import time
 from pathlib import Path
 
-from dsnb import notebooks, paths, records
-from dsnb.errors import DsnbError, LaunchError
+from dsnb import notebooks, paths, records, signals
+from dsnb.errors import DsnbError, KernelDiedError, LaunchError
 from dsnb.experiment import SUPERVISION, Experiment
-from dsnb.launcher.folder import check_space
+from dsnb.launcher.folder import check_space, clear
 from dsnb.launcher.outcome import STATUSES, Result
 from dsnb.params import Run
 from dsnb.paths import RunPaths
 
 NOTEBOOK = "10_run"
-INTERRUPTED = 130
-_interrupted = False
 
 
 def execute(run: Run) -> Result:
-    """Execute the run notebook for one run, and give how it ended, whatever happened."""
+    """Execute the run notebook for one run, and return how it ended, whatever happened."""
     began = time.time()
     trouble: BaseException | None = None
     try:
@@ -40,6 +43,8 @@ def execute(run: Run) -> Result:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
         trouble = error
+    except KernelDiedError as error:
+        return close(run.paths, "failed" if has_begun(run.paths) else "interrupted", str(error), began)
     except KeyboardInterrupt:
         close(run.paths, "interrupted", "stopped by the user", began)
         raise
@@ -57,8 +62,13 @@ def describe(run: Run) -> None:
         If the disk is full.
     """
     check_space(run.paths.dir)
-    run.paths.result.unlink(missing_ok=True)
+    clear(run.paths)
     records.write_json(run.paths.experiment, run.experiment.model_dump())
+
+
+def has_begun(run: RunPaths) -> bool:
+    """Say whether a described run got to its launch; one that did not says nothing about its settings."""
+    return run.console.exists()
 
 
 def close(run: RunPaths, status: str, cause: str, began: float) -> Result:
@@ -114,15 +124,13 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path, help="the run's folder, with its experiment.json")
     parser.add_argument("--owned", action="store_true", help="end when stdin closes: whoever started this is gone")
     given = parser.parse_args()
-    # A process started in the background inherits SIGINT as ignored; and a second signal must not cut the ending short.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _interrupt_once)
+    signals.take_over()
     if given.owned:
         threading.Thread(target=_end_with_owner, daemon=True).start()
     try:
         result = execute(planned(RunPaths(given.run_dir.absolute())))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return signals.INTERRUPTED
     except DsnbError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -143,14 +151,6 @@ def planned(run: RunPaths) -> Run:
     if isinstance(asked, dict):  # what was found with an `auto` is to be found again
         settings = settings.model_copy(update={key: asked[key] for key in asked if key in Experiment.model_fields})
     return Run(run.dir.parent.name, settings, run.repeat or 1, run)
-
-
-def _interrupt_once(*_: object) -> None:
-    """Pass the first SIGTERM on as an interrupt; changing the handler would first handle a second one with this."""
-    global _interrupted  # noqa: PLW0603
-    if not _interrupted:
-        _interrupted = True
-        signal.raise_signal(signal.SIGINT)
 
 
 def _end_with_owner() -> None:

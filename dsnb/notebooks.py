@@ -3,18 +3,15 @@
 import asyncio
 import contextlib
 import logging
-import signal
-import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from traitlets.config import Config
 
-from dsnb import paths
+from dsnb import scratch, signals
+from dsnb.errors import KernelDiedError
 
-KERNEL = "python3"
 START_WITHIN_S = 600
 """A kernel takes a second or two, but the groups of a large hostfile start theirs all at once on this machine."""
 
@@ -23,7 +20,7 @@ logging.getLogger("papermill").addHandler(logging.NullHandler())
 
 
 def parameters(template: Path) -> set[str]:
-    """Give the names in the cell tagged `parameters`; empty if the tag is lost."""
+    """Return the names in the cell tagged `parameters`; empty if the tag is lost."""
     import papermill
 
     return set(papermill.inspect_notebook(str(template)))
@@ -32,33 +29,36 @@ def parameters(template: Path) -> set[str]:
 def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
     """Execute `template` with these parameters and save it, with whatever happened in it, as `target`.
 
-    The kernel is reached through sockets in a folder that only this user can open, not through TCP ports that every
-    user of the machine could listen to; and it says nothing of its own on the terminal.
+    The kernel runs in this interpreter and prints nothing of its own on the terminal.
 
     Raises
     ------
     papermill.exceptions.PapermillExecutionError
         If a cell failed.
-    nbclient.exceptions.DeadKernelError
-        If the kernel died.
+    KernelDiedError
+        If the kernel could not be started, or ended before the notebook did.
     """
     import papermill
 
-    config = Config()
-    with tempfile.TemporaryDirectory(prefix="dsnb-", dir=paths.sockets_home()) as sockets, _interruptible(config):
-        config.KernelManager.transport = "ipc"
-        config.KernelManager.ip = f"{sockets}/kernel"
-        config.NotebookClient.extra_arguments = ["--log-level=CRITICAL"]
-        papermill.execute_notebook(
-            _plain(template),
-            _plain(target),
-            values,
-            kernel_name=KERNEL,
-            progress_bar=False,
-            start_timeout=START_WITHIN_S,
-            store_widget_state=False,
-            config=config,
-        )
+    from dsnb import kernels
+
+    with scratch.folder() as folder:
+        kernel = kernels.Kernel(folder)
+        try:
+            with _interruptible(kernel.config):
+                papermill.execute_notebook(
+                    _plain(template),
+                    _plain(target),
+                    values,
+                    kernel_name=kernels.NAME,
+                    progress_bar=False,
+                    start_timeout=START_WITHIN_S,
+                    store_widget_state=False,
+                    config=kernel.config,
+                )
+        except RuntimeError as error:  # nbclient's and jupyter_client's own errors about kernels
+            how = kernel.end() if "died" in str(error) else str(error)
+            raise KernelDiedError(f"the kernel of {template.name} failed: {how}") from error
 
 
 @contextlib.contextmanager
@@ -67,13 +67,8 @@ def _interruptible(config: Config) -> Iterator[None]:
 
     Python raises it in the midst of whatever is done. While the kernel starts, that leaves a kernel that finds its
     sockets' folder gone; later it leaves tasks that see the kernel die, and asyncio prints what they make of it. So it
-    is done here as in `asyncio.run`, and as there a second interrupt does not wait.
+    is done here as in `asyncio.run`, and as there a second Ctrl-C does not wait.
     """
-    if threading.current_thread() is not threading.main_thread() or (
-        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield
-        return
     cell: asyncio.Task[Any] | None = None
     stopped = False
 
@@ -83,10 +78,8 @@ def _interruptible(config: Config) -> Iterator[None]:
         if stopped:
             cancel()
 
-    def stop(*_: Any) -> None:
+    def stop() -> None:
         nonlocal stopped
-        if stopped:
-            raise KeyboardInterrupt
         stopped = True
         cancel()
 
@@ -96,18 +89,16 @@ def _interruptible(config: Config) -> Iterator[None]:
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
 
     config.NotebookClient.on_cell_start = begin
-    signal.signal(signal.SIGINT, stop)
     try:
-        yield
+        with signals.caught(stop):
+            yield
     except Exception:
         if not stopped:
             raise
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if stopped:
         raise KeyboardInterrupt
 
 
 def _plain(path: Path) -> str:
-    """Give a path as papermill must be told it: it would fill in parameters between braces."""
+    """Return a path as papermill must be told it: it would fill in parameters between braces."""
     return str(path).replace("{", "{{").replace("}", "}}")

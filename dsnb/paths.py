@@ -4,7 +4,6 @@ Nobody else joins strings to a path: a file that moves is moved here.
 """
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,14 +199,6 @@ def cache_home() -> Path | None:
         return base / "dsnb" if base.is_absolute() else None
     except RuntimeError:  # no home, or `~` of nobody
         return None
-
-
-def sockets_home() -> str | None:
-    """Give the folder in which folders for sockets are made, None for the usual temporary one.
-
-    The name of a socket may have 107 bytes at most, and some clusters have temporary folders with very long names.
-    """
-    return None if len(tempfile.gettempdir()) < 60 else "/tmp"  # noqa: S108  (mkdtemp makes private folders there)
 
 
 def notebook_template(name: str) -> Path:

@@ -8,9 +8,9 @@ that was broken off is taken for whole.
 import fcntl
 import hashlib
 import json
+import secrets
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -153,7 +153,8 @@ def _copied(shared: SharedPaths, need: Need) -> dict[str, Any]:
     """Copy files of one's own into a folder named by the hash of their names and content."""
     named, sources = _own_files(need)
     before = {str(source): prepared.state(source) for source in sources}
-    part = Path(tempfile.mkdtemp(dir=shared.files, prefix=PART))
+    part = shared.files / f"{PART}{secrets.token_hex(4)}"
+    part.mkdir()
     try:
         digest = hashlib.sha256()
         for source in sources:
@@ -161,7 +162,6 @@ def _copied(shared: SharedPaths, need: Need) -> dict[str, Any]:
             with open(part / source.name, "rb") as copy:
                 content = hashlib.file_digest(copy, "sha256").hexdigest()
             digest.update(f"{content} {source.name}\n".encode("utf-8", "surrogateescape"))
-        part.chmod(0o755)  # mkdtemp's are closed to other users
         home = shared.files / digest.hexdigest()[:32]
         if any(_size(home / source.name) != _size(part / source.name) for source in sources):
             shutil.rmtree(home, ignore_errors=True)

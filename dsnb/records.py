@@ -5,7 +5,7 @@ It knows how bytes reach the disk and come back; what the records mean is for ot
 
 import json
 import os
-import tempfile
+import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,16 +24,15 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, raw: bytes) -> None:
     """Replace the content of `path` in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # unlike mkstemp's, it follows the umask
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -111,7 +110,7 @@ def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one record in a single write, so that several processes may share the file."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(handle, line(record).encode())
     finally:

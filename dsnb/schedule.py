@@ -6,13 +6,12 @@ them all and waits until they are gone.
 
 import collections
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dsnb import job
+from dsnb import interpreter, job, signals
 from dsnb.errors import DsnbWarning
 from dsnb.launcher.outcome import Result, last_lines
 from dsnb.params import Run
@@ -171,7 +170,7 @@ class ProcessJob:
         # The pipe is what the job watches. In a session of its own, Ctrl-C reaches it through `cancel` alone.
         with open(run.paths.job_log, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(run.paths.dir.absolute()), "--owned"],
+                interpreter.command("-m", module, str(run.paths.dir.absolute()), "--owned"),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -189,6 +188,9 @@ class ProcessJob:
             self._process.stdin.close()
         if self._cancelled_at:
             return job.close(self.run.paths, "interrupted", "stopped by the user", self._began)
+        if code < 0 and not job.has_begun(self.run.paths):
+            how = f"the job was {signals.killed_by(-code)} before its run began"
+            return job.close(self.run.paths, "interrupted", how, self._began)
         said = [*last_lines(self.run.paths.job_log, 1), "it said nothing"][0]
         return job.close(self.run.paths, "failed", f"the job ended with exit code {code}: {said}", self._began)
 

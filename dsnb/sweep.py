@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dsnb import checks, job, notebooks, paths, records, schedule
+from dsnb import checks, job, notebooks, paths, records, schedule, signals
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import fork
@@ -135,10 +135,14 @@ def _devices(todo: list[Run]) -> set[str]:
     return {experiment.device for experiment in here if experiment.launcher == "fork"}
 
 
-def _shown(sweep: Sweep, todo: list[Run], progress: bool, foretold: bool) -> "Progress":
+@contextlib.contextmanager
+def _shown(sweep: Sweep, todo: list[Run], progress: bool, foretold: bool) -> Iterator["Progress"]:
     from dsnb.progress import Progress
 
-    return Progress(total=len(sweep.runs), todo=todo, enabled=progress, foretold=foretold)
+    with Progress(total=len(sweep.runs), todo=todo, enabled=progress, foretold=foretold) as shown:
+        if todo and (told := signals.how_to_stop()):
+            shown.say(told)
+        yield shown
 
 
 def check_notebook() -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -24,6 +25,12 @@ from tests import browser
 # OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
 # and more instead of 2 s. The ranks of every launch in a test inherit this.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What dsnb starts does not look into the current folder for modules, such as the tests' workers and jobs.
+ROOT = str(Path(__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+# Some tests interrupt this process. It ignores that, and so does all that it starts, if a script's `&` started it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMALL: dict[str, Any] = {
     "model": "gpt2-tiny",

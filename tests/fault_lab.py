@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import dsnb
-from dsnb import records
+from dsnb import records, signals
 from dsnb.errors import LaunchError
 from dsnb.launcher.hosts.remote import SERVERS
 from dsnb.launcher.run import launch
@@ -191,7 +191,7 @@ class Run:
 
     def _launch_and_listen(self):
         """Launch as the command line does, which takes SIGTERM for an interrupt."""
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signals.take_over()
         with contextlib.suppress(KeyboardInterrupt):
             self._launch()
 

@@ -17,6 +17,8 @@ def main() -> int:
         threading.Thread(target=end_with_owner, daemon=True).start()
     began = time.time()
     (folder / "began").touch()
+    if (folder / "kill").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
     if (folder / "die").exists() or "--fail" in sys.argv:
         print("no such thing")
         return 7

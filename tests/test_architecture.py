@@ -55,6 +55,8 @@ LAYERS = [
     "schedule",
     "job",
     "notebooks",
+    "kernels",
+    "kernel_process",
     "progress",
     "prepare",
     "params",
@@ -75,6 +77,9 @@ LAYERS = [
     "nvml",
     "records",
     "paths",
+    "scratch",
+    "interpreter",
+    "signals",
     "errors",
 ]
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))

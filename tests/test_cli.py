@@ -36,11 +36,17 @@ def test_doctor_finds_this_machine_fit():
 
 
 def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
-    done = dsnb("doctor", env={**os.environ, "PATH": str(tmp_path), "TORCH_CUDA_ARCH_LIST": "9.0a"})
+    spec = tmp_path / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    kernel = {"argv": ["/opt/other/bin/python"], "display_name": "Python 3", "language": "python"}
+    (spec / "kernel.json").write_text(json.dumps(kernel))
+    variables = {"PATH": str(tmp_path), "TORCH_CUDA_ARCH_LIST": "9.0a", "JUPYTER_PATH": str(tmp_path), "COLUMNS": "300"}
+    done = dsnb("doctor", env={**os.environ, **variables})
     assert done.returncode == 1
     text = " ".join(done.stdout.split())
     assert "missing C++ compiler none install g++" in text
     assert "9.0a" in text
+    assert f"note Jupyter kernel python3 starts /opt/other/bin/python (kernelspec {spec})" in text
 
 
 def test_doctor_takes_a_hostfile_from_either_place(tmp_path):

@@ -236,7 +236,7 @@ def test_slurms_words_for_slots(variables, slots):
 
 def test_what_starts_an_agent(write, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    agent = [sys.executable, "-u", "-m", "dsnb.launcher.hosts.agent"]
+    agent = [sys.executable, "-P", "-u", "-m", "dsnb.launcher.hosts.agent"]
     path = write(EIGHT)
     host = Host("worker-1", (0,))
     words = transport.command(Experiment(hostfile=path), host)

@@ -149,6 +149,17 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_
     assert server.children() == []
 
 
+def test_a_server_that_is_killed_while_it_imports_says_so():
+    server = fork.ForkServer("cpu")
+    server.process.kill()
+    with pytest.raises(LaunchError) as caught:
+        server.wait_ready()
+    assert str(caught.value) == (
+        "torch, DeepSpeed and transformers could not be imported: the process was killed by signal 9 (SIGKILL); "
+        "if memory ran out (`dmesg` says so), free some, then start again"
+    )
+
+
 def test_native_crashes(run_small, monkeypatch):
     result, _ = run_small(worker="tests.workers.crashing")
     assert (result.status, result.cause) == ("oom", "rank 0 ended with exit code 7 after an out-of-memory error")
@@ -228,7 +239,8 @@ def launched(small, tmp_path_factory):
     results = {}
     for launcher in ("fork", "deepspeed"):
         folder = tmp_path_factory.mktemp(launcher) / "run1"
-        result = launch(small(launcher=launcher, **experiment), folder, progress=False)
+        worker = "tests.workers.listener"
+        result = launch(small(launcher=launcher, **experiment), folder, progress=False, worker=worker)
         assert result.status == "ok", result.message()
         results[launcher] = result, [step["loss"] for step in records.read_lines(folder / "steps.jsonl")]
     return results
@@ -238,6 +250,15 @@ def test_launchers_agree(launched):
     losses = [losses for _, losses in launched.values()]
     assert len(losses[0]) == 50
     assert losses[0] == losses[1]
+
+
+@BOTH
+def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched, launcher):
+    """gloo's connections, and torch's store on rank 0."""
+    folder = launched[launcher][0].run_dir
+    addresses = [json.loads((folder / f"listening{rank}.json").read_text()) for rank in (0, 1)]
+    assert all(addresses)
+    assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
 
 
 def test_launchers_agree_on_the_step_time(launched):

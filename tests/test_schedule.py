@@ -17,12 +17,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from dsnb import job, progress, records, schedule, subclusters
+from dsnb import job, progress, records, schedule, signals, subclusters
 from dsnb.errors import SettingsError
 from dsnb.hostfile import Host
 from dsnb.launcher.outcome import Result
 from dsnb.params import load_sweep
-from dsnb.paths import RunPaths
 
 ROOT = Path(__file__).parents[1]
 PARAMS = """
@@ -159,15 +158,16 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
 def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     sweep = load(params, 1).sweep
     runs = [run for run in sweep.runs if run.lane in {"n1", "n2"} and run.repeat < 6]
-    broken = RunPaths(runs[0].paths.dir)
-    broken.dir.mkdir(parents=True)
-    (broken.dir / "die").touch()
+    for run, how in zip(runs, ("die", "kill"), strict=False):
+        run.paths.dir.mkdir(parents=True)
+        (run.paths.dir / how).touch()
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
         schedule.make_all(runs, schedule.Processes("tests.jobs"), shown, poll_s=0.02)
     results = [job.recorded(run.paths) for run in runs]
-    assert [result.status for result in results] == ["failed"] + ["ok"] * (len(runs) - 1)
+    assert [result.status for result in results] == ["failed", "interrupted"] + ["ok"] * (len(runs) - 2)
     assert results[0].cause == "the job ended with exit code 7: no such thing"
+    assert results[1].cause == "the job was killed by signal 9 (SIGKILL) before its run began"
 
 
 def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(params, monkeypatch):
@@ -266,7 +266,7 @@ def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     assert family
     process.terminate()
     process.terminate()
-    assert process.wait(20) == job.INTERRUPTED
+    assert process.wait(20) == signals.INTERRUPTED
     assert json.loads(run.paths.result.read_text())["status"] == "interrupted"
     assert records.read_lines(run.paths.steps)
     _, alive = psutil.wait_procs(family, timeout=10)

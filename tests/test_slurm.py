@@ -101,7 +101,8 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     assert done.returncode == 0, done.stderr + done.stdout
     runs = [f"zs{stage}_fp32_gpus1_bs2_sl32_stdlib" for stage in (0, 1, 3)]
     runs = [RunPaths(params.parent / "out" / name / "run1") for name in (*runs, PAIR)]
-    lines = done.stderr.splitlines()
+    stopping, *lines = done.stderr.splitlines()
+    assert stopping.startswith("stop with ")
     assert len(lines) == 4, done.stderr
     assert all(" in job " in line and ": ok, " in line and " left)" not in line for line in lines)
     for run in runs:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jupyter_client
 import nbformat
+import nbformat.v4 as nbf
 import psutil
 import pytest
 
@@ -22,7 +23,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.job import execute
 from dsnb.params import load_sweep
 from dsnb.runs import load_runs
-from dsnb.sweep import locked, run_sweep
+from dsnb.sweep import is_finished, locked, run_sweep
 
 ROOT = Path(__file__).parents[1]
 PARAMS = """
@@ -127,6 +128,26 @@ def test_a_run_whose_notebook_cannot_start_is_a_row(params, tmp_path, monkeypatc
     runs = load_runs(tmp_path / "out")
     assert list(zip(runs["status"], runs["cause"], strict=True)) == [("failed", "ValueError: Invalid Signature")]
     assert list(runs["seq_len"]) == [32]
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [("", "interrupted"), ("(pathlib.Path(run_dir) / 'console.log').touch()", "failed")],
+    ids=["before the run began", "while it went on"],
+)
+def test_a_run_whose_kernel_was_killed_is_made_again_if_it_had_not_begun(params, monkeypatch, source, status):
+    parameters = nbf.new_code_cell("import os, pathlib\nrun_dir = ''", metadata={"tags": ["parameters"]})
+    cells = [parameters, nbf.new_code_cell(f"{source}\nos.kill(os.getpid(), 9)")]
+    language = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbf.new_notebook(cells=cells, metadata=language), params.with_name("10_run.ipynb"))
+    monkeypatch.setattr(paths, "notebook_template", lambda _: params.with_name("10_run.ipynb"))
+    run = load_sweep(params, output=params.parent / "out").runs[0]
+    run.paths.dir.mkdir(parents=True)
+    run.paths.console.touch()  # of an earlier attempt
+    result = execute(run)
+    cause = "the kernel of 10_run.ipynb failed: it was killed by signal 9 (SIGKILL)"
+    assert (result.status, result.cause) == (status, cause)
+    assert is_finished(run) == (status == "failed")
 
 
 @pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/etc"])
@@ -255,25 +276,73 @@ def test_killed_at_six_moments_it_still_ends_with_the_same_runs(params, tmp_path
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
 
 
-def test_sweeps_at_once_in_one_folder_and_in_two(params, tmp_path):
-    """Three sweeps start together from one working folder, two of them on the same outputs."""
+TRAPS = ("pandas", "torch", "random", "deepspeed", "json", "sitecustomize", "dsnb_plugin")
+KERNEL = {"argv": ["/bin/false", "{connection_file}"], "display_name": "another environment", "language": "python"}
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """Let three sweeps start together, two of them on the same outputs; give their folder, exit codes and words.
+
+    Their working folder holds modules with the names of packages that they use, their home is on a full disk (where
+    one can be mounted), Jupyter's path has another kernel called `python3`, and their umask keeps all to the user.
+    """
+    home = tmp_path_factory.mktemp("crowded")
+    work, kernels = home / "work", home / "jupyter" / "kernels" / "python3"
+    work.mkdir()
+    for name in TRAPS:
+        (work / f"{name}.py").write_text(f"open({str(home / 'executed')!r}, 'a').write('{name} ')\n")
+    kernels.mkdir(parents=True)
+    (kernels / "kernel.json").write_text(json.dumps(KERNEL))
+    full = home / "full"
+    full.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], capture_output=True)
+    with contextlib.suppress(OSError):
+        (full / "file").write_bytes(bytes(2**17))
+    env = own_server() | {"HOME": str(full), "JUPYTER_PATH": str(home / "jupyter"), "DSNB_CACHE": "off"}
+    params = home / "small.yaml"
     params.write_text(PARAMS.replace("repeats: 2", "repeats: 1"))
-    other = [*command(params)[:-1], str(tmp_path / "other")]
+    other = [*command(params)[:-1], str(home / "other")]
     started = [
-        subprocess.Popen(
-            words, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
+        subprocess.Popen(words, cwd=work, env=env, umask=0o077, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         for words in (command(params), command(params), other)
     ]
-    said = [sweep.communicate(timeout=120)[1] for sweep in started]
-    codes = [sweep.returncode for sweep in started]
-    assert sorted(codes[:2]) == [0, 1]
-    assert codes[2] == 0
+    said = [sweep.communicate(timeout=120)[1].decode() for sweep in started]
+    yield home, env, [sweep.returncode for sweep in started], said
+    if not mounted.returncode:
+        subprocess.run(["umount", str(full)], check=True)
+
+
+def test_sweeps_at_once_in_one_folder_and_in_two(crowded):
+    home, _, codes, said = crowded
+    assert sorted(codes[:2]) == [0, 1], said
+    assert codes[2] == 0, said
     refused = said[codes.index(1)]
-    assert refused.startswith(f"error: {tmp_path / 'out'} is in use by another sweep (process ")
+    assert refused.startswith(f"error: {home / 'out'} is in use by another sweep (process ")
     assert len(refused.splitlines()) == 1
+
+
+def test_runs_are_made_by_this_interpreter_whatever_kernelspecs_there_are_and_without_a_home(crowded):
     for folder in ("out", "other"):
-        assert list(load_runs(tmp_path / folder)["status"]) == ["ok"] * 2
+        assert list(load_runs(crowded[0] / folder)["status"]) == ["ok"] * 2
+
+
+def test_modules_in_the_working_folder_are_never_imported(crowded):
+    home, env, *_ = crowded
+    for words in (["summary", home / "out"], ["report", home / "out"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dsnb", *map(str, words)],
+            cwd=home / "work", env=env, umask=0o077, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert not (home / "executed").exists(), (home / "executed").read_text()
+
+
+def test_what_a_sweep_writes_follows_the_umask(crowded):
+    home = crowded[0]
+    written = [path for folder in ("out", "other") for path in (home / folder, *(home / folder).rglob("*"))]
+    assert len(written) > 40
+    assert {path for path in written if path.stat().st_mode & 0o077} == set()
 
 
 @pytest.mark.alone
@@ -296,7 +365,10 @@ def interrupt(words, out, number):
     sweep.send_signal(number)
     _, said = sweep.communicate(timeout=60)
     assert sweep.returncode == 130
-    assert said == "interrupted: finished runs are kept, start the sweep again to go on\n"
+    assert said == (
+        f"stop with Ctrl-C or `kill {sweep.pid}`; finished runs are kept\n"
+        "interrupted: finished runs are kept, start the sweep again to go on\n"
+    )
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
     assert records.read_lines(folder / "steps.jsonl")
     _, alive = psutil.wait_procs(family, timeout=15)

@@ -1,6 +1,5 @@
 """`dsnb sweep`: its options, and which way of making runs they choose."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from dsnb import interpreter, signals
 from dsnb.commands.printing import Format, show_groups, show_summary
 from dsnb.errors import SettingsError
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dsnb.slurm.allocation import Allocation
 
 NOT_ALL_OK = 3
-INTERRUPTED = 130
 SLURM = "Slurm"
 
 
@@ -88,7 +87,10 @@ def sweep(
         bool, typer.Option("--one-allocation", help="Make the whole sweep as one job.", rich_help_panel=SLURM)
     ] = False,
 ) -> None:
-    """Make all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok."""
+    """Make all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok.
+
+    Exit code 130: stopped, by Ctrl-C, SIGTERM or a terminal that closed.
+    """
     changes = overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
     given = Given(params, changes, only, output, sub_cluster)
     asked = {
@@ -139,7 +141,7 @@ def _make(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> None:
             fine = all(result.status == "ok" for result in results)
     except KeyboardInterrupt:
         typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(signals.INTERRUPTED) from None
     runs = load_runs(planned.paths.dir)
     show_summary(runs, Format.table)
     if given.sub_cluster:
@@ -151,7 +153,7 @@ def _make(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> None:
 
 def _in_job(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> list[str]:
     """Give the command that makes the sweep inside of its job."""
-    words = [sys.executable, "-m", "dsnb", "sweep", str(given.params.absolute()), "--hostfile", "slurm"]
+    words = interpreter.command("-m", "dsnb", "sweep", str(given.params.absolute()), "--hostfile", "slurm")
     words += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
     words += [word for one in set_ for word in ("--set", one)]
     words += ["--only", given.only] if given.only else []

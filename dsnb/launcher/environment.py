@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dsnb
-from dsnb import hardware
+from dsnb import hardware, interpreter
 from dsnb.paths import PACKAGE
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -78,7 +78,7 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     launched_at
         Unix time of the launch, in seconds: the origin of every `t_s`.
     """
-    env = dict(os.environ)
+    env = {**os.environ, **interpreter.SAFE_PATH}  # for what ranks start in turn, too
     env["DS_ACCELERATOR"] = device
     env["DSNB_LAUNCHED_AT"] = repr(launched_at)
     env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))
@@ -91,6 +91,14 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     if arches := env.get("TORCH_CUDA_ARCH_LIST"):
         env["TORCH_CUDA_ARCH_LIST"] = plain_architectures(arches)
     return env
+
+
+def umask() -> int:
+    """Return this process's umask; the only call that tells it would change it, for all threads."""
+    for row in Path("/proc/self/status").read_text().splitlines():
+        if row.startswith("Umask:"):
+            return int(row.split()[1], 8)
+    return 0o022
 
 
 def plain_architectures(arches: str) -> str:

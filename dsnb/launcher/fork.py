@@ -9,21 +9,19 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from dsnb import interpreter, signals
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
 from dsnb.launcher.ranks import group_is_gone
 from dsnb.launcher.share import Share
-from dsnb.paths import sockets_home
+from dsnb.scratch import Scratch
 
 START_TIMEOUT_S = 180.0
 _servers: dict[str, "ForkServer"] = {}
@@ -38,13 +36,13 @@ class ForkServer:
     """A running fork server for one device."""
 
     def __init__(self, device: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="dsnb-", dir=sockets_home()))
-        self.socket = self.folder / "socket"
-        self.log = self.folder / "server.log"
+        self._scratch = Scratch()
+        self.socket = self._scratch.path / "socket"
+        self.log = self._scratch.path / "server.log"
         env = {**environment.for_ranks(device, 1, 0.0), "OMP_NUM_THREADS": "1"}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dsnb.train.fork_server", str(self.socket)],
+                interpreter.command("-m", "dsnb.train.fork_server", str(self.socket)),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -63,10 +61,20 @@ class ForkServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while b"ready" not in self.log.read_bytes().splitlines():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                said = self.log.read_text(errors="replace").strip().splitlines() or ["nothing"]
+                why = self._failure()
                 self.close()
-                raise LaunchError(f"torch, DeepSpeed and transformers could not be imported: {said[-1]}")
+                raise LaunchError(f"torch, DeepSpeed and transformers could not be imported: {why}")
             time.sleep(0.05)
+
+    def _failure(self) -> str:
+        code = self.process.poll()
+        if code is None:
+            return f"that took longer than {START_TIMEOUT_S:.0f} s; is the disk that they lie on slow?"
+        if code < 0:
+            advice = "if memory ran out (`dmesg` says so), free some, then start again"
+            return f"the process was {signals.killed_by(-code)}; {advice}"
+        said = self.log.read_text(errors="replace").strip().splitlines()
+        return said[-1] if said else f"the process ended with exit code {code} and printed nothing"
 
     def close(self) -> None:
         """End the server, which takes whatever it still runs with it."""
@@ -76,7 +84,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.remove()
 
 
 @contextlib.contextmanager
@@ -144,6 +152,7 @@ class ForkedRanks:
             "log": str(share.console),
             "worker": share.worker,
             "run_dir": str(share.run_dir),
+            "umask": environment.umask(),
         }
         self.pids: list[int] = []
         try:

@@ -4,13 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 
+from dsnb import interpreter
 from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import SOME_RANK
 from dsnb.launcher.share import Share
@@ -96,7 +96,7 @@ class DeepSpeedRanks:
 
 def command(share: Share, hostfile: Path) -> list[str]:
     """Give the `deepspeed` command of one host; the hostfile is read where there are several."""
-    words = [sys.executable, "-m", "deepspeed.launcher.runner", "--no_local_rank"]
+    words = interpreter.command("-m", "deepspeed.launcher.runner", "--no_local_rank")
     words += ["--master_addr", share.master_addr, "--master_port", str(share.master_port)]
     if len(share.hosts) > 1:
         words += ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", str(share.node)]

@@ -14,6 +14,9 @@ from dsnb.launcher import environment
 from dsnb.paths import RunPaths
 
 LOCALHOST = "127.0.0.1"
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""Keeps the ranks of one machine from listening on its network. NCCL only sets itself up through this interface; the
+GPUs of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set win."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def of_this_machine(experiment: Experiment, run: RunPaths, worker: str, launched
         node=0,
         master_addr=LOCALHOST,
         master_port=experiment.master_port or free_port(),
-        env=environment.for_ranks(experiment.device, experiment.gpus, launched_at),
+        env=LOOPBACK | environment.for_ranks(experiment.device, experiment.gpus, launched_at),
         worker=worker,
         run_dir=run.dir,
         console=run.console,

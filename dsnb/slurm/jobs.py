@@ -1,11 +1,10 @@
 """Runs made as Slurm jobs: submitted, followed, cancelled; and found again by a sweep that is started anew."""
 
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from dsnb import job
+from dsnb import interpreter, job
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.launcher.outcome import Result
 from dsnb.params import Run
@@ -117,7 +116,7 @@ class SlurmJobs:
         experiment = run.experiment
         share = experiment.gpus // experiment.nodes
         options = self.asked.options(experiment.nodes, share, experiment.device)
-        words = [sys.executable, "-m", self.module, str(run.paths.dir.absolute())]
+        words = interpreter.command("-m", self.module, str(run.paths.dir.absolute()))
         job.describe(run)
         try:
             number = submit(self.name, run.paths, options, words)

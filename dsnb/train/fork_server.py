@@ -5,12 +5,11 @@ process of its own with a fresh copy of the server's memory, and the server itse
 never touches a GPU, so there is nothing for a run to inherit from the last one.
 
 The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
-"run_dir"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away, the
-ranks are killed; when the server's owner goes away, so is the server.
+"run_dir", "umask"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away,
+the ranks are killed; when the server's owner goes away, so is the server.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -22,6 +21,8 @@ import socket
 import sys
 import traceback
 from typing import Any, NoReturn
+
+from dsnb import signals
 
 POLL_S = 0.02
 running: list[int] = []
@@ -86,7 +87,7 @@ def preload(names: list[str]) -> None:
 
 
 def run(connection: socket.socket, listener: socket.socket) -> list[str]:
-    """Fork the ranks of one run, report their ends, and give the modules that they imported."""
+    """Fork the ranks of one run, report their ends, and return the modules that they imported."""
     request = json.loads(connection.makefile("r").readline() or "null")
     if request is None:
         return []
@@ -140,7 +141,8 @@ def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, g
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
-        die_with_parent(signal.SIGKILL)
+        signals.die_with_parent()
+        os.umask(request["umask"])
         redirect(request["log"])
         os.environ.clear()
         os.environ.update(environment)
@@ -159,17 +161,11 @@ def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, g
 
 def redirect(log: str) -> None:
     """Send everything that this process prints, from any language, to the end of `log`."""
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.dup2(target, 1)
     os.dup2(target, 2)
-
-
-def die_with_parent(number: int) -> None:
-    """Ask Linux to send this process a signal when its parent ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, number)
 
 
 if __name__ == "__main__":

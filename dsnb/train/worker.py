@@ -26,7 +26,7 @@ from dsnb.nvml import POWER_AVERAGE, POWER_COUNTER
 from dsnb.paths import RunPaths
 from dsnb.settings import ADAMW
 from dsnb.shared import prepared
-from dsnb.train import failure, gpu, peaks, profiling, skew
+from dsnb.train import failure, gpu, peaks, profiling, rendezvous, skew
 from dsnb.train.data import Batches, batches
 from dsnb.train.engine import DeepSpeedTrainer
 from dsnb.train.failure import Position
@@ -178,7 +178,8 @@ def set_up(experiment: Experiment) -> torch.device:
     limit = timedelta(seconds=min(experiment.hang_limit_s, LONGEST_WAIT_S))
     # DeepSpeed makes groups of its own without a timeout: each would wait half an hour for a rank that is gone.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", timeout=limit)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, timeout=limit, init_method=rendezvous.INIT_METHOD)
     return device
 
 

@@ -9,7 +9,6 @@ import base64
 import codecs
 import functools
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from dsnb.launcher.hosts.wire import CHUNK_BYTES, MOST_BYTES, Growth, Sender
 from dsnb.launcher.ranks import Ranks
 from dsnb.launcher.share import Share, free_port, is_free
 from dsnb.paths import RunPaths
+from dsnb.scratch import Scratch
 
 POLL_S = 0.05
 MOST_CHUNKS = 16
@@ -90,11 +90,12 @@ def serve(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
 
 def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
     """Start this host's ranks and stay with them to their end."""
-    scratch = Path(tempfile.mkdtemp(prefix="dsnb-"))
+    os.umask(int(request["umask"]))
+    scratch = Scratch(tempfile.gettempdir())
     lifeline.last_resort = functools.partial(_end, None, scratch)
     try:
-        check_space(scratch)
-        share, shared = prepared(request, scratch)
+        check_space(scratch.path)
+        share, shared = prepared(request, scratch.path)
         if share.device == "cuda" and (busy := survey.busy_gpus(share.gpus)):
             raise DsnbError(f"{busy}; wait for it, or leave the host out with 'exclude'")
         kills = hardware.oom_kills()
@@ -106,12 +107,12 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
             send(started=True, shared=shared)
             follow(ranks, lifeline, Upward(share, shared, send))
             if any(ranks.exit_codes().values()):
-                say_if_full([scratch, share.run_dir], send)
+                say_if_full([scratch.path, share.run_dir], send)
         finally:
             sampler.stop()
         send(ended=ranks.exit_codes(), oom_kills=hardware.oom_kills() - kills)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.remove()
 
 
 def say_if_full(folders: list[Path], send: Sender) -> None:
@@ -153,11 +154,11 @@ def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
     return share, shared
 
 
-def _end(ranks: Ranks | None, scratch: Path) -> None:
+def _end(ranks: Ranks | None, scratch: Scratch) -> None:
     if ranks:
         ranks.end()
     fork.close_own()
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.remove()
 
 
 class Upward:

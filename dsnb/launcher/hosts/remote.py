@@ -14,6 +14,7 @@ import dsnb
 from dsnb import records
 from dsnb.errors import LaunchError
 from dsnb.experiment import Experiment
+from dsnb.launcher import environment
 from dsnb.launcher.hosts import transport
 from dsnb.launcher.hosts.gather import NodeRecords
 from dsnb.launcher.hosts.node import Node
@@ -147,6 +148,7 @@ class RemoteRanks:
             "run_dir": str(self._run.dir),
             "token": token.name,
             "cwd": os.getcwd(),
+            "umask": environment.umask(),
             "env": transport.forwarded(experiment),
             "experiment": records.read_json(self._run.experiment),
             "deepspeed": records.read_json(self._run.deepspeed),

@@ -3,13 +3,12 @@
 import fnmatch
 import os
 import shlex
-import sys
 
-from dsnb import hostfile
+from dsnb import hostfile, interpreter
 from dsnb.experiment import Experiment
 from dsnb.hostfile import Host
 
-AGENT = [sys.executable, "-u", "-m", "dsnb.launcher.hosts.agent"]
+AGENT = interpreter.command("-u", "-m", "dsnb.launcher.hosts.agent")
 SSH = ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 # A cut link is noticed in 15 s; the system alone would take hours.
 SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]

@@ -1,0 +1,86 @@
+"""How a process of dsnb is told to stop: Ctrl-C, SIGTERM and SIGHUP all raise KeyboardInterrupt in its main thread.
+
+A process that a script starts in the background inherits SIGINT as ignored, and one under `nohup` SIGHUP. Both stay
+ignored, as their user expects; SIGTERM always stops.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit code of a process that was told to stop, whichever signal did it."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+"""Of Linux's `prctl`."""
+_stopping = False
+
+
+def take_over() -> None:
+    """Let SIGTERM and SIGHUP stop this process as Ctrl-C does; for the main thread of a process that dsnb owns."""
+    signal.signal(signal.SIGTERM, _interrupt_once)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt_once)
+
+
+def how_to_stop() -> str | None:
+    """Return the sentence that tells the user how to stop this process; None if its signals are not dsnb's."""
+    if signal.getsignal(signal.SIGTERM) is not _interrupt_once:
+        return None
+    keyboard = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "Ctrl-C or "
+    return f"stop with {keyboard}`kill {os.getpid()}`; finished runs are kept"
+
+
+@contextlib.contextmanager
+def caught(react: Callable[[], None]) -> Iterator[None]:
+    """Call `react` at the first signal that would raise KeyboardInterrupt; a second Ctrl-C raises it all the same.
+
+    Signals that are ignored, or that somebody else handles, are left as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    told = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        global _stopping  # noqa: PLW0603
+        if told and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not told:
+            told = _stopping = True
+            react()
+
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    ours = {number: old for number, old in handlers.items() if old in {signal.default_int_handler, _interrupt_once}}
+    for number in ours:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, old in ours.items():
+            signal.signal(number, old)
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent ends, even if it is stopped then and can notice nothing itself."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def killed_by(number: int) -> str:
+    """Return the words for a process that a signal has killed."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else "no name"
+    return f"killed by signal {number} ({name})"
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt once: a terminal that closes sends SIGHUP twice, which must not cut the cleanup short."""
+    global _stopping  # noqa: PLW0603
+    if not _stopping:
+        _stopping = True
+        raise KeyboardInterrupt

@@ -1,0 +1,28 @@
+"""How ranks find each other: torch's TCP store, listening only on the address at which they are to meet.
+
+torch's own `env://` listens on every interface of the machine, and whoever reaches the store can read and change what
+the ranks agree on: on one machine, where they meet on the loopback interface, that was the whole network.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+SCHEME = "dsnb"
+INIT_METHOD = f"{SCHEME}://"
+
+
+def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
+    """Join the store of rank 0, with the variables that every launcher sets; torch's protocol for an `init_method`."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = socket.create_server((address, port), backlog=max(128, ranks)).detach() if rank == 0 else None
+    yield TCPStore(address, port, ranks, rank == 0, timeout, master_listen_fd=listener), rank, ranks
+
+
+register_rendezvous_handler(SCHEME, meet)

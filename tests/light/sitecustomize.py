@@ -1,0 +1,23 @@
+"""Makes processes light that have this folder on PYTHONPATH: fork servers without torch, kernels without seaborn.
+
+The server is there in half a second, and its ranks run `tests.workers.stepper` in the place of the real worker.
+"""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+
+def fake(name, **content):
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(content)
+
+
+if "dsnb.train.fork_server" in sys.orig_argv:
+    from tests.workers import stepper
+
+    sys.modules["dsnb.train.worker"] = stepper
+    fake("torch", cuda=SimpleNamespace(is_initialized=lambda: False))
+    fake("deepspeed")
+    fake("transformers")
+elif {"dsnb.kernel_process", "ipykernel_launcher"} & set(sys.orig_argv):
+    fake("dsnb.plots", run_steps=lambda _: None, step_parts=lambda _: None)
