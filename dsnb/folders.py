@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import hardware, metrics, records
+from dsnb import hardware, json_text, metrics, records
 from dsnb.experiment import Experiment
 from dsnb.launcher.outcome import STATUSES
 from dsnb.paths import RunPaths
@@ -179,9 +179,7 @@ def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
 
 def _parse(batch: list[tuple[str, bytes]]) -> tuple[pd.DataFrame, list[int]]:
     lengths = [raw.count(b"\n") for _, raw in batch]
-    table = records.parse_lines(
-        b"".join(raw for _, raw in batch), {name: KINDS.get(name, float) for name in STEP_COLUMNS}
-    )
+    table = json_text.table(b"".join(raw for _, raw in batch), {name: KINDS.get(name, float) for name in STEP_COLUMNS})
     if table is not None and len(table) == sum(lengths):
         return table, lengths
     if len(batch) > 1:

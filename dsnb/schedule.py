@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dsnb import job
+from dsnb import job, launch_clock
 from dsnb.errors import DsnbWarning
 from dsnb.launcher.outcome import Result, last_lines
 from dsnb.params import Run
@@ -166,7 +166,7 @@ class ProcessJob:
     def __init__(self, run: Run, module: str) -> None:
         job.describe(run)
         self.run, self.where = run, f"on {hosts(run.lane)}" if run.lane else ""
-        self._began = time.time()
+        self._began = launch_clock.now_s()
         self._cancelled_at: float | None = None
         # The pipe is what the job watches. In a session of its own, Ctrl-C reaches it through `cancel` alone.
         with open(run.paths.job_log, "wb") as log:

@@ -13,13 +13,13 @@ from statistics import fmean, median
 from typing import Any
 from urllib.parse import quote
 
-from dsnb import hardware, metrics, records
+from dsnb import forms, hardware, metrics, records
 from dsnb.errors import DsnbError, LaunchError
 from dsnb.experiment import Experiment
+from dsnb.forms import STATUSES as STATUSES
 from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.paths import RunPaths
 
-STATUSES = ("ok", "oom", "nan", "failed", "timeout", "interrupted")
 TAIL_LINES = 15
 STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 SOME_RANK = -1
@@ -45,7 +45,15 @@ class Result:
     run_dir: Path
 
     def write(self) -> None:
-        """Write `result.json`, which makes the run a finished one."""
+        """Write `result.json`, which makes the run a finished one.
+
+        Raises
+        ------
+        LaunchError
+            If the run's folder is gone: a result alone would be a run without settings.
+        """
+        if not self.run_dir.is_dir():
+            raise LaunchError(f"{self.run_dir} was removed while the run went on: start the sweep again")
         record = asdict(self)
         del record["run_dir"]
         records.write_json(RunPaths(self.run_dir).result, record)
@@ -133,8 +141,8 @@ def judge(
     where
         Says behind a rank's number on which host it is.
     """
-    worker = records.read_json(paths.worker)
-    failures = records.read_lines(paths.failures)
+    worker = forms.read(paths.worker)
+    failures = forms.read_lines(paths.failures)
     bad = {rank: code for rank, code in exit_codes.items() if code != 0}
     if experiment.profile and worker is not None:  # the run was over: what failed since then is the profile
         failures, bad = [], {}
@@ -145,10 +153,10 @@ def judge(
         first = failures[0]
         rank = first.get("rank")
         there = where(rank) if isinstance(rank, int) and 0 <= rank < experiment.gpus else ""
-        return str(first.get("status", "failed")), f"rank {rank}{there}: {first.get('cause')}"
+        return first.get("status") or "failed", f"rank {rank}{there}: {first.get('cause')}"
     if bad:
         return _died(bad, paths, host_oom_kills, where)
-    timed = [step for step in records.read_lines(paths.steps) if step.get("phase") == "timed"]
+    timed = [step for step in forms.read_lines(paths.steps) if step.get("phase") == "timed"]
     wanted = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
     if worker is None or len(timed) != wanted:
         return "failed", f"the ranks ended after {len(timed)} of {wanted} timed steps without saying why"
@@ -173,8 +181,9 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     """Give the figures of one run; the README says how each is measured."""
     if paths.bandwidth_plan.exists():
         return {}
-    worker = records.read_json(paths.worker) or {}
-    steps = records.read_lines(paths.steps)
+    worker = forms.read(paths.worker) or {}
+    steps = forms.read_lines(paths.steps)
+    samples = [sample for sample in forms.read_lines(paths.gpu) if sample.get("t_s") is not None]
     timed = [step for step in steps if step.get("phase") == "timed"]
     times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
     rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
@@ -191,7 +200,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "peak_allocated_gib": worker.get("peak_allocated_gib", _peak(steps, "allocated_gib")),
         "peak_reserved_gib": worker.get("peak_reserved_gib", _peak(steps, "reserved_gib")),
         "host_memory_gib": worker.get("host_memory_gib"),
-        **gpu_figures(records.read_lines(paths.gpu), worker),
+        **gpu_figures(samples, worker),
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
         "skipped_steps": sum(bool(step.get("skipped")) for step in steps),
@@ -205,8 +214,8 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
 
 
 def _profile(paths: RunPaths) -> dict[str, Any]:
-    profile = records.read_json(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
-    missing = "; ".join(f"{part}: {why}" for part, why in profile.get("missing", {}).items())
+    profile = forms.read(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
+    missing = "; ".join(f"{part}: {why}" for part, why in (profile.get("missing") or {}).items())
     return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
 
 

@@ -8,7 +8,6 @@ import gc
 import math
 import os
 import resource
-import time
 import traceback
 from contextlib import nullcontext
 from datetime import timedelta
@@ -18,7 +17,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from dsnb import records
+from dsnb import launch_clock, records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.paths import RunPaths
@@ -38,7 +37,7 @@ LONGEST_WAIT_S = 30 * 86400.0
 
 def main(run_dir: str) -> int:
     """Run one rank and give its exit code; a failure is written down with its cause."""
-    began = time.time()
+    began = launch_clock.now_s()
     run = RunPaths(Path(run_dir))
     try:
         experiment = Experiment.read(run.experiment)
@@ -68,7 +67,7 @@ def rank() -> int:
 
 def train(run: RunPaths, experiment: Experiment, began: float) -> None:
     """Build everything, run all steps, and write the record of rank 0."""
-    launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
+    launched_at = launch_clock.launched_at()
     device = set_up(experiment)
     ds_config = records.read_json(run.deepspeed) or {}
     trainer = make_trainer(experiment, ds_config, device)
@@ -76,7 +75,7 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
     steps = experiment.warmup_steps + experiment.steps
     path = run.steps if rank() == 0 else None
     meter = Meter(path, steps, experiment.tokens_per_step, device, launched_at)
-    built = time.time()
+    built = launch_clock.now_s()
     if experiment.pipeline_parallel == 1:  # a stage's first forward pass waits for those before it
         trainer.section = meter.section
     try:
@@ -112,7 +111,7 @@ def train(run: RunPaths, experiment: Experiment, began: float) -> None:
             "warmup": meter.wall_s["warmup"],
             "timed": meter.wall_s["timed"],
         },
-        "ended_s": time.time() - launched_at,
+        "ended_s": launch_clock.since_launch_s(),
     }
     if rank() == 0:
         records.write_json(run.worker, record)
