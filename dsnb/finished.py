@@ -11,7 +11,8 @@ from dsnb import forms, records
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
 
-_FILES = RunPaths(Path())
+_RUN = RunPaths(Path())
+EXPERIMENT, MACHINE, STEPS = _RUN.experiment.name, _RUN.environment.name, _RUN.steps.name
 DEFAULTS = {name: about.default for name, about in Experiment.model_fields.items()}
 ENDED = tuple(status for status in forms.STATUSES if status != "interrupted")
 """How a run can have ended that need not be made again."""
@@ -36,16 +37,16 @@ def lacking(
     status = result.get("status") if result else None
     if status is None:
         return CUT_OFF
-    if not settings or settings.keys().isdisjoint(DEFAULTS):
-        return f"{_FILES.experiment.name} is missing or says nothing"
+    if not settings or ("model" not in settings and settings.keys().isdisjoint(DEFAULTS)):
+        return f"{EXPERIMENT} is missing or says nothing"
     if status != "ok":
         return None
     if not environment:
-        return f"{_FILES.environment.name} is missing or says nothing"
+        return f"{MACHINE} is missing or says nothing"
     try:
-        return None if os.stat(f"{folder}/{_FILES.steps.name}").st_size else f"{_FILES.steps.name} is empty"
+        return None if os.stat(f"{folder}/{STEPS}").st_size else f"{STEPS} is empty"
     except OSError:
-        return f"{_FILES.steps.name} is missing"
+        return f"{STEPS} is missing"
 
 
 def trouble(run: RunPaths) -> str | None:

@@ -52,17 +52,30 @@ class Kind:
             return len(value) <= LONGEST_TEXT and (not self.allowed or value in self.allowed)
         return not self.keys or all(re.fullmatch(self.keys, key) for key in value)
 
-    def holds_all(self, column: Iterable[Any]) -> bool:
-        """Say whether all values of a column are of this kind: quick, because columns are long."""
-        values = [value for value in column if value is not None]
+    def holds_all(self, values: list[Any]) -> bool:
+        """Say whether all values of a column are of this kind, with what is inside of them; columns are long."""
         types = set(map(type, values))
+        if type(None) in types:
+            types.remove(type(None))
+            values = [value for value in values if value is not None] if types else []
         if not types <= self.types:
             return False
         if not types or types == {bool}:
             return True
         if types <= _NUMBERS:
             return self.least <= min(values) and max(values) <= self.most
-        return all(map(self.holds, set(values) if types == {str} else values))
+        if not types <= {dict, list}:
+            return all(map(self.holds, set(values)))
+        if self.keys and not self.holds(dict.fromkeys(set().union(*values))):
+            return False
+        inside = [item for value in values for item in _items(value)] if self.each else []
+        return (self.each is None or self.each.holds_all(inside)) and all(
+            kind.holds_all([value.get(name) for value in values]) for name, kind in self.fields.items()
+        )
+
+
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _whole(least: int = 0) -> Kind:
@@ -116,7 +129,7 @@ WORKER |= dict.fromkeys(("step_skew", "forward_skew", "timed_from_s", "timed_to_
 WORKER |= {"first_bad_step": COUNT, "gpu_name": TEXT, "attention": TEXT}
 BANDWIDTH = dict.fromkeys(("bytes", "count", "ranks", "calls", "errors"), COUNT) | {"dtype": TEXT}
 BANDWIDTH |= dict.fromkeys(("time_us", "algbw_gb_per_s", "busbw_gb_per_s"), AMOUNT)
-PHASES = _object(each=AMOUNT)
+OBJECT, PHASES = _object(), _object(each=AMOUNT)
 _CODE = Kind("a whole number", frozenset({int}), -(2**31), 2**31)
 _CODES = _object("exit codes by rank", each=_CODE, keys=r"-?[0-9]{1,9}")
 _NODE = _object(fields={"host": TEXT, "environment": _object(fields=MACHINE)})

@@ -102,13 +102,13 @@ def recorded(run: RunPaths) -> Result | None:
 
 
 def changed(run: Run) -> str:
-    """Say which settings a run's folder was made with other than it has now; empty if with the same, or with none.
+    """Say which settings a run's folder was made with other than it has now; empty if with the same, or none it tells.
 
     A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing. A
     setting that the folder does not name came after it, and had its default.
     """
-    known = forms.read(run.paths.experiment)
-    if not known or known.keys().isdisjoint(finished.DEFAULTS):
+    known, problem = forms.cleaned(run.paths.experiment.name, records.read_json(run.paths.experiment) or {})
+    if problem or known.keys().isdisjoint(finished.DEFAULTS):
         return ""
     before = {**finished.DEFAULTS, **known}
     now, asked = run.experiment.model_dump(), before.get("asked")

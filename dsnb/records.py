@@ -72,11 +72,15 @@ def read_regular(handle: int, most_bytes: int) -> bytes:
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
         raise ValueError("it is no regular file")
-    wanted = min(about.st_size, most_bytes) + 1
-    raw = os.read(handle, wanted)
-    while len(raw) >= wanted and len(raw) <= most_bytes and (more := os.read(handle, 2**20)):  # it grew meanwhile
+    wanted = about.st_size + 1
+    if wanted <= most_bytes + 1:
+        raw = os.read(handle, wanted)
+        if len(raw) < wanted:
+            return raw
+    else:
+        raw = b""
+    while len(raw) <= most_bytes and (more := os.read(handle, 2**20)):  # it grew meanwhile
         raw += more
-        wanted = len(raw)
     if len(raw) > most_bytes:
         raise ValueError(f"it has more than {most_bytes:,} bytes")
     return raw

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb import cache, folders, records
+from dsnb import cache, folders, naming, records, run_records
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.logs import find, step_csv
 from dsnb.logs import rows as log_rows
 from dsnb.logs.start import Start
 from dsnb.paths import RunPaths
-from dsnb.places import Found, log_names, look, run_names, shown
+from dsnb.places import Found, log_names, look, shown
 from dsnb.schema import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
@@ -118,7 +118,7 @@ def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
 
 def _runs(found: Found) -> pd.DataFrame:
     own = folders.columns(found.runs)
-    names = [run_names(folder) for folder in found.runs]
+    names = naming.names(found.runs, own[run_records.NAME], own["model"])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
     nothing = [None] * len(found.runs)
     others = [log_rows.run(start, Path(shown(path)), names) for path, names, start in _starts(found)]
@@ -132,7 +132,7 @@ def _runs(found: Found) -> pd.DataFrame:
 
 def _steps(found: Found) -> pd.DataFrame:
     own, counts = folders.steps(found.runs)
-    names, parts = [run_names(folder) for folder in found.runs], [own]
+    names, parts = naming.names(found.runs, *run_records.names(found.runs)), [own]
     for path, start_names, start in _starts(found):
         log_rows.run(start, Path(path), start_names)
         parts.append(log_rows.steps(start))

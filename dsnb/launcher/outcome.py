@@ -16,7 +16,6 @@ from urllib.parse import quote
 from dsnb import forms, hardware, metrics, records
 from dsnb.errors import DsnbError, LaunchError
 from dsnb.experiment import Experiment
-from dsnb.forms import STATUSES as STATUSES
 from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.paths import RunPaths
 
