@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import forms, hardware, json_text, metrics, records, run_records
+from dsnb import forms, hardware, json_text, metrics, plain_text, records, run_records
 from dsnb.paths import RunPaths
 from dsnb.schema import STEP_COLUMNS
 
@@ -78,7 +78,7 @@ def _asked_hosts(settings: dict[str, Any]) -> str | None:
 
 
 def _plain(host: str) -> str:
-    return "".join(one if one.isprintable() and one != "," else "?" for one in host[:LONGEST_HOST])
+    return plain_text.line(host[:LONGEST_HOST]).replace(",", "?").replace(" ", "?")
 
 
 def _quotient(whole: Any, *parts: Any) -> int | None:

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from dsnb import checks, finished, forms, launch_clock, notebooks, paths, records
+from dsnb import checks, finished, forms, launch_clock, notebooks, paths, plain_text, records
 from dsnb.errors import DsnbError, LaunchError, SettingsError
 from dsnb.experiment import SUPERVISION, Experiment
 from dsnb.launcher.folder import Place, check_space
@@ -143,9 +143,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except DsnbError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain_text.line(error)}", file=sys.stderr)
         return 1
-    print(f"{result.status}: {result.cause or 'as planned'}")
+    print(plain_text.line(f"{result.status}: {result.cause or 'as planned'}"))
     return 0
 
 

@@ -64,6 +64,7 @@ LAYERS = [
     "finished",
     "forms",
     "schema",
+    "plain_yaml",
     "experiment",
     "settings",
     "checks",
@@ -79,6 +80,7 @@ LAYERS = [
     "records",
     "json_text",
     "paths",
+    "plain_text",
     "errors",
 ]
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
