@@ -62,7 +62,7 @@ def _executed(sweep: SweepPaths, target: Path) -> Path:
     LaunchError
         If the page cannot be written: known before the notebook takes its time.
     """
-    beside = SweepPaths(target.parent).report_notebook if target == sweep.report else target.with_suffix(".ipynb")
+    beside = target.with_name(f"{target.name}.ipynb")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
