@@ -87,6 +87,8 @@ def table(raw: bytes, kinds: dict[str, type]) -> Any:
 
     of_arrow = {float: pa.float64(), str: pa.string(), bool: pa.bool_()}
     schema = pa.schema([(name, of_arrow[kind]) for name, kind in kinds.items()])
+    if raw.count(b"\n{") + raw.startswith(b"{") != raw.count(b"\n"):
+        return None  # not every line is an object; where the first is `null`, pyarrow 26 ends the process
     if not raw.strip():
         return pa.Table.from_pylist([], schema=schema).to_pandas()
     how = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")

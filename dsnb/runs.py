@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb import cache, folders, naming, records, run_records
+from dsnb import cache, folders, forms, naming, run_records
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.logs import find, step_csv
 from dsnb.logs import rows as log_rows
@@ -94,7 +94,7 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     if path.is_file():
         table = step_csv.load_gpu(path.with_name("gpu_log.csv")).reindex(columns=GPU_COLUMNS)
     else:
-        table = pd.DataFrame(records.read_lines(RunPaths(path).gpu), columns=GPU_COLUMNS)
+        table = pd.DataFrame(forms.read_lines(RunPaths(path).gpu), columns=GPU_COLUMNS)
     numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 

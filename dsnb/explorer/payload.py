@@ -168,8 +168,7 @@ def series(data: Data, position: int, points: int = MOST_POINTS) -> dict[str, An
         result = {name: _rounded(thin[name]) for name in ("step", "t_s", "loss", "allocated_gib")}
         result["step_time_ms"] = _rounded(thin["step_time_s"] * 1000)
         result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
-    if len(samples):
-        means = over_gpus(samples)
+    if len(means := over_gpus(samples)):
         thin = means.iloc[:: math.ceil(len(means) / points)]
         result |= {name: _rounded(thin[name]) for name in SAMPLED}
         result |= {"sample_s": _rounded(thin["t_s"]), "gpus": samples.groupby(GPU, dropna=False).ngroups}
