@@ -31,28 +31,39 @@ def execute(run: Run) -> Result:
     Raises
     ------
     LaunchError
-        If the disk is full, or the run's folder is gone.
+        If the disk is full, or the run's folder cannot be written or is gone.
     """
     began = launch_clock.now_s()
-    trouble: BaseException | None = None
-    place: Place | None = None
     try:
         describe(run)
         place = Place(run.paths.dir)
+    except OSError as error:
+        why = _unless_full(run, error).strerror
+        raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
+    with place:
+        return _execute(run, place, began)
+
+
+def _execute(run: Run, place: Place, began: float) -> Result:
+    trouble: BaseException | None = None
+    try:
         values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
         notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
-    except LaunchError:  # the disk is full already
-        raise
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
-        trouble = error
+        trouble = _unless_full(run, error)
     except KeyboardInterrupt:
         close(run.paths, "interrupted", "stopped by the user", began, place)
         raise
     except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's trouble alone
         trouble = error
     return close(run.paths, "failed", _one_line(trouble), began, place)
+
+
+def _unless_full(run: Run, error: OSError) -> OSError:
+    """Return an error of the operating system, but for a full disk, which is the whole sweep's trouble."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
+    return error
 
 
 def describe(run: Run) -> None:

@@ -124,7 +124,10 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
             continue
         run = RunPaths(folder)
         found = [path for path in _linked(run, data, position) if path.is_file()]
-        for path in found if run.repeat == data.runs["repeat"].iloc[position] else []:
+        row = data.runs.iloc[position]
+        # A run that was copied into another experiment's folder is not where the others of its own are.
+        at_home = run.repeat == row["repeat"] and folder.parent.name == row["experiment"]
+        for path in found if at_home else []:
             parents[name] = folder.parent.relative_to(home).as_posix()
             there.setdefault(path.name, [0] * len(data.experiments))[position] = 1
     kinds = [{"name": name, "title": FILES[name], "there": there[name]} for name in FILES if name in there]

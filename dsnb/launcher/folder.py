@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dsnb import finished, paths, records
 from dsnb.errors import LaunchError, SettingsError
@@ -88,18 +88,20 @@ def check_space(folder: Path) -> None:
 
 
 class Place:
-    """A folder as it was at the start: it may be removed meanwhile, and another one made under its name."""
+    """A folder as it was at the start: it may be removed meanwhile, and another one made under its name.
+
+    It is kept open, for a file system gives the number of a folder that is gone to the next one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._was = self._now()
+        self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
-    def _now(self) -> tuple[int, int] | None:
-        try:
-            about = os.stat(self.folder)
-        except OSError:
-            return None
-        return about.st_dev, about.st_ino
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
 
     def check(self) -> None:
         """Make sure that it is still the same folder.
@@ -109,7 +111,11 @@ class Place:
         LaunchError
             If it is not.
         """
-        if self._now() != self._was:
+        try:
+            same = os.path.samestat(os.stat(self.folder), os.fstat(self._handle))
+        except OSError:
+            same = False
+        if not same:
             raise LaunchError(
                 f"{self.folder} was removed or replaced while the run went on: nothing more is written there; "
                 "start the sweep again"

@@ -72,7 +72,15 @@ def launch(
 def _once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bool, worker: str) -> Result:
     """Run an experiment whose settings are all numbers; those that were asked for are recorded beside them."""
     prepare(run, experiment, asked)
-    place, stopwatch = Place(run.dir), Stopwatch()
+    with Place(run.dir) as place:
+        return _supervised(experiment, run, asked, place, progress, worker)
+
+
+def _supervised(
+    experiment: Experiment, run: RunPaths, asked: Experiment, place: Place, progress: bool, worker: str
+) -> Result:
+    """Start the ranks of a run whose folder is prepared, stay with them, and write how they ended."""
+    stopwatch = Stopwatch()
     ranks: Crew | None = None
     try:
         ranks = RemoteRanks(experiment, run) if experiment.hostfile else LocalRanks(experiment, run)
