@@ -12,11 +12,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from dsnb import signals
+from dsnb import plain_text, signals
 from dsnb.commands import sweep
-from dsnb.commands.printing import Format, show, show_groups, show_summary
+from dsnb.commands.printing import Format, say, show, show_groups, show_summary
 from dsnb.commands.sweep import Set, overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 
@@ -66,7 +67,7 @@ def report(folder: Folder, output: Output = None) -> None:
     """Execute the report notebook over a folder and write one HTML file."""
     from dsnb.report import write_report
 
-    typer.echo(write_report(folder, output))
+    say(write_report(folder, output))
 
 
 @app.command()
@@ -84,7 +85,7 @@ def doctor(
     checks = examine_hosts(Experiment(**settings)) if settings.get("hostfile") else examine()
     for check in checks:
         mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
-        table.add_row(mark, check.what, check.found.replace("[", r"\["), check.advice.replace("[", r"\["))
+        table.add_row(mark, *(escape(plain_text.line(text)) for text in (check.what, check.found, check.advice)))
     Console().print(table)
     if any(check.state == "bad" for check in checks):
         raise typer.Exit(1)
@@ -100,7 +101,7 @@ def prepare(
     """Fetch a params file's models, tokenizers and texts once into a folder, for nodes without a network."""
     from dsnb.prepare import prepare as fetch
 
-    typer.echo(fetch(params, cache))
+    say(fetch(params, cache))
 
 
 @app.command()
@@ -125,7 +126,7 @@ def bandwidth(
 
 def main() -> None:
     """Run the command line; every expected trouble is one line and an exit code."""
-    warnings.showwarning = lambda message, category, *_: typer.echo(
+    warnings.showwarning = lambda message, category, *_: say(
         f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
     )
     signals.take_over()
@@ -135,10 +136,10 @@ def main() -> None:
         sys.exit(signals.INTERRUPTED)
     except DsnbError as error:
         for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
+            say(f"error: {line}", err=True)
         sys.exit(1)
     except OSError as error:
-        typer.echo(f"error: {error.filename or 'writing'}: {error.strerror or error}", err=True)
+        say(f"error: {error.filename or 'writing'}: {error.strerror or error}", err=True)
         sys.exit(1)
 
 

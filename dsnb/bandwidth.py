@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from dsnb import records, tables
+from dsnb import forms, tables
 from dsnb.paths import BANDWIDTH, RunPaths, SweepPaths
 from dsnb.plots import Picture
 from dsnb.tables import Html
@@ -30,7 +30,7 @@ def newest(folder: str | Path) -> RunPaths | None:
         return here
     tests = [RunPaths(path.parent) for path in (SweepPaths(here.dir).dir / BANDWIDTH).glob("run*/bandwidth.json")]
     tests.sort(key=lambda run: run.repeat or 0)
-    ok = [run for run in tests if (records.read_json(run.result) or {}).get("status") == "ok"]
+    ok = [run for run in tests if (forms.read(run.result) or {}).get("status") == "ok"]
     return ok[-1] if ok else None
 
 
@@ -49,7 +49,7 @@ def load_bandwidth(folder: str | Path) -> pd.DataFrame:
         `algbw_gb_per_s`, `busbw_gb_per_s`, `errors`.
     """
     run = newest(folder)
-    table = pd.DataFrame(records.read_lines(run.bandwidth) if run else [], columns=COLUMNS)
+    table = pd.DataFrame(forms.read_lines(run.bandwidth) if run else [], columns=COLUMNS)
     for name in COLUMNS:
         if name != "dtype":
             table[name] = pd.to_numeric(table[name], errors="coerce")
@@ -80,18 +80,18 @@ def section(folder: str | Path) -> Iterator[Html | Picture]:
     run, table = newest(folder), load_bandwidth(folder)
     if run is None or table.empty:
         return
-    machine = records.read_json(run.environment) or {}
-    nodes = (records.read_json(run.nodes) or {}).get("nodes")
-    known = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    hosts = ", ".join(html.escape(str(node.get("host"))) for node in known or [machine])
-    gpu = (records.read_json(run.worker) or {}).get("gpu_name")
+    machine = forms.read(run.environment) or {}
+    nodes = (forms.read(run.nodes) or {}).get("nodes")
+    hosts = ", ".join(html.escape(str(node.get("host"))) for node in nodes or [machine])
+    gpu = (forms.read(run.worker) or {}).get("gpu_name")
     how = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
     yield Html(
         f"<h2>Bandwidth between the ranks</h2><p>All-reduce over {table['ranks'].max():.0f} ranks ({how}) "
         f"on {hosts}, {html.escape(str(machine.get('date_utc')))}: in place, the mean of "
         "the calls on the slowest rank. GB are 1e9 bytes; busbw is algbw x 2(n-1)/n, as nccl-tests has it.</p>"
     )
-    yield picture(table)
+    if (table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1).any():
+        yield picture(table)
     yield tables.to_html(texts(table), text_columns=("type", "redop"))
 
 
@@ -106,7 +106,8 @@ def picture(table: pd.DataFrame) -> Picture:
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
-        axis.plot(table["bytes"], table["busbw_gb_per_s"], color=COLOUR, marker="o", markersize=4)
+        drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # what a logarithmic axis can show
+        axis.plot(drawn["bytes"], drawn["busbw_gb_per_s"], color=COLOUR, marker="o", markersize=4)
         _scales(axis)
         axis.set(xlabel="message size", ylabel="busbw (GB/s)")
         return figure

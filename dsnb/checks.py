@@ -101,8 +101,12 @@ def _exists(name: str) -> bool:
         return False
 
 
+def _is_file(name: str) -> bool:
+    return _exists(name) and Path(name).expanduser().is_file()  # a pipe would be waited for, a device has no end
+
+
 def _no_data(s: Mapping[str, Any]) -> str | None:
-    if s["data"] in {"synthetic", "stdlib"} or _exists(s["data"]):
+    if s["data"] in {"synthetic", "stdlib"} or _is_file(s["data"]):
         return None
     return f"data is {shown(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
 

@@ -71,7 +71,7 @@ class Experiment(Training):
     price_per_gpu_hour: float = Field(default=0.0, ge=0)
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for none."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, /, **settings: Any) -> None:
         unknown = [key for key in settings if key not in type(self).model_fields]
         known = {key: value for key, value in settings.items() if key not in unknown}
         problems = [checks.unknown_key(key, type(self).model_fields) for key in unknown]
@@ -138,7 +138,12 @@ class Experiment(Training):
         record = records.read_json(path)
         if record is None:
             raise SettingsError(f"{path} holds no settings: start the run again")
-        return cls.model_construct(**record)
+        return cls.recorded(record)
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> Self:
+        """Return the settings that a record holds, unjudged, with defaults for those that it does not name."""
+        return cls.model_construct(**{key: value for key, value in record.items() if key in cls.model_fields})
 
     @property
     def name(self) -> str:

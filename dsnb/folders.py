@@ -12,42 +12,24 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import hardware, metrics, records
-from dsnb.experiment import Experiment
-from dsnb.launcher.outcome import STATUSES
+from dsnb import forms, hardware, json_text, metrics, plain_text, records, run_records
 from dsnb.paths import RunPaths
-from dsnb.schema import ENVIRONMENT, METRICS, PHASES, SETTINGS, STEP_COLUMNS
+from dsnb.schema import STEP_COLUMNS
 
 NOTEBOOK_END_BYTES = 4 * 1024
 BATCH_BYTES = 256 * 2**20
 KINDS: dict[str, type] = {"phase": str, "skipped": bool}
 """Of the columns of steps that hold no numbers."""
-_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
 LONGEST_HOST = 253
 """Characters; the domain name system has no longer names."""
-_DURATION = re.compile(rb'"duration": ([0-9.]+)')
-_FILES = {
-    name: getattr(RunPaths(Path()), name).name
-    for name in ("experiment", "environment", "result", "notebook", "steps", "nodes")
-}
+_DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
+_FILES = {name: getattr(RunPaths(Path()), name).name for name in ("notebook", "steps", "nodes")}
 
 
 def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
-    """Give what every run folder says, by column, without names; a run without a result counts as `interrupted`."""
-    settings, environments, results = (
-        [records.read_json(f"{folder}/{_FILES[name]}") or {} for folder in folders]
-        for name in ("experiment", "environment", "result")
-    )
-    summaries = [_mapping(result, "summary") for result in results]
-    phases = [_mapping(result, "phases_s") for result in results]
-    ends = [_ending(result) for result in results]
-    found = _columns(settings, ["device"]) | _settings(settings)
-    found |= _columns(summaries, [*METRICS, "attention_used", "oom_phase", "note"])
-    found |= _columns(environments, ENVIRONMENT)
-    found |= {f"{phase}_s": times for phase, times in _columns(phases, PHASES).items()}
-    found |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
+    """Return what every run folder says, by column; one that is not finished counts as `interrupted`."""
+    found, settings = run_records.read(folders)
     found |= _shared(found) | _placed(folders, settings)
-    found["gpu"] = [_gpu(environment.get("gpus")) for environment in environments]
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
     found |= _spent(found, settings)
     found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
@@ -56,30 +38,6 @@ def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
     found["notebook_s"] = [_notebook_s(f"{folder}/{_FILES['notebook']}") for folder in folders]
     found["run_dir"] = list(folders)
     return found
-
-
-def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Give the settings; one that a run does not name came after it, and the run was made with its default."""
-    known = [{**_DEFAULTS, **record} if record else {} for record in records_of_runs]
-    return {name: [record.get(name) for record in known] for name in SETTINGS}
-
-
-def _columns(records_of_runs: list[dict[str, Any]], names: list[str]) -> dict[str, list[Any]]:
-    known = set().union(*records_of_runs)
-    nothing = [None] * len(records_of_runs)
-    return {
-        name: [record.get(name) for record in records_of_runs] if name in known else nothing.copy() for name in names
-    }
-
-
-def _ending(result: dict[str, Any]) -> tuple[str, str | None]:
-    if result.get("status") in STATUSES:
-        return result["status"], result.get("cause")
-    return "interrupted", "it was cut off before its end; start the sweep again"
-
-
-def _gpu(gpus: Any) -> str | None:
-    return gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
 
 
 def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -95,11 +53,13 @@ def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     }
 
 
-def _placed(folders: Sequence[str], settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def _placed(folders: Sequence[str], settings: run_records.Records) -> dict[str, list[Any]]:
     """Say on which hosts each run was made: only one that chose its hosts has a file of them."""
     return {
         "hosts": [
-            (_hosts(f"{folder}/{_FILES['nodes']}") or _asked_hosts(record)) if record.get("hostfile") else None
+            (_hosts(f"{folder}/{_FILES['nodes']}") or _asked_hosts(record))
+            if record and record.get("hostfile")
+            else None
             for folder, record in zip(folders, settings, strict=True)
         ]
     }
@@ -119,16 +79,16 @@ def _asked_hosts(settings: dict[str, Any]) -> str | None:
 
 
 def _plain(host: str) -> str:
-    return "".join(one if one.isprintable() and one != "," else "?" for one in host[:LONGEST_HOST])
+    return plain_text.line(host[:LONGEST_HOST]).replace(",", "?").replace(" ", "?")
 
 
-def _spent(found: dict[str, list[Any]], settings: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+def _spent(found: dict[str, list[Any]], settings: run_records.Records) -> dict[str, list[float | None]]:
     """Return the GPU-hours of each run, and what they cost where its settings name a price."""
     walls_s = [
         wall_s if device == "cuda" else None for wall_s, device in zip(found["wall_s"], found["device"], strict=True)
     ]
     hours = _each(metrics.run_gpu_hours, walls_s, found["gpus"])
-    prices = [record.get("price_per_gpu_hour") or None for record in settings]
+    prices = [(record or {}).get("price_per_gpu_hour") or None for record in settings]
     return {"gpu_hours": hours, "cost": _each(metrics.cost, hours, prices)}
 
 
@@ -147,11 +107,6 @@ def _ratio(formula: Any, above: Any, below: Any) -> float | None:
     return formula(above, below) if known else None
 
 
-def _mapping(record: dict[str, Any], key: str) -> dict[str, Any]:
-    value = record.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 def _notebook_s(path: str) -> float | None:
     """Give the wall seconds of the whole notebook, kernel start included, as papermill wrote them down."""
     end = records.read_end(path, NOTEBOOK_END_BYTES)
@@ -161,8 +116,8 @@ def _notebook_s(path: str) -> float | None:
     if begin >= 0 and (found := _DURATION.search(end, begin)):
         return float(found[1])
     notebook = records.read_json(path) or {}
-    duration = _mapping(_mapping(notebook, "metadata"), "papermill").get("duration")
-    return duration if isinstance(duration, int | float) else None
+    duration = run_records.mapping(run_records.mapping(notebook, "metadata"), "papermill").get("duration")
+    return duration if forms.AMOUNT.holds(duration) else None
 
 
 def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
@@ -190,9 +145,7 @@ def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
 
 def _parse(batch: list[tuple[str, bytes]]) -> tuple[pd.DataFrame, list[int]]:
     lengths = [raw.count(b"\n") for _, raw in batch]
-    table = records.parse_lines(
-        b"".join(raw for _, raw in batch), {name: KINDS.get(name, float) for name in STEP_COLUMNS}
-    )
+    table = json_text.table(b"".join(raw for _, raw in batch), {name: KINDS.get(name, float) for name in STEP_COLUMNS})
     if table is not None and len(table) == sum(lengths):
         return table, lengths
     if len(batch) > 1:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsnb import records
 from dsnb.errors import SettingsError
 
 SLURM = "slurm"
@@ -90,15 +91,19 @@ def read(path: str | Path) -> tuple[Host, ...]:
 
 def _text(path: str | Path) -> str:
     try:
-        with open(Path(path).expanduser(), "rb") as file:
-            raw = file.read(MOST_BYTES + 1) if os.path.isfile(file.name) else b""
-        text = raw.decode("utf-8-sig")  # some editors begin a file with a mark
+        handle = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
+        try:
+            if os.fstat(handle).st_size > MOST_BYTES:
+                raise SettingsError(f"hostfile {str(path)!r} is too large: at most {MOST_BYTES:,} bytes are allowed")
+            return records.read_regular(handle, MOST_BYTES).decode("utf-8-sig")  # some editors begin a file with a mark
+        finally:
+            os.close(handle)
+    except SettingsError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text file"
+        odd = isinstance(error, UnicodeDecodeError | RuntimeError)
+        reason = getattr(error, "strerror", None) or ("it is no text file" if odd else str(error))
         raise SettingsError(f"hostfile is {str(path)[:200]!r}: it cannot be read ({reason}); check the path") from error
-    if len(raw) > MOST_BYTES:
-        raise SettingsError(f"hostfile {str(path)!r} is too large: at most {MOST_BYTES:,} bytes are allowed")
-    return text
 
 
 def _take(entry: str, found: dict[str, Host]) -> str | None:

@@ -15,14 +15,13 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
-from dsnb import notebooks, paths, records, signals
-from dsnb.errors import DsnbError, KernelDiedError, LaunchError
+from dsnb import checks, finished, forms, launch_clock, notebooks, paths, plain_text, records, signals
+from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.experiment import SUPERVISION, Experiment
-from dsnb.launcher.folder import check_space, clear
-from dsnb.launcher.outcome import STATUSES, Result
+from dsnb.launcher.folder import Place, check_space, clear
+from dsnb.launcher.outcome import Result
 from dsnb.params import Run
 from dsnb.paths import RunPaths
 
@@ -30,27 +29,46 @@ NOTEBOOK = "10_run"
 
 
 def execute(run: Run) -> Result:
-    """Execute the run notebook for one run, and return how it ended, whatever happened."""
-    began = time.time()
-    trouble: BaseException | None = None
+    """Execute the run notebook for one run, and return how it ended, whatever happened.
+
+    Raises
+    ------
+    LaunchError
+        If the disk is full, or the run's folder cannot be written or is gone.
+    """
+    began = launch_clock.now_s()
     try:
         describe(run)
+        place = Place(run.paths.dir)
+    except OSError as error:
+        why = _unless_full(run, error).strerror
+        raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
+    with place:
+        return _execute(run, place, began)
+
+
+def _execute(run: Run, place: Place, began: float) -> Result:
+    trouble: BaseException | None = None
+    try:
         values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
         notebooks.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
-    except LaunchError:  # the disk is full already
-        raise
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
-        trouble = error
+        trouble = _unless_full(run, error)
     except KernelDiedError as error:
-        return close(run.paths, "failed" if has_begun(run.paths) else "interrupted", str(error), began)
+        return close(run.paths, "failed" if has_begun(run.paths) else "interrupted", str(error), began, place)
     except KeyboardInterrupt:
-        close(run.paths, "interrupted", "stopped by the user", began)
+        close(run.paths, "interrupted", "stopped by the user", began, place)
         raise
     except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's trouble alone
         trouble = error
-    return close(run.paths, "failed", _one_line(trouble), began)
+    return close(run.paths, "failed", _one_line(trouble), began, place)
+
+
+def _unless_full(run: Run, error: OSError) -> OSError:
+    """Return an error of the operating system, but for a full disk, which is the whole sweep's trouble."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
+    return error
 
 
 def describe(run: Run) -> None:
@@ -67,48 +85,60 @@ def describe(run: Run) -> None:
 
 
 def has_begun(run: RunPaths) -> bool:
-    """Say whether a described run got to its launch; one that did not says nothing about its settings."""
+    """Check whether a described run got to its launch; one that did not says nothing about its settings."""
     return run.console.exists()
 
 
-def close(run: RunPaths, status: str, cause: str, began: float) -> Result:
-    """Give the result that the launch wrote, or write the one that it could not write any more."""
+def close(run: RunPaths, status: str, cause: str, began: float, place: Place | None = None) -> Result:
+    """Return the result that the launch wrote, or write the one that it could not write any more.
+
+    Raises
+    ------
+    LaunchError
+        If the run's folder is gone, or not the one that was at that place.
+    """
+    if place:
+        place.check()
     if known := recorded(run):
         return known
-    result = Result(status, cause, {}, {"wall": time.time() - began}, {}, run.dir)
+    result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
     result.write()
     return result
 
 
 def recorded(run: RunPaths) -> Result | None:
-    """Give the result that lies in a run's folder; None if there is no whole one."""
-    record = records.read_json(run.result)
-    if not record or record.get("status") not in STATUSES:
+    """Return the result that lies in a run's folder; None if there is none that says how the run ended."""
+    record = forms.read(run.result)
+    if not record or not record.get("status"):
         return None
-    codes, phases, summary = (record.get(key) for key in ("exit_codes", "phases_s", "summary"))
+    codes, phases, summary = (record.get(key) or {} for key in ("exit_codes", "phases_s", "summary"))
     return Result(
         record["status"],
         record.get("cause"),
-        {int(rank): code for rank, code in codes.items()} if isinstance(codes, dict) else {},
-        phases if isinstance(phases, dict) else {},
-        summary if isinstance(summary, dict) else {},
+        {int(rank): code for rank, code in codes.items()},
+        phases,
+        summary,
         run.dir,
     )
 
 
 def changed(run: Run) -> str:
-    """Say which settings a run's folder was made with other than it has now; empty if with the same.
+    """Say which settings a run's folder was made with other than it has now; empty if with the same, or none it tells.
 
-    A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing.
+    A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing. A
+    setting that the folder does not name came after it, and had its default.
     """
-    before = records.read_json(run.paths.experiment) or {}
+    known, problem = forms.cleaned(run.paths.experiment.name, records.read_json(run.paths.experiment) or {})
+    if problem or known.keys().isdisjoint(finished.DEFAULTS):
+        return ""
+    before = {**finished.DEFAULTS, **known}
     now, asked = run.experiment.model_dump(), before.get("asked")
     unknown = "auto" in (now["device"], before.get("device"))  # which device it is, only the hosts can say
     if isinstance(asked, dict):  # of the device, what it was found to be is compared
         before |= {key: value for key, value in asked.items() if key != "device"}
     free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}
-    keys = [key for key in now if key not in free and key in before and before[key] != now[key]]
-    return ", ".join(f"{key} was {before[key]!r} and is {now[key]!r}" for key in keys)
+    keys = [key for key in now if key not in free and before[key] != now[key]]
+    return ", ".join(f"{key} was {checks.shown(before[key])} and is {checks.shown(now[key])}" for key in keys)
 
 
 def _one_line(error: BaseException | None) -> str:
@@ -132,14 +162,14 @@ def main() -> int:
     except KeyboardInterrupt:
         return signals.INTERRUPTED
     except DsnbError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain_text.line(error)}", file=sys.stderr)
         return 1
-    print(f"{result.status}: {result.cause or 'as planned'}")
+    print(plain_text.line(f"{result.status}: {result.cause or 'as planned'}"))
     return 0
 
 
 def planned(run: RunPaths) -> Run:
-    """Give the run that a folder's settings ask for.
+    """Return the run that a folder's settings ask for.
 
     Raises
     ------
@@ -147,8 +177,11 @@ def planned(run: RunPaths) -> Run:
         If there are none.
     """
     settings = Experiment.read(run.experiment)  # the notebook judges them
-    asked = (records.read_json(run.experiment) or {}).get("asked")
-    if isinstance(asked, dict):  # what was found with an `auto` is to be found again
+    known, problem = forms.cleaned(run.experiment.name, records.read_json(run.experiment) or {})
+    if problem:
+        raise SettingsError(f"{run.dir / problem}: start the sweep again")
+    asked = known.get("asked")
+    if asked:  # what was found with an `auto` is to be found again
         settings = settings.model_copy(update={key: asked[key] for key in asked if key in Experiment.model_fields})
     return Run(run.dir.parent.name, settings, run.repeat or 1, run)
 

@@ -96,7 +96,7 @@ def load_sweep(
         for settings in combinations
     ]
     experiments = _experiments(combinations, only, adapt)
-    folder = SweepPaths(Path(output) if output else paths.outputs_root() / file.name)
+    folder = SweepPaths(paths.named_well(Path(output) if output else paths.outputs_root() / file.name, "--output"))
     runs = tuple(
         Run(name, experiment, repeat, folder.run(name, repeat))
         for repeat in range(1, file.repeats + 1)

@@ -1,19 +1,15 @@
-"""Reading a params file: safely, and with every problem of its form said at once.
+"""The form of a params file, with every problem of it said at once; `dsnb.plain_yaml` reads the file.
 
 What its settings mean, and which runs they make, is `dsnb.params`'s.
 """
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dsnb import checks
+from dsnb import checks, plain_yaml
 from dsnb.errors import SettingsError
-
-MOST_BYTES = 1_000_000
 
 
 class ParamsFile(BaseModel):
@@ -39,56 +35,19 @@ class ParamsFile(BaseModel):
     """Sequences per second that every node is to reach, at least; a group of nodes with less has failed."""
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, which can blow a small file up, and without silently doubled keys."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise SettingsError("aliases (*name) are not allowed in a params file: write the value out")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        counts = Counter(str(key.value) for key, _ in node.value) if isinstance(node, yaml.MappingNode) else Counter()
-        if doubled := sorted(key for key, count in counts.items() if count > 1):
-            raise SettingsError(f"'{doubled[0]}' stands twice in the params file: keep one")
-        return super().construct_mapping(node, deep)
-
-
 def read_params(path: str | Path) -> ParamsFile:
     """Read a params file.
 
     Raises
     ------
     SettingsError
-        If it is missing, too large, not plain YAML, or not of the right form.
+        If it is missing, no regular file, too large, not plain YAML, or not of the right form.
     """
     path = Path(path)
-    try:
-        size = path.stat().st_size
-        text = path.read_text(encoding="utf-8") if size <= MOST_BYTES else ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"params file {str(path)!r} cannot be read: {reason}; check the path") from error
-    if size > MOST_BYTES:
-        raise SettingsError(f"params file {str(path)!r} has {size:,} bytes: at most {MOST_BYTES:,} are allowed")
-    try:
-        content = yaml.load(text, _PlainLoader)  # noqa: S506  (a SafeLoader)
-    except SettingsError as error:
-        raise SettingsError(f"params file {str(path)!r}: {error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingsError(f"params file {str(path)!r}: {_yaml_problem(error)}") from error
+    content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
         raise SettingsError(f"params file {str(path)!r} holds no settings: it needs at least 'name'")
     return validated(content, path)
-
-
-def _yaml_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}: " if mark else ""
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0][:200]
-    if "constructor for the tag" in problem:
-        return f"{where}tags such as !!python/... are not allowed, write plain values ({problem})"
-    return f"{where}this is not valid YAML ({problem})"
 
 
 def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsnb import plain_text
 from dsnb.errors import SettingsError
 
 PACKAGE = Path(__file__).parent
@@ -173,6 +174,20 @@ class SweepPaths(_JobPaths):
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
         return RunPaths(self.dir / experiment / f"run{repeat}")
+
+
+def named_well(path: Path, option: str) -> Path:
+    """Return a path to write to, if its name is one that scripts, notebooks and tables can hold.
+
+    Raises
+    ------
+    SettingsError
+        If it holds a control character, such as a new line, or bytes that are not UTF-8.
+    """
+    if not plain_text.is_name(str(path.absolute())):
+        shown = ascii(str(path))[:200]
+        raise SettingsError(f"{option} is {shown}: its name holds a control character or is not UTF-8; choose another")
+    return path
 
 
 def repeat(folder_name: str) -> int | None:

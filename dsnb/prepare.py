@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsnb import models, records
+from dsnb import models, paths, records
 from dsnb.errors import FetchError, SettingsError
 from dsnb.params import load_sweep
 from dsnb.shared import hub, model_files, prepared
@@ -71,7 +71,7 @@ def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
     OSError
         If the folder cannot be written.
     """
-    shared = SharedPaths(Path(folder).expanduser().absolute()) if folder else prepared.shared_folder()
+    shared = SharedPaths(_home(folder)) if folder else prepared.shared_folder()
     if shared is None:
         raise SettingsError(f"no folder is named: give --cache DIR, a folder that all nodes see, or set {SHARED}")
     wanted = all_needs(params)
@@ -80,6 +80,13 @@ def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
         return Prepared(shared, there=wanted)
     with _locked(shared):
         return _fetch_all(shared, wanted)
+
+
+def _home(folder: str | Path) -> Path:
+    try:
+        return paths.named_well(Path(folder).expanduser().absolute(), "--cache")
+    except RuntimeError as error:  # no such user
+        raise SettingsError(f"--cache is {str(folder)!r}: {error}; give a folder") from error
 
 
 def all_needs(params: str | Path) -> list[Need]:

@@ -14,6 +14,7 @@ from typing import Self
 import rich.progress
 from rich.console import Console
 
+from dsnb import forms, plain_text
 from dsnb.launcher.outcome import Result
 from dsnb.params import Run
 from dsnb.records import Tail
@@ -46,9 +47,9 @@ class Progress:
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
+            rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(bar_width=20),
-            rich.progress.TextColumn("{task.fields[note]}"),
+            rich.progress.TextColumn("{task.fields[note]}", markup=False),
             console=self.console,
             disable=not enabled or not self.console.is_terminal,
             transient=True,
@@ -118,7 +119,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(plain_text.line(text), markup=False, highlight=False, soft_wrap=True)
 
     def _time_left_s(self, part: float = 0.0) -> float | None:
         """Estimate the seconds to the end, from finished runs or else from the `part` of the first that is done.
@@ -140,7 +141,7 @@ class Progress:
     def _watch(self, run: Run) -> None:
         tail = Tail(run.paths.steps)
         while not self._stop.wait(REFRESH_S):
-            steps = list(tail.new())
+            steps = list(forms.steps(tail))
             if not steps:
                 continue
             last = steps[-1]

@@ -6,19 +6,23 @@ It knows how bytes reach the disk and come back; what the records mean is for ot
 import json
 import os
 import secrets
+import stat
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from dsnb import json_text
 from dsnb.errors import DsnbWarning
+
+MOST_BYTES = 2**31
+"""A larger file is not read into memory."""
+MOST_JSON_BYTES = 2**26
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step: readers see the old file or the new one, never a part."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode("utf-8", "replace"))  # no file can hold half a character
 
 
 def write_bytes(path: Path, raw: bytes) -> None:
@@ -41,7 +45,7 @@ def write_json(path: Path, record: object) -> None:
     write_text(path, json.dumps(_finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_bytes(path: Path | str) -> bytes | None:
+def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes | None:
     """Read a whole file with as few system calls as can be; None where there is none, with a warning if unreadable."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
@@ -51,17 +55,39 @@ def read_bytes(path: Path | str) -> bytes | None:
         _left_out(path, error.strerror)
         return None
     try:
-        wanted = os.fstat(handle).st_size + 1
-        raw = os.read(handle, wanted)
-        while len(raw) >= wanted and (more := os.read(handle, 2**20)):  # it grew meanwhile
-            raw += more
-            wanted = len(raw)
-        return raw
-    except OSError as error:
-        _left_out(path, error.strerror)
+        return read_regular(handle, most_bytes)
+    except (OSError, ValueError) as error:
+        _left_out(path, error.strerror if isinstance(error, OSError) else error)
         return None
     finally:
         os.close(handle)
+
+
+def read_regular(handle: int, most_bytes: int) -> bytes:
+    """Read an open file that may be a pipe, a device or a folder, or longer than its size said a moment ago.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, or is a folder.
+    ValueError
+        If it is no regular file, or longer than `most_bytes`.
+    """
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+        raise ValueError("it is no regular file")
+    wanted = about.st_size + 1
+    if wanted <= most_bytes + 1:
+        raw = os.read(handle, wanted)
+        if len(raw) < wanted:
+            return raw
+    else:
+        raw = b""
+    while len(raw) <= most_bytes and (more := os.read(handle, 2**20)):  # it grew meanwhile
+        raw += more
+    if len(raw) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    return raw
 
 
 def read_end(path: Path | str, size: int) -> bytes | None:
@@ -78,18 +104,23 @@ def read_end(path: Path | str, size: int) -> bytes | None:
         os.close(handle)
 
 
+def warn(sentence: str) -> None:
+    """Warn of something that was left out."""
+    warnings.warn(sentence, DsnbWarning, stacklevel=3)
+
+
 def _left_out(path: Path | str, why: object) -> None:
     warnings.warn(f"{path} is left out: {why}", DsnbWarning, stacklevel=3)
 
 
 def read_json(path: Path | str) -> dict[str, Any] | None:
     """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
-    raw = read_bytes(path)
+    raw = read_bytes(path, MOST_JSON_BYTES)
     if raw is None:
         return None
     try:
-        record = _parsed(raw)
-    except (ValueError, RecursionError) as error:
+        record = json_text.parse(raw)
+    except ValueError as error:
         warnings.warn(f"{path} is left out: it cannot be read as JSON ({error})", DsnbWarning, stacklevel=2)
         return None
     if not isinstance(record, dict):
@@ -112,58 +143,18 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one record in a single write, so that several processes may share the file."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(handle, line(record).encode())
+        os.write(handle, line(record).encode("utf-8", "replace"))
     finally:
         os.close(handle)
 
 
-def parse_lines(raw: bytes, kinds: dict[str, type]) -> Any:
-    """Parse many lines of JSON at once.
-
-    Parameters
-    ----------
-    raw
-        Lines of JSON objects, each with its line feed.
-    kinds
-        Field -> `float`, `str` or `bool`; other fields are passed over.
-
-    Returns
-    -------
-    pandas.DataFrame or None
-        None if anything in it is damaged or of another type.
-    """
-    try:
-        import pyarrow as pa
-        from pyarrow import json as arrow
-    except ImportError:  # a GPU host may lack it; reading line by line gives the same
-        return None
-
-    of_arrow = {float: pa.float64(), str: pa.string(), bool: pa.bool_()}
-    schema = pa.schema([(name, of_arrow[kind]) for name, kind in kinds.items()])
-    if not raw.strip():
-        return pa.Table.from_pylist([], schema=schema).to_pandas()
-    how = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    try:
-        table = arrow.read_json(pa.BufferReader(raw), arrow.ReadOptions(block_size=16 * 2**20), how)
-    except (pa.ArrowException, ValueError):
-        return None
-    return table.to_pandas()
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a `.jsonl` file; a line that is cut off or damaged is left out with one warning that names it."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        warnings.warn(f"{path} is left out: {error.strerror}", DsnbWarning, stacklevel=2)
-        return []
     records, bad = [], []
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate((read_bytes(path) or b"").splitlines(), start=1):
         try:
-            record = _parsed(raw)
-        except (ValueError, RecursionError):
+            record = json_text.parse(raw)
+        except ValueError:
             record = None
         if isinstance(record, dict):
             records.append(record)
@@ -178,13 +169,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Tail:
-    """Follows a growing `.jsonl` file: each call gives the complete records added since the last."""
+    """Follows a growing `.jsonl` file: each call returns the complete records added since the last."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset, self._rest = path, 0, b""
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Give the records that came since the last call; damaged lines are passed over."""
+        """Yield the records that came since the last call; damaged lines are passed over."""
         try:
             with open(self.path, "rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:  # written anew
@@ -197,23 +188,11 @@ class Tail:
         *lines, self._rest = (self._rest + added).split(b"\n")
         for raw in lines:
             try:
-                record = json.loads(raw)
+                record = json_text.parse(raw)
             except ValueError:
                 continue
             if isinstance(record, dict):
                 yield record
-
-
-def _parsed(raw: bytes) -> Any:
-    """Parse JSON; half a character (a lone surrogate, which JSON can spell and no file can hold) becomes `?`."""
-    try:
-        return orjson.loads(raw)  # stricter than the standard library, and four times as fast
-    except ValueError:
-        pass
-    record = json.loads(raw.decode("utf-8"))
-    if b"\\ud" in raw.lower():
-        record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
-    return record
 
 
 def _finite(value: object) -> object:

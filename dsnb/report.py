@@ -1,5 +1,8 @@
 """A sweep's folder -> the executed report notebook -> one HTML file that opens anywhere, without kernel or network."""
 
+import errno
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +40,49 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     LaunchError
         If the notebook failed.
     """
-    sweep = SweepPaths(Path(folder).absolute())
+    sweep = SweepPaths(paths.named_well(Path(folder).absolute(), "the folder"))
+    target = paths.named_well(Path(output).absolute(), "--output") if output else sweep.report
     if load_runs(sweep.dir).empty:
         raise SettingsError(no_run(folder))
-    target = Path(output).absolute() if output else sweep.report
+    executed = _executed(sweep, target)
     parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
-    execute(paths.notebook_template(NOTEBOOK), sweep.report_notebook, parameters)
-    content = nbformat.read(sweep.report_notebook, as_version=4)
+    execute(paths.notebook_template(NOTEBOOK), executed, parameters)
+    content = nbformat.read(executed, as_version=4)
     try:
         records.write_text(target, pages.to_html(content, page.resources(sweep.dir.name)))
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     return target
+
+
+def _executed(sweep: SweepPaths, target: Path) -> Path:
+    """Return where the executed notebook goes: into the sweep's folder, or beside the page where that is read-only.
+
+    Raises
+    ------
+    LaunchError
+        If the page cannot be written: known before the notebook takes its time.
+    """
+    beside = target.with_name(f"{target.name}.ipynb")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _try_to_write(target.parent)
+    except OSError as error:
+        raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
+    try:
+        if sweep.report_notebook.exists() and not sweep.report_notebook.is_file():
+            return beside
+        _try_to_write(sweep.dir)
+    except OSError:
+        return beside
+    return sweep.report_notebook
+
+
+def _try_to_write(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def execute(template: Path, target: Path, parameters: dict[str, Any]) -> None:

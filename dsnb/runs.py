@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from dsnb import cache, folders, index, records
+from dsnb import cache, folders, forms, index, naming, run_records
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.logs import find, step_csv
 from dsnb.logs import rows as log_rows
@@ -102,7 +102,7 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     if path.is_file():
         table = step_csv.load_gpu(path.with_name("gpu_log.csv")).reindex(columns=GPU_COLUMNS)
     else:
-        table = pd.DataFrame(records.read_lines(RunPaths(path).gpu), columns=GPU_COLUMNS)
+        table = pd.DataFrame(forms.read_lines(RunPaths(path).gpu), columns=GPU_COLUMNS)
     numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
@@ -143,7 +143,7 @@ def _step_rows(path: Path, names: Names, start: Start) -> pd.DataFrame:
 
 def _runs(found: Found) -> pd.DataFrame:
     own = folders.columns(found.runs)
-    names = [run_names(folder) for folder in found.runs]
+    names = naming.names(found.runs, own[run_records.NAME], own["model"])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
     nothing = [None] * len(found.runs)
     others = [row for _, row in _logged(found, _row)]
@@ -200,7 +200,7 @@ def write_index(folder: Path) -> None:
 
 def _steps(found: Found) -> pd.DataFrame:
     own, counts = folders.steps(found.runs)
-    names, parts = [run_names(folder) for folder in found.runs], [own]
+    names, parts = naming.names(found.runs, *run_records.names(found.runs)), [own]
     for start_names, steps in _logged(found, _step_rows):
         parts.append(steps)
         counts.append(len(steps))

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dsnb import interpreter, job, signals
-from dsnb.errors import DsnbWarning
+from dsnb import interpreter, job, launch_clock, signals
+from dsnb.errors import DsnbWarning, LaunchError
 from dsnb.launcher.outcome import Result, last_lines
 from dsnb.params import Run
 
@@ -124,10 +124,18 @@ class _Stage:
         deadline = time.monotonic() + GONE_S
         self.maker.cancel(self.jobs.values())
         while self.jobs and time.monotonic() < deadline:
-            self.jobs = {lane: one for lane, one in self.jobs.items() if one.poll() is None}
+            self.jobs = {lane: one for lane, one in self.jobs.items() if _goes_on(one)}
             time.sleep(poll_s)
         for one in self.jobs.values():
             warnings.warn(f"{one.where} has not ended {GONE_S:.0f} s after it was told to", DsnbWarning, stacklevel=2)
+
+
+def _goes_on(one: Job) -> bool:
+    """Say whether a job that is ended is still there; where its folder is gone, there is no result to write."""
+    try:
+        return one.poll() is None
+    except LaunchError:
+        return False
 
 
 class Processes:
@@ -165,7 +173,7 @@ class ProcessJob:
     def __init__(self, run: Run, module: str) -> None:
         job.describe(run)
         self.run, self.where = run, f"on {hosts(run.lane)}" if run.lane else ""
-        self._began = time.time()
+        self._began = launch_clock.now_s()
         self._cancelled_at: float | None = None
         # The pipe is what the job watches. In a session of its own, Ctrl-C reaches it through `cancel` alone.
         with open(run.paths.job_log, "wb") as log:

@@ -1,12 +1,9 @@
 """Executes the runs of a sweep through papermill, one notebook a run; goes on after a failed run; resumes.
 
-A run is finished when its `result.json` is whole and does not say `interrupted`; every other one is made again.
+Every run that is not finished (`dsnb.finished`) is made again.
 """
 
 import contextlib
-import fcntl
-import os
-import socket
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dsnb import checks, job, notebooks, paths, records, schedule, signals
-from dsnb.errors import LaunchError, SettingsError
+from dsnb import checks, finished, forms, job, notebooks, paths, records, schedule, signals
+from dsnb.errors import SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import fork
 from dsnb.launcher.hosts import servers
-from dsnb.launcher.outcome import STATUSES, Result
+from dsnb.launcher.outcome import Result
+from dsnb.lock import Guarded, Lock, locked
 from dsnb.params import Run, Sweep, load_sweep
-from dsnb.paths import SweepPaths
 from dsnb.slurm import allocation
 from dsnb.slurm.allocation import Allocation
 from dsnb.slurm.jobs import SlurmJobs
@@ -67,7 +64,7 @@ def run_sweep(
     SettingsError
         If a run cannot work on this machine, contradicts a finished one, or another sweep works in the folder.
     LaunchError
-        If the disk is full. Finished runs are kept.
+        If the disk is full, or the sweep's folder is removed meanwhile. Finished runs are kept.
     """
     if not isinstance(sweep, Sweep):
         load = partial(allocation.load, allocation=slurm) if slurm else load_sweep
@@ -75,16 +72,17 @@ def run_sweep(
     check_notebook()
     if not slurm and (problems := unsupported(sweep)):
         raise SettingsError(problems)
-    with locked(sweep.paths):
+    with locked(sweep.paths) as lock:
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         with contextlib.suppress(OSError):
             sweep.paths.index.unlink()
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
         with _shown(sweep, todo, progress, foretold=slurm is None) as shown:
             if slurm:
-                schedule.make_all(todo, SlurmJobs(slurm, sweep.name, todo, shown.say), shown)
+                schedule.make_all(todo, Guarded(SlurmJobs(slurm, sweep.name, todo, shown.say), lock), shown)
             else:
-                _make_here(todo, shown)
+                _make_here(todo, shown, lock)
+        lock.check()
         from dsnb.runs import write_index  # pandas is not needed before
 
         write_index(sweep.paths.dir)
@@ -115,16 +113,17 @@ def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: 
     return code == 0 and all(result is not None and result.status == "ok" for result in results)
 
 
-def _make_here(todo: list[Run], shown: "Progress") -> None:
+def _make_here(todo: list[Run], shown: "Progress", lock: Lock) -> None:
     if made := still_made(todo):
         raise SettingsError(
             f"Slurm still makes {', '.join(made[:3])}: go on with --slurm, or end the jobs with scancel"
         )
     with fork.shared(_devices(todo)), servers.kept(run.experiment for run in todo):
         if any(run.lane for run in todo):
-            schedule.make_all(todo, schedule.Processes(), shown)
+            schedule.make_all(todo, Guarded(schedule.Processes(), lock), shown)
             return
         for run in todo:
+            lock.check()
             shown.begin(run)
             shown.end(run, job.execute(run))
 
@@ -170,31 +169,10 @@ def unsupported(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-@contextlib.contextmanager
-def locked(sweep: SweepPaths) -> Iterator[None]:
-    """Hold the sweep's folder; the lock goes with the process, however it ends."""
-    try:
-        sweep.dir.mkdir(parents=True, exist_ok=True)
-        file = open(sweep.lock, "a+", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise LaunchError(f"{sweep.dir} cannot be written: {error.strerror}; choose another --output") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read(200).strip() or "another process"
-            raise SettingsError(
-                f"{sweep.dir} is in use by another sweep ({holder}): wait for it, or choose another --output"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield
-
-
 def is_finished(run: Run, retry: bool = False) -> bool:
     """Say whether a run need not be made.
+
+    One that has ended but whose record is not whole is made again, with a warning that says what is wrong with it.
 
     Raises
     ------
@@ -202,9 +180,11 @@ def is_finished(run: Run, retry: bool = False) -> bool:
         If it was finished with other settings than it has now.
     """
     record = records.read_json(run.paths.result)
-    status = record.get("status") if record else None
-    if status not in STATUSES or status == "interrupted" or (retry and status != "ok"):
+    status = forms.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
+    if status in finished.ENDED and (other := job.changed(run)):
+        raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
+    if status == "interrupted" or (retry and status != "ok"):
         return False
-    if told := job.changed(run):
-        raise SettingsError(f"{run.paths.dir} is finished with other settings ({told}): choose another --output")
-    return True
+    if told := finished.trouble(run.paths):
+        records.warn(f"{run.paths.dir}: {told}; the run is made again")
+    return not told

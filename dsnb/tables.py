@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
+from dsnb import places, plain_yaml, records
 from dsnb.columns import METRICS
+from dsnb.errors import SettingsError
 from dsnb.paths import SweepPaths
 from dsnb.schema import ENVIRONMENT, SETTINGS
 
@@ -169,15 +170,18 @@ def sentences(said: list[str]) -> Html:
 
 
 def heading(folder: str | Path) -> Html:
-    """Give a sweep's title and the question that its params file asks."""
+    """Return a sweep's title and the question that its params file asks."""
     sweep = SweepPaths(Path(folder).absolute())
-    try:
-        params = yaml.safe_load(sweep.params.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        params = None
+    params = None
+    if sweep.params.exists():  # a folder of other programs' logs has none
+        try:
+            params = plain_yaml.read(sweep.params, "params file")
+        except SettingsError as error:
+            records.warn(f"the question of the sweep is left out: {error}")
     question = params.get("question") if isinstance(params, dict) else None
-    asked = question or "Which of these settings should I train with here?"
-    return Html(f'<h1>{html.escape(sweep.dir.name)}</h1><p class="question">{html.escape(str(asked))}</p>')
+    asked = question if isinstance(question, str) and question else "Which of these settings should I train with here?"
+    title = places.shown(sweep.dir.name)
+    return Html(f'<h1>{html.escape(title)}</h1><p class="question">{html.escape(asked)}</p>')
 
 
 def subheading(title: str) -> Html:

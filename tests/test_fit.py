@@ -9,6 +9,7 @@ from dsnb.launcher.outcome import Result
 from dsnb.paths import RunPaths
 from dsnb.runs import load_runs
 from dsnb.sweep import run_sweep
+from tests import whole
 
 AUTO = {"micro_batch_size": "auto", "memory_limit_gib": 1.0}
 
@@ -36,6 +37,7 @@ class Machine:
         found = experiment.model_copy(update={"device": "cpu"})  # as the hosts of a hostfile say
         records.write_json(run.experiment, described(found, asked))
         records.write_json(run.worker, {})
+        whole.leave(run, experiment.steps)
         fits = experiment.micro_batch_size <= (self.whole if experiment is not asked else self.probes)
         status = self.odd if experiment.micro_batch_size == 4 and self.odd else "ok" if fits else "oom"
         if status == "interrupted":
@@ -126,6 +128,7 @@ def once_that(**verdicts):
 
     def once(experiment, run, asked):
         prepare(run, experiment, asked)
+        whole.leave(run, experiment.steps)
         size = experiment.micro_batch_size
         result = Result(verdicts.get(f"bs{size}", "failed"), None, {}, {}, {}, run.dir)
         result.write()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnb import hardware, records, traces
+from dsnb import hardware, launch_clock, records, traces
 from dsnb.paths import RunPaths
 from dsnb.train.energy import LEAST_SPAN_S
 
@@ -164,7 +164,7 @@ def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path, norm):
     from dsnb.train.meter import Meter
 
     device = torch.device("cuda")
-    meter = Meter(tmp_path / "steps.jsonl", 1, 8, device, time.time())
+    meter = Meter(tmp_path / "steps.jsonl", 1, 8, device, launch_clock.now_s())
     meter.begin("timed", lambda: None)
     torch.cuda._sleep(2_000_000_000)
     began = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import columns, params_file, scaling
+from dsnb import columns, params_file, plain_text, scaling
 from dsnb.errors import SettingsError
 from dsnb.paths import PROBE, RunPaths, SweepPaths
 from dsnb.summary import told_apart
@@ -109,13 +109,8 @@ def _row(runs: list[dict[str, Any]], wanted: dict[str, float] | float) -> dict[s
         "per_node": rate / nodes,
         "expected_per_node": least,
         "verdict": _verdict(len(bad), len(rates) == len(runs), rate / nodes, least),
-        "cause": next((_plain(columns.text(run["cause"])) for run in bad), None),
+        "cause": next((plain_text.line(columns.text(run["cause"])) for run in bad), None),
     }
-
-
-def _plain(cause: str) -> str:
-    """Take out what a terminal would obey instead of printing it."""
-    return "".join(one if one.isprintable() else " " for one in cause)
 
 
 def _verdict(failed: int, complete: bool, per_node: float, least: float) -> str:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from dsnb import interpreter, signals
-from dsnb.commands.printing import Format, show_groups, show_summary
+from dsnb.commands.printing import Format, say, show_groups, show_summary
 from dsnb.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def sweep(
     _choose(given, slurm, {key: value for key, value in asked.items() if value is not None}, one_allocation)
     planned = given.load()
     for note in given.notes:
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
     if dry_run:
         show_plan(planned, given.allocation)
     else:
@@ -140,13 +139,13 @@ def _make(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> None:
             results = run_sweep(planned, retry=retry, slurm=given.allocation)
             fine = all(result.status == "ok" for result in results)
     except KeyboardInterrupt:
-        typer.echo("interrupted: finished runs are kept, start the sweep again to go on", err=True)
+        say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
     runs = load_runs(planned.paths.dir)
     show_summary(runs, Format.table)
     if given.sub_cluster:
         show_groups(runs, Format.table)
-    typer.echo(f"Report: dsnb report {planned.paths.dir}")
+    say(f"Report: dsnb report {planned.paths.dir}")
     if not fine:
         raise typer.Exit(NOT_ALL_OK)
 
@@ -167,15 +166,17 @@ def pairs(words: list[str]) -> dict[str, str]:
 
 def overrides(words: list[str]) -> dict[str, Any]:
     """Read `KEY=VALUE` words; values are YAML, so `8` is a number and `[1, 2]` a list."""
+    from dsnb import plain_yaml
+
     found = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise SettingsError(f"--set is {word!r}: write KEY=VALUE, for example --set seq_len=256")
+            raise SettingsError(f"--set is {word[:200]!r}: write KEY=VALUE, for example --set seq_len=256")
         try:
-            found[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise SettingsError(f"--set is {word!r}: its value is not valid YAML") from error
+            found[key.strip()] = plain_yaml.parse(value)
+        except SettingsError as error:
+            raise SettingsError(f"--set is {word[:200]!r}: {error}") from error
     return found
 
 
@@ -185,6 +186,6 @@ def show_plan(planned: "Sweep", asked: "Allocation | None" = None) -> None:
     from dsnb.sweep import unsupported
 
     for line in lines(planned, asked):
-        typer.echo(line)
+        say(line)
     for problem in [] if asked else unsupported(planned):
-        typer.echo(f"this machine could not run it: {problem}", err=True)
+        say(f"this machine could not run it: {problem}", err=True)

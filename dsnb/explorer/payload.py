@@ -133,7 +133,10 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
             continue
         run = RunPaths(folder)
         found = [path for path in _linked(run, data, position) if path.is_file()]
-        for path in found if run.repeat == data.runs["repeat"].iloc[position] else []:
+        row = data.runs.iloc[position]
+        # A run that was copied into another experiment's folder is not where the others of its own are.
+        at_home = run.repeat == row["repeat"] and folder.parent.name == row["experiment"]
+        for path in found if at_home else []:
             parents[name] = folder.parent.relative_to(home).as_posix()
             there.setdefault(path.name, [0] * len(data.experiments))[position] = 1
     kinds = [{"name": name, "title": FILES[name], "there": there[name]} for name in FILES if name in there]
@@ -177,8 +180,7 @@ def series(data: Data, position: int, points: int = MOST_POINTS) -> dict[str, An
         result = {name: _rounded(thin[name]) for name in ("step", "t_s", "loss", "allocated_gib")}
         result["step_time_ms"] = _rounded(thin["step_time_s"] * 1000)
         result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
-    if len(samples):
-        means = over_gpus(samples)
+    if len(means := over_gpus(samples)):
         thin = means.iloc[:: math.ceil(len(means) / points)]
         result |= {name: _rounded(thin[name]) for name in SAMPLED}
         result |= {"sample_s": _rounded(thin["t_s"]), "gpus": samples.groupby(GPU, dropna=False).ngroups}

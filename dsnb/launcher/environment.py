@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dsnb
-from dsnb import hardware, interpreter
+from dsnb import hardware, interpreter, launch_clock
 from dsnb.paths import PACKAGE
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -76,11 +76,11 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     ranks
         How many of them share this machine's cores.
     launched_at
-        Unix time of the launch, in seconds: the origin of every `t_s`.
+        When the run was launched, on this host's clock of `dsnb.launch_clock`: the origin of every `t_s`.
     """
     env = {**os.environ, **interpreter.SAFE_PATH}  # for what ranks start in turn, too
     env["DS_ACCELERATOR"] = device
-    env["DSNB_LAUNCHED_AT"] = repr(launched_at)
+    env[launch_clock.LAUNCHED_AT] = repr(launched_at)
     env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))
     env["TOKENIZERS_PARALLELISM"] = "false"
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, in which GPUs are chosen and sampled

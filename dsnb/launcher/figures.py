@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import fmean, median
 from typing import Any
 
-from dsnb import hardware, metrics, records
+from dsnb import forms, hardware, metrics
 from dsnb.experiment import Experiment
 from dsnb.launcher.gpu_figures import gpu_figures, power_note
 from dsnb.paths import RunPaths
@@ -24,11 +24,12 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     """Return the figures of one run; the documentation of each column says how it is measured."""
     if paths.bandwidth_plan.exists():
         return {}
-    worker = records.read_json(paths.worker) or {}
-    steps = records.read_lines(paths.steps)
+    worker = forms.read(paths.worker) or {}
+    steps = [step for step in forms.read_lines(paths.steps) if step.get("step") is not None]
+    samples = [sample for sample in forms.read_lines(paths.gpu) if sample.get("t_s") is not None]
     timed = [step for step in steps if step.get("phase") == "timed"]
     times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
-    gpu = gpu_figures(records.read_lines(paths.gpu), worker, experiment.gpus)
+    gpu = gpu_figures(samples, worker, experiment.gpus)
     shortage = _shortage(paths)
     losses = [step.get("loss") for step in steps]
     peaks = {key: _peak(steps, worker, shortage, key) for key in ("allocated_gib", "reserved_gib")}
@@ -109,7 +110,7 @@ def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, A
 
 def _shortage(paths: RunPaths) -> dict[str, Any]:
     """Return what the first rank that ran out of memory wrote down."""
-    failures = records.read_lines(paths.failures)
+    failures = forms.read_lines(paths.failures)
     return next((failure for failure in failures if failure.get("status") == "oom"), {})
 
 
@@ -129,8 +130,8 @@ def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], shortage: dict[st
 
 
 def _profile(paths: RunPaths) -> dict[str, Any]:
-    profile = records.read_json(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
-    missing = "; ".join(f"{part}: {why}" for part, why in profile.get("missing", {}).items())
+    profile = forms.read(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
+    missing = "; ".join(f"{part}: {why}" for part, why in (profile.get("missing") or {}).items())
     return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
 
 

@@ -5,12 +5,11 @@ that it is for, and is not made again if it is there already.
 """
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsnb import records
+from dsnb import finished, forms, launch_clock, records
 from dsnb.experiment import SUPERVISION, Experiment
 from dsnb.launcher.folder import clear, prepare
 from dsnb.launcher.outcome import Result, broken_off
@@ -22,7 +21,6 @@ WARMUP_STEPS, STEPS = 1, 2
 FITS = {"ok": True, "nan": True, "untrained": True, "oom": False}
 LENGTH = {"warmup_steps", "steps", "grad_accum", "profile"}
 """Settings in which a whole run differs from its probe."""
-_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
 
 
 def largest(fits: Callable[[int], bool], most: int = MOST) -> int:
@@ -61,7 +59,7 @@ def launch(experiment: Experiment, run: RunPaths, once: Once) -> Result:
     LaunchError
         If a probe could not even be started.
     """
-    began = time.time()
+    began = launch_clock.now_s()
     prepare(run, experiment)  # a row, whatever happens to the probes
     try:
         found, cause = _search(experiment, run, once)
@@ -99,7 +97,7 @@ def _search(experiment: Experiment, run: RunPaths, once: Once) -> tuple[int, str
 
 
 def _end(run: RunPaths, began: float, status: str, cause: str) -> Result:
-    result = Result(status, cause, {}, {"wall": time.time() - began}, {}, run.dir)
+    result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
     result.write()
     return result
 
@@ -132,11 +130,14 @@ def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
 
     A whole run that was set aside tells that its micro-batch does not fit.
     """
-    known = {**_DEFAULTS, **(records.read_json(folder.experiment) or {})}
-    result = records.read_json(folder.result) or {}
+    known = {**finished.DEFAULTS, **(forms.read(folder.experiment) or {})}
+    result = forms.read(folder.result) or {}
     free = {*SUPERVISION, *(["device"] if probe.device == "auto" else [])}  # which one it is, the hosts said
     free |= LENGTH if result.get("status") == "oom" and known.get("asked") else set()
     other = any(known.get(name) != value for name, value in probe.model_dump().items() if name not in free)
+    if told := finished.trouble(folder) if result.get("status") in FITS and not other else None:
+        records.warn(f"{folder.dir}: {told}; the probe is made again")
+        other = True
     if other or result.get("status") not in FITS:
         folder.result.unlink(missing_ok=True)
         return "", None

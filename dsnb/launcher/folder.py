@@ -1,10 +1,11 @@
 """A run's folder before the launch: a new one, what is known already, and room on the disk."""
 
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from dsnb import paths, records
+from dsnb import finished, paths, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
 from dsnb.launcher import environment
@@ -47,7 +48,7 @@ def prepare(run: RunPaths, experiment: Experiment, asked: Experiment | None = No
         If the folder cannot be written or the disk is full.
     """
     before = records.read_json(run.result)
-    if before and before.get("status") != "interrupted":
+    if before and before.get("status") in finished.ENDED and not finished.trouble(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; name another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
@@ -84,6 +85,41 @@ def check_space(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if (free := shutil.disk_usage(existing).free) < LEAST_FREE_BYTES:
         raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); make 64 MiB of room and start again")
+
+
+class Place:
+    """A folder as it was at the start: it may be removed meanwhile, and another one made under its name.
+
+    It is kept open, for a file system gives the number of a folder that is gone to the next one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def check(self) -> None:
+        """Make sure that it is still the same folder.
+
+        Raises
+        ------
+        LaunchError
+            If it is not.
+        """
+        try:
+            same = os.path.samestat(os.stat(self.folder), os.fstat(self._handle))
+        except OSError:
+            same = False
+        if not same:
+            raise LaunchError(
+                f"{self.folder} was removed or replaced while the run went on: nothing more is written there; "
+                "start the sweep again"
+            )
 
 
 def clear(run: RunPaths) -> None:

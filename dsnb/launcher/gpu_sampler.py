@@ -1,11 +1,10 @@
 """Samples utilization, memory, power and clock of a run's GPUs through NVML, from outside the ranks."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsnb import nvml
+from dsnb import launch_clock, nvml
 
 INTERVAL_S = 0.25
 
@@ -20,7 +19,7 @@ class GpuSampler:
     take
         Called with every sample, in a thread of the sampler's own.
     launched_at
-        Unix time of the launch in seconds, the origin of `t_s`.
+        When the run was launched, on this host's clock of `dsnb.launch_clock`: the origin of `t_s`.
     """
 
     def __init__(self, gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launched_at: float) -> None:
@@ -43,5 +42,5 @@ class GpuSampler:
             handles = {index: api.nvmlDeviceGetHandleByIndex(index) for index in self._gpus}
             while not self._stop.wait(INTERVAL_S):
                 for index, handle in handles.items():
-                    t_s = round(time.time() - self._launched_at, 3)
+                    t_s = round(launch_clock.now_s() - self._launched_at, 3)
                     self._take({"t_s": t_s, "gpu": index, **nvml.sample(api, handle)})

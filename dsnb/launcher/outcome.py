@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dsnb import records
+from dsnb import forms, records
 from dsnb.errors import DsnbError, LaunchError
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
 
-STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
 TAIL_LINES = 15
 SOME_RANK = -1
 """Stands for the rank in exit codes where the launcher does not say which one it was."""
@@ -49,7 +48,15 @@ class Result:
     run_dir: Path
 
     def write(self) -> None:
-        """Write `result.json`, which makes the run a finished one."""
+        """Write `result.json`, which makes the run a finished one.
+
+        Raises
+        ------
+        LaunchError
+            If the run's folder is gone: a result alone would be a run without settings.
+        """
+        if not self.run_dir.is_dir():
+            raise LaunchError(f"{self.run_dir} was removed while the run went on: start the sweep again")
         record = asdict(self)
         del record["run_dir"]
         records.write_json(RunPaths(self.run_dir).result, record)
@@ -137,8 +144,8 @@ def judge(
     where
         Says behind a rank's number on which host it is.
     """
-    worker = records.read_json(paths.worker)
-    failures = records.read_lines(paths.failures)
+    worker = forms.read(paths.worker)
+    failures = forms.read_lines(paths.failures)
     bad = {rank: code for rank, code in exit_codes.items() if code != 0}
     if experiment.profile and worker is not None:  # the run was over: what failed since then is the profile
         failures, bad = [], {}
@@ -149,7 +156,8 @@ def judge(
         first = failures[0]
         rank = first.get("rank")
         there = where(rank) if isinstance(rank, int) and 0 <= rank < experiment.gpus else ""
-        return str(first.get("status", "failed")), f"rank {rank}{there}: {_shortage(first)}{first.get('cause')}"
+        status = first.get("status") or "failed"
+        return status, f"rank {rank}{there}: {_shortage(first)}{first.get('cause')}"
     if bad:
         return _died(bad, paths, host_oom_kills, where)
     return _trained(experiment, paths, worker)
@@ -157,7 +165,7 @@ def judge(
 
 def _trained(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
     """Return the status and cause of a run whose ranks all ended well, by what they trained."""
-    steps = records.read_lines(paths.steps)
+    steps = forms.read_lines(paths.steps)
     timed = sum(step.get("phase") == "timed" for step in steps)
     wanted = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
     if worker is None or timed != wanted:

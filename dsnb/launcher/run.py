@@ -11,12 +11,13 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from dsnb import checks, records
+from dsnb import checks, forms, records
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.experiment import Experiment
+from dsnb.launch_clock import Stopwatch
 from dsnb.launcher import fit
 from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.folder import describe, next_free, prepare
+from dsnb.launcher.folder import Place, describe, next_free, prepare
 from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
 from dsnb.launcher.outcome import Result, broken_off, judge
@@ -72,27 +73,37 @@ def launch(
 def _once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bool, worker: str) -> Result:
     """Run an experiment whose settings are all numbers; those that were asked for are recorded beside them."""
     prepare(run, experiment, asked)
-    launched_at = time.time()
+    with Place(run.dir) as place:
+        return _supervised(experiment, run, asked, place, progress, worker)
+
+
+def _supervised(
+    experiment: Experiment, run: RunPaths, asked: Experiment, place: Place, progress: bool, worker: str
+) -> Result:
+    """Start the ranks of a run whose folder is prepared, stay with them, and write how they ended."""
+    stopwatch = Stopwatch()
     ranks: Crew | None = None
     try:
         ranks = RemoteRanks(experiment, run) if experiment.hostfile else LocalRanks(experiment, run)
         experiment = ranks.experiment
         if isinstance(ranks, RemoteRanks):  # what only the hosts could say
             describe(run, experiment, asked, ranks.environment)
-        ranks.start(worker, launched_at)
-        ended_by = Watch(experiment, run, ranks, launched_at).until_end(progress)
+        ranks.start(worker, stopwatch.began_s)
+        ended_by = Watch(experiment, run, ranks, place, stopwatch).until_end(progress)
         codes = ranks.exit_codes()  # of those that ended by themselves
         ranks.end()
     except BaseException as error:
         if ranks:
             with contextlib.suppress(LaunchError):  # the first error is the one to tell
                 ranks.end()
-        finish(experiment, run, ranks.exit_codes() if ranks else {}, launched_at, broken_off(error))
+        place.check()
+        finish(experiment, run, ranks.exit_codes() if ranks else {}, stopwatch.elapsed_s(), broken_off(error))
         raise
     status, cause = ended_by or judge(experiment, run, codes, ranks.oom_kills(), ranks.where)
     if status == "failed" and (trouble := ranks.trouble()) and trouble not in str(cause):
         cause = f"{trouble}; {cause}"
-    return finish(experiment, run, ranks.exit_codes(), launched_at, (status, cause))
+    place.check()
+    return finish(experiment, run, ranks.exit_codes(), stopwatch.elapsed_s(), (status, cause))
 
 
 @dataclass
@@ -102,27 +113,37 @@ class Watch:
     experiment: Experiment
     run: RunPaths
     ranks: Crew
-    launched_at: float
-    shown_at: float = 0.0
-    moved_at: float = 0.0
+    place: Place
+    stopwatch: Stopwatch
+    shown_s: float = 0.0
+    moved_s: float = 0.0
+    """When the last step was seen, and before it when one was shown, in seconds since the launch."""
 
     def until_end(self, progress: bool) -> tuple[str, str] | None:
-        """Wait for the ranks' end; give status and cause if the supervision had to end them itself."""
+        """Wait for the ranks' end; return status and cause if they cannot say themselves how the run ended.
+
+        Raises
+        ------
+        LaunchError
+            If the run's folder is gone.
+        """
         total = self.experiment.warmup_steps + self.experiment.steps
         tail = records.Tail(self.run.steps)
-        failed_at: float | None = None
-        self.moved_at = self.launched_at
+        failed_s: float | None = None
         with tqdm(total=total, unit="step", disable=not progress, desc=self.experiment.name) as bar:
             while not self.ranks.ended():
                 time.sleep(POLL_S)
+                self.place.check()
                 self._show(bar, tail)
-                if late := self._too_late(bar.n, total):
+                if slept := self._slept():
+                    return slept
+                if (late := self._too_late(bar.n, total)) and not self.ranks.ended():
                     return "timeout", f"{late}, {bar.n} of {total} steps done"
                 if trouble := self.ranks.trouble():
                     return "failed", trouble
-                if failed_at is None and any(self.ranks.exit_codes().values()):
-                    failed_at = time.time()
-                if failed_at is not None and time.time() > failed_at + GRACE_S:
+                if failed_s is None and any(self.ranks.exit_codes().values()):
+                    failed_s = self.stopwatch.elapsed_s()
+                if failed_s is not None and self.stopwatch.elapsed_s() > failed_s + GRACE_S:
                     break
             self._show(bar, tail, last=True)
         if hasattr(bar, "container"):
@@ -130,45 +151,51 @@ class Watch:
             from IPython.display import clear_output
 
             clear_output(wait=True)
-        return None
+        return self._slept()
+
+    def _slept(self) -> tuple[str, str] | None:
+        """Return status and cause of a run that the machine slept through: its figures would be of the sleep."""
+        slept_s = self.stopwatch.suspended_s()
+        if not slept_s:
+            return None
+        return "interrupted", f"the machine was suspended for {slept_s:,.0f} s during the run; start the sweep again"
 
     def _too_late(self, done: int, total: int) -> str | None:
         """Say which limit has passed, None if none has."""
-        now, limits = time.time(), self.experiment
-        if now > self.launched_at + limits.time_limit_s:
+        elapsed_s, limits = self.stopwatch.elapsed_s(), self.experiment
+        if elapsed_s > limits.time_limit_s:
             return f"no end within the time limit of {limits.time_limit_s:g} s"
-        if done < total and now > self.moved_at + limits.hang_limit_s:
+        if done < total and elapsed_s > self.moved_s + limits.hang_limit_s:
             return f"no step within hang_limit_s of {limits.hang_limit_s:g} s"
         return None
 
     def _show(self, bar: Any, tail: records.Tail, last: bool = False) -> None:
-        for step in tail.new():
-            bar.n, self.moved_at = step["step"], time.time()
+        for step in forms.steps(tail):
+            bar.n, self.moved_s = step["step"], self.stopwatch.elapsed_s()
             rate = self.experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
             loss = step["loss"] if step.get("loss") is not None else float("nan")
             bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
-        if time.time() > self.shown_at + SHOW_S or last:
+        if self.stopwatch.elapsed_s() > self.shown_s + SHOW_S or last:
             bar.refresh()
-            self.shown_at = time.time()
+            self.shown_s = self.stopwatch.elapsed_s()
 
 
 def finish(
     experiment: Experiment,
     run: RunPaths,
     exit_codes: dict[int, int],
-    launched_at: float,
+    wall_s: float,
     verdict: tuple[str, str | None],
 ) -> Result:
     """Write the run's result: from here on it is finished."""
-    worker = records.read_json(run.worker) or {}
-    wall_s = time.time() - launched_at
-    if "versions" in worker:
+    worker = forms.read(run.worker) or {}
+    if versions := worker.get("versions"):
         known = records.read_json(run.environment) or {}
-        found = {**worker["versions"], "power_source": worker.get("power_source")}
+        found = {**versions, "power_source": worker.get("power_source")}
         records.write_json(run.environment, {**known, **found})
-    phases = dict(worker.get("phases_s", {}))
+    phases = dict(worker.get("phases_s") or {})
     ended_s = worker.get("ended_s")
-    profiled_s = (records.read_json(run.profile) or {}).get("ended_s")
+    profiled_s = (forms.read(run.profile) or {}).get("ended_s")
     if ended_s is not None and profiled_s is not None:
         phases["profile"], ended_s = profiled_s - ended_s, profiled_s
     if ended_s is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsnb import hostfile
+from dsnb import hostfile, plain_text
 from dsnb.errors import SettingsError
 from dsnb.experiment import Experiment
 from dsnb.hostfile import Host
@@ -125,10 +125,7 @@ def load(
     changes = {**(overrides or {}), "hostfile": hostfile.SLURM}
     autos = {"gpus": allocation.nodes * allocation.gpus_per_node}
     with hostfile.outside_allocation():
-        sweep = load_sweep(path, changes, only, output, autos=autos, adapt=allocation.place)
-    if not str(sweep.paths.dir.absolute()).isprintable():
-        raise SettingsError(f"--output is {str(output)!r}: Slurm takes no folder with such a name; choose another")
-    return sweep
+        return load_sweep(path, changes, only, output, autos=autos, adapt=allocation.place)
 
 
 def is_name(text: str) -> bool:
@@ -137,7 +134,15 @@ def is_name(text: str) -> bool:
 
 
 def script(name: str, log: Path, options: Mapping[str, str], words: Sequence[str]) -> str:
-    """Write the script of a job that runs `words`."""
+    """Write the script of a job that runs `words`.
+
+    Raises
+    ------
+    SettingsError
+        If something in it would be a line of its own.
+    """
+    if odd := next((one for one in (name, str(log), *options.values(), *words) if not plain_text.is_name(one)), None):
+        raise SettingsError(f"a job's script cannot hold {ascii(odd)[:200]}: leave out its control characters")
     # A requeued job would start a run anew behind our back; a node's failure is to be told.
     lines = {"job-name": name, "output": str(log).replace("%", "%%"), "open-mode": "truncate", "no-requeue": ""}
     asked = [f"--{key}={value}" if value else f"--{key}" for key, value in {**lines, **options}.items()]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from dsnb import interpreter, job
+from dsnb import interpreter, job, launch_clock
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.launcher.outcome import Result
 from dsnb.params import Run
@@ -155,7 +155,7 @@ class SlurmJob:
         self.where = f"in job {number}"
         self.running = False
         self.cancelled = False
-        self._began = time.time()
+        self._began = launch_clock.now_s()
         self._since: dict[str, float] = {}
         self._last: Record | None = None
         self._asked_at = 0.0

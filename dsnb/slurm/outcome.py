@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from dsnb import job, records
+from dsnb import forms, job
 from dsnb.experiment import Experiment
 from dsnb.launcher.figures import summarize_run
 from dsnb.launcher.outcome import Result, last_lines
@@ -72,7 +72,7 @@ def _failure(run: RunPaths | SweepPaths, who: str, record: Record) -> str:
 
 def _measured(run: RunPaths) -> dict[str, object]:
     """Give the figures of the steps that a run made before it was killed."""
-    settings = records.read_json(run.experiment) or {}
+    settings = forms.read(run.experiment) or {}
     if not isinstance(settings.get("micro_batch_size"), int):  # it was still being searched for
         return {}
-    return summarize_run(Experiment.model_construct(**settings), run)
+    return summarize_run(Experiment.recorded(settings), run)

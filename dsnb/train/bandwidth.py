@@ -5,15 +5,13 @@ limit, all queued one after the other. A size's time is the mean over its calls 
 averages over ranks). A sum that is wrong anywhere is an error. It trains nothing.
 """
 
-import os
-import time
 import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from dsnb import metrics, records
+from dsnb import launch_clock, metrics, records
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
 from dsnb.train import failure
@@ -34,7 +32,7 @@ PERIOD = 7
 
 def main(run_dir: str) -> int:
     """Measure on this rank and give its exit code; a failure is written down with its cause."""
-    began = time.time()
+    began = launch_clock.now_s()
     run = RunPaths(Path(run_dir))
     try:
         measure(run, Experiment.read(run.experiment), began)
@@ -55,12 +53,12 @@ def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
     ArithmeticError
         If a sum came out wrong.
     """
-    launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
+    launched_at = launch_clock.launched_at()
     device = set_up(experiment)
     ranks = dist.get_world_size()
     if ranks < 2:
         raise ValueError("there is 1 rank: an all-reduce needs two at least")
-    joined = time.time()
+    joined = launch_clock.now_s()
     plan = records.read_json(run.bandwidth_plan) or {}
     for size in message_sizes(plan.get("most_bytes") or MOST_BYTES[device.type]):
         row = one_size(size, ranks, device)
@@ -68,7 +66,7 @@ def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
             records.append_line(run.bandwidth, row)
         if row["errors"]:
             raise ArithmeticError(f"the all-reduced sum of {size} bytes is wrong in {row['errors']} elements")
-    ended = time.time()
+    ended = launch_clock.now_s()
     record = {
         "ranks": ranks,
         "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,

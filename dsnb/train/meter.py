@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import torch
 
-from dsnb import records
+from dsnb import launch_clock, records
 from dsnb.hardware import GIB
 from dsnb.train.clock import Clock, CpuClock, CudaClock
 from dsnb.train.energy import EnergyMeter
@@ -52,7 +52,7 @@ class Meter:
     device
         The torch device that works.
     launched_at
-        Unix time of the launch, the origin of every `t_s`.
+        When the run was launched, on the clock of `dsnb.launch_clock`: the origin of every `t_s`.
     clock
         What marks boundaries; tests put a fake one here.
     gpu
@@ -96,7 +96,7 @@ class Meter:
         """Of the timed steps, on this rank's GPU; None where it cannot be told."""
         self._clock_zero = self._boundary = self.clock.mark()
         self.clock.synchronize()
-        self._zero_s = time.time() - launched_at
+        self._zero_s = launch_clock.now_s() - launched_at
         self._phase = ""
         self._phase_began = 0.0
         self.wall_s: dict[str, float] = {}

@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from dsnb import metrics, records, traces
+from dsnb import launch_clock, metrics, records, traces
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
 from dsnb.train import split, tracing
@@ -35,7 +34,7 @@ REST_S = 5.0
 @contextmanager
 def limited(experiment: Experiment, launched_at: float, step_s: float) -> Iterator[None]:
     """End this rank, as one that has done its work, if the block takes too long; its record is written already."""
-    left_s = launched_at + experiment.time_limit_s - REST_S - time.time()
+    left_s = launched_at + experiment.time_limit_s - REST_S - launch_clock.now_s()
     timer = threading.Timer(max(1.0, min(MOST_S + MOST_STEPS * step_s, left_s)), _give_up)
     timer.daemon = True
     timer.start()
@@ -61,13 +60,13 @@ class Profile:
     writes
         Whether this rank writes.
     launched_at
-        Unix time of the launch, the origin of `from_s` and `ended_s`.
+        When the run was launched, on the clock of `dsnb.launch_clock`: the origin of `from_s` and `ended_s`.
     """
 
     def __init__(self, run: RunPaths, writes: bool, launched_at: float) -> None:
         self.run, self.writes, self._launched_at = run, writes, launched_at
         self.missing = dict.fromkeys(("split", "trace", "communication", "flops"), CUT_OFF)
-        self.figures: dict[str, Any] = {"from_s": time.time() - launched_at}
+        self.figures: dict[str, Any] = {"from_s": launch_clock.now_s() - launched_at}
         self.save()
 
     def save(self) -> None:
@@ -89,7 +88,7 @@ class Profile:
         if error is not None:
             for part in [part for part, why in self.missing.items() if why == CUT_OFF]:
                 self.tell(part, described(error))
-        self.figures["ended_s"] = time.time() - self._launched_at
+        self.figures["ended_s"] = launch_clock.now_s() - self._launched_at
         self.save()
 
 

@@ -9,7 +9,6 @@ import math
 import os
 import resource
 import sys
-import time
 import traceback
 from contextlib import nullcontext
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from dsnb import records
+from dsnb import launch_clock, records
 from dsnb.experiment import Experiment
 from dsnb.hardware import GIB
 from dsnb.nvml import POWER_AVERAGE, POWER_COUNTER
@@ -43,7 +42,7 @@ LONGEST_WAIT_S = 30 * 86400.0
 
 def main(run_dir: str) -> int:
     """Run one rank and return its exit code; a failure is written down with its cause."""
-    began = time.time()
+    began = launch_clock.now_s()
     run, position = RunPaths(Path(run_dir)), Position()
     try:
         experiment = Experiment.read(run.experiment)
@@ -62,7 +61,7 @@ def rank() -> int:
 
 def train(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
     """Build everything, run all steps, and write the record of rank 0."""
-    launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
+    launched_at = launch_clock.launched_at()
     device = set_up(experiment)
     position.watch_memory(device)
     trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
@@ -79,7 +78,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
             position=position,
             marks_forward=experiment.pipeline_parallel == 1,  # a stage's first forward pass waits for those before it
         )
-        built = time.time()
+        built = launch_clock.now_s()
         measured = train_steps(experiment, trainer, data, meter, position)
     record = {
         **describe(trainer, device),
@@ -91,7 +90,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
             "warmup": meter.wall_s["warmup"],
             "timed": meter.wall_s["timed"],
         },
-        "ended_s": time.time() - launched_at,
+        "ended_s": launch_clock.since_launch_s(),
     }
     if rank() == 0:
         records.write_json(run.worker, record)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from dsnb import records
+from dsnb import launch_clock, records
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
 
@@ -19,10 +19,10 @@ def steps_of(run_dir: str, seconds: list[float]) -> int:
 
     from dsnb.train.meter import Meter
 
-    began = time.time()
+    began = launch_clock.now_s()
     run = RunPaths(Path(run_dir))
     experiment = Experiment.read(run.experiment)
-    launched_at = float(os.environ["DSNB_LAUNCHED_AT"])
+    launched_at = launch_clock.launched_at()
     path = run.steps if os.environ["RANK"] == "0" else None
     meter = Meter(path, len(seconds), experiment.tokens_per_step, torch.device("cpu"), launched_at)
     for phase, part in (
@@ -37,7 +37,7 @@ def steps_of(run_dir: str, seconds: list[float]) -> int:
     meter.close()
     if os.environ["RANK"] == "0":
         phases = {"start": began - launched_at, "build": 0.0, **meter.wall_s}
-        record = {"phases_s": phases, "timed_wall_s": meter.wall_s["timed"], "ended_s": time.time() - launched_at}
+        record = {"phases_s": phases, "timed_wall_s": meter.wall_s["timed"], "ended_s": launch_clock.since_launch_s()}
         records.write_json(run.worker, record)
     return 0
 

@@ -2,7 +2,7 @@ import os
 import time
 from pathlib import Path
 
-from dsnb import records
+from dsnb import launch_clock, records
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
 
@@ -14,7 +14,7 @@ def main(run_dir: str) -> int:
     """
     run = RunPaths(Path(run_dir))
     experiment = Experiment.read(run.experiment)
-    rank, launched_at = os.environ["RANK"], float(os.environ["DSNB_LAUNCHED_AT"])
+    rank = os.environ["RANK"]
     print(f"rank {rank} é was here")
     wait = Path(os.environ.get("DSNB_TEST_WAIT", "none"))
     for number in range(1, experiment.warmup_steps + experiment.steps + 1):
@@ -25,5 +25,5 @@ def main(run_dir: str) -> int:
         while wait.is_file() and wait.read_text() == str(experiment.seed):
             time.sleep(0.05)
     if rank == "0":
-        records.write_json(run.worker, {"phases_s": {}, "ended_s": time.time() - launched_at})
+        records.write_json(run.worker, {"phases_s": {}, "ended_s": launch_clock.since_launch_s()})
     return 0

@@ -1,4 +1,3 @@
-import os
 import time
 from pathlib import Path
 
@@ -8,7 +7,7 @@ def main(run_dir: str) -> int:
     import torch
     from torch import distributed
 
-    from dsnb import records
+    from dsnb import launch_clock, records
     from dsnb.experiment import Experiment
     from dsnb.paths import RunPaths
     from dsnb.train import skew, worker
@@ -17,7 +16,7 @@ def main(run_dir: str) -> int:
     run = RunPaths(Path(run_dir))
     experiment = Experiment.read(run.experiment)
     device = worker.set_up(experiment)
-    rank, launched_at = worker.rank(), float(os.environ["DSNB_LAUNCHED_AT"])
+    rank, launched_at = worker.rank(), launch_clock.launched_at()
     meter = Meter(run.steps if rank == 0 else None, experiment.steps, 64, device, launched_at)
     meter.begin("timed", distributed.barrier)
     for _ in range(experiment.steps):

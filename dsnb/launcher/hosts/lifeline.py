@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
+from dsnb import launch_clock
 from dsnb.launcher import fork
 from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
 
@@ -36,7 +37,7 @@ class Lifeline:
             self._heard_at = time.monotonic()
             self._silence_s = float(record.get("silence_s", self._silence_s))
             if "ping" in record:
-                self._send(pong=record["ping"], time=time.time())
+                self._send(pong=record["ping"], time=time.time(), monotonic_s=launch_clock.now_s())
             elif "do" in record:
                 self._requests.put(record)
         self.cut.set()

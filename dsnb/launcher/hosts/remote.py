@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dsnb
-from dsnb import records
+from dsnb import launch_clock, records
 from dsnb.errors import LaunchError
 from dsnb.experiment import Experiment
 from dsnb.launcher import environment
@@ -54,18 +54,22 @@ def _greet(node: Node) -> str | None:
     """Take a node's hello and its clock; give what is wrong with it."""
     try:
         node.answer()
-        offsets = []
-        for _ in range(3):
-            sent = time.time()
-            node.send(ping=sent)
-            there, back = node.answer()["time"], time.time()
-            offsets.append((back - sent, there - (sent + back) / 2))
-        node.hello["clock_offset_s"] = round(min(offsets)[1], 4)  # of the quickest way there and back
+        _, date_s, monotonic_s = min(_offsets(node) for _ in range(3))  # of the quickest way there and back
+        node.hello |= {"clock_offset_s": round(date_s, 4), "monotonic_offset_s": monotonic_s}
     except LaunchError as error:
         return str(error)
     if node.hello.get("dsnb") != dsnb.__version__:
         return f"{node.host.name} has dsnb {node.hello.get('dsnb')} and this host {dsnb.__version__}: install the same"
     return None
+
+
+def _offsets(node: Node) -> tuple[float, float, float]:
+    """Return the seconds to a node and back, and by how much its date and its monotonic clock are ahead of these."""
+    sent_s, began_s = time.time(), launch_clock.now_s()
+    node.send(ping=began_s)
+    pong = node.answer()
+    took_s = launch_clock.now_s() - began_s
+    return took_s, pong["time"] - sent_s - took_s / 2, pong["monotonic_s"] - began_s - took_s / 2
 
 
 def close(nodes: list[Node]) -> None:
@@ -159,7 +163,7 @@ class RemoteRanks:
                 **common,
                 "node": number,
                 "server": servers.get(f"{node.host.name} {experiment.device}"),
-                "launched_at": launched_at + node.hello["clock_offset_s"],
+                "launched_at": launched_at + node.hello["monotonic_offset_s"],
             }
             for number, node in enumerate(self._nodes)
         ]
