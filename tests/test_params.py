@@ -1,5 +1,6 @@
 """Params files: the grid, and everything that can be wrong with one, each in a sentence."""
 
+import os
 import time
 
 import pytest
@@ -166,8 +167,37 @@ def test_no_match_and_no_file(params, tmp_path):
         'name: t\ndefaults: {data: "a\\0b"}',
         "name: t\ndefaults: {" + ", ".join(f"k{number}: 1" for number in range(5_000)) + "}",
         "name: t\ndefaults: {? [1, 2] : 3}",
+        "name: t\ndefaults: {1: 2}",
+        "name: t\ndefaults: {null: 3}",
+        "name: t\ndefaults: {seed: 0x" + "f" * 5_000 + "}",
+        "name: t\ndefaults: {seed: " + ":".join(["1"] * 5_000) + "}",
+        "name: t\ndefaults: {learning_rate: " + ":".join(["1"] * 400) + ".5}",
+        "name: t\ndefaults: {seed: !!int ''}",
+        "name: t\ndefaults: {seed: !!bool maybe}",
+        'name: t\ndefaults: {model: "\\ud800"}',
+        "name: t\ndefaults: {self: 1, __class__: 2, model_fields: 3}",
+        "name: t\ngrid: {steps: [" + "1," * 100_000 + "]}",
     ],
-    ids=["deep", "date", "digits", "user", "long", "nul", "keys", "list key"],
+    ids=[
+        "deep",
+        "date",
+        "digits",
+        "user",
+        "long",
+        "nul",
+        "keys",
+        "list key",
+        "number as key",
+        "null as key",
+        "hex digits",
+        "base 60",
+        "base 60 float",
+        "no int",
+        "no bool",
+        "half a character",
+        "python",
+        "many",
+    ],
 )
 def test_hostile_files_are_refused_in_plain_words(params, text):
     began = time.perf_counter()
@@ -175,6 +205,57 @@ def test_hostile_files_are_refused_in_plain_words(params, text):
         load_sweep(params(text))
     assert time.perf_counter() - began < 5
     assert all(len(problem) < 1_500 for problem in caught.value.problems)
+
+
+def test_nesting_is_limited_long_before_python_is(params):
+    said = "params file 'F': it is nested more than 16 levels deep: nothing in it needs that"
+    assert error(params("name: t\nquestion: " + "[" * 20 + "]" * 20)) == said
+    assert "give a text" in error(params("name: t\nquestion: " + "[" * 10 + "]" * 10))
+
+
+@pytest.mark.parametrize("date", ["2024-01-01", "2024-99-99", "2024-01-01 99:99:99"])
+def test_a_date_is_refused_until_it_is_in_quotes(params, date):
+    assert error(params(f"name: t\nquestion: {date}")) == (
+        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a text"
+    )
+    assert load_sweep(params(f"name: t\nquestion: '{date}'\ndefaults: {{precision: fp32}}")).question == date
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero", "/dev/full"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "t.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(kind)
+    why = "Is a directory" if kind == "folder" else "it is no regular file"
+    assert error(path) == f"params file 'F' cannot be read: {why}; check the path"
+
+
+def test_a_file_that_grows_while_it_is_read_is_not_read_on(tmp_path, monkeypatch):
+    path = tmp_path / "t.yaml"
+    path.write_text(SMALL + "#" * 2_000_000)
+    small = os.stat_result((0o100644, *[0] * 5, 10, *[0] * 3))
+    monkeypatch.setattr(os, "fstat", lambda _: small)
+    assert error(path) == "params file 'F' cannot be read: it has more than 1,000,000 bytes; check the path"
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.yaml")
+    path.write_text(SMALL)
+    assert names(load_sweep(path, output=tmp_path / "out")) == ["zs0_fp32_gpus1_bs8_sl128"]
+    with pytest.raises(SettingsError, match="its name holds a control character or is not UTF-8; choose another"):
+        load_sweep(path, output=tmp_path / os.fsdecode(b"\xff"))
+
+
+@pytest.mark.parametrize("output", ["a\nb", "a\x1b[31m", "a\u2028b", "a\0b"])
+def test_a_folder_whose_name_is_more_than_a_line_is_refused(params, output):
+    assert error(params(SMALL), output=output) == (
+        f"--output is {output!a}: its name holds a control character or is not UTF-8; choose another"
+    )
 
 
 def test_binary_and_huge_files(tmp_path):

@@ -2,13 +2,15 @@
 
 import re
 import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from dsnb import notebooks, paths, records
-from dsnb.errors import SettingsError
+from dsnb import notebooks, paths, records, report
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.paths import SweepPaths
 from dsnb.report import write_report
 from tests.browser import SETTLED, violations
 from tests.test_sweep import NAMES
@@ -78,10 +80,33 @@ def test_a_folder_without_runs(tmp_path):
         write_report(tmp_path)
 
 
+@pytest.fixture
+def read_only(tmp_path):
+    """A file system that nobody can write to; needs the right to mount one."""
+    (tmp_path / "disk").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path / "disk"], capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", tmp_path / "disk"], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_reported_elsewhere(read_only, tmp_path):
+    sweep, page = SweepPaths(read_only), tmp_path / "page.html"
+    assert report._executed(sweep, page) == tmp_path / "page.html.ipynb"
+    with pytest.raises(
+        LaunchError, match=r"report\.html cannot be written: Read-only file system; choose another --out"
+    ):
+        report._executed(sweep, sweep.report)
+    with pytest.raises(LaunchError, match="cannot be written: Is a directory; choose another --output"):
+        report._executed(sweep, tmp_path)
+
+
 def test_only_failed_runs_make_a_page_too(folder, tmp_path):
     shutil.copytree(folder / "zs9_bad", tmp_path / "out" / "zs9_bad")
     (tmp_path / "out" / "zs9_bad" / "run1" / "steps.jsonl").unlink()
-    text = write_report(tmp_path / "out").read_text()
+    (tmp_path / "out" / "report.ipynb").mkdir()  # what is executed then lies beside the page
+    text = write_report(tmp_path / "out", tmp_path / "pages" / "page.html").read_text()
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["page.html", "page.html.ipynb"]
     assert "1 of 1 runs are not ok: 1 failed." in text
     assert Links(text).scripts == 2
     assert len(Links(text).images) == 2

@@ -377,6 +377,11 @@ def test_a_run_asks_for_what_it_needs(params):
 
 
 def test_the_script_of_a_job():
+    for odd in (Path("/a\n#SBATCH --nodes=9/job.log"), Path("/a\rb/job.log")):
+        with pytest.raises(SettingsError, match="a job's script cannot hold '/a"):
+            allocation.script("dsnb-x-1", odd, {}, ["python"])
+    with pytest.raises(SettingsError, match="a job's script cannot hold"):
+        allocation.script("dsnb-x-1", Path("/a/job.log"), {}, ["python", "a\n#SBATCH --nodes=9"])
     text = allocation.script("dsnb-x-1", Path("/a b/50%/job.log"), {"nodes": "2", "exclusive": ""}, ["python", "$x y"])
     assert text.splitlines() == [
         "#!/bin/bash",

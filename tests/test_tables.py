@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pandas as pd
 import pytest
@@ -193,6 +194,20 @@ def test_hostile_text_stays_text(make_run, tmp_path, text):
         shown = str(table(dsnb.load_runs(tmp_path / "out")))
         assert "<script" not in shown
         assert "<b>" not in shown
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("content", [b"[" * 500_000, b"question: 2024-99-99", b"a: &a [x]\nb: *a", b"\xff", None])
+def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
+    if content is None:
+        os.mkfifo(tmp_path / "params.yaml")
+    else:
+        (tmp_path / "params.yaml").write_bytes(content)
+    with pytest.warns(DsnbWarning, match=r"the question of the sweep is left out: params file '.*params\.yaml'"):
+        assert "Which of these settings should I train with here?" in str(tables.heading(tmp_path))
+    (tmp_path / "params.yaml").unlink()
+    (tmp_path / "params.yaml").write_text("question: Is <it>?\nfrom_a_newer_version: 1")
+    assert '<p class="question">Is &lt;it&gt;?</p>' in str(tables.heading(tmp_path))
 
 
 def test_figures_have_sensible_digits():
