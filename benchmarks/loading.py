@@ -1,6 +1,10 @@
 """Time the loading of ten thousand runs of 200 steps, beside other ways to read the same.
 
     python -m benchmarks.loading [runs] [steps] [folder]
+    python -m benchmarks.loading logs [megabytes] [folder]
+
+The second reads foreign logs of that size, each in a process of its own, and prints its peak memory: lines of
+iterations, lines that say nothing, and random bytes.
 
 Beside dsnb's own loading, first and again: pyarrow, parsing the very same JSON (each kind of file in one go, read from
 memory, which is its best case), and the way of many a benchmark's notebook: the steps as CSV, one `csv.DictReader` row
@@ -13,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -75,6 +80,59 @@ def _line(step: int, time_s: float, chance: random.Random) -> str:
     )
 
 
+ITERATION = (
+    " iteration {0:8d}/ 9999999 | consumed samples: {0:12d} | elapsed time per iteration (ms): {1:.1f} | "
+    "learning rate: 1.500E-04 | global batch size:    32 | lm loss: {2:.6E} | loss scale: 1.0 | grad norm: 1.234 | "
+    "number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+)
+NOISE = (
+    "node3:{0}:{0} [0] NCCL INFO Channel 11 : 0[1a000] -> 2[88000] via P2P/IPC\n",
+    "[2024-07-08 05:14:51,770] [INFO] [utils.py:11:loading] shard {0} of the data set is read\n",
+    "loading the shard {0} of a dataset from the cache with one worker process, 0.{0} of it so far\n",
+)
+READ = """
+import resource, sys, time
+import dsnb
+dsnb.load_runs(sys.argv[2])  # imports
+began = time.perf_counter()
+dsnb.load_runs(sys.argv[1])
+print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def write_log(path: Path, kind: str, size: int) -> None:
+    """Write a log of about `size` bytes: `iterations`, `noise` (an iteration a megabyte), or `random` bytes."""
+    chance = random.Random(0)
+    with open(path, "wb") as file:
+        file.write(ITERATION.format(1, 2000.0, 9.0).encode())
+        step = 1
+        while file.tell() < size:
+            if kind == "random":
+                file.write(chance.randbytes(2**20))
+                continue
+            many = 3000 if kind == "iterations" else 1
+            for step in range(step + 1, step + many + 1):  # noqa: B020
+                file.write(ITERATION.format(step, chance.gauss(2000, 20), chance.gauss(4, 0.1)).encode())
+            if kind == "noise":
+                file.write(
+                    "".join(chance.choice(NOISE).format(chance.randrange(10**6)) for _ in range(12_000)).encode()
+                )
+
+
+def read_logs(megabytes: int, folder: Path) -> None:
+    """Read a large log of each kind, and print the seconds and MiB that it takes."""
+    small = folder / "small.log"
+    write_log(small, "noise", 2**20)
+    for kind in ("iterations", "noise", "random"):
+        path = folder / f"{kind}.log"
+        write_log(path, kind, megabytes * 10**6)
+        words = [sys.executable, "-c", READ, str(path), str(small)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | {"DSNB_CACHE": "off"})
+        time_s, peak_mib = map(float, done.stdout.split())
+        print(f"{kind:12} {megabytes} MB {time_s:8.2f} s {peak_mib:8.0f} MiB at most", flush=True)
+        path.unlink()
+
+
 def seconds(what: Callable[[], Any], repeats: int = REPEATS) -> float:
     """Give the shortest of several times."""
     times = []
@@ -131,7 +189,12 @@ def with_dictreader(folder: Path) -> float:
 def main() -> None:
     """Measure all, and print the ratios."""
     import dsnb
+    from dsnb.runs import write_index
 
+    if sys.argv[1:2] == ["logs"]:
+        with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as temporary:
+            read_logs(int(sys.argv[2]) if len(sys.argv) > 2 else 1000, Path(temporary))
+        return
     runs, steps = (int(word) for word in (*sys.argv[1:3], *("10000", "200")[len(sys.argv) - 1 :]))
     with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as temporary:
         os.environ["DSNB_CACHE"] = f"{temporary}/cache"
@@ -149,8 +212,10 @@ def main() -> None:
             "pyarrow, the same JSON": with_pyarrow(folder),
             "csv.DictReader, a row at a time": with_dictreader(folder),
         }
+        write_index(folder)
+        found["load_runs and summarize by the index"] = seconds(fresh(lambda: dsnb.summarize(dsnb.load_runs(folder))))
     for name, value in found.items():
-        print(f"{name:34} {value:8.3f} s")
+        print(f"{name:38} {value:8.3f} s")
     print(json.dumps({"runs": runs, "steps": steps, "seconds": found}))
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dsnb import paths, records
@@ -25,7 +26,7 @@ from dsnb.schema import KEYS, RUN_COLUMNS
 NAME = SweepPaths(Path()).index.name
 COLUMNS = [name for name in RUN_COLUMNS if name not in {*KEYS, "run_dir"}]
 """Without what the place of the folder says."""
-FOLDER, RUN, FILE, LOG = range(4)
+FOLDER, RUN, LOG = range(3)
 LARGEST_BYTES = 2**30
 _FILES = [getattr(RunPaths(Path()), name).name for name in ("experiment", "environment", "result", "nodes", "notebook")]
 _RESULT = RunPaths(Path()).result.name
@@ -61,19 +62,25 @@ def stamps(folder: str, runs: Sequence[str], folders: Sequence[str], logs: Seque
     Returns
     -------
     pandas.DataFrame
-        `path` (relative), `role`, `mtime_ns`, `size` (of folders 0); a row for each folder and file that a row of runs
-        comes from.
+        `path` (relative), `role`, `mtime_ns`; of runs also `mtime_ns` and `size` of each file that a row comes from, -1
+        for one that is not there.
     """
-    files = [path for run in runs for name in _FILES if os.path.exists(path := f"{run}/{name}")]
-    some = ((FOLDER, folders), (RUN, runs), (FILE, files))
-    rows = [(path.removeprefix(f"{folder}/"), role, *_stamp(path)) for role, paths_ in some for path in paths_]
-    rows += [(path.removeprefix(f"{folder}/"), LOG, 0, 0) for path in logs]
-    return pd.DataFrame(rows, columns=["path", "role", "mtime_ns", "size"])
+    of_folders = [(path, FOLDER) for path in folders] + [(path, RUN) for path in runs]
+    rows = [(path.removeprefix(f"{folder}/"), role, os.stat(path).st_mtime_ns) for path, role in of_folders]
+    table = pd.DataFrame(rows, columns=["path", "role", "mtime_ns"])
+    for name in _FILES:
+        numbers = [(-1, -1)] * len(folders) + [_stamp(f"{run}/{name}") for run in runs]
+        table[[f"{name} mtime_ns", f"{name} size"]] = np.array(numbers, dtype=np.int64).reshape(-1, 2)
+    others = pd.DataFrame({"path": [path.removeprefix(f"{folder}/") for path in logs], "role": LOG})
+    return pd.concat([table, others.reindex(columns=table.columns, fill_value=-1)], ignore_index=True)
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    about = os.stat(path)
-    return about.st_mtime_ns, 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+    try:
+        about = os.stat(path)
+    except FileNotFoundError:
+        return -1, -1
+    return about.st_mtime_ns, about.st_size
 
 
 def write(folder: Path, looked_at: pd.DataFrame, runs: pd.DataFrame) -> None:
@@ -138,35 +145,39 @@ def _checked(folder: str, below: Sequence[str], payload: bytes) -> Index | None:
     content.validate(full=True)
     if compute.any(compute.match_substring_regex(about["path"], _ODD_PATH)).as_py():
         return None
-    rows = [*zip(*(about[name].to_pylist() for name in ("path", "role", "mtime_ns", "size")), strict=True)]
-    runs, folders, files, logs = (
-        [f"{folder}/{path}" for path, role, *_ in rows if role == kind] for kind in (RUN, FOLDER, FILE, LOG)
-    )
+    said = {name: about[name].to_pylist() for name in about.column_names}
+    of = {role: [place for place, one in enumerate(said["role"]) if one == role] for role in (FOLDER, RUN, LOG)}
+    runs, folders, logs = ([f"{folder}/{said['path'][place]}" for place in of[role]] for role in (RUN, FOLDER, LOG))
     allowed = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
     is_plain = all(any(is_a(one) for is_a in allowed) for one in content.schema.types)
-    if content.column_names != COLUMNS or len(content) != len(runs) or not is_plain or not _fits(folder, below, rows):
+    if content.column_names != COLUMNS or len(content) != len(runs) or not is_plain or not _fits(folder, below, said):
         return None
-    results = [path for path in files if path.endswith(f"/{_RESULT}")]
-    finished = {path.removesuffix(f"/{_RESULT}") for path in results}
-    return Index(runs, logs, [*folders, *(run for run in runs if run not in finished)], results, content)
+    has_result = [said[f"{_RESULT} size"][place] >= 0 for place in of[RUN]]
+    results = [f"{run}/{_RESULT}" for run, has in zip(runs, has_result, strict=True) if has]
+    unfinished = [run for run, has in zip(runs, has_result, strict=True) if not has]
+    return Index(runs, logs, folders + unfinished, results, content)
 
 
-def _fits(folder: str, below: Sequence[str], rows: list[tuple[str, int, int, int]]) -> bool:
+def _fits(folder: str, below: Sequence[str], said: dict[str, list[Any]]) -> bool:
     """Say whether all is as it was: each folder a real one in another that was looked at, and no more beside it."""
-    known = {path for path, role, *_ in rows if role in {FOLDER, RUN}}
+    known = {path for path, role in zip(said["path"], said["role"], strict=True) if role != LOG}
     if {path for path in known if "/" not in path} != set(below):
         return False
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for path, role, mtime_ns, size in rows:
+        for path, role, mtime_ns in zip(said["path"], said["role"], said["mtime_ns"], strict=True):
             if "/" in path and path.rpartition("/")[0] not in known:
                 return False
-            if role == LOG:
-                continue
-            now = os.stat(path, dir_fd=handle, follow_symlinks=role == FILE)
-            is_folder = stat.S_ISDIR(now.st_mode)
-            if is_folder is (role == FILE) or now.st_mtime_ns != mtime_ns or (0 if is_folder else now.st_size) != size:
-                return False
+            if role != LOG:
+                now = os.stat(path, dir_fd=handle, follow_symlinks=False)
+                if now.st_mtime_ns != mtime_ns or not stat.S_ISDIR(now.st_mode):
+                    return False
+        for name in _FILES:
+            for path, mtime_ns, size in zip(said["path"], said[f"{name} mtime_ns"], said[f"{name} size"], strict=True):
+                if size >= 0:  # one that was not there would have changed its folder
+                    now = os.stat(f"{path}/{name}", dir_fd=handle)
+                    if now.st_mtime_ns != mtime_ns or now.st_size != size:
+                        return False
     finally:
         os.close(handle)
     return True
