@@ -128,10 +128,12 @@ def test_too_large_a_model_is_oom(run_small):
 )
 def test_a_shortage_is_told_as_it_was(run_small, limit_gib, phases):
     settings = {**ON_GPU, "model": "gpt2", "precision": "bf16", "data": "synthetic", "memory_limit_gib": limit_gib}
-    result, _ = run_small(**settings, micro_batch_size=16 if limit_gib > 2 else 1, seq_len=1024)
+    result, paths = run_small(**settings, micro_batch_size=16 if limit_gib > 2 else 1, seq_len=1024)
     found = result.summary
     assert (result.status, found["oom_phase"] in phases) == ("oom", True), result.message()
-    assert found["oom_allocated_gib"] <= limit_gib < found["needed_gib"]
+    assert found["oom_allocated_gib"] <= limit_gib
+    (failure,) = records.read_lines(paths.failures)  # what fragments hold is reserved, but cannot be allocated
+    assert failure["reserved_gib"] + found["oom_requested_gib"] > limit_gib
     assert found["needed_gib"] == found["oom_allocated_gib"] + found["oom_requested_gib"]
     assert found["peak_allocated_gib"] >= found["oom_allocated_gib"]
     assert f"{found['needed_gib']:.2f} GiB needed at least" in result.cause

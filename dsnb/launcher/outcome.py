@@ -193,7 +193,9 @@ def _shortage(failure: dict[str, Any]) -> str:
     needed = ""
     if isinstance(requested, int | float):
         needed = f" and {requested:.2f} GiB more requested ({allocated + requested:.2f} GiB needed at least)"
-    return f"out of memory {where}{step}, with {allocated:.2f} GiB allocated{needed}: "
+    reserved = failure.get("reserved_gib")
+    held = f" ({reserved:.2f} GiB reserved)" if isinstance(reserved, int | float) else ""
+    return f"out of memory {where}{step}, with {allocated:.2f} GiB allocated{held}{needed}: "
 
 
 def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int, where: Callable[[int], str]) -> tuple[str, str]:
