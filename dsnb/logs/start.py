@@ -22,10 +22,9 @@ class Steps:
     def __len__(self) -> int:
         return len(self._rows) // WIDTH
 
-    @property
-    def columns(self) -> dict[str, "array[float]"]:
-        """The values of each field, missing ones as NaN; a copy."""
-        return {name: self._rows[place::WIDTH] for name, place in _PLACES.items()}
+    def column(self, name: str) -> "array[float]":
+        """Return the values of a field, missing ones as NaN."""
+        return self._rows[_PLACES[name] :: WIDTH]
 
     @property
     def first(self) -> float:
@@ -54,10 +53,6 @@ class Steps:
                 place = _PLACES[name] - WIDTH
                 if value is not None and rows[place] != rows[place]:
                     rows[place] = value
-
-    def known(self, name: str) -> list[float]:
-        """Return the values of a field that are not missing."""
-        return [value for value in self._rows[_PLACES[name] :: WIDTH] if value == value]
 
 
 @dataclass
