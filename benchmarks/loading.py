@@ -96,7 +96,8 @@ import dsnb
 dsnb.load_runs(sys.argv[2])  # imports
 began, busy = time.perf_counter(), time.process_time()
 dsnb.load_runs(sys.argv[1])
-print(time.perf_counter() - began, time.process_time() - busy, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(time.perf_counter() - began, time.process_time() - busy, peak_mib)
 """
 
 
