@@ -8,6 +8,7 @@ LOGGED, PUBLISHED, DERIVED = ORIGINS = ("as logged", "as published", "derived")
 FIELDS = ("step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped")
 MISSING = float("nan")
 WIDTH = len(FIELDS)
+_OTHERS = FIELDS[1:]
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
 
 
@@ -47,7 +48,7 @@ class Steps:
         self.fell_back = len(rows) > WIDTH and step <= rows[0]
         if not rows or step > rows[-WIDTH]:
             rows.append(step)
-            rows.extend([MISSING if value is None else value for value in map(values.get, FIELDS[1:])])
+            rows.extend([MISSING if value is None else value for value in map(values.get, _OTHERS)])
         elif step == rows[-WIDTH]:
             for name, value in values.items():
                 place = _PLACES[name] - WIDTH
