@@ -94,9 +94,10 @@ READ = """
 import resource, sys, time
 import dsnb
 dsnb.load_runs(sys.argv[2])  # imports
-began = time.perf_counter()
+began, busy = time.perf_counter(), time.process_time()
 dsnb.load_runs(sys.argv[1])
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(time.perf_counter() - began, time.process_time() - busy, peak_mib)
 """
 
 
@@ -128,8 +129,10 @@ def read_logs(megabytes: int, folder: Path) -> None:
         write_log(path, kind, megabytes * 10**6)
         words = [sys.executable, "-c", READ, str(path), str(small)]
         done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | {"DSNB_CACHE": "off"})
-        time_s, peak_mib = map(float, done.stdout.split())
-        print(f"{kind:12} {megabytes} MB {time_s:8.2f} s {peak_mib:8.0f} MiB at most", flush=True)
+        time_s, busy_s, peak_mib = map(float, done.stdout.split())
+        print(
+            f"{kind:12} {megabytes} MB {time_s:8.2f} s, {busy_s:8.2f} s busy, {peak_mib:6.0f} MiB at most", flush=True
+        )
         path.unlink()
 
 

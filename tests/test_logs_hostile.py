@@ -12,7 +12,7 @@ import dsnb
 from dsnb import runs as runs_module
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.logs import console, find, lines, rows, step_csv, trainer_state
-from dsnb.logs.start import Start
+from dsnb.logs.start import FIELDS, Start
 from tests import foreign_logs as logs
 
 NEEDLES = sorted({*(needle for needle, _ in console.READERS), *console.BEGINNINGS})
@@ -91,7 +91,7 @@ def told(starts):
     """Give all that a reader found out, to compare."""
     return [
         (start.program, start.settings, start.figures, start.origins, start.environment, start.slots, start.shape, start.notes,
-         start.trouble, start.ended, start.configured, {name: [*map(repr, column)] for name, column in start.steps.columns.items()})
+         start.trouble, start.ended, start.configured, [[*map(repr, start.steps.column(name))] for name in FIELDS])
         for start in starts
     ]  # fmt: skip
 

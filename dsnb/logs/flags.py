@@ -86,6 +86,8 @@ SWITCHES: dict[str, tuple[str, Any]] = {
 }
 _SCRIPT = re.compile(r"\.py[',\s]")
 _COMPLAINT = re.compile(r"\.py:\d|\.py[:'\s]{1,3}error|[Ww]arning|error:|usage:")
+LONGEST_TRACE = 16 * 1024
+"""Characters of a line that is split as the shell would: that takes much longer than by spaces."""
 _TRACE = re.compile(r"\++ (?!echo |printf |: )")
 _CONTINUED = re.compile(r"\s+--\w")
 CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
@@ -94,8 +96,11 @@ CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
 def command(start: Start, line: str) -> None:
     """Take the settings of `... script.py --flag value ...`: words, Python's list of them, or a trace of `set -x`.
 
-    Only the flags named here are kept: the others may hold what is nobody's business.
+    Only the flags named here are kept: the others may hold what is nobody's business. A command after the program has
+    printed its settings is another program's, such as an evaluation.
     """
+    if start.configured:
+        return
     if _goes_on(start, line):
         _settings(start, [word.strip("'\"\\") for word in _words(line)])
         return
@@ -130,6 +135,8 @@ def _words(line: str) -> list[str]:
 
 def _traced(line: str) -> list[str] | None:
     """Split a line of `set -x`, in which the shell has quoted what needs it; None where a quotation goes on below."""
+    if len(line) > LONGEST_TRACE:
+        return None
     try:
         words = shlex.split(line)
     except ValueError:

@@ -23,6 +23,7 @@ _FIELD = re.compile(
     r"|TFLOPs|\[LM\]-TFLOPs)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
 )
 """`| name: 1.0`, `| name=1.0` and the oldest form, `| name 1.0`; a value at the very end of a log may be cut off."""
+TFLOPS = {"throughput per GPU TFLOP/s/GPU": "tflops_per_gpu", "TFLOPs": "hardware_tflops_per_gpu"}
 _NAN_LOSS = re.compile(r"lm[ _-]loss:?\s*=?\s*nan", re.I)
 _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
 
@@ -35,7 +36,8 @@ def iteration(start: Start, line: str) -> None:
     found = _ITERATION.search(line)
     if not found:
         return
-    recognise(start)
+    if "Megatron" not in start.program:
+        recognise(start)
     start.configured = True
     fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}  # the first of a name counts
     _sizes(start, fields.get("global batch size"), fields.get("actual seqlen"), found[2])
@@ -47,8 +49,8 @@ def iteration(start: Start, line: str) -> None:
         "skipped": number(fields.get("number of skipped iterations")),
         "nan": number(fields.get("number of nan iterations")),
     }
-    fresh = step > start.steps.last or not len(start.steps)
-    if fresh and (not len(start.steps) or "first_line" in start.scratch):
+    fresh = not step <= start.steps.last  # which is NaN before the first one
+    if fresh and ("first_line" in start.scratch or not len(start.steps)):
         own = _without_first(start, line, {"step": step} | said)
     start.steps.add(
         step,
@@ -63,8 +65,9 @@ def iteration(start: Start, line: str) -> None:
         _count(start, "skipped_steps", own["skipped"])
         _count(start, "nan_steps", own["nan"])
         start.scratch["loss_is_nan"] = loss is None and _NAN_LOSS.search(line) is not None
-        _tflops(start, "tflops_per_gpu", fields.get("throughput per GPU TFLOP/s/GPU"), own["step_time_s"])
-        _tflops(start, "hardware_tflops_per_gpu", fields.get("TFLOPs"), own["step_time_s"])
+        for field, figure in TFLOPS.items():
+            if field in fields:
+                _tflops(start, figure, positive(fields[field]), own["step_time_s"])
 
 
 def _sizes(start: Start, *said: str | None) -> None:
@@ -90,9 +93,8 @@ def _samples(start: Start, line: str, step_time_s: float | None) -> float | None
     return rate * step_time_s if rate else None
 
 
-def _tflops(start: Start, name: str, logged: str | None, step_time_s: float | None) -> None:
+def _tflops(start: Start, name: str, value: float | None, step_time_s: float | None) -> None:
     """Take logged TFLOP/s as their mean over time, without those of the first line where there are others."""
-    value = positive(logged) if logged else None
     if value is None or not step_time_s:
         return
     if name not in start.figures:
@@ -124,7 +126,7 @@ def _without_first(start: Start, line: str, said: dict[str, Any]) -> dict[str, A
 
 
 def _count(start: Start, name: str, more: float | None) -> None:
-    if more is not None and more >= 0:
+    if more is not None and more >= 0 and (more or name not in start.figures):
         start.figures[name] = start.figures.get(name, 0) + more
         start.origins[name] = LOGGED
 

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dsnb import hardware, metrics, models
-from dsnb.logs.start import DERIVED, ORIGINS, Start
+from dsnb.logs.start import DERIVED, FIELDS, ORIGINS, Start
 
 ENDS_WELL = "ok"
 
@@ -42,7 +43,7 @@ def origins(start: Start) -> str:
 
 def steps(start: Start) -> pd.DataFrame:
     """Give the steps of a start in the columns of `dsnb.load_steps`; tokens and memory only where they were logged."""
-    table = pd.DataFrame(dict(start.steps.columns), copy=True)
+    table = pd.DataFrame({name: np.frombuffer(start.steps.column(name)) for name in FIELDS})
     tokens = _tokens_per_step(start)
     if tokens and len(table):
         table["tokens"] = table["tokens"].fillna(tokens)
@@ -161,24 +162,25 @@ def _over_steps(start: Start, after: int) -> None:
     """Divide the samples of the timed steps by their time; each logged time stands for the steps since the last."""
     batch = start.settings.get("global_batch_size") or 0.0
     total, time_s, count, sized = 0.0, 0.0, 0.0, True
-    columns = start.steps.columns
-    for row in range(after, len(start.steps)):
-        step_time_s, samples = columns["step_time_s"][row], columns["samples"][row]
-        if step_time_s != step_time_s:
-            continue
-        samples = samples if samples == samples else batch
-        weight = columns["step"][row] - columns["step"][row - 1] if row else 1.0
-        total, time_s, count = total + samples * weight, time_s + step_time_s * weight, count + weight
-        sized = sized and samples > 0
+    before = None
+    for step, step_time_s, samples in zip(*map(start.steps.column, ("step", "step_time_s", "samples")), strict=True):
+        weight, before = step - before if before is not None else 1.0, step
+        if after > 0:
+            after -= 1
+        elif step_time_s == step_time_s:
+            work = samples if samples == samples else batch
+            total, time_s, count = total + work * weight, time_s + step_time_s * weight, count + weight
+            sized = sized and work > 0
     if time_s > 0:
         start.measure(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_wall_s=time_s)
         start.measure(DERIVED, samples_per_s=total / time_s if sized else None)
 
 
 def _losses(start: Start) -> None:
-    known = start.steps.known("loss")
-    if known and "loss_last" not in start.figures:
-        start.measure(loss_first=known[0], loss_last=known[-1])
+    losses = np.frombuffer(start.steps.column("loss"))
+    known = np.flatnonzero(losses == losses)
+    if len(known) and "loss_last" not in start.figures:
+        start.measure(loss_first=float(losses[known[0]]), loss_last=float(losses[known[-1]]))
 
 
 def _skipped(start: Start) -> None:
@@ -186,7 +188,7 @@ def _skipped(start: Start) -> None:
 
     The engine counts from the first step on, so a run that was resumed tells nothing.
     """
-    steps, skipped = start.steps.columns["step"], start.scratch.get("skipped_by_engine", 0)
+    steps, skipped = start.steps.column("step")[:2], start.scratch.get("skipped_by_engine", 0)
     is_whole = len(steps) > 1 and (steps[0] == 1 or steps[0] == steps[1] - steps[0])
     if is_whole and skipped > start.figures.get("skipped_steps", 0):
         start.measure(skipped_steps=skipped)

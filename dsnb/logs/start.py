@@ -8,6 +8,7 @@ LOGGED, PUBLISHED, DERIVED = ORIGINS = ("as logged", "as published", "derived")
 FIELDS = ("step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped")
 MISSING = float("nan")
 WIDTH = len(FIELDS)
+_OTHERS = FIELDS[1:]
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
 
 
@@ -22,10 +23,9 @@ class Steps:
     def __len__(self) -> int:
         return len(self._rows) // WIDTH
 
-    @property
-    def columns(self) -> dict[str, "array[float]"]:
-        """The values of each field, missing ones as NaN; a copy."""
-        return {name: self._rows[place::WIDTH] for name, place in _PLACES.items()}
+    def column(self, name: str) -> "array[float]":
+        """Return the values of a field, missing ones as NaN."""
+        return self._rows[_PLACES[name] :: WIDTH]
 
     @property
     def first(self) -> float:
@@ -48,16 +48,12 @@ class Steps:
         self.fell_back = len(rows) > WIDTH and step <= rows[0]
         if not rows or step > rows[-WIDTH]:
             rows.append(step)
-            rows.extend([MISSING if value is None else value for value in map(values.get, FIELDS[1:])])
+            rows.extend([MISSING if value is None else value for value in map(values.get, _OTHERS)])
         elif step == rows[-WIDTH]:
             for name, value in values.items():
                 place = _PLACES[name] - WIDTH
                 if value is not None and rows[place] != rows[place]:
                     rows[place] = value
-
-    def known(self, name: str) -> list[float]:
-        """Return the values of a field that are not missing."""
-        return [value for value in self._rows[_PLACES[name] :: WIDTH] if value == value]
 
 
 @dataclass

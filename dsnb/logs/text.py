@@ -11,10 +11,18 @@ NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"
 _WHOLE = re.compile(rf"[-+]?{_DIGITS}")
 
 
-@lru_cache(maxsize=4096)  # most numbers of a long log stand in it many times
+LONGEST = 100
+"""Characters of a number, blanks around it included."""
+
+
 def number(text: str | None) -> float | None:
     """Read a number as `NUMBER` found it; None where there is none or it is not finite."""
-    text = (text or "").strip()
+    return _number(text) if text and len(text) <= LONGEST else None
+
+
+@lru_cache(maxsize=4096)  # most numbers of a long log stand in it many times
+def _number(text: str) -> float | None:
+    text = text.strip()
     if not _WHOLE.fullmatch(text):  # Python's own float takes more: `1_0`, digits of any script
         return None
     value = float(text.replace(",", ""))
@@ -27,7 +35,6 @@ def positive(text: str | None) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-@lru_cache(maxsize=4096)
 def count(text: str | None) -> int | None:
     """Read a whole number of things, at least one; DeepSpeed prints some as `2.048000e+03`."""
     value = positive(text)

@@ -26,7 +26,6 @@ def arguments(start: Start, line: str) -> None:
     """Take `TrainingArguments(..., per_device_train_batch_size=4, ...)`, in one line or with a line for each."""
     found = _ARGUMENTS.search(line)
     if found:
-        start.program = start.program or "transformers Trainer"
         start.scratch["trainer_arguments"] = True
     elif not start.scratch.get("trainer_arguments") or line[:1].isspace():
         return
