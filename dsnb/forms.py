@@ -168,7 +168,7 @@ FORMS = {
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a record without what is not of its kind, and the first such thing in words, None if there is none.
+    """Return a record without what is missing or not of its kind, and the first thing of a wrong kind in words.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def _cleaned(value: Any, kind: Kind, where: str, told: list[str]) -> Any:
         return None
     if type(value) is dict:
         content = {key: _inside(value, key, kind, where, told) for key in value}
-        return {key: item for key, item in content.items() if item is not None or value[key] is None}
+        return {key: item for key, item in content.items() if item is not None}
     if type(value) is list and kind.each is not None:
         items = [_cleaned(item, kind.each, f"{where}[{place}]", told) for place, item in enumerate(value)]
         return [item for item in items if item is not None]

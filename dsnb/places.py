@@ -62,15 +62,15 @@ def look(path: str | Path, *, use_indexes: bool = False) -> Found:
             f"{str(path)!r} is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
         )
     found, waiting = Found(), [root]
-    names = ("experiment", "result", "steps", "bandwidth_plan")
-    own, result, steps, no_training = (getattr(RunPaths(Path()), name).name for name in names)
+    names = ("experiment", "result", "steps", "bandwidth_plan", "environment")
+    own, result, steps, no_training, machine = (getattr(RunPaths(Path()), name).name for name in names)
     while waiting:
         folder = waiting.pop()
         inside, below = _scan(folder)
         if no_training in inside:
             found.folders.append(folder)
             continue
-        if own in inside:
+        if own in inside or (result in inside and machine in inside):  # a run that lost its settings is a row, too
             found.runs.append(folder)
             if result in inside:
                 found.results.append(os.path.join(folder, result))

@@ -15,8 +15,8 @@ from dsnb import checks, records
 from dsnb.errors import SettingsError
 
 MOST_BYTES = 1_000_000
-MOST_NODES = 50_000
-"""Values in a file: a sweep has 10,000 runs at most."""
+MOST_NODES = 200_000
+"""Values in a file: 10,000 runs, each an entry of its own with ten settings."""
 DEEPEST = 16
 """Levels of lists and mappings in each other."""
 LONGEST_NUMBER = 100

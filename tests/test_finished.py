@@ -1,6 +1,5 @@
 """Which runs are finished: all of their record, of the same settings, in the folder that is theirs."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import dsnb
-from dsnb import finished, job, lock, notebooks, records
+from dsnb import job, lock, notebooks, records
 from dsnb.errors import DsnbWarning, LaunchError, SettingsError
+from dsnb.explorer import payload
+from dsnb.explorer.data import read
 from dsnb.launcher import fit
 from dsnb.launcher.folder import Place, described, prepare
 from dsnb.launcher.outcome import Result
@@ -100,10 +101,6 @@ def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep,
     assert str(caught[-1].message) == f"{run.paths.dir}: {told}; the run is made again"
     runs = dsnb.load_runs(sweep.paths.dir)
     ended = "ok" if name == "few steps" else "interrupted"  # tables do not count the steps of thousands of runs
-    if name == "no settings":
-        assert (runs.loc[runs["run_dir"] == str(run.paths.dir), "status"] == "interrupted").all()
-        assert finished.trouble(run.paths) == told
-        return
     row = runs.set_index("run_dir").loc[str(run.paths.dir)]
     assert (row["status"], row["cause"]) == (ended, None if ended == "ok" else f"{told}; start the sweep again")
     assert (runs["status"] == "ok").sum() == len(sweep.runs) - (ended != "ok")
@@ -166,8 +163,11 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     assert steps.groupby(["experiment", "repeat"]).size().to_dict() == dict.fromkeys(
         [*((ZS0, number) for number in (1, 2, 3, 4)), *((ZS3, number) for number in (1, 2, 3))], 3
     )
-    links = json.loads(dsnb.explore(runs)._fragment(folder).partition('json">')[2].partition("</script>")[0])["files"]
-    assert links["parents"] == [None, None] if links["kinds"] else True
+    for path in folder.glob("*/run*"):
+        (path / "run.ipynb").touch()
+    links = payload._files(read(runs), [ZS0, ZS3], folder)
+    assert links["parents"] == [None, None]
+    assert links["kinds"][0]["there"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
 def test_a_copy_whose_number_is_taken_gets_another(sweep):

@@ -115,10 +115,16 @@ def test_runs_in_a_folder_of_an_odd_name_can_be_read_but_not_reported_there(monk
     assert "its name holds a control character or is not UTF-8" in err
 
 
-def test_causes_reach_the_terminal_as_text(monkeypatch, here, tmp_path):
+@pytest.mark.parametrize("format_", ["table", "csv", "markdown", "json"])
+def test_names_reach_the_terminal_as_text(monkeypatch, tmp_path, format_):
     made_up.write_folders(made_up.runs(3), tmp_path / "out", steps=3)
-    for path in (tmp_path / "out").rglob("experiment.json"):
-        path.write_text('{"model": ["\\u001b[2J\\u202e"], "zero_stage": 1}')
-    code, out, err = dsnb(monkeypatch, "summary", tmp_path / "out", "--format", "csv")
+    next((tmp_path / "out").iterdir()).rename(tmp_path / "out" / "=a\x1b[2J\u202e|b")
+    code, out, err = dsnb(monkeypatch, "summary", tmp_path / "out", "--format", format_)  # looks at every character
     assert (code, err) == (0, "")
-    assert out.count("\n") == 2
+    shown = {
+        "table": "=a?[2J?|b",
+        "csv": "\n'=a?[2J?|b,",
+        "markdown": "=a?\\[2J?\\|b",
+        "json": '"=a\\u001b[2J\\u202e|b"',
+    }
+    assert shown[format_] in out

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from dsnb import plain_yaml
 from dsnb.errors import SettingsError
 from dsnb.params import load_sweep
 
@@ -176,7 +177,6 @@ def test_no_match_and_no_file(params, tmp_path):
         "name: t\ndefaults: {seed: !!bool maybe}",
         'name: t\ndefaults: {model: "\\ud800"}',
         "name: t\ndefaults: {self: 1, __class__: 2, model_fields: 3}",
-        "name: t\ngrid: {steps: [" + "1," * 100_000 + "]}",
     ],
     ids=[
         "deep",
@@ -196,7 +196,6 @@ def test_no_match_and_no_file(params, tmp_path):
         "no bool",
         "half a character",
         "python",
-        "many",
     ],
 )
 def test_hostile_files_are_refused_in_plain_words(params, text):
@@ -205,6 +204,13 @@ def test_hostile_files_are_refused_in_plain_words(params, text):
         load_sweep(params(text))
     assert time.perf_counter() - began < 5
     assert all(len(problem) < 1_500 for problem in caught.value.problems)
+
+
+def test_the_values_of_a_file_are_counted(params, monkeypatch):
+    monkeypatch.setattr(plain_yaml, "MOST_NODES", 50)
+    assert error(params(SMALL + "grid: {seed: [" + "1," * 100 + "]}")) == (
+        "params file 'F': it has more than 50 values: split the sweep"
+    )
 
 
 def test_nesting_is_limited_long_before_python_is(params):
