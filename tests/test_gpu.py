@@ -166,15 +166,19 @@ def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path, norm):
     from dsnb.train.meter import Meter
 
     device = torch.device("cuda")
-    meter = Meter(tmp_path / "steps.jsonl", 1, 8, device, launch_clock.now_s())
+    meter = Meter(tmp_path / "steps.jsonl", 2, 8, device, launch_clock.now_s())
+    grad_norm = None if norm is None else torch.full((), 2.0, device=device, dtype=getattr(torch, norm))
+    loss = torch.ones((), device=device)
+    meter.begin("warmup", lambda: None)
+    meter.step(loss, False, grad_norm)  # CUDA loads a kernel at its first use, which waits for the device
+    meter.end()
     meter.begin("timed", lambda: None)
     torch.cuda._sleep(2_000_000_000)
     began = time.perf_counter()
-    grad_norm = None if norm is None else torch.full((), 2.0, device=device, dtype=getattr(torch, norm))
-    meter.step(torch.ones((), device=device), False, grad_norm)
+    meter.step(loss, False, grad_norm)
     returned_s = time.perf_counter() - began
     meter.end()
     meter.close()
-    (row,) = records.read_lines(tmp_path / "steps.jsonl")
+    _, row = records.read_lines(tmp_path / "steps.jsonl")
     assert returned_s < 0.1 < row["step_time_s"]
     assert row.get("grad_norm") == (None if norm is None else 2.0)
