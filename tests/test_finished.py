@@ -69,7 +69,7 @@ DAMAGE = {
     ),
     "status": (
         lambda run: change(run.result, status={"ok": 1}),
-        "result.json: status is {'ok': 1}, not one of ok, oom, nan, failed, timeout, interrupted",
+        "result.json: status is {'ok': 1}, not one of ok, oom, nan, untrained, failed, timeout, interrupted",
     ),
     "list": (
         lambda run: change(run.experiment, precision=["fp16"]),

@@ -187,7 +187,7 @@ def test_pass_and_fail(expected, rows, verdicts):
 def test_a_failed_group_is_named_with_its_cause_even_without_hosts():
     lost = {**a_group("a", None, "failed"), "hosts": None, "cause": "no route\x1b[2J to host c"}
     (sentence,) = [one for one in suspects.said(table_of(*alone(100, 100), lost)) if "Failed" in one]
-    assert sentence == "Failed: a group whose hosts are not known (nodes1: 1 failed): no route [2J to host c."
+    assert sentence == "Failed: a group whose hosts are not known (nodes1: 1 failed): no route?[2J to host c."
 
 
 def test_what_a_node_is_to_reach_stands_in_the_params_file(tmp_path):

@@ -15,7 +15,8 @@ from dsnb import bandwidth, clusters, findings, job, plots, tables
 from dsnb.commands import printing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.launcher import fit
-from dsnb.launcher.outcome import judge, summarize_run
+from dsnb.launcher.figures import summarize_run
+from dsnb.launcher.outcome import judge
 from dsnb.params import load_sweep
 from dsnb.paths import RunPaths
 from dsnb.slurm.notes import submitted

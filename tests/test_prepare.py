@@ -320,5 +320,5 @@ def test_a_folder_that_cannot_be_written_is_one_line(hub, params, tmp_path):
 
 
 def test_what_is_no_file_is_refused(params, tmp_path):
-    with pytest.raises(FetchError, match="data is '/dev/null': that is no file"):
+    with pytest.raises(SettingsError, match="data is '/dev/null': no such file"):
         prepare(params(model="gpt2-tiny", data="/dev/null"), tmp_path / "shared")
