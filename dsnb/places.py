@@ -28,6 +28,8 @@ class Found:
     """`result.json` of every finished run, written last and in one step."""
     steps: list[str] = field(default_factory=list)
     """`steps.jsonl` of every finished run."""
+    stepless: set[str] = field(default_factory=set)
+    """Runs with a result that have no such file."""
 
 
 def look(path: str | Path) -> Found:
@@ -60,6 +62,8 @@ def look(path: str | Path) -> Found:
             if result in inside:
                 found.results.append(os.path.join(folder, result))
                 found.steps.append(os.path.join(folder, steps))
+                if steps not in inside:
+                    found.stepless.add(folder)
             else:
                 found.looked_at += [folder, *(os.path.join(folder, name) for name in inside)]
             continue

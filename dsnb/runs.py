@@ -117,7 +117,7 @@ def _starts(found: Found) -> Iterator[tuple[str, dict[str, Any], Start]]:
 
 
 def _runs(found: Found) -> pd.DataFrame:
-    own = folders.columns(found.runs)
+    own = folders.columns(found.runs, found.stepless)
     names = naming.names(found.runs, own[run_records.NAME], own["model"])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
     nothing = [None] * len(found.runs)
