@@ -3,7 +3,6 @@
 A sweep, its probes, Slurm jobs and the tables of runs all go by this. A run that is not finished is made again.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,10 @@ AGAIN = "start the sweep again"
 
 
 def lacking(
-    folder: str, settings: dict[str, Any] | None, environment: dict[str, Any] | None, result: dict[str, Any] | None
+    settings: dict[str, Any] | None,
+    environment: dict[str, Any] | None,
+    result: dict[str, Any] | None,
+    has_steps: bool,
 ) -> str | None:
     """Say what a run lacks to be a finished one, None if nothing.
 
@@ -29,10 +31,10 @@ def lacking(
 
     Parameters
     ----------
-    folder
-        The run's folder.
     settings, environment, result
         Its records; None for one that is not there or cannot be read.
+    has_steps
+        Whether it has a file of steps.
     """
     status = result.get("status") if result else None
     if status is None:
@@ -43,10 +45,7 @@ def lacking(
         return None
     if not environment:
         return f"{MACHINE} is missing or says nothing"
-    try:
-        return None if os.stat(f"{folder}/{STEPS}").st_size else f"{STEPS} is empty"
-    except OSError:
-        return f"{STEPS} is missing"
+    return None if has_steps else f"{STEPS} is missing"
 
 
 def trouble(run: RunPaths) -> str | None:
@@ -62,7 +61,7 @@ def trouble(run: RunPaths) -> str | None:
             return problem
         found.append(content)
     settings, environment, result = found
-    if (told := lacking(str(run.dir), settings, environment, result)) or not (settings and result):
+    if (told := lacking(settings, environment, result, run.steps.is_file())) or not (settings and result):
         return told or CUT_OFF
     if result["status"] != "ok":
         return None

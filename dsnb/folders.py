@@ -6,7 +6,7 @@ one read a file, and of the executed notebook only the end, where papermill keep
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,17 @@ _DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
 _FILES = {name: getattr(RunPaths(Path()), name).name for name in ("notebook", "steps", "nodes")}
 
 
-def columns(folders: Sequence[str]) -> dict[str, list[Any]]:
-    """Return what every run folder says, by column; one that is not finished counts as `interrupted`."""
-    found, settings = run_records.read(folders)
+def columns(folders: Sequence[str], stepless: Collection[str] = ()) -> dict[str, list[Any]]:
+    """Return what every run folder says, by column; one that is not finished counts as `interrupted`.
+
+    Parameters
+    ----------
+    folders
+        Of runs.
+    stepless
+        Those of them that have a result and no file of steps.
+    """
+    found, settings = run_records.read(folders, stepless)
     found |= _shared(found) | _placed(folders, settings)
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
     found |= _spent(found, settings)

@@ -64,8 +64,9 @@ class Kind:
             return True
         if types <= _NUMBERS:
             return self.least <= min(values) and max(values) <= self.most
-        if not types <= {dict, list}:
-            return all(map(self.holds, set(values)))
+        return self._holds_inside(values) if types <= {dict, list} else all(map(self.holds, set(values)))
+
+    def _holds_inside(self, values: list[Any]) -> bool:
         if self.keys and not self.holds(dict.fromkeys(set().union(*values))):
             return False
         inside = [item for value in values for item in _items(value)] if self.each else []

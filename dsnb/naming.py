@@ -7,7 +7,7 @@ than its neighbours' is no repeat of theirs, wherever it lies.
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsnb import models, places
@@ -32,21 +32,39 @@ def names(folders: Sequence[str], recorded: Sequence[Any], of_models: Sequence[A
         The name and the model in each run's settings; None where an old run does not say them.
     """
     found = [places.run_names(folder) for folder in folders]
-    neighbours: dict[tuple[str, str], dict[int, Made]] = defaultdict(dict)
-    for place, name in enumerate(found):
-        made = recorded[place], of_models[place]
-        known = isinstance(made[0], str) and isinstance(made[1], str) and _NAME.fullmatch(made[0])
-        if known and PROBE not in name["experiment"]:
-            neighbours[folders[place].rpartition("/")[0], name["experiment"]][place] = made
-    strangers = {
-        place: one
-        for (_, experiment), of_folder in neighbours.items()
-        if (native := _native(experiment, Counter(of_folder.values()))) or True
-        for place, one in of_folder.items()
-        if one != native
-    }
+    strangers: dict[int, Made] = {}
+    for first, last in _neighbours(folders):
+        kinds = set(zip(recorded[first:last], of_models[first:last], strict=True))
+        if len(kinds) > 1 or found[first]["experiment"] != recorded[first]:  # else all is as a sweep leaves it
+            strangers |= _strangers(found[first]["experiment"], first, recorded[first:last], of_models[first:last])
     _rename(found, strangers, folders)
     return found
+
+
+def _neighbours(folders: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last place, exclusive, of runs that lie in one experiment's folder; these are sorted."""
+    first, home = 0, None
+    for place, folder in enumerate(folders):
+        parent = folder[: folder.rfind("/")]
+        if parent != home:
+            if place:
+                yield first, place
+            first, home = place, parent
+    if folders:
+        yield first, len(folders)
+
+
+def _strangers(experiment: str, first: int, recorded: Sequence[Any], of_models: Sequence[Any]) -> dict[int, Made]:
+    """Return the runs of a folder that are not what most of those are that its name fits: place -> what they are."""
+    made = {
+        place: one
+        for place, one in enumerate(zip(recorded, of_models, strict=True), start=first)
+        if isinstance(one[0], str) and isinstance(one[1], str) and _NAME.fullmatch(one[0])
+    }
+    if PROBE in experiment or not made:
+        return {}
+    native = _native(experiment, Counter(made.values()))
+    return {place: one for place, one in made.items() if one != native}
 
 
 def _folders(made: Made) -> tuple[str, str]:

@@ -29,6 +29,8 @@ class Found:
     """`result.json` of every finished run, written last and in one step."""
     steps: list[str] = field(default_factory=list)
     """`steps.jsonl` of every finished run."""
+    stepless: set[str] = field(default_factory=set)
+    """Runs with a result that have no such file."""
     indexed: list[Index] = field(default_factory=list)
     """What the indexes of sweeps say, whose runs are not in `runs` then."""
     folders: list[str] = field(default_factory=list)
@@ -75,6 +77,8 @@ def look(path: str | Path, *, use_indexes: bool = False) -> Found:
             if result in inside:
                 found.results.append(os.path.join(folder, result))
                 found.steps.append(os.path.join(folder, steps))
+                if steps not in inside:
+                    found.stepless.add(folder)
             else:
                 found.looked_at += [folder, *(os.path.join(folder, name) for name in inside)]
             continue

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dsnb import records
+from dsnb import forms
 from dsnb.columns import MEMORY, METRICS, PRECISION_COLOURS
 from dsnb.paths import RunPaths
 from dsnb.runs import load_steps
@@ -195,7 +195,7 @@ def step_parts(run_dir: str | Path) -> Picture | None:
 
     Communication overlaps with the parts, and is that of another step, so it is told in words, not in the bar.
     """
-    profile = records.read_json(RunPaths(Path(run_dir)).profile) or {}
+    profile = forms.read(RunPaths(Path(run_dir)).profile) or {}
     parts_ms = {name: (profile.get(f"{name}_s") or 0) * 1000 for name in PART_COLOURS}
     step_ms = (profile.get("step_s") or 0) * 1000
     if not step_ms or not sum(parts_ms.values()):

@@ -149,8 +149,9 @@ def _fetch_all(shared: SharedPaths, wanted: list[Need]) -> Prepared:
 def _from_hub(shared: SharedPaths, index: dict[str, Any], need: Need) -> dict[str, Any]:
     """Fetch from the hub; parts that come later are of the same commit as those that are there."""
     known = index.get(need.key) or {}
-    parts = need.parts | set(known.get("parts", ()))
-    snapshot = hub.fetch(str(need.hub_id), parts, shared.hub, known.get("commit"))
+    parts = need.parts | {part for part in known.get("parts") or () if isinstance(part, str)}
+    commit = known.get("commit")
+    snapshot = hub.fetch(str(need.hub_id), parts, shared.hub, commit if isinstance(commit, str) else None)
     home = snapshot.folder.resolve().relative_to(shared.dir.resolve())
     files = {str(home / name): size for name, size in snapshot.sizes.items()}
     return {"path": str(home), "parts": sorted(parts), "commit": snapshot.commit, "files": files}

@@ -4,7 +4,7 @@ Thousands of runs are checked column by column. Where something is not of its ki
 what is wrong with it is left out and makes its run an unfinished one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ _OTHERS.append((RESULT, "summary", forms.OBJECT))
 """What is looked at beside them; the fields of a summary are columns."""
 
 
-def read(folders: Sequence[str]) -> tuple[dict[str, list[Any]], Records]:
-    """Read the records of run folders.
+def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
+    """Read the records of run folders, of which some are known to have no file of steps.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def read(folders: Sequence[str]) -> tuple[dict[str, list[Any]], Records]:
         problems = _clean(found)
         columns = _columns(found)
     ends = [
-        _ending(folder, settings, machine, result, problems.get(place))
+        _ending(settings, machine, result, folder not in stepless, problems.get(place))
         for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
     ]
     columns[NAME] = [record.get("name") if record else None for record in found[EXPERIMENT]]
@@ -66,7 +66,11 @@ def read(folders: Sequence[str]) -> tuple[dict[str, list[Any]], Records]:
 def names(folders: Sequence[str]) -> tuple[list[Any], list[Any]]:
     """Return the name and the model that each run's settings say; None for what they do not say."""
     settings = [records.read_json(f"{folder}/{EXPERIMENT}") or {} for folder in folders]
-    return [record.get("name") for record in settings], [record.get("model") for record in settings]
+    return [_text(record.get("name")) for record in settings], [_text(record.get("model")) for record in settings]
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
@@ -118,9 +122,9 @@ def _gpu(gpus: Any) -> str | None:
     return gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
 
 
-def _ending(folder: str, settings: Any, machine: Any, result: Any, problem: str | None) -> tuple[str, str | None]:
+def _ending(settings: Any, machine: Any, result: Any, has_steps: bool, problem: str | None) -> tuple[str, str | None]:
     """Return the status and cause of a run: that of an unfinished one, whatever it says itself, is `interrupted`."""
-    if told := problem or finished.lacking(folder, settings, machine, result):
+    if told := problem or finished.lacking(settings, machine, result, has_steps):
         return "interrupted", f"{told}; {finished.AGAIN}"
     return result["status"], result.get("cause")
 

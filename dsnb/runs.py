@@ -142,7 +142,7 @@ def _step_rows(path: Path, names: Names, start: Start) -> pd.DataFrame:
 
 
 def _runs(found: Found) -> pd.DataFrame:
-    own = folders.columns(found.runs)
+    own = folders.columns(found.runs, found.stepless)
     names = naming.names(found.runs, own[run_records.NAME], own["model"])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
     nothing = [None] * len(found.runs)

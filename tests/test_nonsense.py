@@ -40,6 +40,7 @@ def real(swept):
     names = ["experiment.json", "environment.json", "result.json", "worker.json", "steps.jsonl"]
     found = {name: [json.loads(line) for line in _lines(folder / name)] for name in names}
     machine = found["environment.json"][0]
+    found["experiment.json"][0] |= {"hostfile": "/x/hosts", "include": "n1"}
     node = {"host": "n1", "ranks": [0], "exit_codes": {"0": 0}, "environment": machine}
     found["nodes.json"] = [{"shared_storage": True, "nodes": [node], "differences": ["torch: 1 on n1"]}]
     found["gpu.jsonl"] = [{"t_s": 0.25, "gpu": 0, "util_pct": 90, "power_w": 300.0, "memory_used_gib": 3.5}] * 2
@@ -96,6 +97,8 @@ def show_like_a_report(folder, charts):
             with contextlib.suppress(SettingsError):
                 printing.show_groups(runs, format_)
         assert all(one.isprintable() or one == "\n" for one in out.getvalue())
+    if len(runs) and (profiled := plots.step_parts(runs["run_dir"].iloc[0])):
+        shown.append(profiled)
     return runs
 
 
@@ -108,7 +111,10 @@ def campaign(draw, home, real, batches, runs_a_batch, charts_every):
         folder = home / "out"
         experiments = ["zs0", "zs1_fp32_gpus1_bs8_sl32", "x"]
         names = [f"{draw.choice(experiments)}/run{number}" for number in range(runs_a_batch)]
-        count += sum(nonsense.write_run(draw, folder / name, real) for name in names)
+        for number, name in enumerate(names):
+            here = {**real["nodes.json"][0]["nodes"][0], "host": f"n{number % 4}"}
+            nodes = [{**real["nodes.json"][0], "nodes": [here]}]
+            count += nonsense.write_run(draw, folder / name, {**real, "nodes.json": nodes})
         (folder / "params.yaml").write_bytes(nonsense.params(draw, PARAMS))
         for plan in ("bandwidth.json", "bandwidth.jsonl", "result.json", "environment.json"):
             path = folder / "bandwidth" / "run1" / plan

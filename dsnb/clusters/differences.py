@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import records
+from dsnb import forms
 from dsnb.paths import RunPaths
 
 FACTS = ["os", "cpu", "cores", "memory_gib", "gpus", "clocks", "driver", "cuda", "nccl", "nccl_package", "python"]
@@ -43,7 +43,7 @@ def differences(runs: pd.DataFrame) -> list[str]:
 
 def _records(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for folder in runs.loc[runs["hosts"].notna(), "run_dir"].dropna():
-        if (record := records.read_json(RunPaths(Path(folder)).nodes)) is not None:
+        if (record := forms.read(RunPaths(Path(folder)).nodes)) is not None:
             yield record
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dsnb import records
+from dsnb import forms, records
 from dsnb.errors import SettingsError
 from dsnb.params import Run
 from dsnb.paths import RunPaths, SweepPaths
@@ -43,7 +43,7 @@ def submit(name: str, paths: RunPaths | SweepPaths, options: dict[str, str], wor
 
 def submitted(path: Path) -> dict[str, Any] | None:
     """Read which job was submitted; None if none was, or if the file was written by nobody who knows how."""
-    note = records.read_json(path)
+    note = forms.read(path)
     if not note or not isinstance(note.get("name"), str) or not allocation.is_name(note["name"]):
         return None
     number = note.get("job")
