@@ -193,7 +193,7 @@ def write_index(folder: Path) -> None:
         root = os.path.abspath(folder)
         where = (root, found.runs, found.folders[1:], [log for log in found.logs if os.path.dirname(log) != root])
         before = index.stamps(*where)
-        table = _runs(Found(runs=found.runs))
+        table = _runs(Found(runs=found.runs, stepless=found.stepless))
         if found.runs and before.equals(index.stamps(*where)):
             index.write(folder, before, table)
 
