@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from dsnb import checks, records
 from dsnb.experiment import Experiment
 from dsnb.paths import RunPaths
@@ -99,17 +101,18 @@ def _list_of(each: Kind) -> Kind:
     return Kind("a list", frozenset({list}), each=each)
 
 
-def _setting(name: str, default: object) -> Kind:
+def _setting(name: str, about: FieldInfo) -> Kind:
+    default = about.default
     if name == "micro_batch_size":
         return Kind("a whole number or 'auto'", frozenset({int, str}), 1, 2**63, frozenset({"auto"}))
     if isinstance(default, bool):
         return FLAG
     if isinstance(default, int):
-        return COUNT
+        return _whole(max(getattr(one, "ge", 0) for one in (about, *about.metadata)))
     return Kind("a number, 0 or more", _NUMBERS, 0, 1e308) if isinstance(default, float) else TEXT
 
 
-SETTINGS = {name: _setting(name, about.default) for name, about in Experiment.model_fields.items()}
+SETTINGS = {name: _setting(name, about) for name, about in Experiment.model_fields.items()}
 SIGNED = {"loss_first", "loss_last", "loss_mean", "step_skew", "forward_skew"}
 SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRICS}
 TEXTS = ("attention_used", "oom_phase", "note")
