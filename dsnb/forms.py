@@ -108,7 +108,7 @@ def _setting(name: str, about: FieldInfo) -> Kind:
     if isinstance(default, bool):
         return FLAG
     if isinstance(default, int):
-        return _whole(max(getattr(one, "ge", 0) for one in (about, *about.metadata)))
+        return _whole(max((getattr(one, "ge", 0) for one in about.metadata), default=0))
     return Kind("a number, 0 or more", _NUMBERS, 0, 1e308) if isinstance(default, float) else TEXT
 
 
