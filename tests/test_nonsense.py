@@ -45,7 +45,10 @@ def real(swept):
     found["nodes.json"] = [{"shared_storage": True, "nodes": [node], "differences": ["torch: 1 on n1"]}]
     found["gpu.jsonl"] = [{"t_s": 0.25, "gpu": 0, "util_pct": 90, "power_w": 300.0, "memory_used_gib": 3.5}] * 2
     found["profile.json"] = [{"forward_s": 0.1, "step_s": 0.4, "ended_s": 9.5, "missing": {"trace": "none"}}]
-    found["failures.jsonl"] = [{"rank": 0, "status": "oom", "cause": "it fell over"}]
+    shortage = {"phase": "forward", "step": 2, "allocated_gib": 3.5, "reserved_gib": 4.0, "requested_gib": 1.25}
+    found["failures.jsonl"] = [{"rank": 0, "status": "oom", "cause": "it fell over", **shortage}]
+    found["worker.json"][0] |= {"energy_j": 350.0, "power_source": "energy counter", "update_rms": 1e-3}
+    found["result.json"][0]["summary"] |= {"energy_j": 350.0, "oom_phase": "forward", "oom_step": 2, "note": "slow"}
     found["slurm.json"] = [{"name": "dsnb-t-0", "job": "17", "state": "submitted", "script": "/x/job.sh"}]
     found["run.ipynb"] = [{"cells": [], "metadata": {"papermill": {"default_parameters": {}, "duration": 3.5}}}]
     return found
