@@ -12,9 +12,9 @@ import nbformat
 import pytest
 import yaml
 
-from dsnb.params import load_sweep
+from dsnb.sweep.params import load_sweep
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
