@@ -306,7 +306,7 @@ def test_a_fixed_port_that_is_in_use(run_small):
 
 
 def test_a_limit_without_end(run_small):
-    result, _ = run_small(hang_limit_s=1e300, time_limit_s=1e300, gpus=2)
+    result, _ = run_small(step_timeout_s=1e300, time_limit_s=1e300, gpus=2)
     assert result.status == "ok", result.message()
 
 
