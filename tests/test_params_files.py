@@ -47,7 +47,7 @@ def published(table):
     for row in dsnb.published(table).to_dict("records"):
         told = {name: row[name] for name in COMPARED if row[name] is not None and row[name] == row[name]}
         told["strategy"] = told["strategy"].removeprefix("megatron-")
-        yield told | ({"memory_limit_gib": GPU_GIB[row["gpu"]]} if row["gpu"] in GPU_GIB else {})
+        yield told | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {})
 
 
 def experiments(name):

@@ -119,7 +119,7 @@ SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRICS}
 TEXTS = ("attention_used", "oom_phase", "note")
 """Columns of a run's summary that hold no number."""
 SUMMARY |= dict.fromkeys((*TEXTS, "profile_missing"), TEXT)
-MACHINE = {name: TEXT for name in ENVIRONMENT if name != "gpu"} | {"os": TEXT, "nccl_package": TEXT}
+MACHINE = {name: TEXT for name in ENVIRONMENT if name != "gpu_name"} | {"os": TEXT, "nccl_package": TEXT}
 MACHINE |= {
     "cores": COUNT,
     "memory_gib": AMOUNT,
