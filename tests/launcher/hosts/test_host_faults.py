@@ -18,7 +18,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep.run import run_sweep
 from tests.support.fault_lab import HANGER, SILENCE_S, Run, lab
 from tests.support.hosts import NETWORK
-from tests.support.namespaces import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
