@@ -15,8 +15,8 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from dsnb.report import write_report
-from tests import made_up
-from tests.browser import launch
+from tests.support import made_up
+from tests.support.browser import launch
 
 CHANGES = """
 async () => {

@@ -192,7 +192,7 @@ def with_dictreader(folder: Path) -> float:
 def main() -> None:
     """Measure all, and print the ratios."""
     import dsnb
-    from dsnb.runs import write_index
+    from dsnb.runs.load import write_index
 
     if sys.argv[1:2] == ["logs"]:
         with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as temporary:

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from dsnb import records
-from dsnb.experiment import Experiment
-from dsnb.job import execute
+from dsnb.files import records
 from dsnb.launcher import environment, fork
-from dsnb.launcher.ranks import WORKER
+from dsnb.launcher.host_ranks import free_port
+from dsnb.launcher.rank_group import WORKER
 from dsnb.launcher.run import launch, prepare
-from dsnb.launcher.share import free_port
-from dsnb.params import Run
-from dsnb.paths import RunPaths
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.sweep.job import execute
+from dsnb.sweep.params import Run
 
 EXPERIMENT = Experiment(
     model="gpt2-tiny",

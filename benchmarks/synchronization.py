@@ -12,8 +12,8 @@ from statistics import median
 
 import torch
 
-from dsnb.experiment import Experiment
 from dsnb.launcher.run import launch
+from dsnb.settings.experiment import Experiment
 from dsnb.train import worker
 from dsnb.train.meter import Meter
 

@@ -6,31 +6,31 @@ Names are loaded at first use: looking at results must not need torch, and train
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dsnb.version import __version__ as __version__
+
 if TYPE_CHECKING:
+    from dsnb.analysis.summary import summarize
     from dsnb.errors import DsnbError, SettingsError
-    from dsnb.experiment import Experiment
     from dsnb.explorer.explore import explore
     from dsnb.launcher.run import launch
-    from dsnb.literature.tables import published
     from dsnb.report import write_report
-    from dsnb.runs import load_runs, load_steps
-    from dsnb.summary import summarize
-    from dsnb.sweep import load_sweep, run_sweep
-
-__version__ = "0.1.0"
+    from dsnb.runs.literature.tables import published
+    from dsnb.runs.load import load_runs, load_steps
+    from dsnb.settings.experiment import Experiment
+    from dsnb.sweep.run import load_sweep, run_sweep
 
 _HOME = {
     "DsnbError": "errors",
     "SettingsError": "errors",
-    "Experiment": "experiment",
+    "Experiment": "settings.experiment",
     "explore": "explorer.explore",
     "launch": "launcher.run",
-    "load_sweep": "sweep",
-    "published": "literature.tables",
-    "run_sweep": "sweep",
-    "load_runs": "runs",
-    "load_steps": "runs",
-    "summarize": "summary",
+    "load_sweep": "sweep.params",
+    "published": "runs.literature.tables",
+    "run_sweep": "sweep.run",
+    "load_runs": "runs.load",
+    "load_steps": "runs.load",
+    "summarize": "analysis.summary",
     "write_report": "report",
 }
 

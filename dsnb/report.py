@@ -8,12 +8,15 @@ from typing import Any
 
 import nbformat
 
-from dsnb import notebooks, pages, paths, records
 from dsnb.errors import LaunchError, SettingsError
+from dsnb.execute import notebook
 from dsnb.explorer import page
-from dsnb.paths import SweepPaths
-from dsnb.places import no_run
-from dsnb.runs import load_runs
+from dsnb.files import records
+from dsnb.render import notebook_page
+from dsnb.run_folder import paths
+from dsnb.run_folder.paths import SweepPaths
+from dsnb.runs.discover import no_run
+from dsnb.runs.load import load_runs
 
 NOTEBOOK = "90_report"
 
@@ -49,7 +52,7 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     execute(paths.notebook_template(NOTEBOOK), executed, parameters)
     content = nbformat.read(executed, as_version=4)
     try:
-        records.write_text(target, pages.to_html(content, page.resources(sweep.dir.name)))
+        records.write_text(target, notebook_page.to_html(content, page.resources(sweep.dir.name)))
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     return target
@@ -96,7 +99,7 @@ def execute(template: Path, target: Path, parameters: dict[str, Any]) -> None:
     from papermill.exceptions import PapermillExecutionError
 
     try:
-        notebooks.execute(template, target, parameters)
+        notebook.execute(template, target, parameters)
     except PapermillExecutionError as error:
         raise LaunchError(f"{template.name} failed: {error.ename}: {error.evalue}; see {target}") from error
     except OSError as error:

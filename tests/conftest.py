@@ -12,22 +12,23 @@ from typing import Any
 
 import pytest
 
-from dsnb import hardware, records
-from dsnb.experiment import Experiment
+from dsnb.cli.sweep import sweep
+from dsnb.files import records
+from dsnb.formulas.model_shapes import PRESETS
 from dsnb.launcher import fork
-from dsnb.launcher.outcome import Result
 from dsnb.launcher.run import launch
-from dsnb.models import PRESETS
-from dsnb.paths import RunPaths
-from dsnb.sweep import run_sweep
-from tests import browser
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result
+from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
+from tests import ROOT
+from tests.support import browser
 
 # OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
 # and more instead of 2 s. The ranks of every launch in a test inherit this.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What dsnb starts does not look into the current folder for modules, such as the tests' workers and jobs.
-ROOT = str(Path(__file__).parents[1])
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 # Some tests interrupt this process. It ignores that, and so does all that it starts, if a script's `&` started it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,7 +84,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     if made := os.environ.get("DSNB_SWEPT"):
         return Path(made)
-    from tests.test_sweep import PARAMS
+    from tests.sweep.test_run import PARAMS
 
     home = tmp_path_factory.getbasetemp()
     home = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "swept"
@@ -92,7 +93,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "made").exists():
             (home / "small.yaml").write_text(PARAMS)
-            run_sweep(home / "small.yaml", output=home / "out", progress=False)
+            sweep(home / "small.yaml", output=home / "out")
             (home / "made").touch()
     return home / "out"
 

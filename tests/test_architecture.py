@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from collections import Counter
 
 import nbformat
 import papermill
@@ -14,83 +14,32 @@ import pytest
 import yaml
 
 import dsnb
-from dsnb.experiment import Experiment
+from dsnb.settings.experiment import Experiment
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 # From top to bottom: a module imports only from lines below its own, a package also from itself.
 LAYERS = [
     "__main__",
-    "commands",
-    "dry_run",
-    "doctor_hosts",
-    "doctor",
+    "cli",
     "report",
     "explorer",
-    "pages",
-    "bandwidth",
-    "clusters",
-    "scaling_plots",
-    "memory_plots",
-    "plots",
-    "findings",
-    "notes",
-    "plan",
-    "tables",
-    "scaling",
-    "footprint",
-    "tradeoffs",
-    "summary",
-    "columns",
-    "literature",
-    "sweep",
+    "render",
+    "analysis",
     "runs",
-    "cache",
-    "naming",
-    "places",
-    "index",
-    "logs",
-    "folders",
-    "run_records",
-    "subclusters",
-    "slurm",
-    "lock",
-    "schedule",
-    "job",
-    "notebooks",
-    "kernels",
-    "kernel_process",
-    "progress",
-    "prepare",
-    "params",
-    "params_file",
+    "sweep",
     "launcher",
     "train",
-    "finished",
-    "forms",
-    "schema",
-    "plain_yaml",
-    "experiment",
+    "execute",
+    "run_folder",
     "settings",
-    "checks",
-    "combinations",
-    "hostfile",
-    "shared",
-    "models",
-    "metrics",
-    "memory",
-    "traces",
-    "hardware",
-    "nvml",
-    "launch_clock",
-    "records",
-    "json_text",
-    "paths",
-    "scratch",
-    "interpreter",
-    "signals",
-    "plain_text",
+    "formulas",
+    "files",
+    "system",
     "errors",
+    "version",
 ]
+READING = {"report", "explorer", "render", "analysis", "runs"}
+MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -119,7 +68,23 @@ def test_imports_point_down(path):
         return
     own = LAYERS.index(layer(path))
     for name in imported(path):
-        assert name == "__version__" or LAYERS.index(name) > own or name == layer(path) != path.stem, name
+        assert LAYERS.index(name) > own or name == layer(path) != path.stem, name
+
+
+@pytest.mark.parametrize(("half", "other"), [(READING, MAKING), (MAKING, READING)])
+def test_neither_half_imports_the_other(half, other):
+    users = {str(path.relative_to(ROOT)): other & {*imported(path)} for path in MODULES if layer(path) in half}
+    assert not {path: names for path, names in users.items() if names}
+
+
+def test_the_listing_of_the_package_is_its_layers():
+    entries = {path.name for path in (ROOT / "dsnb").iterdir() if path.name != "__pycache__"}
+    assert entries == {"__init__.py", *(name if (ROOT / "dsnb" / name).is_dir() else f"{name}.py" for name in LAYERS)}
+
+
+def test_no_file_name_stands_three_times():
+    names = Counter(path.name for path in MODULES if path.name not in {"__init__.py", "__main__.py"})
+    assert not [name for name, count in names.items() if count > 2]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -139,7 +104,7 @@ def test_only_training_imports_torch(package):
     ("module", "unwanted"),
     [
         ("dsnb.report", ["torch", "deepspeed", "transformers"]),
-        ("dsnb.plots", ["torch", "deepspeed", "transformers"]),
+        ("dsnb.render.plots", ["torch", "deepspeed", "transformers"]),
         ("dsnb.explorer.explore", ["torch", "deepspeed", "transformers"]),
         ("dsnb.launcher.run", ["torch", "pandas"]),
         ("dsnb.train.worker", ["pandas", "seaborn", "matplotlib", "papermill", "altair"]),

@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from dsnb import hardware, launch_clock, records, traces
-from dsnb.paths import RunPaths
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.system import hardware, launch_clock
+from dsnb.train import traces
 from dsnb.train.energy import LEAST_SPAN_S
+from tests import ROOT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -105,14 +107,14 @@ def test_only_visible_gpus_are_used(small, tmp_path, launcher):
     """In a process of its own, for which GPUs are visible is decided once."""
     chosen = hardware.gpus()[1]
     script = (
-        "import sys; from dsnb.experiment import Experiment; from dsnb.launcher.run import launch\n"
+        "import sys; from dsnb.settings.experiment import Experiment; from dsnb.launcher.run import launch\n"
         "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.whichgpu')"
     )
     settings = repr(small(**ON_GPU, launcher=launcher).model_dump())
     env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
     env["CUDA_VISIBLE_DEVICES"] = str(chosen.index)
     command = [sys.executable, "-c", script, settings, str(tmp_path / "run1")]
-    subprocess.run(command, env=env, check=True, timeout=200, cwd=Path(__file__).parents[1])
+    subprocess.run(command, env=env, check=True, timeout=200, cwd=ROOT)
     assert (tmp_path / "run1" / "gpu0").read_text() == chosen.uuid
     assert {row["gpu"] for row in records.read_lines(tmp_path / "run1" / "gpu.jsonl")} == {chosen.index}
 

@@ -6,13 +6,14 @@ import io
 import nbformat
 import pytest
 
-from dsnb import notebooks, paths
-from tests import foreign_logs, made_up
+from dsnb.execute import notebook
+from dsnb.run_folder import paths
+from tests.support import foreign_logs, made_up
 
 
 def execute(name, tmp_path, **parameters):
     target = tmp_path / f"{name}.ipynb"
-    notebooks.execute(paths.notebook_template(name), target, parameters)
+    notebook.execute(paths.notebook_template(name), target, parameters)
     cells = nbformat.read(target, as_version=4).cells
     return [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
 

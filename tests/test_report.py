@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dsnb import notebooks, paths, records, report
+from dsnb import report
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.paths import SweepPaths
+from dsnb.execute import notebook
+from dsnb.files import records
 from dsnb.report import write_report
-from tests.browser import SETTLED, violations
-from tests.test_sweep import NAMES
+from dsnb.run_folder import paths
+from dsnb.run_folder.paths import SweepPaths
+from tests import ROOT
+from tests.support.browser import SETTLED, violations
+from tests.sweep.test_run import NAMES
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,7 @@ def test_the_page_says_what_was_found(page):
 
 def test_the_comparison_notebook_runs(folder, tmp_path):
     target = tmp_path / "20.ipynb"
-    notebooks.execute(paths.notebook_template("20_compare"), target, {"sweep_dir": str(folder)})
+    notebook.execute(paths.notebook_template("20_compare"), target, {"sweep_dir": str(folder)})
     assert "Fastest: " in target.read_text()
 
 
@@ -156,6 +160,6 @@ def test_without_scripts_answer_figures_and_tables_are_there(folder, page, chrom
 
 
 def test_the_readmes_picture_is_there():
-    root = Path(__file__).parents[1]
+    root = ROOT
     for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (root / "README.md").read_text()):
         assert (root / name).is_file()

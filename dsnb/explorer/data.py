@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dsnb import columns
+from dsnb.analysis.summary import axes, summarize, told_apart
 from dsnb.errors import SettingsError
-from dsnb.summary import axes, summarize, told_apart
+from dsnb.runs import labels
 
 NEEDED = ("experiment", "repeat", "status")
 SIGNIFICANT_DIGITS = 5
@@ -32,7 +32,7 @@ class Choice:
 
     def mention(self, code: int) -> str:
         """Name one value, as in "ZeRO 3"; empty for one that goes without saying."""
-        return columns.axis(self.name).mention(self.values[code])
+        return labels.axis(self.name).mention(self.values[code])
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def read(runs: pd.DataFrame) -> Data:
     missing = [name for name in NEEDED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs gives; it has no column {', '.join(missing)}")
-    known = runs.assign(status=runs["status"].map(columns.text), sweep=runs.get("sweep", ""))
-    named = [columns.text(name) for name in told_apart(known)["experiment"]]
+    known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
+    named = [labels.text(name) for name in told_apart(known)["experiment"]]
     choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
@@ -87,15 +87,15 @@ def read(runs: pd.DataFrame) -> Data:
 
 def medians(data: Data) -> pd.DataFrame:
     """Summarize the runs from their figures, in the units that `summarize` has."""
-    raw = {name: data.figures[name].to_numpy() / columns.METRICS[name].factor for name in data.figures}
-    status = data.runs["status"].map(columns.text).to_numpy()
+    raw = {name: data.figures[name].to_numpy() / labels.METRICS[name].factor for name in data.figures}
+    status = data.runs["status"].map(labels.text).to_numpy()
     return summarize(pd.DataFrame({"experiment": data.experiments, "sweep": "", "status": status, **raw}))
 
 
 def choice(name: str, column: pd.Series) -> Choice:
     """Give a setting's values in their order, and each run's."""
     given = [(isinstance(value, bool), value) for value in map(plain, column)]  # True is not 1
-    values = sorted(set(given), key=lambda value: columns.axis(name).rank(value[1]))
+    values = sorted(set(given), key=lambda value: labels.axis(name).rank(value[1]))
     codes = {value: code for code, value in enumerate(values)}
     return Choice(name, [value for _, value in values], [codes[value] for value in given])
 
@@ -119,7 +119,7 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
     """
     ok = (runs["status"] == "ok").to_numpy()
     found = {}
-    for name, metric in columns.METRICS.items():
+    for name, metric in labels.METRICS.items():
         if name in runs:
             values = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype=float, na_value=math.nan) * metric.factor
             values[~ok | ~np.isfinite(values)] = math.nan

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import nbformat.v4 as nbf
 import pandas as pd
 
-from dsnb import pages, records, tables
 from dsnb.explorer import data, page
 from dsnb.explorer.payload import payload
 from dsnb.explorer.state import State, change, default, mask
+from dsnb.files import records
+from dsnb.render import notebook_page, tables
 
 if TYPE_CHECKING:
     from dsnb.explorer.live import Live
@@ -77,7 +78,7 @@ class Explorer:
         pieces.append(f"<h2>Medians</h2>{tables.summary_table(data.medians(self.data))}")
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
-        records.write_text(target, pages.to_html(content, page.resources(title)))
+        records.write_text(target, notebook_page.to_html(content, page.resources(title)))
         return target
 
     def _fragment(self, home: Path) -> str:

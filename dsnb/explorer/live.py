@@ -8,11 +8,11 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
-from dsnb import columns
 from dsnb.explorer import page
 from dsnb.explorer.data import Choice, Data
 from dsnb.explorer.payload import payload, series
 from dsnb.explorer.state import TRAIN_TOKENS, State, default, metric, options, same
+from dsnb.runs import labels
 
 SELECTS = {
     "y": "Metric",
@@ -74,7 +74,7 @@ class Live:
     def _filter(self, choice: Choice) -> dict[int, widgets.ToggleButton]:
         buttons = {}
         for code, value in enumerate(choice.values):
-            said = columns.text(value)
+            said = labels.text(value)
             button = widgets.ToggleButton(description=said[:40], tooltip=said[:400], layout=NARROW)
             button.observe(self._chooser(choice), "value")
             buttons[code] = button
@@ -94,11 +94,11 @@ class Live:
         return select
 
     def _heading(self, name: str) -> str:
-        return columns.axis(name).title if name in self.data.choices else metric(name).heading
+        return labels.axis(name).title if name in self.data.choices else metric(name).heading
 
     def _rows(self) -> list[widgets.Widget]:
         lines = [
-            widgets.HBox([widgets.Label(columns.axis(name).title), *buttons.values()], layout={"flex_flow": "row wrap"})
+            widgets.HBox([widgets.Label(labels.axis(name).title), *buttons.values()], layout={"flex_flow": "row wrap"})
             for name, buttons in self.filters.items()
         ]
         days = [self.tokens] if "tokens_per_s" in self.data.figures else []

@@ -13,8 +13,8 @@ from typing import Any
 
 import vl_convert
 
-from dsnb import paths
 from dsnb.explorer.charts import VEGA_LITE
+from dsnb.run_folder import paths
 
 MODULES = ["dom", "model", "chart", "views", "tables", "controls", "detail", "main"]
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page do not."

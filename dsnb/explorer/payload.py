@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb import columns
-from dsnb.columns import Metric
 from dsnb.explorer import charts
 from dsnb.explorer.data import Data, plain, run_folder, run_log
 from dsnb.explorer.state import DAYS, State, default, options
-from dsnb.paths import RunPaths
-from dsnb.runs import load_gpu, load_steps
+from dsnb.run_folder.paths import RunPaths
+from dsnb.runs import labels
+from dsnb.runs.labels import Metric
+from dsnb.runs.load import load_gpu, load_steps
 
 _RUN = RunPaths(Path())
 FILES = {
@@ -53,9 +53,9 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "runs": len(data.runs),
         "axes": [_axis(data, name) for name in data.choices],
         "experimentAxes": data.axes,
-        "figures": [_figure(name, columns.METRICS[name], data.figures[name]) for name in data.figures]
+        "figures": [_figure(name, labels.METRICS[name], data.figures[name]) for name in data.figures]
         + ([_figure("days", DAYS, None)] if "tokens_per_s" in data.figures else []),
-        "memory": next((name for name in columns.MEMORY if name in data.figures), None),
+        "memory": next((name for name in labels.MEMORY if name in data.figures), None),
         "experiments": {
             "names": names,
             "codes": [position[name] for name in data.experiments],
@@ -76,14 +76,14 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
 def _axis(data: Data, name: str) -> dict[str, Any]:
     choice = data.choices[name]
     count = len(choice.values)
-    fixed = {"precision": columns.PRECISION_COLOURS, "status": STATUSES}.get(name, {})
+    fixed = {"precision": labels.PRECISION_COLOURS, "status": STATUSES}.get(name, {})
     many = [RAMP[round(code * (len(RAMP) - 1) / max(count - 1, 1))] for code in range(count)]
     colours = COLOURS[:count] if count <= len(COLOURS) else many
     return {
         "name": name,
-        "title": columns.axis(name).title,
+        "title": labels.axis(name).title,
         "values": choice.values,
-        "labels": [columns.text(value) for value in choice.values],
+        "labels": [labels.text(value) for value in choice.values],
         "said": [choice.mention(code) for code in range(count)],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],

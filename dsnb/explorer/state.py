@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb import columns, metrics
-from dsnb.columns import Metric
 from dsnb.errors import SettingsError
 from dsnb.explorer.data import Data, plain
+from dsnb.formulas import metrics
+from dsnb.runs import labels
+from dsnb.runs.labels import Metric
 
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
@@ -25,13 +26,13 @@ FAR = 1e300
 
 def metric(name: str) -> Metric:
     """Give a figure's words; `days` is the one that is derived from the state."""
-    return DAYS if name == "days" else columns.METRICS[name]
+    return DAYS if name == "days" else labels.METRICS[name]
 
 
 def options(data: Data) -> dict[str, list[Any]]:
     """Give what each control that is no filter allows."""
     figures = [*data.figures.columns, *(["days"] if "tokens_per_s" in data.figures else [])]
-    memory = [name for name in columns.MEMORY if name in figures]
+    memory = [name for name in labels.MEMORY if name in figures]
     axes = list(data.choices)
     return {
         "y": sorted(figures, key=lambda name: name not in {"tokens_per_s_per_gpu"}),
@@ -96,8 +97,8 @@ def _values(data: Data, name: str, value: Any) -> list[object]:
     values = data.choices[name].values
     unknown = [one for one in wanted if not any(same(one, other) for other in values)]
     if unknown:
-        known = ", ".join(map(columns.text, values[:20]))
-        raise ValueError(f"{name} {columns.text(unknown[0])} is not in these runs: choose from {known}, or 'all'")
+        known = ", ".join(map(labels.text, values[:20]))
+        raise ValueError(f"{name} {labels.text(unknown[0])} is not in these runs: choose from {known}, or 'all'")
     return [one for one in values if any(same(one, other) for other in wanted)]
 
 

@@ -5,13 +5,14 @@ What is measured, and how, is `dsnb.train.bandwidth`'s; it is kept beside a swee
 
 from pathlib import Path
 
-from dsnb import paths, records
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.experiment import Experiment
+from dsnb.files import records
 from dsnb.launcher.folder import next_run
-from dsnb.launcher.outcome import Result
 from dsnb.launcher.run import launch
-from dsnb.paths import BANDWIDTH, RunPaths, SweepPaths
+from dsnb.run_folder import paths
+from dsnb.run_folder.paths import BANDWIDTH, RunPaths, SweepPaths
+from dsnb.run_folder.result import Result
+from dsnb.settings.experiment import Experiment
 
 WORKER = "dsnb.train.bandwidth"
 LEAST_BYTES, LARGEST_BYTES = 8, 16 * 2**30
@@ -37,7 +38,7 @@ def measure_bandwidth(
     Returns
     -------
     Result
-        However it ended; `dsnb.bandwidth.load_bandwidth` reads the figures.
+        However it ended; `dsnb.render.all_reduce.load_bandwidth` reads the figures.
 
     Raises
     ------

@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
-from dsnb.experiment import Experiment
-from dsnb.settings import ADAMW
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import ADAMW
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 SPLIT_LAYERS: list[dict[str, Any]] = [

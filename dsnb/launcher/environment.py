@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import dsnb
-from dsnb import hardware, interpreter, launch_clock
-from dsnb.paths import PACKAGE
+from dsnb.run_folder.paths import PACKAGE
+from dsnb.system import hardware, interpreter, launch_clock
+from dsnb.version import __version__
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
         "clocks": hardware.clocks(),
         "driver": hardware.driver_version(),
         "python": platform.python_version(),
-        "dsnb": dsnb.__version__,
+        "dsnb": __version__,
         **{name: _version(name) for name in PACKAGES},
         "nccl_package": next(filter(None, map(_version, NCCL_PACKAGES)), None),
         "git_commit": _git_commit(),
@@ -76,7 +76,7 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     ranks
         How many of them share this machine's cores.
     launched_at
-        When the run was launched, on this host's clock of `dsnb.launch_clock`: the origin of every `t_s`.
+        When the run was launched, on this host's clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
     """
     env = {**os.environ, **interpreter.SAFE_PATH}  # for what ranks start in turn, too
     env["DS_ACCELERATOR"] = device

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from statistics import fmean, median
 from typing import Any
 
-from dsnb import forms, hardware, metrics
-from dsnb.experiment import Experiment
+from dsnb.formulas import metrics
 from dsnb.launcher.gpu_figures import gpu_figures, power_note
-from dsnb.paths import RunPaths
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
 
 STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 SLOW = 2.0
@@ -24,9 +26,9 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     """Return the figures of one run; the documentation of each column says how it is measured."""
     if paths.bandwidth_plan.exists():
         return {}
-    worker = forms.read(paths.worker) or {}
-    steps = [step for step in forms.read_lines(paths.steps) if step.get("step") is not None]
-    samples = [sample for sample in forms.read_lines(paths.gpu) if sample.get("t_s") is not None]
+    worker = record_schema.read(paths.worker) or {}
+    steps = [step for step in record_schema.read_lines(paths.steps) if step.get("step") is not None]
+    samples = [sample for sample in record_schema.read_lines(paths.gpu) if sample.get("t_s") is not None]
     timed = [step for step in steps if step.get("phase") == "timed"]
     times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
     gpu = gpu_figures(samples, worker, experiment.gpus)
@@ -110,7 +112,7 @@ def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, A
 
 def _shortage(paths: RunPaths) -> dict[str, Any]:
     """Return what the first rank that ran out of memory wrote down."""
-    failures = forms.read_lines(paths.failures)
+    failures = record_schema.read_lines(paths.failures)
     return next((failure for failure in failures if failure.get("status") == "oom"), {})
 
 
@@ -130,7 +132,7 @@ def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], shortage: dict[st
 
 
 def _profile(paths: RunPaths) -> dict[str, Any]:
-    profile = forms.read(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
+    profile = record_schema.read(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
     missing = "; ".join(f"{part}: {why}" for part, why in (profile.get("missing") or {}).items())
     return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
 

@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any, Self
 
-from dsnb import finished, paths, records
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.experiment import Experiment
+from dsnb.files import records
 from dsnb.launcher import environment
 from dsnb.launcher.config import deepspeed_config
-from dsnb.paths import RunPaths
+from dsnb.run_folder import finished, paths
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
 
 LEAST_FREE_BYTES = 64 * 2**20
 

@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsnb import interpreter, signals
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
-from dsnb.launcher.ranks import group_is_gone
-from dsnb.launcher.share import Share
-from dsnb.scratch import Scratch
+from dsnb.launcher.host_ranks import Share
+from dsnb.launcher.rank_group import group_is_gone
+from dsnb.system import interpreter, signals
+from dsnb.system.scratch import Scratch
 
 START_TIMEOUT_S = 180.0
 _servers: dict[str, "ForkServer"] = {}

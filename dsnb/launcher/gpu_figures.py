@@ -4,7 +4,7 @@ import math
 from statistics import fmean
 from typing import Any
 
-from dsnb.nvml import POWER_AVERAGE, POWER_COUNTER
+from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
 
 AVERAGED_S = 1.0
 """NVML's power is an average over the last second on recent GPUs: a reading says nothing of less."""

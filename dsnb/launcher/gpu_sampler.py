@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsnb import launch_clock, nvml
+from dsnb.system import launch_clock, nvml
 
 INTERVAL_S = 0.25
 
@@ -19,7 +19,7 @@ class GpuSampler:
     take
         Called with every sample, in a thread of the sampler's own.
     launched_at
-        When the run was launched, on this host's clock of `dsnb.launch_clock`: the origin of `t_s`.
+        When the run was launched, on this host's clock of `dsnb.system.launch_clock`: the origin of `t_s`.
     """
 
     def __init__(self, gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launched_at: float) -> None:

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from dsnb import hardware, records
-from dsnb.experiment import Experiment
+from dsnb.files import records
 from dsnb.launcher import op_builds
 from dsnb.launcher.fork import ForkedRanks
 from dsnb.launcher.gpu_sampler import GpuSampler
-from dsnb.launcher.ranks import DeepSpeedRanks, Ranks
-from dsnb.launcher.share import Share, of_this_machine
-from dsnb.paths import RunPaths
+from dsnb.launcher.host_ranks import Share, of_this_machine
+from dsnb.launcher.rank_group import DeepSpeedRanks, Ranks
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
 
 
 def start(launcher: str, share: Share) -> Ranks:

@@ -11,18 +11,21 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from dsnb import checks, forms, records
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.experiment import Experiment
-from dsnb.launch_clock import Stopwatch
-from dsnb.launcher import fit
+from dsnb.files import records
+from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
 from dsnb.launcher.folder import Place, describe, next_free, prepare
 from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
-from dsnb.launcher.outcome import Result, broken_off, judge
-from dsnb.launcher.ranks import WORKER, Crew
-from dsnb.paths import RunPaths
+from dsnb.launcher.outcome import broken_off, judge
+from dsnb.launcher.rank_group import WORKER, Crew
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result
+from dsnb.settings import checks
+from dsnb.settings.experiment import Experiment
+from dsnb.system.launch_clock import Stopwatch
 
 POLL_S = 0.05
 SHOW_S = 0.5
@@ -66,7 +69,9 @@ def launch(
         raise SettingsError(problems)
     run = RunPaths(Path(run_dir).absolute() if run_dir else next_free(experiment))
     if experiment.micro_batch_size == "auto":
-        return fit.launch(experiment, run, lambda found, folder, asked: _once(found, folder, asked, progress, worker))
+        return auto_batch_size.launch(
+            experiment, run, lambda found, folder, asked: _once(found, folder, asked, progress, worker)
+        )
     return _once(experiment, run, experiment, progress, worker)
 
 
@@ -170,7 +175,7 @@ class Watch:
         return None
 
     def _show(self, bar: Any, tail: records.Tail, last: bool = False) -> None:
-        for step in forms.steps(tail):
+        for step in record_schema.steps(tail):
             bar.n, self.moved_s = step["step"], self.stopwatch.elapsed_s()
             rate = self.experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
             loss = step["loss"] if step.get("loss") is not None else float("nan")
@@ -188,14 +193,14 @@ def finish(
     verdict: tuple[str, str | None],
 ) -> Result:
     """Write the run's result: from here on it is finished."""
-    worker = forms.read(run.worker) or {}
+    worker = record_schema.read(run.worker) or {}
     if versions := worker.get("versions"):
         known = records.read_json(run.environment) or {}
         found = {**versions, "power_source": worker.get("power_source")}
         records.write_json(run.environment, {**known, **found})
     phases = dict(worker.get("phases_s") or {})
     ended_s = worker.get("ended_s")
-    profiled_s = (forms.read(run.profile) or {}).get("ended_s")
+    profiled_s = (record_schema.read(run.profile) or {}).get("ended_s")
     if ended_s is not None and profiled_s is not None:
         phases["profile"], ended_s = profiled_s - ended_s, profiled_s
     if ended_s is not None:

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dsnb import launch_clock, metrics, records
-from dsnb.experiment import Experiment
-from dsnb.paths import RunPaths
+from dsnb.files import records
+from dsnb.formulas import metrics
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.system import launch_clock
 from dsnb.train import failure
 from dsnb.train.clock import Clock, CpuClock, CudaClock
 from dsnb.train.worker import rank, set_up, versions

@@ -6,8 +6,8 @@ from typing import Any
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from dsnb.experiment import Experiment
-from dsnb.train.parts import blocks
+from dsnb.settings.experiment import Experiment
+from dsnb.train.model_parts import blocks
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dsnb.experiment import Experiment
+from dsnb.settings.experiment import Experiment
 
 STDLIB_BYTES = 4 * 2**20
 SYNTHETIC_STEPS = 4

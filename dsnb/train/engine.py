@@ -8,10 +8,10 @@ import torch
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
-from dsnb.experiment import Experiment
-from dsnb.train import built
+from dsnb.settings.experiment import Experiment
+from dsnb.train import verify_engine
+from dsnb.train.model_parts import count_parameters
 from dsnb.train.optimizers import client_optimizer
-from dsnb.train.parts import count_parameters
 from dsnb.train.trainer import Section, no_section
 
 
@@ -32,7 +32,7 @@ class DeepSpeedTrainer:
         self.module, self.optimizer = self.engine.module, self.engine.optimizer
         if experiment.compile:
             self.engine.compile()
-        built.check(experiment, self.engine)
+        verify_engine.check(experiment, self.engine)
         self._updates = 0
         self._scaler = self.engine.torch_autocast_z0_gradscaler
         if self._scaler:
@@ -65,7 +65,7 @@ class DeepSpeedTrainer:
 
     def describe(self) -> dict[str, Any]:
         """Name what the engine is made of."""
-        return {**built.describe(self.engine), "attention": self.config._attn_implementation}
+        return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
 
 
 def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:

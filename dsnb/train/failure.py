@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import torch
 
-from dsnb import records
-from dsnb.hardware import GIB
-from dsnb.paths import RunPaths
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.system.hardware import GIB
 
 LOSS_FUNCTIONS = {"cross_entropy", "fixed_cross_entropy", "ForCausalLMLoss", "_loss"}
 """Functions that compute the loss within a forward pass: those of transformers, torch, and dsnb's pipelines."""

@@ -16,8 +16,8 @@ import torch
 from deepspeed.profiling.flops_profiler import profiler
 from torch.nn import functional as F
 
-from dsnb.train.attempt import Attempt
-from dsnb.train.split import Batches
+from dsnb.train.best_effort import Attempt
+from dsnb.train.step_breakdown import Batches
 from dsnb.train.trainer import Trainer, no_section
 
 PATCHED = (torch, torch.Tensor, F, einops)

@@ -22,7 +22,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from dsnb import signals
+from dsnb.system import signals
 
 POLL_S = 0.02
 running: list[int] = []

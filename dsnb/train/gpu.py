@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dsnb import nvml
+from dsnb.system import nvml
 from dsnb.train.energy import EnergyMeter
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dsnb.experiment import Experiment
+from dsnb.settings.experiment import Experiment
 
 
 def add_adapters(experiment: Experiment, model: Any) -> Any:

@@ -14,8 +14,9 @@ from typing import Any, TextIO
 
 import torch
 
-from dsnb import launch_clock, records
-from dsnb.hardware import GIB
+from dsnb.files import records
+from dsnb.system import launch_clock
+from dsnb.system.hardware import GIB
 from dsnb.train.clock import Clock, CpuClock, CudaClock
 from dsnb.train.energy import EnergyMeter
 from dsnb.train.failure import Position
@@ -52,7 +53,7 @@ class Meter:
     device
         The torch device that works.
     launched_at
-        When the run was launched, on the clock of `dsnb.launch_clock`: the origin of every `t_s`.
+        When the run was launched, on the clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
     clock
         What marks boundaries; tests put a fake one here.
     gpu

@@ -19,10 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from dsnb import models
-from dsnb.experiment import Experiment
+from dsnb.formulas import model_shapes
+from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi, checkpointing, lora, tensor_parallel
-from dsnb.train.parts import units
+from dsnb.train.model_parts import units
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
@@ -36,11 +36,11 @@ def weights_dtype(experiment: Experiment) -> torch.dtype:
 
 def configuration(experiment: Experiment) -> Any:
     """Give transformers' configuration of the experiment's model."""
-    if path := models.local_config(experiment.model):
+    if path := model_shapes.local_config(experiment.model):
         settings = json.loads(path.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(**settings)
-    elif experiment.model in models.PRESETS and experiment.weights == "random":
-        config = AutoConfig.for_model(**models.PRESETS[experiment.model].config())
+    elif experiment.model in model_shapes.PRESETS and experiment.weights == "random":
+        config = AutoConfig.for_model(**model_shapes.PRESETS[experiment.model].config())
     else:
         config = AutoConfig.from_pretrained(source(experiment))
     config.use_cache = False
@@ -52,9 +52,9 @@ def configuration(experiment: Experiment) -> Any:
 
 def source(experiment: Experiment) -> str:
     """Give the folder or hub id that a model's weights come from."""
-    if path := models.local_config(experiment.model):
+    if path := model_shapes.local_config(experiment.model):
         return str(path.parent)
-    preset = models.PRESETS.get(experiment.model)
+    preset = model_shapes.PRESETS.get(experiment.model)
     return (preset.hub_id if preset else None) or experiment.model
 
 

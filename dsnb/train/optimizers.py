@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from dsnb.experiment import Experiment
-from dsnb.settings import ADAMW
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import ADAMW
 
 
 def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from dsnb.hardware import GIB
+from dsnb.system.hardware import GIB
 
 _PROCESS = Path("/proc/self")
 

@@ -10,12 +10,12 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 
-from dsnb import models
-from dsnb.experiment import Experiment
-from dsnb.train import built, tensor_parallel
+from dsnb.formulas import model_shapes
+from dsnb.settings.experiment import Experiment
+from dsnb.train import tensor_parallel, verify_engine
 from dsnb.train.engine import engine_grad_norm, make_engine, scale_loss
 from dsnb.train.model import build_part
-from dsnb.train.parts import blocks, count_parameters
+from dsnb.train.model_parts import blocks, count_parameters
 from dsnb.train.stages import Block, Embedding, Path, follow, own_units
 from dsnb.train.trainer import Section, no_section
 
@@ -74,7 +74,7 @@ class PipelineTrainer:
         self.engine._INSTRUCTION_MAP = {
             command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
         }
-        built.check(experiment, self.engine)
+        verify_engine.check(experiment, self.engine)
 
     def _loss(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Give transformers' own loss, shape (), of logits of shape (batch, length, vocabulary)."""
@@ -105,7 +105,7 @@ class PipelineTrainer:
 
     def describe(self) -> dict[str, Any]:
         """Name what the engine is made of."""
-        return {**built.describe(self.engine), "attention": self.config._attn_implementation}
+        return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
 
 
 def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, Path]:
@@ -114,8 +114,8 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
 
     def part(model: Any) -> list[nn.Module]:
         stages, family, held = experiment.pipeline_parallel, model.config.model_type, len(blocks(model))
-        if family not in models.SPLIT:
-            raise ValueError(models.not_split("pipeline_parallel", stages, family))
+        if family not in model_shapes.SPLIT:
+            raise ValueError(model_shapes.not_split("pipeline_parallel", stages, family))
         if held % stages:
             raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {held} layers")
         paths.append(follow(model, int(experiment.micro_batch_size), experiment.seq_len, device))

@@ -15,11 +15,13 @@ from typing import Any
 import deepspeed
 import torch
 
-from dsnb import launch_clock, metrics, records, traces
-from dsnb.experiment import Experiment
-from dsnb.paths import RunPaths
-from dsnb.train import split, tracing
-from dsnb.train.attempt import Attempt, described
+from dsnb.files import records
+from dsnb.formulas import metrics
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.system import launch_clock
+from dsnb.train import step_breakdown, traces, tracing
+from dsnb.train.best_effort import Attempt, described
 from dsnb.train.clock import Clock, CpuClock, CudaClock
 from dsnb.train.flops import count_forward
 from dsnb.train.trainer import Trainer
@@ -60,7 +62,7 @@ class Profile:
     writes
         Whether this rank writes.
     launched_at
-        When the run was launched, on the clock of `dsnb.launch_clock`: the origin of `from_s` and `ended_s`.
+        When the run was launched, on the clock of `dsnb.system.launch_clock`: the origin of `from_s` and `ended_s`.
     """
 
     def __init__(self, run: RunPaths, writes: bool, launched_at: float) -> None:
@@ -123,14 +125,16 @@ def profile(
         found.end()
 
 
-def _split(found: Profile, trainer: Trainer, batches: split.Batches, clock: Clock) -> None:
-    parts = split.split_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
+def _split(found: Profile, trainer: Trainer, batches: step_breakdown.Batches, clock: Clock) -> None:
+    parts = step_breakdown.split_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
     found.figures |= parts
-    absent = [name for name in split.PARTS if parts[f"{name}_s"] is None]
+    absent = [name for name in step_breakdown.PARTS if parts[f"{name}_s"] is None]
     found.tell("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
 
 
-def _trace(found: Profile, trainer: Trainer, batches: split.Batches, clock: Clock, device: torch.device) -> None:
+def _trace(
+    found: Profile, trainer: Trainer, batches: step_breakdown.Batches, clock: Clock, device: torch.device
+) -> None:
     path = found.run.trace if found.writes else None
     why = tracing.trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
     if path and why is None:
@@ -155,7 +159,7 @@ def _communication(found: Profile, device: torch.device, no_trace: str | None) -
 
 
 def _flops(
-    found: Profile, experiment: Experiment, trainer: Trainer, batches: split.Batches, device: torch.device
+    found: Profile, experiment: Experiment, trainer: Trainer, batches: step_breakdown.Batches, device: torch.device
 ) -> None:
     """Count over all ranks: those that share a model have done a part of the pass each.
 

@@ -5,7 +5,8 @@ parameters gathered), all ranks end it together: one slow GPU makes every rank's
 near 0 (tried: a rank that came 100 ms late to each step of 50 ms changed it from 4 % to 3 %). So the first forward pass
 of each step is compared as well. With ZeRO 0 to 2 and DDP it holds no collective, and the ranks begin it together: who
 comes late to it is slow, and its skew is that of the GPU's arithmetic and of the data. With ZeRO 3, FSDP and tensor
-parallelism ranks wait for each other in it too; then, only groups of nodes tell who is slow (`dsnb.clusters`).
+parallelism ranks wait for each other in it too; only groups of nodes show who is slow then
+(`dsnb.analysis.slow_nodes`).
 """
 
 from typing import Any

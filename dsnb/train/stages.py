@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dsnb.train.parts import blocks, has_weights
+from dsnb.train.model_parts import blocks, has_weights
 
 
 @dataclass

@@ -14,9 +14,9 @@ from deepspeed.utils import groups
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from dsnb import models
-from dsnb.experiment import Experiment
-from dsnb.train.parts import blocks
+from dsnb.formulas import model_shapes
+from dsnb.settings.experiment import Experiment
+from dsnb.train.model_parts import blocks
 
 
 def prepare(experiment: Experiment, model: Any) -> None:
@@ -28,8 +28,8 @@ def prepare(experiment: Experiment, model: Any) -> None:
         If AutoTP is not known to split this model rightly, or its heads cannot be shared out evenly.
     """
     ranks, config = experiment.tensor_parallel, model.config
-    if config.model_type not in models.SPLIT:
-        raise ValueError(models.not_split("tensor_parallel", ranks, config.model_type))
+    if config.model_type not in model_shapes.SPLIT:
+        raise ValueError(model_shapes.not_split("tensor_parallel", ranks, config.model_type))
     if config.num_attention_heads % ranks:
         raise ValueError(f"tensor_parallel is {ranks}: it must divide the model's {config.num_attention_heads} heads")
     use_linear_layers(model)

@@ -12,10 +12,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnb.experiment import Experiment
+from dsnb.settings.experiment import Experiment
 from dsnb.train.model import DTYPES
+from dsnb.train.model_parts import blocks, count_parameters
 from dsnb.train.optimizers import make_optimizer
-from dsnb.train.parts import blocks, count_parameters
 from dsnb.train.trainer import Section, no_section
 
 ONE_BUCKET_MB = 1 << 20

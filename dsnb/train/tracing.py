@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import profiler
 
-from dsnb.train.attempt import Attempt
-from dsnb.train.split import Batches
+from dsnb.train.best_effort import Attempt
+from dsnb.train.step_breakdown import Batches
 from dsnb.train.trainer import Trainer, no_section
 
 

@@ -18,13 +18,14 @@ from typing import Any
 import deepspeed
 import torch
 
-from dsnb import launch_clock, records
-from dsnb.experiment import Experiment
-from dsnb.hardware import GIB
-from dsnb.nvml import POWER_AVERAGE, POWER_COUNTER
-from dsnb.paths import RunPaths
-from dsnb.settings import ADAMW
-from dsnb.shared import prepared
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.prepared import lookup
+from dsnb.settings.training import ADAMW
+from dsnb.system import launch_clock
+from dsnb.system.hardware import GIB
+from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
 from dsnb.train import failure, gpu, peaks, profiling, rendezvous, skew
 from dsnb.train.data import Batches, batches
 from dsnb.train.engine import DeepSpeedTrainer
@@ -46,7 +47,7 @@ def main(run_dir: str) -> int:
     run, position = RunPaths(Path(run_dir)), Position()
     try:
         experiment = Experiment.read(run.experiment)
-        train(run, experiment.model_copy(update=prepared.places(experiment.model_dump())), position, began)
+        train(run, experiment.model_copy(update=lookup.places(experiment.model_dump())), position, began)
     except Exception as error:
         failure.record(run, rank(), position, error)
         traceback.print_exc()

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from docs.code_blocks import ROOT, Home
-from tests import foreign_logs
+from tests.support import foreign_logs
 
 SMALLER = {"gpus": 2, "micro_batch_size": 2, "seq_len": 32, "warmup_steps": 1, "steps": 3}
 

@@ -19,5 +19,5 @@ if "dsnb.train.fork_server" in sys.orig_argv:
     fake("torch", cuda=SimpleNamespace(is_initialized=lambda: False))
     fake("deepspeed")
     fake("transformers")
-elif {"dsnb.kernel_process", "ipykernel_launcher"} & set(sys.orig_argv):
-    fake("dsnb.plots", run_steps=lambda _: None, step_parts=lambda _: None)
+elif {"dsnb.execute.kernel_process", "ipykernel_launcher"} & set(sys.orig_argv):
+    fake("dsnb.render.plots", run_steps=lambda _: None, step_parts=lambda _: None)

@@ -1,9 +1,9 @@
 import resource
 from pathlib import Path
 
-from dsnb import records
-from dsnb.experiment import Experiment
-from dsnb.paths import RunPaths
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
 
 
 def main(run_dir: str) -> int:

@@ -7,9 +7,9 @@ def main(run_dir: str) -> int:
     """Take memory while building and less of it while training; leave the peaks before and after."""
     from torch import distributed
 
-    from dsnb import records
-    from dsnb.experiment import Experiment
-    from dsnb.paths import RunPaths
+    from dsnb.files import records
+    from dsnb.run_folder.paths import RunPaths
+    from dsnb.settings.experiment import Experiment
     from dsnb.train import peaks, worker
 
     run = RunPaths(Path(run_dir))

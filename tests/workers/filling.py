@@ -1,8 +1,8 @@
 import os
 from pathlib import Path
 
-from dsnb import records
-from dsnb.paths import RunPaths
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
 
 
 def main(run_dir: str) -> int:

@@ -2,7 +2,7 @@ def main(run_dir: str) -> int:
     """Train, then write down which parameters have changed, and in which number formats they are."""
     from pathlib import Path
 
-    from dsnb import records
+    from dsnb.files import records
     from dsnb.train import worker
 
     make, mean, kept = worker.make_trainer, worker.mean_over_ranks, {}

@@ -1,6 +1,6 @@
 def main(run_dir: str) -> int:
     """Train with the data-parallel ranks the other way round."""
-    from dsnb.train import built, worker
+    from dsnb.train import verify_engine, worker
 
-    built.data_rank = lambda experiment, rank: 1 - rank % 2
+    verify_engine.data_rank = lambda experiment, rank: 1 - rank % 2
     return worker.main(run_dir)

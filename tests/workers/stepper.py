@@ -2,9 +2,10 @@ import os
 import time
 from pathlib import Path
 
-from dsnb import launch_clock, records
-from dsnb.experiment import Experiment
-from dsnb.paths import RunPaths
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.system import launch_clock
 
 
 def main(run_dir: str) -> int:

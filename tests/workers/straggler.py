@@ -7,9 +7,10 @@ def main(run_dir: str) -> int:
     import torch
     from torch import distributed
 
-    from dsnb import launch_clock, records
-    from dsnb.experiment import Experiment
-    from dsnb.paths import RunPaths
+    from dsnb.files import records
+    from dsnb.run_folder.paths import RunPaths
+    from dsnb.settings.experiment import Experiment
+    from dsnb.system import launch_clock
     from dsnb.train import skew, worker
     from dsnb.train.meter import Meter
 

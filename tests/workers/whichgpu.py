@@ -5,8 +5,8 @@ def main(run_dir: str) -> int:
     """Write the UUID of the GPU that this rank works on."""
     import torch
 
-    from dsnb.experiment import Experiment
-    from dsnb.paths import RunPaths
+    from dsnb.run_folder.paths import RunPaths
+    from dsnb.settings.experiment import Experiment
     from dsnb.train.worker import rank, set_up
 
     run = RunPaths(Path(run_dir))

@@ -1,4 +1,4 @@
-// The runs and what a state selects of them: the same rules as dsnb/explorer/state.py and dsnb/tradeoffs.py, and no drawing.
+// The runs and what a state selects of them: the same rules as dsnb/explorer/state.py and dsnb/analysis/tradeoffs.py, and no drawing.
 
 const median = (values) => {
   const sorted = Float64Array.from(values).sort();

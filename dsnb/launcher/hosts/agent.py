@@ -16,18 +16,20 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsnb import checks, hardware, records
 from dsnb.errors import DsnbError, LaunchError
-from dsnb.hostfile import Host
+from dsnb.files import records
 from dsnb.launcher import environment, fork, local
 from dsnb.launcher.folder import check_space
+from dsnb.launcher.host_ranks import Share, free_port, is_free
 from dsnb.launcher.hosts import addresses, survey
 from dsnb.launcher.hosts.lifeline import LAST_RESORT_S, Lifeline
 from dsnb.launcher.hosts.wire import CHUNK_BYTES, MOST_BYTES, Growth, Sender
-from dsnb.launcher.ranks import Ranks
-from dsnb.launcher.share import Share, free_port, is_free
-from dsnb.paths import RunPaths
-from dsnb.scratch import Scratch
+from dsnb.launcher.rank_group import Ranks
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import checks
+from dsnb.settings.hostfile import Host
+from dsnb.system import hardware
+from dsnb.system.scratch import Scratch
 
 POLL_S = 0.05
 MOST_CHUNKS = 16

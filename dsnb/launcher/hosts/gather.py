@@ -5,10 +5,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dsnb import records
+from dsnb.files import records
 from dsnb.launcher.hosts.node import Node
 from dsnb.launcher.hosts.wire import MOST_BYTES
-from dsnb.paths import RunPaths
+from dsnb.run_folder.paths import RunPaths
 
 COMPARED = (
     "driver",

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from dsnb import launch_clock
 from dsnb.launcher import fork
 from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
+from dsnb.system import launch_clock
 
 STARTING_S = 0.5
 LAST_RESORT_S = 10.0

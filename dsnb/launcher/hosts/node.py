@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import IO, Any, cast
 
 from dsnb.errors import LaunchError
-from dsnb.hostfile import Host
 from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
+from dsnb.settings.hostfile import Host
 
 NO_AGENTS = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 """What a record raises that no agent has sent, such as a login's greeting in JSON."""

@@ -10,15 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import dsnb
-from dsnb import launch_clock, records
 from dsnb.errors import LaunchError
-from dsnb.experiment import Experiment
+from dsnb.files import records
 from dsnb.launcher import environment
 from dsnb.launcher.hosts import transport
 from dsnb.launcher.hosts.gather import NodeRecords
 from dsnb.launcher.hosts.node import Node
-from dsnb.paths import RunPaths
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+from dsnb.system import launch_clock
+from dsnb.version import __version__
 
 T = TypeVar("T")
 STARTED_WITHIN_S = 240.0
@@ -58,8 +59,8 @@ def _greet(node: Node) -> str | None:
         node.hello |= {"clock_offset_s": round(date_s, 4), "monotonic_offset_s": monotonic_s}
     except LaunchError as error:
         return str(error)
-    if node.hello.get("dsnb") != dsnb.__version__:
-        return f"{node.host.name} has dsnb {node.hello.get('dsnb')} and this host {dsnb.__version__}: install the same"
+    if node.hello.get("dsnb") != __version__:
+        return f"{node.host.name} has dsnb {node.hello.get('dsnb')} and this host {__version__}: install the same"
     return None
 
 

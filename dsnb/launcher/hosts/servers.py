@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.experiment import Experiment
-from dsnb.hostfile import Host
 from dsnb.launcher.hosts import remote, transport
 from dsnb.launcher.hosts.node import Node
 from dsnb.launcher.hosts.remote import SERVERS, STARTED_WITHIN_S
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.hostfile import Host
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from typing import Any
 
 import psutil
 
-import dsnb
-from dsnb import hardware
 from dsnb.launcher import environment, op_builds
 from dsnb.launcher.hosts import addresses
+from dsnb.system import hardware
+from dsnb.version import __version__
 
 BUSY_GIB = 1.0
 """More memory than this in use on a GPU means that somebody works on it; a driver alone takes less."""
@@ -25,7 +25,7 @@ def hello() -> dict[str, Any]:
     """Say what this host is and how it was reached."""
     place = addresses.own()
     return {
-        "dsnb": dsnb.__version__,
+        "dsnb": __version__,
         "host": socket.gethostname(),
         "address": place.address,
         "interface": place.interface,

@@ -4,9 +4,10 @@ import fnmatch
 import os
 import shlex
 
-from dsnb import hostfile, interpreter
-from dsnb.experiment import Experiment
-from dsnb.hostfile import Host
+from dsnb.settings import hostfile
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.hostfile import Host
+from dsnb.system import interpreter
 
 AGENT = interpreter.command("-u", "-m", "dsnb.launcher.hosts.agent")
 SSH = ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from dsnb import records
+from dsnb.files import records
 
 BEAT_S = 1.0
 MOST_LINE_BYTES = 8 * 2**20

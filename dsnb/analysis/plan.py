@@ -1,0 +1,57 @@
+"""What a training would take on settings that were measured: days, GPU-hours, energy, money."""
+
+import pandas as pd
+
+from dsnb.analysis.summary import told_apart
+from dsnb.formulas import metrics
+
+COLUMNS = [
+    "experiment",
+    "source",
+    "gpu",
+    "gpus",
+    "tokens_per_s",
+    "days",
+    "gpu_hours",
+    "power_w",
+    "energy_kwh",
+    "cost",
+]
+
+
+def plan(
+    runs: pd.DataFrame, tokens: float, price_per_gpu_hour: float | None = None, power_w: float | None = None
+) -> pd.DataFrame:
+    """Work out what training on `tokens` takes with each measured setting.
+
+    Parameters
+    ----------
+    runs
+        One row a run, as `dsnb.load_runs` and `dsnb.published` give them; only ok runs count.
+    tokens
+        To be trained.
+    price_per_gpu_hour
+        In any currency; without it, no cost.
+    power_w
+        Mean watts of a GPU, for runs in which none were measured; without it, those have no energy.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per experiment, the quickest first: medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
+        alone), `cost`. Days are those of training without a pause: restarts, checkpoints and evaluation come on top.
+    """
+    known = told_apart(runs)
+    ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
+    groups = ok.groupby("experiment", sort=False)
+    table = groups[["source", "gpu"]].first()
+    table[["gpus", "tokens_per_s", "power_w"]] = groups[["gpus", "tokens_per_s", "power_w"]].median()
+    if power_w is not None:
+        table["power_w"] = table["power_w"].fillna(power_w)
+    rates = table[["tokens_per_s", "gpus"]].itertuples(index=False)
+    table["days"] = [metrics.days(tokens, rate) for rate in table["tokens_per_s"]]
+    table["gpu_hours"] = [metrics.gpu_hours(tokens, rate, gpus) for rate, gpus in rates]
+    table["energy_kwh"] = table["gpu_hours"] * table["power_w"] / 1000
+    table["cost"] = [metrics.cost(hours, price_per_gpu_hour) for hours in table["gpu_hours"]]
+    table["cost"] = pd.to_numeric(table["cost"])
+    return table.reset_index().sort_values("days", ignore_index=True)[COLUMNS]

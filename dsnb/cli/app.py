@@ -1,0 +1,140 @@
+"""The command line: parses, calls, prints. What it calls can be called from Python as well."""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dsnb.cli import sweep
+from dsnb.cli.printing import Format, say, show, show_groups, show_summary
+from dsnb.cli.sweep import Set, overrides
+from dsnb.errors import DsnbError, DsnbWarning, SettingsError
+from dsnb.files import plain_text
+from dsnb.system import signals
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Which DeepSpeed settings should I train with on my hardware? Answered by measuring.",
+)
+app.command()(sweep.sweep)
+
+
+Folder = Annotated[Path, typer.Argument(help="A folder of outputs.", show_default=False)]
+Params = Annotated[Path, typer.Argument(help="A params file.", show_default=False)]
+TableFormat = Annotated[Format, typer.Option("--format", help="How to print it.")]
+Output = Annotated[Path | None, typer.Option(help="Write here instead.", show_default=False)]
+
+
+@app.command()
+def summary(
+    folder: Folder,
+    format_: TableFormat = Format.table,
+    timing: Annotated[bool, typer.Option("--timing", help="Wall seconds by phase instead.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Groups of nodes instead, and who is slow.")] = False,
+) -> None:
+    """Print medians and spreads of every experiment below a folder."""
+    from dsnb.runs.load import load_runs
+
+    runs = load_runs(folder)
+    if runs.empty:
+        from dsnb.runs.discover import no_run
+
+        raise SettingsError(no_run(folder))
+    if groups:
+        show_groups(runs, format_)
+    elif timing:
+        from dsnb.analysis.summary import timing as seconds
+        from dsnb.render.tables import timing_texts
+
+        show(seconds(runs), timing_texts(seconds(runs)), format_)
+    else:
+        show_summary(runs, format_)
+
+
+@app.command()
+def report(folder: Folder, output: Output = None) -> None:
+    """Execute the report notebook over a folder and write one HTML file."""
+    from dsnb.report import write_report
+
+    say(write_report(folder, output))
+
+
+@app.command()
+def doctor(
+    hostfile: Annotated[Path | None, typer.Option(help="Look at its hosts instead.", show_default=False)] = None,
+    set_: Set = None,
+) -> None:
+    """Say what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
+    from dsnb.cli.doctor import examine
+    from dsnb.cli.doctor_hosts import examine_hosts
+    from dsnb.settings.experiment import Experiment
+
+    settings = {"gpus": "auto", **overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
+    table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
+    checks = examine_hosts(Experiment(**settings)) if settings.get("hostfile") else examine()
+    for check in checks:
+        mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
+        table.add_row(mark, *(escape(plain_text.line(text)) for text in (check.what, check.found, check.advice)))
+    Console().print(table)
+    if any(check.state == "bad" for check in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def prepare(
+    params: Params,
+    cache: Annotated[
+        Path | None, typer.Option(help="A folder that all nodes see.", show_default="$DSNB_SHARED")
+    ] = None,
+) -> None:
+    """Fetch a params file's models, tokenizers and texts once into a folder, for nodes without a network."""
+    from dsnb.sweep.prepare import prepare as fetch
+
+    say(fetch(params, cache))
+
+
+@app.command()
+def bandwidth(
+    output: Annotated[Path | None, typer.Option(help="The sweep's folder to keep it in.", show_default=False)] = None,
+    most_bytes: Annotated[int | None, typer.Option(help="Largest message.", show_default="by device")] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="Measure over its hosts.", show_default=False)] = None,
+    set_: Set = None,
+    format_: TableFormat = Format.table,
+) -> None:
+    """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
+    from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
+    from dsnb.render.all_reduce import texts
+    from dsnb.runs.all_reduce import load_bandwidth
+    from dsnb.settings.experiment import Experiment
+
+    settings = {**DEFAULTS, "hostfile": str(hostfile or ""), **overrides(set_ or [])}
+    result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
+    table = load_bandwidth(result.run_dir)
+    show(table.set_index("bytes"), texts(table), format_)
+    result.raise_for_status()
+
+
+def main() -> None:
+    """Run the command line; every expected trouble is one line and an exit code."""
+    warnings.showwarning = lambda message, category, *_: say(
+        f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
+    )
+    signals.take_over()
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(signals.INTERRUPTED)
+    except DsnbError as error:
+        for line in str(error).splitlines():
+            say(f"error: {line}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        say(f"error: {error.filename or 'writing'}: {error.strerror or error}", err=True)
+        sys.exit(1)

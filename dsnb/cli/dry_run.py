@@ -1,0 +1,63 @@
+"""What a sweep would do, to the letter: its runs, their settings, DeepSpeed's configuration, and every command."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from dsnb.errors import SettingsError
+from dsnb.launcher import rank_group
+from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.host_ranks import Share
+from dsnb.launcher.hosts import transport
+from dsnb.settings import hostfile
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.hostfile import Host
+from dsnb.sweep.params import Run, Sweep
+from dsnb.sweep.slurm.allocation import Allocation
+
+
+def lines(planned: Sweep, asked: Allocation | None = None) -> Iterator[str]:
+    """Give the lines of a dry run; settings stand once an experiment, commands at every run."""
+    for run in planned.runs:
+        yield str(run.paths.dir)
+        if run.repeat == 1:
+            settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
+            yield yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2)
+        yield from commands(run.experiment, run.paths.dir)
+        if asked:
+            yield f"  {submission(asked, run)}"
+    yield f"{len(planned.runs)} runs; nothing was started"
+
+
+def submission(asked: Allocation, run: Run) -> str:
+    """Give how a run would be submitted to Slurm; the options would stand in the script."""
+    experiment = run.experiment
+    options = asked.options(experiment.nodes, experiment.gpus // experiment.nodes, experiment.device)
+    words = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+    return shlex.join(["sbatch", *words, str(run.paths.job_script)])
+
+
+def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
+    """Give what would be started on each host of a run, with its ranks; nothing for a run on this machine alone."""
+    if experiment.hostfile == hostfile.SLURM and not hostfile.in_allocation():
+        return
+    try:
+        hosts = experiment.hosts
+    except SettingsError as error:
+        yield f"  {error}"
+        return
+    for node, host in enumerate(hosts):
+        share = _share(experiment, hosts, node, run_dir)
+        first, last = share.ranks[0], share.ranks[-1]
+        yield f"  ranks {first} to {last}: {shlex.join(transport.command(experiment, host))}"
+        if experiment.launcher == "deepspeed":
+            yield f"    and there {shlex.join(rank_group.command(share, Path('hostfile')))}"
+
+
+def _share(experiment: Experiment, hosts: tuple[Host, ...], node: int, run_dir: Path) -> Share:
+    """Give a host's share, as far as it is known before the host is reached."""
+    port = experiment.master_port or 29500
+    address = hosts[0].name  # the agent there says by which address it is reached
+    return Share("cpu", hosts, node, address, port, {}, rank_group.WORKER, run_dir, run_dir)

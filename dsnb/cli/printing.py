@@ -1,0 +1,98 @@
+"""Prints lines and tables: for people, for machines, for Markdown."""
+
+import html
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dsnb.files import plain_text
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a text begins that a spreadsheet would compute."""
+MARKDOWN = frozenset("\\|`[]")
+"""What ends a cell of Markdown, or begins code or a link in it."""
+
+
+class Format(StrEnum):
+    """How a table is printed."""
+
+    table = "table"
+    markdown = "markdown"
+    csv = "csv"
+    json = "json"
+
+
+def show_summary(runs: Any, format_: Format) -> None:
+    """Print the aggregated table."""
+    from dsnb.analysis.summary import summarize
+    from dsnb.render.tables import readable
+
+    table = summarize(runs)
+    show(table, readable(table), format_)
+
+
+def show_groups(runs: Any, format_: Format) -> None:
+    """Print how groups of nodes compare, and in words who is slow."""
+    from dsnb.render.node_report import compared
+
+    numbers, texts, said = compared(runs)
+    show(numbers, texts, format_)
+    for sentence in said:
+        say(sentence, err=format_ in {Format.csv, Format.json})
+
+
+def show(numbers: Any, texts: Any, format_: Format) -> None:
+    """Print a table: `numbers` for machines, `texts` for people. Names in it may come from anywhere."""
+    if format_ is Format.csv:
+        typer.echo(_disarmed(numbers).to_csv(), nl=False)
+    elif format_ is Format.json:
+        typer.echo(numbers.reset_index().to_json(orient="records", indent=1))
+    elif format_ is Format.markdown:
+        shown = _each_text(texts, _in_markdown)
+        sides = ("left", *["right"] * len(shown.columns))
+        typer.echo(shown.to_markdown(disable_numparse=True, colalign=sides))
+    else:
+        table = Table(texts.index.name or "", box=None, pad_edge=False)
+        for name in texts.columns:
+            table.add_column(name, justify="right")
+        for key, row in texts.iterrows():
+            table.add_row(plain_text.line(key), *map(plain_text.line, row))
+        # A table that is cut to a narrow terminal would hide figures.
+        Console(width=max(Console().width, 200) if not sys.stdout.isatty() else None).print(table, markup=False)
+
+
+def say(text: object, err: bool = False) -> None:
+    """Print lines, without anything that the terminal would obey."""
+    for one in str(text).split("\n"):
+        typer.echo(plain_text.line(one), err=err)
+
+
+def _each_text(table: Any, change: Callable[[str], str]) -> Any:
+    """Return a table whose texts are changed, those of its index too; numbers stay numbers."""
+
+    def changed(value: object) -> object:
+        return change(value) if isinstance(value, str) else value
+
+    shown = table.astype(object).map(changed)
+    return shown.set_axis([changed(key) for key in table.index], axis="index").rename_axis(table.index.name)
+
+
+def _disarmed(table: Any) -> Any:
+    """Return a table whose texts no spreadsheet takes for formulas, as in the CSV that the explorer saves."""
+
+    def text(value: str) -> str:
+        shown = plain_text.line(value)
+        return f"'{shown}" if value.startswith(FORMULA) else shown
+
+    return _each_text(table, text)
+
+
+def _in_markdown(value: str) -> str:
+    """Return a text for a cell: neither a pipe nor HTML nor a link in it is taken for what it looks like."""
+    shown = html.escape(plain_text.line(value), quote=False)
+    return "".join(f"\\{one}" if one in MARKDOWN else one for one in shown)

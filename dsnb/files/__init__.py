@@ -1,0 +1,1 @@
+"""Reads and writes JSON, YAML and text from untrusted sources, within limits."""

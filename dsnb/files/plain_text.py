@@ -1,0 +1,35 @@
+"""Text from elsewhere as one harmless line: for terminals, which obey what they print, and for names.
+
+Control characters (colours, the cursor, a new line), characters that change the direction of writing, and halves of
+characters never reach a terminal or a script.
+"""
+
+import reprlib
+import unicodedata
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
+def line(text: object) -> str:
+    """Return a text in one line, without anything that a terminal would obey instead of printing it.
+
+    White space of any kind becomes a blank, every other character that is not printable a `?`.
+    """
+    whole = str(text)
+    if whole.isprintable():
+        return whole
+    return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in whole)
+
+
+def is_name(text: str) -> bool:
+    """Say whether a text can be the name of a folder: without control characters, line ends or halves of characters."""
+    return all(unicodedata.category(one) not in {"Cc", "Cs", "Zl", "Zp"} for one in text)
+
+
+def short_repr(value: object) -> str:
+    """Return a value's repr, shortened, so that no input can flood a message."""
+    try:
+        return _short.repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
+        return "a number of thousands of digits"

@@ -1,0 +1,136 @@
+"""The one reader of YAML, for params files and for values on the command line: plain values, within limits.
+
+Files come from anywhere. What could run code, take minutes or all memory, or mean something else than it looks like
+(a date, a name that stands twice, a number of a million digits) is refused in one sentence.
+"""
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsnb.errors import SettingsError
+from dsnb.files import plain_text, records
+
+MOST_BYTES = 1_000_000
+MOST_NODES = 200_000
+"""Values in a file: 10,000 runs, each an entry of its own with ten settings."""
+DEEPEST = 16
+"""Levels of lists and mappings in each other."""
+LONGEST_NUMBER = 100
+"""Characters."""
+_OF_CONSTRUCTORS = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
+"""What PyYAML raises for a value that is not what its tag says, such as `!!int x`."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML without aliases, which can blow a small file up, and within limits."""
+
+    _depth = 0
+    _nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._nodes += 1
+        if self.check_event(yaml.AliasEvent):
+            raise SettingsError("aliases (*name) are not allowed in a params file: write the value out")
+        if self._nodes > MOST_NODES:
+            raise SettingsError(f"it has more than {MOST_NODES:,} values: split the sweep")
+        if self._depth >= DEEPEST:
+            raise SettingsError(f"it is nested more than {DEEPEST} levels deep: nothing in it needs that")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        counts = Counter(key.value for key, _ in pairs if isinstance(key.value, str))
+        if doubled := sorted(key for key, count in counts.items() if count > 1):
+            raise SettingsError(f"{plain_text.short_repr(doubled[0])} stands twice in the params file: keep one")
+        found = super().construct_mapping(node, deep)
+        if odd := [key for key in found if not isinstance(key, str)]:
+            raise SettingsError(
+                f"{plain_text.short_repr(odd[0])} is no name of a setting: put it in quotes if it is one"
+            )
+        return found
+
+    def number(self, node: Any) -> Any:
+        if len(node.value) > LONGEST_NUMBER:
+            raise SettingsError(f"a number has {len(node.value):,} characters: at most {LONGEST_NUMBER} are allowed")
+        make = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        return make(node)
+
+    def text(self, node: Any) -> str:
+        value = self.construct_scalar(node)
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise SettingsError(f"{plain_text.short_repr(value)} holds half a character: write the whole one")
+        return value
+
+    def date(self, node: Any) -> Any:
+        raise SettingsError(
+            f"{plain_text.short_repr(node.value)} is a date in YAML: put it in quotes to make it a text"
+        )
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.number)
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.text)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.date)
+
+
+def parse(text: str) -> Any:
+    """Read YAML.
+
+    Raises
+    ------
+    SettingsError
+        If it is none, or not plain; without the place that it comes from.
+    """
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
+    except SettingsError:
+        raise
+    except (yaml.YAMLError, *_OF_CONSTRUCTORS) as error:
+        raise SettingsError(_problem(error)) from error
+
+
+def read(path: Path, what: str) -> Any:
+    """Read a file of YAML; `what` names its kind in messages.
+
+    Raises
+    ------
+    SettingsError
+        If it is missing, no regular file, too large, or not plain YAML.
+    """
+    says = f"{what} {str(path)!r}"
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for somebody who writes into it.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            if (size := os.fstat(handle).st_size) > MOST_BYTES:
+                raise SettingsError(f"{says} has {size:,} bytes: at most {MOST_BYTES:,} are allowed")
+            text = records.read_regular(handle, MOST_BYTES).decode("utf-8-sig")
+        finally:
+            os.close(handle)
+    except SettingsError:
+        raise
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{says} cannot be read: it is not UTF-8 text; check the path") from error
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise SettingsError(f"{says} cannot be read: {reason}; check the path") from error
+    try:
+        return parse(text)
+    except SettingsError as error:
+        raise SettingsError(f"{says}: {error}") from error
+
+
+def _problem(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}: " if mark else ""
+    problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    if "constructor for the tag" in problem:
+        return f"{where}tags such as !!python/... are not allowed, write plain values ({problem[:200]})"
+    return f"{where}this is not valid YAML ({problem[:200]})"

@@ -1,0 +1,1 @@
+"""Formulas with their sources: throughput, FLOPs, memory, cost, model shapes. No dsnb types, no files."""

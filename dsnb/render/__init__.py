@@ -1,0 +1,1 @@
+"""Tables, figures and sentences about runs, as HTML and as text."""

@@ -1,0 +1,129 @@
+"""The figure of the spread between groups of nodes: every group's throughput per node, and who is off the median."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from dsnb.analysis import slow_nodes
+from dsnb.render.plots import Picture
+
+POINT, SLOW, FAILED, EXPECTED, INK = "#0072b2", "#d55e00", "#aa4499", "#009e73", "#30363d"
+"""Okabe and Ito's, as in every other figure; the shapes say the same, so that no reader needs the colours."""
+MOST_PANELS = 4
+MOST_LABELS = 8
+LONGEST_LABEL = 32
+HALF_WIDTH = 0.36
+"""Of the column of a size; its groups stand side by side in it in their order, so that neighbours stay neighbours."""
+
+
+def spread(table: pd.DataFrame) -> Picture:
+    """Draw samples/s per node of every group by the size of the group, with medians, limits and suspects.
+
+    Parameters
+    ----------
+    table
+        As `dsnb.analysis.node_groups.groups` gives it; of more than four workloads, those with the most groups.
+    """
+    shown = table.assign(slow=table["off_median_pct"] < -slow_nodes.limits(table))
+    names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MOST_PANELS]
+
+    def draw() -> Figure:
+        count = max(len(names), 1)
+        figure, axes = plt.subplots(
+            count, 1, figsize=(10, 0.6 + 3.8 * count), layout="constrained", squeeze=False, sharex=False
+        )
+        for axis, name in zip(axes.flat, names, strict=False):
+            _panel(shown[shown["workload"] == name], axis)
+            if len(names) > 1:
+                axis.set_title(_short(str(name), 110), fontsize="medium", loc="left", parse_math=False)
+        if not len(names):
+            axes.flat[0].set_axis_off()
+        _legend(figure, shown)
+        return figure
+
+    return Picture(draw, "Samples per second and node of every group of nodes, by the size of the group")
+
+
+def _panel(part: pd.DataFrame, axis: Axes) -> None:
+    sizes = sorted(part["nodes"].dropna().unique())
+    ended = part["per_node"].dropna()
+    span = _limits(ended, part["expected_per_node"], axis)
+    for place, size in enumerate(sizes):
+        of_size = part[part["nodes"] == size]
+        at = [place + step for step in _side_by_side(len(of_size))]
+        _points(of_size.assign(at=at), span[0] + 0.03 * (span[1] - span[0]), axis)
+        for _, same in of_size.groupby("experiment", sort=False):
+            _median(same, place, axis)
+    for value in part["expected_per_node"].dropna().unique():
+        axis.axhline(value, color=EXPECTED, linestyle="--", linewidth=1.3)
+    axis.set(xlabel="nodes of a group", ylabel="samples/s per node", xlim=(-0.6, max(len(sizes), 1) - 0.4))
+    axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+
+
+def _limits(ended: pd.Series, expected: pd.Series, axis: Axes) -> tuple[float, float]:
+    """Show the range of the figures, not down to 0: a few per cent are what there is to see."""
+    values = pd.concat([ended, expected.dropna()])
+    if values.empty:
+        axis.set(ylim=(0, 1), yticks=[])
+        return 0.0, 1.0
+    room = max(values.max() - values.min(), 0.04 * abs(values.max()))
+    span = values.min() - 0.28 * room, values.max() + 0.12 * room
+    axis.set_ylim(*span)
+    return span
+
+
+def _side_by_side(count: int) -> list[float]:
+    width = min(HALF_WIDTH, 0.04 * (count - 1))
+    return [width * (2 * number / max(count - 1, 1) - 1) for number in range(count)]
+
+
+def _points(groups: pd.DataFrame, floor: float, axis: Axes) -> None:
+    measured = groups.dropna(subset="per_node")
+    fine, slow = measured[~measured["slow"]], measured[measured["slow"]]
+    axis.scatter(fine["at"], fine["per_node"], s=22, color=POINT, edgecolor="white", linewidth=0.5, zorder=3)
+    axis.scatter(slow["at"], slow["per_node"], s=46, color=SLOW, marker="v", edgecolor="white", linewidth=0.5, zorder=4)
+    failed = groups[groups["verdict"].eq("fail") & groups["per_node"].isna()]
+    axis.scatter(failed["at"], [floor] * len(failed), s=34, color=FAILED, marker="x", linewidth=1.6, zorder=4)
+    _label(slow.assign(y=slow["per_node"]), SLOW, axis)
+    _label(failed.assign(y=floor), FAILED, axis)
+
+
+def _label(groups: pd.DataFrame, colour: str, axis: Axes) -> None:
+    """Name the groups of one host, beside their points; larger ones have too many names."""
+    named = groups[groups["hosts"].notna()]
+    named = named[~named["hosts"].str.contains(",")] if len(named) else named
+    for row in named.head(MOST_LABELS).to_dict("records"):
+        axis.annotate(
+            _short(row["hosts"], LONGEST_LABEL), (row["at"], row["y"]), xytext=(7, 0), textcoords="offset points",
+            va="center", fontsize="small", color=colour, parse_math=False, zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
+        )  # fmt: skip
+
+
+def _median(same: pd.DataFrame, place: int, axis: Axes) -> None:
+    median, limit = same["median_per_node"].median(), slow_nodes.limits(same).median()
+    left, right = place - HALF_WIDTH - 0.05, place + HALF_WIDTH + 0.05
+    axis.hlines(median, left, right, color=INK, linewidth=1.4, zorder=2)
+    if limit == limit:
+        axis.hlines(median * (1 - limit / 100), left, right, color=SLOW, linestyle=":", linewidth=1.3, zorder=2)
+
+
+def _legend(figure: Figure, shown: pd.DataFrame) -> None:
+    entries = [
+        (Line2D([], [], color=POINT, marker="o", linestyle=""), "a group", True),
+        (Line2D([], [], color=INK), "median of the size", True),
+        (Line2D([], [], color=SLOW, linestyle=":"), "slower counts as slow", slow_nodes.limits(shown).notna().any()),
+        (Line2D([], [], color=SLOW, marker="v", linestyle=""), "slow", shown["slow"].any()),
+        (Line2D([], [], color=FAILED, marker="x", linestyle=""), "failed", shown["per_node"].isna().any()),
+        (Line2D([], [], color=EXPECTED, linestyle="--"), "expected", shown["expected_per_node"].notna().any()),
+    ]
+    used = [(handle, label) for handle, label, is_there in entries if is_there]
+    figure.legend(*zip(*used, strict=True), loc="outside upper center", ncols=len(used), frameon=False)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}\u2026"

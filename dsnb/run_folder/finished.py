@@ -1,0 +1,71 @@
+"""Whether a run is finished: all of its record is there, of the right kinds, and of as many steps as were asked for.
+
+A sweep, its probes, Slurm jobs and the tables of runs all go by this. A run that is not finished is made again.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from dsnb.files import records
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings.experiment import Experiment
+
+_RUN = RunPaths(Path())
+EXPERIMENT, MACHINE, STEPS = _RUN.experiment.name, _RUN.environment.name, _RUN.steps.name
+DEFAULTS = {name: about.default for name, about in Experiment.model_fields.items()}
+ENDED = tuple(status for status in record_schema.STATUSES if status != "interrupted")
+"""How a run can have ended that need not be made again."""
+CUT_OFF = "it was cut off before its end"
+AGAIN = "start the sweep again"
+
+
+def lacking(
+    settings: dict[str, Any] | None,
+    environment: dict[str, Any] | None,
+    result: dict[str, Any] | None,
+    has_steps: bool,
+) -> str | None:
+    """Say what a run lacks to be a finished one, None if nothing.
+
+    A run that is not `ok` needs no more than its settings and how it ended.
+
+    Parameters
+    ----------
+    settings, environment, result
+        Its records; None for one that is not there or cannot be read.
+    has_steps
+        Whether it has a file of steps.
+    """
+    status = result.get("status") if result else None
+    if status is None:
+        return CUT_OFF
+    if not settings or ("model" not in settings and settings.keys().isdisjoint(DEFAULTS)):
+        return f"{EXPERIMENT} is missing or says nothing"
+    if status != "ok":
+        return None
+    if not environment:
+        return f"{MACHINE} is missing or says nothing"
+    return None if has_steps else f"{STEPS} is missing"
+
+
+def trouble(run: RunPaths) -> str | None:
+    """Say why a run that has ended is to be made again all the same; None if it is finished.
+
+    Beside what `lacking` looks at, the timed steps of an `ok` run are counted.
+    """
+    found: list[dict[str, Any] | None] = []
+    for path in (run.experiment, run.environment, run.result):
+        record = records.read_json(path)
+        content, problem = record_schema.cleaned(path.name, record) if record is not None else (None, None)
+        if problem:
+            return problem
+        found.append(content)
+    settings, environment, result = found
+    if (told := lacking(settings, environment, result, run.steps.is_file())) or not (settings and result):
+        return told or CUT_OFF
+    if result["status"] != "ok":
+        return None
+    timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(run.steps))
+    wanted = settings.get("steps") or DEFAULTS["steps"]
+    return None if timed >= wanted else f"{run.steps.name} has {timed} of {wanted} timed steps"

@@ -1,0 +1,114 @@
+"""The columns of the tables: runs, steps, and samples of a GPU, whoever measured them.
+
+What a column means to a reader (title, unit, which way is better) is in `dsnb.runs.labels`.
+"""
+
+from dsnb.settings.experiment import SUPERVISION, Experiment
+
+SETTINGS = [name for name in Experiment.model_fields if name not in {"device", *SUPERVISION}]
+SHARING = ["data_parallel", "global_batch_size"]
+"""How the work is shared out, as it follows from the settings of dsnb's own runs; other programs name it themselves."""
+METRICS = [
+    "tokens_per_s",
+    "trained_tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "samples_per_s",
+    "step_time_s",
+    "step_time_median_s",
+    "forward_s",
+    "backward_s",
+    "optimizer_s",
+    "communication_s",
+    "step_skew",
+    "forward_skew",
+    "tflops_per_gpu",
+    "hardware_tflops_per_gpu",
+    "mfu",
+    "mfu_of_matmul",
+    "masked_flops_pct",
+    "days_per_100b_tokens",
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "device_memory_gib",
+    "host_memory_gib",
+    "rank_host_memory_gib",
+    "needed_gib",
+    "oom_allocated_gib",
+    "oom_requested_gib",
+    "oom_step",
+    "gpu_util_pct",
+    "power_w",
+    "energy_j",
+    "tokens_per_joule",
+    "run_energy_kwh",
+    "gpu_hours",
+    "cost",
+    "sm_clock_mhz",
+    "loss_first",
+    "loss_last",
+    "loss_mean",
+    "grad_norm_last",
+    "update_rms",
+    "skipped_steps",
+    "skipped_warmup_steps",
+    "slow_steps",
+    "recompilations",
+    "nan_steps",
+    "timed_steps",
+    "timed_wall_s",
+    "train_runtime_s",
+    "steps_per_s",
+    "samples_per_s_running",
+    "tokens_per_s_logged",
+    "step_time_logged_s",
+    "parameters",
+    "trainable_parameters",
+]
+PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
+ENVIRONMENT = ["host", "gpu", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl", "deepspeed", "transformers"]
+ENVIRONMENT += ["power_source", "dsnb", "git_commit", "date_utc"]
+KEYS = ["sweep", "experiment", "repeat"]
+RUN_COLUMNS = [
+    *KEYS,
+    "status",
+    "cause",
+    "source",
+    *SETTINGS,
+    "device",
+    *SHARING,
+    "hosts",
+    *METRICS,
+    "attention_used",
+    "oom_phase",
+    *(f"{phase}_s" for phase in PHASES),
+    "notebook_s",
+    *ENVIRONMENT,
+    "note",
+    "origins",
+    "run_dir",
+]
+_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
+RUN_NUMBERS = [
+    "repeat",
+    *(name for name in SETTINGS if isinstance(_DEFAULTS[name], int | float) and not isinstance(_DEFAULTS[name], bool)),
+    *SHARING,
+    *METRICS,
+    *(f"{phase}_s" for phase in PHASES),
+    "notebook_s",
+    "cores",
+]
+STEP_COLUMNS = [
+    "step",
+    "phase",
+    "t_s",
+    "step_time_s",
+    "loss",
+    "tokens",
+    "allocated_gib",
+    "reserved_gib",
+    "skipped",
+    "grad_norm",
+    "step_time_logged_s",
+]
+STEP_NUMBERS = [name for name in STEP_COLUMNS if name not in {"phase", "skipped"}]
+GPU_COLUMNS = ["t_s", "host", "gpu", "util_pct", "memory_used_gib", "power_w", "energy_j", "sm_clock_mhz"]

@@ -1,0 +1,1 @@
+"""Run folders, other programs' logs and published tables -> one table of runs and one of steps."""

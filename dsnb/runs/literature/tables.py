@@ -1,0 +1,217 @@
+"""The published tables in the columns of `dsnb.load_runs`, each row marked as published."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from dsnb.errors import PublishedError
+from dsnb.formulas import metrics, model_shapes
+from dsnb.run_folder import paths
+from dsnb.run_folder.table_columns import RUN_COLUMNS, RUN_NUMBERS
+from dsnb.runs.logs import rows
+from dsnb.runs.logs.logged_run import DERIVED, PUBLISHED, Start
+from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
+from dsnb.system.nvml import POWER_AVERAGE
+
+TOKENS = 100e9
+"""What days are stated for in the BLOOM-7B1 table."""
+BIGSCIENCE_SCRIPT = {
+    "zero_stage": 1,
+    "precision": "fp16",
+    "gradient_clipping": 1.0,
+    "dropout": 0.1,
+    "attention": "eager",
+}
+"""What the Slurm script tr3m-1B3-emb-norm-pile says that the 1.3B table names; dropout is Megatron's default there, and
+Megatron of 2021 keeps the scores of its attention, as `eager` does."""
+CUMULATIVE_TIMER = 5.0
+"""True over published tokens/s of the GPT-2 table.
+
+Its timer is cumulative in blocks of ten, and it takes the median over the steps 21 to 63 of each epoch. The logged rate
+at the k-th step of a block is the true one over k, and the median k of those 43 steps is 5. The table's mean step time
+gives the same within 0.6 %: the mean k is 226/43. The same program's logs, whose time stamps are right, give 5.00 and
+5.12 (ZeRO 0 and 3 on an H200).
+"""
+
+
+def published(name: str) -> pd.DataFrame:
+    """Load a published table.
+
+    Parameters
+    ----------
+    name
+        `bigscience_1b3`, `dist_training_gpt2`, `jean_zay_bloom7b`, `lambda_1cc_opt`, or one that dsnb measured itself
+        (`OWN`).
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per published figure in the columns of `load_runs`: `source` is `published: <name>`, and `origins` says
+        which figures are as published, and which follow from them.
+
+    Raises
+    ------
+    PublishedError
+        If there is no such table.
+    """
+    if name in OWN:
+        return _own(name)
+    if name not in TABLES:
+        raise PublishedError(f"there is no published table {name!r}: there are {', '.join(names())}")
+    raw = pd.read_csv(paths.literature(name))
+    found = [_row(name, number, record) for number, record in enumerate(raw.to_dict("records"))]
+    table = pd.DataFrame({column: [row.get(column) for row in found] for column in RUN_COLUMNS}, columns=RUN_COLUMNS)
+    for column in RUN_NUMBERS:
+        table[column] = pd.to_numeric(table[column])
+    table["repeat"] += table.groupby("experiment").cumcount()  # the same settings, published twice
+    return table
+
+
+def names() -> list[str]:
+    """List the tables."""
+    return [*TABLES, *OWN]
+
+
+def _own(name: str) -> pd.DataFrame:
+    """Load what dsnb measured itself, a row a run; figures that its table did not keep yet are derived."""
+    table = pd.read_csv(paths.literature(name)).reindex(columns=RUN_COLUMNS)
+    defaults = {name: field.default for name, field in Experiment.model_fields.items()}
+    table = table.assign(**{name: defaults[name] for name in defaults if name in table and table[name].isna().all()})
+    table = table.assign(source=f"published: {name}", nodes=1)
+    table["data_parallel"] = table["gpus"] // (table["tensor_parallel"] * table["pipeline_parallel"])
+    table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["data_parallel"]
+    table["samples_per_s"] = table["tokens_per_s"] / table["seq_len"]
+    peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu"], table["precision"], strict=True)]
+    table["mfu_of_matmul"] = table["tflops_per_gpu"] / peaks
+    table["tokens_per_joule"] = table["tokens_per_s_per_gpu"] / table["power_w"]
+    table["hardware_tflops_per_gpu"] = [_hardware_tflops(row) for row in table.to_dict("records")]
+    table["power_source"] = table["power_source"].astype(object).where(table["power_w"].isna(), POWER_AVERAGE)
+    return table.astype({name: object for name in ("cause", "note", "origins", "run_dir") if table[name].isna().all()})
+
+
+def _hardware_tflops(row: dict[str, Any]) -> float:
+    """Return the hardware TFLOP/s of a run: older runs counted embeddings and output layer as recomputed."""
+    shape = model_shapes.PRESETS[row["model"]]
+    blocks = shape.layers, shape.hidden, int(row["seq_len"])
+    every = int(row["checkpoint_every"]) if row["activation_checkpointing"] else 0
+    trained = row["parameters"] if pd.isna(row["trainable_parameters"]) else row["trainable_parameters"]
+    once = metrics.model_flops_per_token(row["parameters"], *blocks, trained)
+    again = metrics.recomputed_flops_per_token(shape.block_parameters, *blocks, every)
+    return float(row["tflops_per_gpu"] * (once + again) / once)
+
+
+def schedule() -> pd.DataFrame:
+    """Load the batch-size ramp-up of the 1.3B benchmark: `gpu`, `nodes`, `global_batch_size`, `micro_batch_size`."""
+    return pd.read_csv(paths.literature("bigscience_1b3_rampup"))
+
+
+def _row(name: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
+    known = {key: value for key, value in record.items() if value == value}
+    start = Start(program=f"published: {name}", configured=True, ended=True)
+    experiment = TABLES[name](start, known)
+    if "gpu" in known:
+        start.environment["gpu"] = str(known["gpu"])
+    status = str(known.get("status", "ok"))
+    repeat = int(known.get("repeat", 1))
+    row = rows.run(start, paths.literature(name), {"sweep": name, "experiment": experiment, "repeat": repeat})
+    notes = [str(known["note"])] if "note" in known else []
+    return row | {
+        "status": status,
+        "cause": None if status == "ok" else f"published as {status}",
+        "source": f"published: {name}",
+        "note": "; ".join([*notes, *start.notes]) or None,
+        "experiment": experiment,
+        "run_dir": None,
+    }
+
+
+def _take(start: Start, known: dict[str, Any], *names: str, **renamed: str) -> None:
+    """Take settings under their own names, or under others."""
+    for name, column in {**{name: name for name in names}, **renamed}.items():
+        if column in known:
+            value = known[column]
+            start.print(**{name: int(value) if isinstance(value, float) and value.is_integer() else value})
+
+
+def _bigscience(start: Start, known: dict[str, Any]) -> str:
+    _take(start, known, "model", "nodes", "gpus", "micro_batch_size", "global_batch_size", "seq_len")
+    _take(start, known, tensor_parallel="tp", pipeline_parallel="pp", data_parallel="dp")
+    checkpointing = bool(known["activation_checkpointing"])
+    start.print(activation_checkpointing=checkpointing, strategy="megatron-deepspeed", **BIGSCIENCE_SCRIPT)
+    start.measure(PUBLISHED, step_time_s=known.get("step_time_s"), hardware_tflops_per_gpu=known.get("tflops_per_gpu"))
+    start.measure(PUBLISHED, device_memory_gib=known.get("peak_mem_gb"))
+    if "step_time_s" in known:
+        start.measure(DERIVED, samples_per_s=known["global_batch_size"] / known["step_time_s"])
+        factor = metrics.flops_factor(False) / metrics.flops_factor(checkpointing)
+        start.measure(DERIVED, tflops_per_gpu=known["tflops_per_gpu"] * factor)
+    start.notes.append("memory is printed in GB and taken as GiB; TFLOP/s without attention")
+    parts = [known["gpu"], *(f"{axis}{known[axis]}" for axis in ("tp", "pp", "dp")), f"bs{known['micro_batch_size']}"]
+    return "_".join([*map(str, parts), *(["ac"] if checkpointing else [])])
+
+
+def _gpt2(start: Start, known: dict[str, Any]) -> str:
+    _take(start, known, "model", "zero_stage", "precision", "gpus", "micro_batch_size", "seq_len")
+    start.print(strategy="deepspeed", grad_accum=1, nodes=1)
+    rate = known["median_tokens_per_sec_median"]
+    start.measure(
+        PUBLISHED,
+        tokens_per_s_logged=rate,
+        step_time_logged_s=known["avg_step_time_s_median"],
+        peak_reserved_gib=known["peak_gpu_mem_mb_median"] / 1024,
+        gpu_util_pct=known["avg_gpu_util_pct_median"],
+    )
+    start.measure(DERIVED, tokens_per_s=rate * CUMULATIVE_TIMER)
+    start.measure(DERIVED, step_time_s=known["micro_batch_size"] * known["seq_len"] / (rate * CUMULATIVE_TIMER))
+    start.notes.append(
+        f"median of {known['repeats']} runs; published tokens/s come from a timer that is cumulative in blocks of ten "
+        f"steps: {CUMULATIVE_TIMER:g} times as fast in truth"
+    )
+    return str(known["exp"])
+
+
+def _bloom(start: Start, known: dict[str, Any]) -> str:
+    _take(start, known, "model", "gpus", "strategy", "zero_stage", "optimizer", "micro_batch_size", "seq_len")
+    _take(start, known, "grad_accum")
+    start.print(activation_checkpointing=bool(known["activation_checkpointing"]))
+    start.print(gradient_compression=known.get("gradient_compression", "none"))  # it is named wherever it is used
+    if days := known.get("days_per_100b_tokens"):
+        start.measure(PUBLISHED, days_per_100b_tokens=days)
+        start.measure(DERIVED, tokens_per_s=metrics.tokens_per_s_of_days(TOKENS, days))
+    start.notes.append(f"site {known['site']}")
+    parts = [
+        known["site"],
+        known["strategy"],
+        f"zs{known['zero_stage']:.0f}" if "zero_stage" in known else "",
+        known.get("optimizer", "") if known.get("optimizer") != "adamw" else "",
+        known.get("gradient_compression", ""),
+        f"gpus{known['gpus']}_bs{known['micro_batch_size']}_sl{known['seq_len']}",
+        f"ga{known['grad_accum']}" if known["grad_accum"] > 1 else "",
+        "ac" if known["activation_checkpointing"] else "",
+    ]
+    return "_".join(filter(None, map(str, parts)))
+
+
+def _lambda(start: Start, known: dict[str, Any]) -> str:
+    _take(
+        start, known, "gpus", "nodes", "model", "micro_batch_size", "grad_accum", "seq_len", "zero_stage", "precision"
+    )
+    rank = int(str(known["method"]).removeprefix("lora")) if str(known["method"]).startswith("lora") else 0
+    checkpointing = bool(known["activation_checkpointing"])
+    start.print(activation_checkpointing=checkpointing, lora_rank=rank, strategy="deepspeed")
+    start.measure(PUBLISHED, samples_per_s=known["samples_per_s"])
+    name = f"{known['model']}_zs{known['zero_stage']}_{known['precision']}_gpus{known['gpus']}"
+    parts = [name, f"bs{known['micro_batch_size']}", f"sl{known['seq_len']}"]
+    return "_".join([*parts, *(["ac"] if checkpointing else []), *([f"lora{rank}"] if rank else [])])
+
+
+TABLES: dict[str, Callable[[Start, dict[str, Any]], str]] = {
+    "bigscience_1b3": _bigscience,
+    "dist_training_gpt2": _gpt2,
+    "jean_zay_bloom7b": _bloom,
+    "lambda_1cc_opt": _lambda,
+}
+"""How each table's columns are taken; gives the experiment's name."""
+OWN = ("h200_gpt2_zero_precision", "h200_memory")
+"""What dsnb measured itself: runs as `load_runs` gives them, each table a CSV of its own."""

@@ -1,0 +1,223 @@
+"""A folder of outputs, of foreign logs, or of both -> tables: one row per run, and one row per step.
+
+Every run that was ever started is a row, whatever became of it; what was not measured is missing (NaN), never 0.
+"""
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from dsnb.errors import DsnbWarning, LogError
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.table_columns import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
+from dsnb.runs import cache, experiment_names, index, run_folders, run_records
+from dsnb.runs.discover import Found, in_order, log_names, look, run_names, shown
+from dsnb.runs.logs import find, step_csv
+from dsnb.runs.logs import rows as log_rows
+from dsnb.runs.logs.logged_run import Start
+
+T = TypeVar("T")
+KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
+
+
+def load_runs(path: str | Path) -> pd.DataFrame:
+    """Load all runs below a folder: dsnb's own, and those that logs of other programs tell of.
+
+    Parameters
+    ----------
+    path
+        A folder of outputs, of a sweep, of an experiment, of one run, of logs, or one log.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per run, in the order of their folders: `sweep`, `experiment`, `repeat`, `status`, `cause`, `source`,
+        every setting, every figure with its unit in its name (missing where it was not measured), wall seconds by
+        phase, the environment, `origins` (which figures of a foreign log are as logged, and which derived),
+        `run_dir` (of a foreign run: its log). A run of dsnb's without a result counts as `interrupted`.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such folder or file.
+    LogError
+        If `path` is a file that cannot be read as a log. In a folder, such files are passed over.
+    """
+
+    def load() -> tuple[pd.DataFrame, list[str]]:
+        found = look(path, use_indexes=True)
+        table = _with_indexes(found) if found.indexed else _runs(found)
+        if table is None:
+            found = look(path)
+            table = _runs(found)
+        return table, [*found.looked_at, *found.results]
+
+    return cache.kept("runs", Path(path), load)
+
+
+def load_steps(path: str | Path) -> pd.DataFrame:
+    """Load the steps of all runs below a folder.
+
+    Parameters
+    ----------
+    path
+        As for `load_runs`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per optimizer step that was recorded: `sweep`, `experiment`, `repeat`, and the fields of
+        `steps.jsonl`; `phase` is `warmup` or `timed`; `step_time_logged_s` is the time as a foreign log has it, where
+        that is not the step's own.
+
+    Raises
+    ------
+    SettingsError, LogError
+        As `load_runs`.
+    """
+
+    def load() -> tuple[pd.DataFrame, list[str]]:
+        found = look(path)
+        return _steps(found), [*found.looked_at, *found.steps]
+
+    return cache.kept("steps", Path(path), load)
+
+
+def load_gpu(run_dir: str | Path) -> pd.DataFrame:
+    """Load the samples of one run's GPUs: the fields of `gpu.jsonl`, empty where there was no GPU.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A GPU is told by `host` and `gpu`, its number there; `host` is missing in a run on this machine alone.
+    """
+    path = Path(run_dir)
+    if path.is_file():
+        table = step_csv.load_gpu(path.with_name("gpu_log.csv")).reindex(columns=GPU_COLUMNS)
+    else:
+        table = pd.DataFrame(record_schema.read_lines(RunPaths(path).gpu), columns=GPU_COLUMNS)
+    numbers = table.drop(columns="host").apply(pd.to_numeric, errors="coerce")
+    return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
+
+
+Names = dict[str, Any]
+
+
+def _logged(found: Found, make: Callable[[Path, Names, Start], T]) -> Iterator[tuple[Names, T]]:
+    """Make something of every run in foreign logs, and name it.
+
+    In a folder, what cannot be read is left out with a warning, and what is no log without one.
+    """
+    for path in map(Path, found.logs):
+        try:
+            reader = find.reader(path)
+            if reader is None and not found.is_one_file:
+                continue
+            starts = find.read(path, reader)
+            with find.contained(path):
+                names = log_names(str(path), starts)
+                made = [make(path, name, start) for name, start in zip(names, starts, strict=True)]
+        except LogError as error:
+            if found.is_one_file:
+                raise
+            warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
+            continue
+        yield from zip(names, made, strict=True)
+
+
+def _row(path: Path, names: Names, start: Start) -> Names:
+    return log_rows.run(start, Path(shown(str(path))), names)
+
+
+def _step_rows(path: Path, names: Names, start: Start) -> pd.DataFrame:
+    log_rows.run(start, path, names)  # what it derives belongs to the steps, too
+    return log_rows.steps(start)
+
+
+def _runs(found: Found) -> pd.DataFrame:
+    own = run_folders.columns(found.runs, found.stepless)
+    names = experiment_names.names(found.runs, own[run_records.NAME], own["model"])
+    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
+    nothing = [None] * len(found.runs)
+    others = [row for _, row in _logged(found, _row)]
+    table = pd.DataFrame(
+        {name: own.get(name, nothing) + [row.get(name) for row in others] for name in RUN_COLUMNS}, columns=RUN_COLUMNS
+    )
+    for name in RUN_NUMBERS:
+        table[name] = pd.to_numeric(table[name], errors="coerce")
+    return table
+
+
+def _with_indexes(found: Found) -> pd.DataFrame | None:
+    """Return the runs that indexes hold and all others, in order; None where they cannot stand in one table."""
+    import pyarrow as pa
+
+    try:
+        others = pa.Table.from_pandas(_runs(found), preserve_index=False).replace_schema_metadata(None)
+        known = [_placed(one.table, one.runs) for one in found.indexed]
+        if len(known) == 1 and not len(others):
+            return known[0].to_pandas()
+        own = [*found.runs, *(run for one in found.indexed for run in one.runs)]
+        how = {"promote_options": "permissive"}
+        runs = pa.concat_tables([others.slice(0, len(found.runs)), *known], **how).take(in_order(own))
+        return pa.concat_tables([runs, others.slice(len(found.runs))], **how).to_pandas()
+    except (pa.ArrowException, TypeError, ValueError):
+        return None
+
+
+def _placed(table: Any, runs: list[str]) -> Any:
+    """Put beside the columns of an index what follows from where its runs are."""
+    import pyarrow as pa
+
+    names = [run_names(run) for run in runs]
+    labels = {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, runs)]}
+    return pa.table({name: labels[name] if name in labels else table[name] for name in RUN_COLUMNS})
+
+
+def write_index(folder: Path) -> None:
+    """Write the index of a sweep's folder that is finished, so that its first load is quick wherever it is taken.
+
+    Nothing is written while the folder changes, or where something in it cannot be read: every load must say so.
+    """
+    time.sleep(cache.SETTLED_S)
+    with warnings.catch_warnings(), contextlib.suppress(DsnbWarning, OSError):
+        warnings.simplefilter("error", DsnbWarning)
+        found = look(folder)
+        root = os.path.abspath(folder)
+        where = (root, found.runs, found.folders[1:], [log for log in found.logs if os.path.dirname(log) != root])
+        before = index.stamps(*where)
+        table = _runs(Found(runs=found.runs, stepless=found.stepless))
+        if found.runs and before.equals(index.stamps(*where)):
+            index.write(folder, before, table)
+
+
+def _steps(found: Found) -> pd.DataFrame:
+    own, counts = run_folders.steps(found.runs)
+    names, parts = experiment_names.names(found.runs, *run_records.names(found.runs)), [own]
+    for start_names, steps in _logged(found, _step_rows):
+        parts.append(steps)
+        counts.append(len(steps))
+        names.append(start_names)
+    parts = [part for part in parts if len(part)] or parts[:1]
+    return _labelled(pd.concat(parts, ignore_index=True), names, counts)
+
+
+def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int]) -> pd.DataFrame:
+    """Put the names of the runs beside their steps."""
+    places = np.repeat(np.arange(len(names)), counts)
+    table = steps.reindex(columns=STEP_COLUMNS)
+    for name in STEP_NUMBERS:
+        if table[name].dtype != "float64":
+            table[name] = pd.to_numeric(table[name], errors="coerce")
+    for position, key in enumerate(KEYS):
+        values = pd.Series([name[key] for name in names], dtype=KEY_TYPES[key])
+        table.insert(position, key, values.array.take(places))
+    return table

@@ -1,0 +1,88 @@
+"""What DeepSpeed-Chat prints, and benchmarks made of it."""
+
+import re
+
+from dsnb.runs.logs.deepspeed_config import engine
+from dsnb.runs.logs.logged_run import DERIVED, Start
+from dsnb.runs.logs.text import NUMBER, count, number, positive
+
+_DONE = re.compile(r"^Execution time: " + NUMBER + r" seconds for (\d{1,9}) steps")
+_THROUGHPUT = re.compile(r"^Throughput: " + NUMBER + " samples/sec")
+_CHAT_STEP = re.compile(r"Epoch: (\d{1,9}), Step: (\d{1,12}), Rank: 0, loss = (?:tensor\()?" + NUMBER)
+_CHAT_SPEED = re.compile(
+    r"Model Parameters: \S{1,20} B, Latency: "
+    + NUMBER
+    + r"s, .{0,200}Batch Size: (\d{1,9}), Sequence Length: (\d{1,9})\D"
+)
+_CHAT_EXPERIENCE = re.compile(
+    r"End-to-End => Latency: " + NUMBER + r"s, .{0,200}Batch Size: (\d{1,9}), Total Seq\. Length: (\d{1,9})\D"
+)
+
+
+def done(start: Start, line: str) -> None:
+    """Take `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark made with DeepSpeed-Chat."""
+    if found := _DONE.search(line):
+        start.measure(timed_wall_s=positive(found[1]), timed_steps=count(found[2]))
+
+
+def throughput(start: Start, line: str) -> None:
+    """`Throughput: 943.4550 samples/sec`, over the same steps."""
+    if found := _THROUGHPUT.search(line):
+        start.measure(samples_per_s=positive(found[1]))
+        start.ended = True
+
+
+def chat_step(start: Start, line: str) -> None:
+    """`Epoch: 0, Step: 3, Rank: 0, loss = 2.1`; steps count micro-batches and begin again with each epoch."""
+    if not (found := _CHAT_STEP.search(line)):
+        return
+    start.scratch["chat"] = True
+    engine(start)
+    epoch, step = int(found[1]), int(found[2])
+    known, base = start.scratch.get("epoch", (epoch, 0))
+    if epoch != known:
+        base = int(start.steps.last) + 1 if len(start.steps) else 0
+    start.scratch["epoch"] = (epoch, base)
+    start.scratch["loss_is_nan"] = "nan" in found[3].lower()
+    start.steps.add(base + step, loss=number(found[3]))
+
+
+def chat_speed(start: Start, line: str) -> None:
+    """Take `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
+
+    Steps 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs are too low by the number of GPUs.
+    """
+    if found := _CHAT_SPEED.search(line):
+        start.scratch["chat"] = True
+        engine(start)
+        start.print(micro_batch_size=count(found[2]), seq_len=count(found[3]))
+        latency_s, batch = positive(found[1]), count(found[2])
+        if latency_s and batch:
+            total = start.scratch.setdefault("chat_speed", [0.0, 0.0])
+            total[0] += batch
+            total[1] += latency_s
+
+
+def chat_experience(start: Start, line: str) -> None:
+    """Take step 3's `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512`, generation included.
+
+    Here the batch is that of all GPUs.
+    """
+    if found := _CHAT_EXPERIENCE.search(line):
+        start.scratch["chat"] = True
+        engine(start)
+        latency_s, batch, length = positive(found[1]), count(found[2]), count(found[3])
+        start.print(global_batch_size=batch, seq_len=length)
+        if latency_s and batch:
+            work, time_s = start.scratch.get("experience", (0.0, 0.0))
+            work, time_s = start.scratch["experience"] = (work + batch, time_s + latency_s)
+            start.measure(DERIVED, samples_per_s=work / time_s, step_time_s=time_s * batch / work)
+
+
+READERS = {
+    "End-to-End => ": chat_experience,
+    "Execution time: ": done,
+    "Throughput: ": throughput,
+    ", Rank: ": chat_step,
+    "Model Parameters: ": chat_speed,
+}

@@ -1,0 +1,151 @@
+"""What the launchers of DeepSpeed, torch and Slurm print: hosts, slots, ranks, and how the ranks ended."""
+
+import re
+
+from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.text import count
+
+_SLOTS = re.compile(r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")
+_WORLD = re.compile(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]")
+_NODES = re.compile(r"nnodes=(\d{1,6}), num_local_procs=(\d{1,4})")
+_RANKS = re.compile(r"dist_world_size=(\d{1,7})\D")
+_RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
+_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) .{0,200}? (?:CANCELLED AT \S{1,40}|DUE TO [A-Z ]{1,40}[A-Z])")
+_ENDED_BY_SIGNAL = re.compile(
+    r"srun: error: .{0,200}|^(?:Segmentation fault|Bus error|Aborted)\b.{0,40}|Signal \d{1,2} \(\w+\) received"
+)
+_ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
+_MEMORY = re.compile(
+    r"(?:CUDA|HIP|GPU)(?: error:)? out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*|\b[\w.]{0,100}OutOfMemoryError.*"
+)
+
+
+def slots(start: Start, line: str) -> None:
+    """`host slots=8`, as DeepSpeed's hostfile has it."""
+    if (found := _SLOTS.match(line)) and len(start.slots) < 100_000:
+        start.slots[found[1]] = int(found[2])
+
+
+def world(start: Start, line: str) -> None:
+    """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
+    for host, ranks in _WORLD.findall(line):
+        start.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
+
+
+def nodes(start: Start, line: str) -> None:
+    """`nnodes=16, num_local_procs=8, node_rank=0`; not every node need have as many processes."""
+    if found := _NODES.search(line):
+        start.print(nodes=count(found[1]))
+
+
+def ranks(start: Start, line: str) -> None:
+    """`dist_world_size=128`."""
+    if found := _RANKS.search(line):
+        start.print(gpus=count(found[1]))
+
+
+def one_more_node(start: Start, _line: str) -> None:
+    """Count torch's launcher: it warns about OMP_NUM_THREADS once a node."""
+    start.scratch["launchers"] = start.scratch.get("launchers", 0) + 1
+
+
+def return_code(start: Start, line: str) -> None:
+    """`Process N exits with return code = 1`."""
+    if (found := _RETURN_CODE.search(line)) and int(found[1][:9]):
+        start.fail("failed", f"a rank ended with exit code {int(found[1][:9])}")
+
+
+def killed(start: Start, _line: str) -> None:
+    """`Killing subprocess 123`: the launcher ended the other ranks after one had failed."""
+    start.fail("failed", "the launcher ended its ranks before the training reported a result")
+
+
+def traceback(start: Start, _line: str) -> None:
+    """Expect the error that ends a traceback."""
+    start.scratch["traceback"] = True
+
+
+def error(start: Start, line: str) -> None:
+    """Take the line that ends a traceback."""
+    if start.scratch.get("traceback") and (found := _ERROR.search(line)):
+        start.fail("failed", found[1])
+
+
+def out_of_memory(start: Start, line: str) -> None:
+    """Take one of torch's ways to say it."""
+    if found := _MEMORY.search(line):
+        start.fail("oom", found[0])
+
+
+def time_limit(start: Start, _line: str) -> None:
+    """Slurm's `DUE TO TIME LIMIT`."""
+    start.fail("timeout", "Slurm ended it at its time limit")
+
+
+def cancelled(start: Start, line: str) -> None:
+    """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, for other reasons than its time limit."""
+    if "TIME LIMIT" not in line and (found := _CANCELLED.search(line)):
+        start.fail("interrupted", f"Slurm ended it: {found[0].strip(' *')}")
+
+
+def died(start: Start, line: str) -> None:
+    """`Signal 9 (SIGKILL) received by PID 1`, or what a shell or srun says of it."""
+    if found := _ENDED_BY_SIGNAL.search(line):
+        start.fail("failed", found[0])
+
+
+def host_memory(start: Start, _line: str) -> None:
+    """`srun: error: node: task 0: Out Of Memory`, or `DefaultCPUAllocator: can't allocate memory`."""
+    start.fail("oom", "the host's memory was not enough")
+
+
+def killed_for_memory(start: Start, _line: str) -> None:
+    """Slurm's `Detected 1 oom_kill event`: the host's memory, not the GPU's."""
+    start.fail("oom", "Slurm ended it for using too much of the host's memory")
+
+
+def communication_timeout(start: Start, _line: str) -> None:
+    """NCCL's watchdog."""
+    start.fail("failed", "a collective operation timed out (NCCL watchdog)")
+
+
+def gave_up(start: Start, line: str) -> None:
+    """Take errors that need no traceback to be the end."""
+    start.fail("failed", line.strip()[-200:])
+
+
+def interrupted(start: Start, line: str) -> None:
+    """Take Python's word for a user's interrupt."""
+    if line.strip().endswith("KeyboardInterrupt"):
+        start.fail("interrupted", "stopped by the user")
+
+
+READERS = {
+    " slots=": slots,
+    "WORLD INFO DICT:": world,
+    "nnodes=": nodes,
+    "dist_world_size=": ranks,
+    "Setting OMP_NUM_THREADS environment variable": one_more_node,
+    "exits with return code": return_code,
+    "Killing subprocess": killed,
+    "Traceback (most recent call last)": traceback,
+    "Error": error,
+    "Exception": error,
+    "out of memory": out_of_memory,
+    "OutOfMemoryError": out_of_memory,
+    "CUBLAS_STATUS_ALLOC_FAILED": out_of_memory,
+    ": Out Of Memory": host_memory,
+    "DefaultCPUAllocator: can't allocate memory": host_memory,
+    "CANCELLED AT ": cancelled,
+    "srun: error: ": died,
+    "Segmentation fault": died,
+    "Bus error": died,
+    "received by PID": died,
+    "DUE TO TIME LIMIT": time_limit,
+    "oom_kill event": killed_for_memory,
+    "Watchdog caught collective": communication_timeout,
+    "loss scale already at minimum": gave_up,
+    "DistBackendError": gave_up,
+    "bus error": gave_up,
+    "KeyboardInterrupt": interrupted,
+}

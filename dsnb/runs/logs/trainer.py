@@ -1,0 +1,161 @@
+"""What transformers' Trainer prints: the settings block, the loss lines, the final figures."""
+
+import re
+from datetime import timedelta
+
+from dsnb.runs.logs.logged_run import DERIVED, LOGGED, Start
+from dsnb.runs.logs.text import NUMBER, count, number
+
+_PAIR = re.compile(r"'(\w{1,60})': {0,20}'?" + NUMBER)
+_BAR = re.compile(r"^\s{0,9}\d{1,3}%\|[^|]{0,500}\| *(\d{1,9})/(\d{1,9}) \[")
+_SETTING = re.compile(
+    r"(Instantaneous batch size per (?:device|GPU)|Total train batch size[^=]{0,80}|Gradient Accumulation steps"
+    r"|Total optimization steps|Number of trainable parameters) = " + NUMBER,
+    re.I,
+)
+_METRIC = re.compile(r"(?:^|\s)(train_\w{1,40}|init_mem_gpu_alloc_delta) += +" + NUMBER + r"(MB)?(?!\w)")
+_RUNTIME = re.compile(r"(?:^|\s)train_runtime += +(?:(\d{1,4}) days?, )?(\d{1,3}):(\d\d):(\d\d(?:\.\d{1,6})?)\s")
+_RESUMED = re.compile(r"Continuing training from global step " + NUMBER)
+_SECONDS = re.compile(r"(?:^|\s)train_runtime += +(\d{1,9}\.\d{1,9})\s")
+BYTES_PER_GIB = 2**30
+SETTINGS = {
+    "instantaneous": "micro_batch_size",
+    "total train": "global_batch_size",
+    "gradient": "grad_accum",
+    "total optimization": "steps",
+}
+
+
+def settings(start: Start, line: str) -> None:
+    """`  Total train batch size (w. parallel, distributed & accumulation) = 64`."""
+    if not (found := _SETTING.search(line)):
+        return
+    _trainer(start)
+    words, value = found[1].lower(), count(found[2])
+    if words.startswith("number of trainable"):
+        start.measure(trainable_parameters=value)
+        return
+    start.print(**{name: value for key, name in SETTINGS.items() if words.startswith(key)})
+
+
+def _trainer(start: Start) -> None:
+    start.program = "transformers Trainer"
+    start.configured = True
+
+
+def resumed(start: Start, line: str) -> None:
+    """`  Continuing training from global step 90`: the Trainer's final rates count the steps before that, too."""
+    if (found := _RESUMED.search(line)) and (step := count(found[1])) and "resumed" not in start.scratch:
+        start.scratch["resumed"] = step
+        start.notes.append(f"resumed from step {step}: the final rates as logged count the steps before it, too")
+
+
+def bar(start: Start, line: str) -> None:
+    """Take the optimizer step from a progress bar, `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`.
+
+    Bars with a title, and those of another length than the training's, are of something else: shards, an evaluation.
+    """
+    if not (found := _BAR.search(line)):
+        return
+    if int(found[2]) == (start.settings.get("steps") or start.scratch.setdefault("bar_of", int(found[2]))):
+        start.scratch["bar"] = int(found[1])
+
+
+def loss(start: Start, line: str) -> None:
+    """`{'loss': 2.1, 'grad_norm': 1.3, 'learning_rate': 5e-05, 'epoch': 0.1}`: the mean since the line before."""
+    values = dict(_PAIR.findall(line[line.index("'loss': ") :]))
+    value = number(values.get("loss"))
+    _trainer(start)
+    start.scratch["loss_is_nan"] = value is None and "nan" in (values.get("loss") or "").lower()
+    if value is None:
+        return
+    if "loss_first" not in start.figures:
+        start.measure(loss_first=value)
+    start.measure(loss_last=value)
+    if (step := start.scratch.pop("bar", None)) is not None:
+        start.steps.add(step, loss=value)
+
+
+def final(start: Start, line: str) -> None:
+    """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, ...}`.
+
+    Every rank may print one; the slowest rank's counts.
+    """
+    values = {name: number(value) for name, value in _PAIR.findall(line) if name.startswith(("train_", "init_"))}
+    if not line.endswith("\n") and "}" not in line:
+        values.pop("train_samples_per_second", None)  # what it means shows in what would come next
+    if (
+        {"train_runtime", "train_samples_per_second"} <= set(values)
+        and "'train_steps_per_second'" not in line
+        and "}" in line
+    ):
+        # before version 4.6 the steps per second were printed under this name
+        values["train_steps_per_second"] = values.pop("train_samples_per_second")
+        start.notes.append("train_samples_per_second without train_steps_per_second: taken as steps per second")
+    if not values and (clock := _RUNTIME.search(line)):
+        days, hours, minutes, seconds = clock.groups()
+        span = timedelta(days=int(days or 0), hours=int(hours), minutes=int(minutes), seconds=float(seconds))
+        values = {"train_runtime": span.total_seconds()}
+    elif not values and (seconds_only := _SECONDS.search(line)):
+        values = {"train_runtime": number(seconds_only[1])}
+    take(start, values)
+
+
+def metric(start: Start, line: str) -> None:
+    """`  train_samples_per_second =    187.862`, in the block `***** train metrics *****`.
+
+    It counts only with the steps per second, which come next: before version 4.6 it is the steps that it holds.
+    """
+    if found := _METRIC.search(line):
+        value = number(found[2])
+        if found[1] == "train_samples_per_second":
+            start.scratch["rate"] = value
+            return
+        if found[1] == "train_steps_per_second":
+            take(start, {"train_samples_per_second": start.scratch.pop("rate", None)})
+        take(start, {found[1]: value * 2**20 if found[3] and value is not None else value})
+
+
+def take(start: Start, values: dict[str, float | None], origin: str = LOGGED) -> None:
+    """Take the Trainer's final figures by their own names."""
+    runtime = values.get("train_runtime")
+    if runtime is not None and runtime > 0:
+        if runtime < start.figures.get("train_runtime_s", 0):
+            return
+        _trainer(start)
+        start.ended = True
+        start.measure(origin, train_runtime_s=runtime)
+    rate, steps = (values.get(f"train_{name}_per_second") for name in ("samples", "steps"))
+    start.measure(
+        origin,
+        samples_per_s=rate if rate and rate > 0 else None,
+        steps_per_s=steps if steps and steps > 0 else None,
+        loss_mean=values.get("train_loss"),
+    )
+    if (tokens := values.get("train_tokens_per_second")) and tokens > 0:
+        start.measure(origin, tokens_per_s=tokens)
+    memory = start.scratch.setdefault("memory", {})
+    names = ("init_mem_gpu_alloc_delta", "train_mem_gpu_alloc_delta", "train_mem_gpu_peaked_delta")
+    memory.update({name: value for name in names if (value := values.get(name)) is not None})
+    if len(memory) == len(names) and sum(memory.values()) > 0:
+        start.measure(DERIVED, peak_allocated_gib=sum(memory.values()) / BYTES_PER_GIB)
+
+
+READERS = {
+    "batch size per ": settings,
+    "train batch size": settings,
+    "ccumulation steps = ": settings,
+    "optimization steps = ": settings,
+    "trainable parameters = ": settings,
+    "Continuing training from global step ": resumed,
+    "/it]": bar,
+    "it/s]": bar,
+    "'loss': ": loss,
+    "train_runtime": final,
+    "'train_s": final,
+    "train_samples_per_second  ": metric,
+    "train_samples_per_second = ": metric,
+    "train_steps_per_second ": metric,
+    "train_loss ": metric,
+    "mem_gpu": metric,
+}

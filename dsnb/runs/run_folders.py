@@ -1,0 +1,167 @@
+"""Run folders that dsnb itself wrote -> columns, many thousands at once.
+
+A run is a few small files, so what counts is how often the operating system is asked: names instead of `Path` objects,
+one read a file, and of the executed notebook only the end, where papermill keeps its times.
+"""
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb.files import json_text, plain_text, records
+from dsnb.formulas import metrics
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.table_columns import STEP_COLUMNS
+from dsnb.runs import run_records
+from dsnb.system import hardware
+
+NOTEBOOK_END_BYTES = 4 * 1024
+BATCH_BYTES = 256 * 2**20
+KINDS: dict[str, type] = {"phase": str, "skipped": bool}
+"""Of the columns of steps that hold no numbers."""
+LONGEST_HOST = 253
+"""Characters; the domain name system has no longer names."""
+_DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
+_FILES = {name: getattr(RunPaths(Path()), name).name for name in ("notebook", "steps", "nodes")}
+
+
+def columns(folders: Sequence[str], stepless: Collection[str] = ()) -> dict[str, list[Any]]:
+    """Return what every run folder says, by column; one that is not finished counts as `interrupted`.
+
+    Parameters
+    ----------
+    folders
+        Of runs.
+    stepless
+        Those of them that have a result and no file of steps.
+    """
+    found, settings = run_records.read(folders, stepless)
+    found |= _shared(found) | _placed(folders, settings)
+    found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
+    found |= _spent(found, settings)
+    found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
+    peaks = [hardware.matmul_tflops(*one) for one in zip(found["gpu"], found["precision"], strict=True)]
+    found["mfu_of_matmul"] = _each(metrics.mfu, found["tflops_per_gpu"], peaks)
+    found["notebook_s"] = [_notebook_s(f"{folder}/{_FILES['notebook']}") for folder in folders]
+    found["run_dir"] = list(folders)
+    return found
+
+
+def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Say how dsnb's runs share out their work, on one machine."""
+    count = len(found["gpus"])
+    shares = zip(*(found[name] for name in ("gpus", "tensor_parallel", "pipeline_parallel")), strict=True)
+    ranks = [_quotient(*share) for share in shares]
+    sizes = zip(found["micro_batch_size"], found["grad_accum"], ranks, strict=True)
+    return {
+        "source": ["dsnb"] * count,
+        "data_parallel": ranks,
+        "global_batch_size": [math.prod(size) if all(isinstance(one, int) for one in size) else None for size in sizes],
+    }
+
+
+def _placed(folders: Sequence[str], settings: run_records.Records) -> dict[str, list[Any]]:
+    """Say on which hosts each run was made: only one that chose its hosts has a file of them."""
+    return {
+        "hosts": [
+            (_hosts(f"{folder}/{_FILES['nodes']}") or _asked_hosts(record))
+            if record and record.get("hostfile")
+            else None
+            for folder, record in zip(folders, settings, strict=True)
+        ]
+    }
+
+
+def _hosts(path: str) -> str | None:
+    """Give the names of a run's hosts, `a,b`, as a table can hold them."""
+    nodes = (records.read_json(path) or {}).get("nodes")
+    names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    return ",".join(_plain(name) for name in names if isinstance(name, str)) or None
+
+
+def _asked_hosts(settings: dict[str, Any]) -> str | None:
+    """Give the hosts that were asked for, where a run ended before they were reached: those of a sub-cluster."""
+    names = [_plain(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
+    return ",".join(names) if names[0] and len(names) == settings.get("nodes") else None
+
+
+def _plain(host: str) -> str:
+    return plain_text.line(host[:LONGEST_HOST]).replace(",", "?").replace(" ", "?")
+
+
+def _spent(found: dict[str, list[Any]], settings: run_records.Records) -> dict[str, list[float | None]]:
+    """Return the GPU-hours of each run, and what they cost where its settings name a price."""
+    walls_s = [
+        wall_s if device == "cuda" else None for wall_s, device in zip(found["wall_s"], found["device"], strict=True)
+    ]
+    hours = _each(metrics.run_gpu_hours, walls_s, found["gpus"])
+    prices = [(record or {}).get("price_per_gpu_hour") or None for record in settings]
+    return {"gpu_hours": hours, "cost": _each(metrics.cost, hours, prices)}
+
+
+def _quotient(whole: Any, *parts: Any) -> int | None:
+    if not all(isinstance(number, int) and number > 0 for number in (whole, *parts)):
+        return None
+    return int(whole // math.prod(parts))
+
+
+def _each(formula: Any, above: list[Any], below: list[Any]) -> list[float | None]:
+    return [_ratio(formula, one, other) for one, other in zip(above, below, strict=True)]
+
+
+def _ratio(formula: Any, above: Any, below: Any) -> float | None:
+    known = isinstance(above, int | float) and isinstance(below, int | float)
+    return formula(above, below) if known else None
+
+
+def _notebook_s(path: str) -> float | None:
+    """Give the wall seconds of the whole notebook, kernel start included, as papermill wrote them down."""
+    end = records.read_end(path, NOTEBOOK_END_BYTES)
+    if end is None:
+        return None
+    begin = end.rfind(b'"default_parameters"')  # the first key of papermill's own record, behind all cells
+    if begin >= 0 and (found := _DURATION.search(end, begin)):
+        return float(found[1])
+    notebook = records.read_json(path) or {}
+    duration = run_records.mapping(run_records.mapping(notebook, "metadata"), "papermill").get("duration")
+    return duration if record_schema.AMOUNT.holds(duration) else None
+
+
+def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
+    """Give the steps of all run folders one after the other, and how many each has.
+
+    Files are parsed together by pyarrow, in batches; where one is damaged, the files of its batch are read line by
+    line, and what is whole is kept.
+    """
+    tables, counts = [], []
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for position, folder in enumerate(folders):
+        path = f"{folder}/{_FILES['steps']}"
+        raw = records.read_bytes(path) or b""
+        batch.append((path, raw if not raw or raw.endswith(b"\n") else raw + b"\n"))
+        size += len(raw)
+        if size > BATCH_BYTES or position == len(folders) - 1:
+            table, lengths = _parse(batch)
+            tables.append(table)
+            counts += lengths
+            batch, size = [], 0
+    tables = [table for table in tables if len(table)]
+    return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=STEP_COLUMNS)), counts
+
+
+def _parse(batch: list[tuple[str, bytes]]) -> tuple[pd.DataFrame, list[int]]:
+    lengths = [raw.count(b"\n") for _, raw in batch]
+    table = json_text.table(b"".join(raw for _, raw in batch), {name: KINDS.get(name, float) for name in STEP_COLUMNS})
+    if table is not None and len(table) == sum(lengths):
+        return table, lengths
+    if len(batch) > 1:
+        parts = [_parse([one]) for one in batch]
+        return pd.concat([part for part, _ in parts], ignore_index=True), [length for _, (length,) in parts]
+    read = pd.DataFrame(records.read_lines(Path(batch[0][0])), columns=STEP_COLUMNS)
+    return read, [len(read)]

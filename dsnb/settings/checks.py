@@ -1,0 +1,206 @@
+"""What settings contradict each other, and what a machine cannot run, each said in one sentence.
+
+A sentence names the setting and its value, says what is allowed, and what to do.
+"""
+
+import ctypes.util
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import SettingsError
+from dsnb.files.plain_text import short_repr
+from dsnb.formulas import model_shapes
+from dsnb.settings import hostfile, rules
+from dsnb.settings.prepared import lookup
+from dsnb.settings.rules import Rule
+from dsnb.system import hardware
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Give the most similar of `names`, None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+
+
+def unknown_key(key: str, names: Iterable[str]) -> str:
+    """Say that a setting does not exist, with the nearest that does, or all of them."""
+    known = list(names)
+    match = nearest(str(key), known)
+    hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
+    return f"unknown setting {short_repr(key)}: {hint}"
+
+
+def invalid_value(detail: Mapping[str, Any]) -> str:
+    """Turn one of pydantic's error details into a sentence."""
+    name = str(detail["loc"][0])
+    whole = "give a whole number" + (", or 'auto'" if name in {"micro_batch_size", "gpus"} else "")
+    context = detail.get("ctx", {})
+    allowed = {
+        "literal_error": f"allowed are {context.get('expected')}",
+        "int_type": whole,
+        "int_parsing": whole,
+        "int_from_float": whole,
+        "bool_type": "give true or false",
+        "string_type": "give a text",
+        "float_parsing": "give a number",
+        "float_type": "give a number",
+        "greater_than_equal": f"it must be at least {context.get('ge')}",
+        "greater_than": f"it must be more than {context.get('gt')}",
+        "finite_number": "give a finite number",
+        "less_than": f"it must be less than {context.get('lt')}",
+    }.get(detail["type"], detail["msg"])
+    return f"{name} is {short_repr(detail['input'])}: {allowed}"
+
+
+def _unknown_model(s: Mapping[str, Any]) -> str | None:
+    model = s["model"]
+    if model in model_shapes.PRESETS or model_shapes.local_config(model) or model_shapes.is_hub_id(model):
+        return None
+    match = nearest(model, model_shapes.PRESETS)
+    hint = f"did you mean '{match}'? " if match else ""
+    return (
+        f"model is {short_repr(model)}: {hint}give a preset ({', '.join(model_shapes.PRESETS)}), "
+        "a folder or .json file with a configuration, or a hub id of the form owner/name"
+    )
+
+
+def _weights_missing(s: Mapping[str, Any]) -> str | None:
+    if s["weights"] == "random":
+        return None
+    if s["model"] in model_shapes.PRESETS and model_shapes.PRESETS[s["model"]].hub_id is None:
+        return f"weights is 'pretrained': no trained {s['model']} is known; use 'random'"
+    path = model_shapes.local_config(s["model"])
+    if path and not [*path.parent.glob("*.safetensors"), *path.parent.glob("*.bin")]:
+        return f"weights is 'pretrained': no weights lie beside {path}; use 'random' or add them"
+    return None
+
+
+def _too_long(s: Mapping[str, Any]) -> str | None:
+    positions = model_shapes.facts(s["model"]).get("positions")
+    if positions and s["seq_len"] > positions:
+        return f"seq_len is {s['seq_len']}: {s['model']} has {positions} positions; use at most {positions}"
+    return None
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, no such user, a NUL in it
+        return False
+
+
+def _is_file(name: str) -> bool:
+    return _exists(name) and Path(name).expanduser().is_file()  # a pipe would be waited for, a device has no end
+
+
+def _no_data(s: Mapping[str, Any]) -> str | None:
+    if s["data"] in {"synthetic", "stdlib"} or _is_file(s["data"]):
+        return None
+    return f"data is {short_repr(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
+
+
+def _tokenizer_unused(s: Mapping[str, Any]) -> str | None:
+    if s["tokenizer"] != "bytes" and s["data"] == "synthetic":
+        tokenizer = short_repr(s["tokenizer"])
+        return f"tokenizer is {tokenizer}, but synthetic data has no text: set 'data' to a text file, or drop it"
+    return None
+
+
+def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
+    name = s["tokenizer"]
+    if name == "bytes" or _exists(name) or model_shapes.is_hub_id(name):
+        return None
+    return f"tokenizer is {short_repr(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
+
+
+HOSTS = {"hostfile", "include", "exclude", "gpus", "nodes"}
+
+
+def _no_place(s: Mapping[str, Any]) -> str | None:
+    if not s["hostfile"]:
+        odd = next((name for name in ("include", "exclude") if s[name]), "nodes" if s["nodes"] > 1 else None)
+        return f"{odd} is {short_repr(s[odd])}, but there is no hostfile: name the hosts in 'hostfile'" if odd else None
+    if s["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
+        return None  # of a job that is yet to come
+    try:
+        found = hostfile.hosts(s["hostfile"], s["include"], s["exclude"])
+        if isinstance(s["gpus"], int):
+            hostfile.place(found, s["gpus"], s["nodes"])
+    except SettingsError as error:
+        return "\n".join(error.problems)
+    return None
+
+
+def _hostile(s: Mapping[str, Any]) -> str | None:
+    """Refuse what would be an option, or more than one word, to ssh or to a shell."""
+    allowed = {"ssh_user": r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "interface": r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}"}
+    allowed |= {"forward_env": r"[A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*"}
+    odd = next((name for name, form in allowed.items() if s[name] and not re.fullmatch(form, s[name])), None)
+    if odd is None:
+        return None
+    examples = {"ssh_user": "root", "interface": "ib0", "forward_env": "WANDB_MODE,MY_*"}
+    return f"{odd} is {short_repr(s[odd])}: that is none; write it like {examples[odd]!r}"
+
+
+RULES: list[tuple[set[str], Rule]] = [
+    ({"model"}, _unknown_model),
+    ({"model", "weights"}, _weights_missing),
+    ({"model", "seq_len"}, _too_long),
+    ({"data"}, _no_data),
+    ({"data", "tokenizer"}, _tokenizer_unused),
+    ({"tokenizer"}, _no_tokenizer),
+    (HOSTS, _no_place),
+    ({"ssh_user", "interface", "forward_env"}, _hostile),
+    *rules.RULES,
+]
+
+
+def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: Collection[str]) -> list[str]:
+    """List what is wrong between settings, leaving out rules about the fields in `ignore` and about defaults only."""
+    return [
+        problem
+        for fields, rule in RULES
+        if not fields & set(ignore) and fields & set(given) and (problem := rule(settings))
+    ]
+
+
+def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
+    """List what this machine cannot do of the settings, each with the way out; it may be one host of many."""
+    problems = lookup.problems(settings, originals=launching)
+    if settings["hostfile"]:  # its hosts are asked when they are reached
+        if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
+            problems.append("hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc")
+        return problems
+    device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
+    found = hardware.gpus()
+    if device == "cuda":
+        if not found:
+            problems.append("device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'")
+        elif ranks > len(found):
+            problems.append(
+                f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
+            )
+        if precision in {"bf16", "tf32"} and found and min(gpu.capability for gpu in found) < (8, 0):
+            problems.append(f"precision is '{precision}': {found[0].name} has none; use 'fp16' or 'fp32'")
+    else:
+        limit = 4 * hardware.cores()
+        if ranks > limit:
+            problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 a core); use fewer")
+        if precision == "tf32":
+            problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
+        if precision == "fp16" and not hardware.cpu_computes_fp16():
+            problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
+    return problems + (_no_nvme(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+
+
+def _no_nvme(folder: str) -> list[str]:
+    """List what offload to NVMe lacks here; DeepSpeed would find out after compiling for minutes."""
+    problems = []
+    if not ctypes.util.find_library("aio"):
+        problems.append("offload is to NVMe: this machine has no libaio; install libaio-dev, or offload to the CPU")
+    if not (_exists(folder) and os.access(Path(folder).expanduser(), os.W_OK)):
+        problems.append(f"nvme_path is {short_repr(folder)}: no folder that can be written; name one on the NVMe disk")
+    return problems

@@ -1,0 +1,206 @@
+"""Hostfiles in DeepSpeed's format, and which hosts and GPUs a run takes of them.
+
+    worker-1 slots=8     # a comment
+    worker-2 slots=8
+
+A name goes into the argument list of `ssh`, so nothing is taken for one that is not plainly a host's name.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsnb.errors import SettingsError
+from dsnb.files import records
+
+SLURM = "slurm"
+"""Stands for a hostfile: the nodes of the Slurm allocation that this process is part of."""
+MOST_BYTES = 1_000_000
+MOST_SLOTS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
+_ENTRY = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,9})")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine and the numbers of the GPUs (on CPUs: ranks) to use on it."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ...]:
+    """Give the hosts of a hostfile, or of the Slurm allocation, that the filters leave.
+
+    Parameters
+    ----------
+    hostfile
+        A path, or `slurm`.
+    include, exclude
+        DeepSpeed's filters: `worker-1@worker-2:0,2` names one whole host and two GPUs of another.
+
+    Raises
+    ------
+    SettingsError
+        With every bad line at once; or for a filter that names what is not there, or leaves nothing.
+    """
+    found = _allocated() if hostfile == SLURM else read(hostfile)
+    if include and exclude:
+        raise SettingsError(f"include is {include!r} and exclude is {exclude!r}: give only one of them")
+    if not (include or exclude):
+        return found
+    named = _filter("include" if include else "exclude", include or exclude, found)
+    left = [_kept(host, named.get(host.name), bool(include)) for host in found]
+    if not any(host.devices for host in left):
+        raise SettingsError(f"exclude is {exclude!r}: no host is left; exclude less")
+    return tuple(host for host in left if host.devices)
+
+
+def _kept(host: Host, named: tuple[int, ...] | None, include: bool) -> Host:
+    devices = named if include else tuple(one for one in host.devices if one not in (named or ()))
+    return replace(host, devices=devices or ())
+
+
+def read(path: str | Path) -> tuple[Host, ...]:
+    """Read a hostfile.
+
+    Raises
+    ------
+    SettingsError
+        With every bad line at once.
+    """
+    problems: list[str] = []
+    found: dict[str, Host] = {}
+    for number, row in enumerate(_text(path).splitlines(), start=1):
+        entry = row.partition("#")[0].strip()
+        if not entry:
+            continue
+        problem = _take(entry, found)
+        if problem:
+            problems.append(f"hostfile {str(path)!r}, line {number}: {problem}")
+    if problems:
+        raise SettingsError(problems[:20])
+    if not found:
+        raise SettingsError(f"hostfile {str(path)!r} names no host: write one a line, as 'worker-1 slots=8'")
+    return tuple(found.values())
+
+
+def _text(path: str | Path) -> str:
+    try:
+        handle = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
+        try:
+            if os.fstat(handle).st_size > MOST_BYTES:
+                raise SettingsError(f"hostfile {str(path)!r} is too large: at most {MOST_BYTES:,} bytes are allowed")
+            return records.read_regular(handle, MOST_BYTES).decode("utf-8-sig")  # some editors begin a file with a mark
+        finally:
+            os.close(handle)
+    except SettingsError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        odd = isinstance(error, UnicodeDecodeError | RuntimeError)
+        reason = getattr(error, "strerror", None) or ("it is no text file" if odd else str(error))
+        raise SettingsError(f"hostfile is {str(path)[:200]!r}: it cannot be read ({reason}); check the path") from error
+
+
+def _take(entry: str, found: dict[str, Host]) -> str | None:
+    """Add one line's host; give what is wrong with the line, None if nothing is."""
+    match = _ENTRY.fullmatch(entry)
+    if not match:
+        return f"{entry[:80]!r} is no host: write 'NAME slots=NUMBER'"
+    name, slots = match[1], int(match[2])
+    if not _NAME.fullmatch(name):
+        return f"{name[:80]!r} is no host's name: letters, digits, '.', '_' and '-' are allowed"
+    if name in found:
+        return f"{name!r} stands there twice: keep one line"
+    if not 1 <= slots <= MOST_SLOTS:
+        return f"slots is {slots}: give the number of GPUs of the host, 1 to {MOST_SLOTS}"
+    found[name] = Host(name, tuple(range(slots)))
+    return None
+
+
+def _filter(which: str, text: str, found: Sequence[Host]) -> dict[str, tuple[int, ...]]:
+    """Give the GPUs that a filter names, by host."""
+    known = {host.name: host.devices for host in found}
+    named: dict[str, tuple[int, ...]] = {}
+    for part in text.split("@"):
+        name, colon, numbers = part.strip().partition(":")
+        if name not in known:
+            raise SettingsError(f"{which} is {text[:200]!r}: {name[:80]!r} is not in the hostfile")
+        words = [word.strip() for word in numbers.split(",")] if colon else []
+        if not all(word.isdecimal() and len(word) < 6 and int(word) in known[name] for word in words):
+            last = known[name][-1]
+            raise SettingsError(f"{which} is {text[:200]!r}: {name} has the slots 0 to {last}; write {name}:0,1")
+        chosen = tuple(int(word) for word in words) or known[name]
+        named[name] = tuple(sorted({*named.get(name, ()), *chosen}))
+    return named
+
+
+def place(found: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]:
+    """Choose the hosts of a run: the first ones, as few as have room but at least `nodes`, each with the same share.
+
+    Where no equal share fits, hosts are filled one after the other.
+
+    Raises
+    ------
+    SettingsError
+        If the ranks find no place.
+    """
+    for count in range(nodes, len(found) + 1):
+        share, rest = divmod(ranks, count)
+        able = [host for host in found if len(host.devices) >= share > 0]
+        if not rest and len(able) >= count:
+            return tuple(replace(host, devices=host.devices[:share]) for host in able[:count])
+    chosen = []
+    left = ranks
+    for host in found:
+        if left > 0:
+            chosen.append(replace(host, devices=host.devices[:left]))
+            left -= len(chosen[-1].devices)
+    if left > 0 or len(chosen) < nodes:
+        slots = sum(len(host.devices) for host in found)
+        raise SettingsError(
+            f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves {len(found)} hosts with {slots} slots; "
+            "use fewer, add hosts, or make gpus a multiple of nodes"
+        )
+    return tuple(chosen)
+
+
+def in_allocation() -> bool:
+    """Say whether this process is part of a Slurm allocation."""
+    return bool(os.environ.get("SLURM_JOB_NODELIST"))
+
+
+@contextlib.contextmanager
+def outside_allocation() -> Iterator[None]:
+    """Hide the allocation in which this process may be: the jobs that it plans will be in others."""
+    known = os.environ.pop("SLURM_JOB_NODELIST", None)
+    try:
+        yield
+    finally:
+        if known is not None:
+            os.environ["SLURM_JOB_NODELIST"] = known
+
+
+def _allocated() -> tuple[Host, ...]:
+    """Give the nodes of this process's Slurm allocation; a slot is a GPU, or on nodes without GPUs a CPU."""
+    if not in_allocation():
+        raise SettingsError("hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc")
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SettingsError(f"hostfile is 'slurm': scontrol does not name the job's nodes ({error})") from error
+    slots = _slots(os.environ)
+    return tuple(Host(name, tuple(range(slots))) for name in done.stdout.split() if _NAME.fullmatch(name))
+
+
+def _slots(variables: "os._Environ[str] | dict[str, str]") -> int:
+    """Read Slurm's words for a node's share, as `4`, `h100:4` or `8(x2)`."""
+    for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"):
+        if found := re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, "")):
+            return max(1, int(found[1]))
+    return 1

@@ -1,0 +1,72 @@
+"""The form of a params file, with every problem of it said at once; `dsnb.files.plain_yaml` reads the file.
+
+What its settings mean, and which runs they make, is `dsnb.sweep.params`'s.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dsnb.errors import SettingsError
+from dsnb.files import plain_text, plain_yaml
+from dsnb.settings import checks
+
+
+class ParamsFile(BaseModel):
+    """The content of a params file, before its grid is multiplied."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Folder of the outputs: letters, digits, '.', '_' and '-'."""
+    question: str = ""
+    """What the sweep is to answer, in words; the report begins with it."""
+    defaults: dict[str, Any] = {}
+    """Settings of every run."""
+    grid: dict[str, list[Any]] = {}
+    """Lists of values; every combination is a run."""
+    include: list[dict[str, Any]] = []
+    """Further runs: settings on top of the defaults; lists are multiplied within their entry."""
+    exclude: list[dict[str, Any]] = []
+    """Combinations of the grid to leave out: those that have all the values of one entry."""
+    repeats: int = Field(default=1, strict=True, ge=1, le=1000)
+    """How often every experiment is run."""
+    expect_samples_per_s: float | None = Field(default=None, strict=True, gt=0, allow_inf_nan=False)
+    """Sequences per second that every node is to reach, at least; a group of nodes with less has failed."""
+
+
+def read_params(path: str | Path) -> ParamsFile:
+    """Read a params file.
+
+    Raises
+    ------
+    SettingsError
+        If it is missing, no regular file, too large, not plain YAML, or not of the right form.
+    """
+    path = Path(path)
+    content = plain_yaml.read(path, "params file")
+    if not isinstance(content, dict):
+        raise SettingsError(f"params file {str(path)!r} holds no settings: it needs at least 'name'")
+    return validated(content, path)
+
+
+def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
+    """Check the form of a params file's content; `path` names it in messages."""
+    fields = ParamsFile.model_fields
+    problems = [checks.unknown_key(key, fields) for key in content if key not in fields]
+    try:
+        file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            if detail["type"] == "missing":
+                problems.append(f"{detail['loc'][0]} is missing: add it")
+            elif detail["type"] == "string_pattern_mismatch":
+                problems.append(
+                    f"name is {plain_text.short_repr(detail['input'])}: use letters, digits, '.', '_' and '-' only"
+                )
+            else:
+                problems.append(checks.invalid_value(dict(detail)))
+    if problems:
+        raise SettingsError([f"params file {str(path)!r}: {problem}" for problem in problems])
+    return file

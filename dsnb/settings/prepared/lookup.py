@@ -1,0 +1,155 @@
+"""What runs find in the shared folder that `dsnb prepare` filled, `$DSNB_SHARED`, so that they ask no network.
+
+Every thing that a run takes from elsewhere has an entry in the folder's index, written once all of its files are
+whole. A launch makes sure that the settings are there; each rank, on whichever node, takes the files from there.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import SettingsError
+from dsnb.files import records
+from dsnb.formulas import model_shapes
+from dsnb.settings.prepared.paths import SharedPaths
+
+SHARED = "DSNB_SHARED"
+NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that a run takes from the hub or from a file.
+
+    Attributes
+    ----------
+    setting
+        `model`, `tokenizer` or `data`.
+    name
+        What the setting says.
+    hub_id
+        Where it is on the hub; None for a file or a folder.
+    parts
+        What of it: `config`, `weights`, `tokenizer`, `text`.
+    """
+
+    setting: str
+    name: str
+    hub_id: str | None
+    parts: frozenset[str]
+
+    @property
+    def key(self) -> str:
+        """The name of its entry in the index."""
+        return f"hub:{self.hub_id}" if self.hub_id else os.path.abspath(os.path.expanduser(self.name))
+
+    def __str__(self) -> str:
+        what = " and ".join(sorted(self.parts))
+        return f"{what} of {(self.hub_id or self.name)[:200]!r}"
+
+
+def needs(settings: Mapping[str, Any]) -> list[Need]:
+    """List what a run takes from elsewhere; a preset with random weights, synthetic tokens and bytes take nothing."""
+    found = []
+    model, weights = settings["model"], settings["weights"]
+    parts = frozenset({"config", "weights"} if weights == "pretrained" else {"config"})
+    preset = model_shapes.PRESETS.get(model)
+    if model_shapes.local_config(model):
+        found.append(Need("model", model, None, parts))
+    elif preset is None or weights == "pretrained":
+        hub_id = preset.hub_id if preset else model if model_shapes.is_hub_id(model) else None
+        found.append(Need("model", model, hub_id, parts))
+    for setting, part in (("tokenizer", "tokenizer"), ("data", "text")):
+        name = settings[setting]
+        if name not in NO_FILE[setting]:
+            hub_id = name if setting == "tokenizer" and model_shapes.is_hub_id(name) and not _exists(name) else None
+            found.append(Need(setting, name, hub_id, frozenset({part})))
+    return found
+
+
+def _exists(name: str) -> bool:
+    return os.path.exists(os.path.expanduser(name))
+
+
+def shared_folder() -> SharedPaths | None:
+    """Give the shared folder that runs are to use; None where the variable names none."""
+    chosen = os.environ.get(SHARED)
+    return SharedPaths(Path(chosen).expanduser().absolute()) if chosen else None
+
+
+def read_index(shared: SharedPaths) -> dict[str, Any]:
+    """Give the index of a shared folder, empty where there is none."""
+    index = records.read_json(shared.index) or {}
+    return {key: entry for key, entry in index.items() if isinstance(entry, dict)}
+
+
+def place(shared: SharedPaths, index: Mapping[str, Any], need: Need) -> Path | None:
+    """Give the file or folder that serves a need; None if it is not there, or not whole."""
+    entry = index.get(need.key)
+    home = shared.dir.resolve()
+    try:
+        if entry is None or not need.parts <= set(entry["parts"]):
+            return None
+        sizes = {shared.dir / name: size for name, size in entry["files"].items()}
+        whole = all(path.stat().st_size == size and path.resolve().is_relative_to(home) for path, size in sizes.items())
+        target = shared.dir / str(entry["path"])
+        return target if whole and sizes and target.resolve().is_relative_to(home) else None
+    except (OSError, KeyError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def has_changed(index: Mapping[str, Any], need: Need) -> bool:
+    """Say whether an original file is not what was copied any more; one that is not here has not changed."""
+    try:
+        states = dict(index[need.key].get("originals", {}))
+        return any(os.path.exists(path) and state(Path(path)) != list(was) for path, was in states.items())
+    except (KeyError, AttributeError, TypeError, ValueError):
+        return False
+
+
+def state(path: Path) -> list[int]:
+    """Give what tells a changed file from an unchanged one: its size and when it was written, in ns."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def problems(settings: Mapping[str, Any], originals: bool = True) -> list[str]:
+    """List what `$DSNB_SHARED` lacks of a run's settings, a sentence each; nothing where it is not set.
+
+    Files of one's own need not be there: all nodes may see them as they are. What was copied must be up to date with
+    the `originals`, on the machine that has them: another host may have a copy of its own, of another date.
+    """
+    shared, wanted = shared_folder(), needs(settings)
+    if shared is None or not wanted:
+        return []
+    index, found = read_index(shared), []
+    for need in wanted:
+        says = f"{need.setting} is {need.name[:200]!r}: "
+        if need.hub_id and place(shared, index, need) is None:
+            what = " and ".join(sorted(need.parts))
+            found.append(
+                f"{says}{SHARED} ({shared.dir}) does not hold its {what}; "
+                f"run `dsnb prepare` with the params file, or unset {SHARED}"
+            )
+        elif originals and has_changed(index, need):
+            found.append(f"{says}it has changed since it was copied to {shared.dir}; run `dsnb prepare` again")
+    return found
+
+
+def places(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Give the settings that a rank is to replace by files in `$DSNB_SHARED`, so that it asks no network.
+
+    Raises
+    ------
+    SettingsError
+        If something is missing there: then the rank's host does not see what the launching one does.
+    """
+    if found := problems(settings, originals=False):
+        raise SettingsError(found)
+    shared = shared_folder()
+    if shared is None:
+        return {}
+    index = read_index(shared)
+    return {need.setting: str(path) for need in needs(settings) if (path := place(shared, index, need))}

@@ -1,0 +1,250 @@
+"""Settings that exclude each other, each pair with the reason in one sentence.
+
+What DeepSpeed or torch would reject only after minutes, or silently do differently, is rejected here (docs/TRAPS.md).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dsnb.formulas.model_shapes import SPLIT, facts, not_split
+
+Settings = Mapping[str, Any]
+Rule = Callable[[Settings], str | None]
+HALF = ("fp16", "bf16")
+SHARED = ("tensor_parallel", "pipeline_parallel")
+
+
+def _zero_is_deepspeeds(s: Settings) -> str | None:
+    if s["strategy"] == "deepspeed" or s["zero_stage"] == 0:
+        return None
+    own = "FSDP shares out everything by itself" if s["strategy"] == "fsdp" else "DDP shares out nothing"
+    return (
+        f"zero_stage is {s['zero_stage']}, but strategy is '{s['strategy']}': {own}; "
+        "leave zero_stage at 0, or use strategy 'deepspeed'"
+    )
+
+
+def _only_deepspeed(name: str, off: object, what: str) -> Rule:
+    def rule(s: Settings) -> str | None:
+        if s["strategy"] == "deepspeed" or s[name] == off:
+            return None
+        return f"{name} is {s[name]!r}, but strategy is '{s['strategy']}': {what}; use strategy 'deepspeed'"
+
+    return rule
+
+
+def _ranks(s: Settings) -> str | None:
+    model_ranks = s["tensor_parallel"] * s["pipeline_parallel"]
+    if not isinstance(s["gpus"], int) or s["gpus"] % model_ranks == 0:
+        return None
+    return (
+        f"gpus is {s['gpus']}: it must be a multiple of tensor_parallel x pipeline_parallel "
+        f"({s['tensor_parallel']} x {s['pipeline_parallel']})"
+    )
+
+
+def _heads(s: Settings) -> str | None:
+    heads = facts(s["model"]).get("heads")
+    if not heads or heads % s["tensor_parallel"] == 0:
+        return None
+    return f"tensor_parallel is {s['tensor_parallel']}: {s['model']} has {heads} heads, which it must divide"
+
+
+def _layers(s: Settings) -> str | None:
+    layers = facts(s["model"]).get("layers")
+    if not layers or layers % s["pipeline_parallel"] == 0:
+        return None
+    return f"pipeline_parallel is {s['pipeline_parallel']}: {s['model']} has {layers} layers, which it must divide"
+
+
+def _family(s: Settings) -> str | None:
+    family = facts(s["model"]).get("family")
+    shared = next((name for name in SHARED if s[name] > 1), None)
+    if not shared or not family or family in SPLIT:
+        return None
+    return not_split(shared, s[shared], family)
+
+
+def _tensor_parallel_zero_3(s: Settings) -> str | None:
+    if s["tensor_parallel"] == 1 or s["zero_stage"] < 3:
+        return None
+    return "zero_stage is 3, but tensor_parallel is set: AutoTP needs whole layers to split; use ZeRO 0 to 2"
+
+
+def _pipeline_zero(s: Settings) -> str | None:
+    if s["pipeline_parallel"] == 1 or s["zero_stage"] < 2:
+        return None
+    return (
+        f"zero_stage is {s['zero_stage']}, but pipeline_parallel is set: DeepSpeed's pipeline engine keeps gradients "
+        "whole until its last micro-batch; use ZeRO 0 or 1"
+    )
+
+
+def _clipping(s: Settings) -> str | None:
+    if not s["gradient_clipping"] or s["zero_stage"] != 0:
+        return None
+    if s["pipeline_parallel"] > 1 and (s["precision"] != "bf16" or s["mixed_precision"] == "autocast"):
+        return (
+            "gradient_clipping is set: at ZeRO 0 a pipeline clips by the norm of all its stages in native bf16 alone; "
+            "use zero_stage 1"
+        )
+    if s["tensor_parallel"] > 1 and s["precision"] in HALF and s["mixed_precision"] == "native":
+        return (
+            "gradient_clipping is set: at ZeRO 0 in half precision DeepSpeed counts tensor-parallel gradients "
+            "wrongly; use zero_stage 1"
+        )
+    return None
+
+
+def _one_of(first: str, second: str, why: str) -> Rule:
+    """Refuse two settings that are both away from `off`."""
+
+    def rule(s: Settings) -> str | None:
+        if _is_off(first, s) or _is_off(second, s):
+            return None
+        return f"{first} is {s[first]!r}, but {second} is {s[second]!r}: {why}"
+
+    return rule
+
+
+def _is_off(name: str, s: Settings) -> bool:
+    off = {"tensor_parallel": 1, "pipeline_parallel": 1, "checkpoint_every": 1, "offload": "none", "optimizer": "adamw"}
+    off |= {"gradient_compression": "none", "mixed_precision": "native"}
+    return bool(s[name] == off.get(name, 0))
+
+
+def _offload(s: Settings) -> str | None:
+    what, _, where = s["offload"].partition("-")
+    if what == "none" or s["strategy"] != "deepspeed":
+        return None
+    if where == "nvme" and s["zero_stage"] != 3:
+        return f"offload is '{s['offload']}': lower stages silently use the CPU instead; use zero_stage 3"
+    if what == "all" and s["zero_stage"] != 3:
+        return f"offload is '{s['offload']}': only ZeRO 3 can offload parameters; use 'optimizer-cpu' or zero_stage 3"
+    if s["zero_stage"] == 0:
+        return f"offload is '{s['offload']}': ZeRO 0 has nothing that it could offload; use zero_stage 1, 2 or 3"
+    if where == "nvme" and not s["nvme_path"]:
+        return f"offload is '{s['offload']}': nvme_path is empty; name a folder on the NVMe disk"
+    return None
+
+
+def _nvme_unused(s: Settings) -> str | None:
+    if not s["nvme_path"] or s["offload"].endswith("nvme"):
+        return None
+    return f"nvme_path is set, but offload is '{s['offload']}': drop it, or offload to NVMe"
+
+
+def _optimizer(s: Settings) -> str | None:
+    if s["optimizer"] != "adafactor":
+        gone = f"optimizer is '{s['optimizer']}': DeepSpeed has no 1-bit optimizer since 0.19; use 'adamw'"
+        return gone if s["optimizer"].startswith("onebit") else None
+    if s["strategy"] == "deepspeed" and s["zero_stage"] > 0:
+        why = "ZeRO hands it flat pieces, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
+        return f"optimizer is 'adafactor', but zero_stage is {s['zero_stage']}: {why}"
+    if s["tensor_parallel"] > 1:
+        return "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
+    if s["pipeline_parallel"] > 1 and s["precision"] == "bf16" and s["mixed_precision"] == "native":
+        why = "in native bf16 a pipeline hands it flat pieces, which it cannot factor; use mixed_precision 'autocast'"
+        return f"optimizer is 'adafactor', but pipeline_parallel is set: {why}"
+    if s["strategy"] == "fsdp":
+        return "optimizer is 'adafactor', but strategy is 'fsdp': its factors would be those of shards; use 'ddp'"
+    return None
+
+
+def _powersgd(s: Settings) -> str | None:
+    if s["gradient_compression"] == "none":
+        return None
+    if s["strategy"] != "ddp":
+        sender = "ZeRO" if s["strategy"] == "deepspeed" else "FSDP"
+        return f"gradient_compression is 'powersgd': it is DDP's, and {sender} sends gradients itself; use 'ddp'"
+    if s["gpus"] == 1:
+        return "gradient_compression is 'powersgd', but gpus is 1: nothing is sent; use at least 2"
+    return None
+
+
+def _powersgd_rank_unused(s: Settings) -> str | None:
+    if s["powersgd_rank"] == 1 or s["gradient_compression"] == "powersgd":
+        return None
+    return f"powersgd_rank is {s['powersgd_rank']}, but gradient_compression is 'none': set it to 'powersgd'"
+
+
+def _mixed_precision(s: Settings) -> str | None:
+    if s["mixed_precision"] == "native":
+        return None
+    if s["precision"] not in HALF:
+        return f"mixed_precision is 'autocast', but precision is '{s['precision']}': nothing is mixed; use 'native'"
+    if s["strategy"] == "ddp":
+        return "mixed_precision is 'autocast', but strategy is 'ddp': that is its native way already; use 'native'"
+    return None
+
+
+def _autocast_fp16(s: Settings) -> str | None:
+    if s["precision"] != "fp16" or s["mixed_precision"] == "native":
+        return None
+    if s["pipeline_parallel"] > 1:
+        return (
+            "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
+        )
+    if s["tensor_parallel"] > 1 and s["zero_stage"] == 0:
+        return "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1"
+    return None
+
+
+def _fsdp_fp16(s: Settings) -> str | None:
+    if s["strategy"] != "fsdp" or s["precision"] != "fp16":
+        return None
+    return "precision is 'fp16', but strategy is 'fsdp': FSDP2 has no loss scaling of its own; use 'bf16'"
+
+
+def _checkpointing_off(name: str) -> Rule:
+    def rule(s: Settings) -> str | None:
+        if s["activation_checkpointing"] or _is_off(name, s):
+            return None
+        return f"{name} is {s[name]!r}, but activation_checkpointing is off: turn it on, or drop {name}"
+
+    return rule
+
+
+def _checkpoint_every(s: Settings) -> str | None:
+    layers = facts(s["model"]).get("layers")
+    if not layers or s["checkpoint_every"] <= layers:
+        return None
+    return f"checkpoint_every is {s['checkpoint_every']}: {s['model']} has {layers} blocks; use at most {layers}"
+
+
+def _auto_on_a_cpu(s: Settings) -> str | None:
+    if s["micro_batch_size"] != "auto" or s["device"] != "cpu" or s["memory_limit_gib"]:
+        return None
+    return "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
+
+
+RULES: list[tuple[set[str], Rule]] = [
+    ({"strategy", "zero_stage"}, _zero_is_deepspeeds),
+    ({"strategy", "offload"}, _only_deepspeed("offload", "none", "offload is ZeRO's")),
+    ({"strategy", "tensor_parallel"}, _only_deepspeed("tensor_parallel", 1, "tensor parallel is AutoTP's")),
+    ({"strategy", "pipeline_parallel"}, _only_deepspeed("pipeline_parallel", 1, "pipelines are DeepSpeed's")),
+    ({"gpus", "tensor_parallel", "pipeline_parallel"}, _ranks),
+    ({"model", "tensor_parallel"}, _heads),
+    ({"model", "pipeline_parallel"}, _layers),
+    ({"model", "tensor_parallel", "pipeline_parallel"}, _family),
+    ({"zero_stage", "tensor_parallel"}, _tensor_parallel_zero_3),
+    ({"zero_stage", "pipeline_parallel"}, _pipeline_zero),
+    ({"gradient_clipping", "zero_stage", "precision", "mixed_precision", *SHARED}, _clipping),
+    ({"offload", "zero_stage", "nvme_path", "strategy"}, _offload),
+    ({"offload", "nvme_path"}, _nvme_unused),
+    ({"optimizer", "zero_stage", "strategy", "precision", "mixed_precision", *SHARED}, _optimizer),
+    ({"gradient_compression", "strategy", "gpus"}, _powersgd),
+    ({"gradient_compression", "powersgd_rank"}, _powersgd_rank_unused),
+    ({"mixed_precision", "precision", "strategy"}, _mixed_precision),
+    ({"mixed_precision", "precision", *SHARED, "zero_stage"}, _autocast_fp16),
+    ({"strategy", "precision"}, _fsdp_fp16),
+    ({"activation_checkpointing", "checkpoint_every"}, _checkpointing_off("checkpoint_every")),
+    ({"activation_checkpointing", "checkpoint_offload"}, _checkpointing_off("checkpoint_offload")),
+    ({"model", "checkpoint_every"}, _checkpoint_every),
+    ({"micro_batch_size", "device", "memory_limit_gib"}, _auto_on_a_cpu),
+    ({"lora_rank", "pipeline_parallel"}, _one_of("lora_rank", "pipeline_parallel", "adapters cannot be pipelined")),
+    ({"lora_rank", "tensor_parallel"}, _one_of("lora_rank", "tensor_parallel", "AutoTP cannot split adapters")),
+    ({"offload", "pipeline_parallel"}, _one_of("offload", "pipeline_parallel", "stages keep their states on the GPU")),
+    ({"compile", "pipeline_parallel"}, _one_of("compile", "pipeline_parallel", "the pipeline engine cannot compile")),
+]
+"""The settings that a rule is about, and the rule: None, or what is wrong."""

@@ -1,0 +1,203 @@
+"""Makes one run: its notebook through papermill, and a result whatever happens.
+
+`python -m dsnb.sweep.job RUN_DIR` executes the run described in that folder, in a process of its own: next to others
+on further hosts, or as a Slurm job. A stop signal (`dsnb.system.signals`) ends the run as `interrupted`.
+"""
+
+from dsnb.system import interpreter
+
+if __name__ == "__main__":
+    interpreter.drop_current_folder()
+
+import argparse
+import errno
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
+from dsnb.execute import notebook
+from dsnb.files import plain_text, records
+from dsnb.launcher.folder import Place, check_space, clear
+from dsnb.run_folder import finished, paths, record_schema
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result
+from dsnb.settings.experiment import SUPERVISION, Experiment
+from dsnb.sweep.params import Run
+from dsnb.system import launch_clock, signals
+
+NOTEBOOK = "10_run"
+
+
+def execute(run: Run) -> Result:
+    """Execute the run notebook for one run, and return how it ended, whatever happened.
+
+    Raises
+    ------
+    LaunchError
+        If the disk is full, or the run's folder cannot be written or is gone.
+    """
+    began = launch_clock.now_s()
+    try:
+        describe(run)
+        place = Place(run.paths.dir)
+    except OSError as error:
+        why = _unless_full(run, error).strerror
+        raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
+    with place:
+        return _execute(run, place, began)
+
+
+def _execute(run: Run, place: Place, began: float) -> Result:
+    trouble: BaseException | None = None
+    try:
+        values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
+        notebook.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
+    except OSError as error:
+        trouble = _unless_full(run, error)
+    except KernelDiedError as error:
+        return close(run.paths, "failed" if has_begun(run.paths) else "interrupted", str(error), began, place)
+    except KeyboardInterrupt:
+        close(run.paths, "interrupted", "stopped by the user", began, place)
+        raise
+    except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's trouble alone
+        trouble = error
+    return close(run.paths, "failed", _one_line(trouble), began, place)
+
+
+def _unless_full(run: Run, error: OSError) -> OSError:
+    """Return an error of the operating system, but for a full disk, which is the whole sweep's trouble."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
+    return error
+
+
+def describe(run: Run) -> None:
+    """Make a run's folder an unfinished run of these settings: a row even if it never gets to its launch.
+
+    Raises
+    ------
+    LaunchError
+        If the disk is full.
+    """
+    check_space(run.paths.dir)
+    clear(run.paths)
+    records.write_json(run.paths.experiment, run.experiment.model_dump())
+
+
+def has_begun(run: RunPaths) -> bool:
+    """Check whether a described run got to its launch; one that did not says nothing about its settings."""
+    return run.console.exists()
+
+
+def close(run: RunPaths, status: str, cause: str, began: float, place: Place | None = None) -> Result:
+    """Return the result that the launch wrote, or write the one that it could not write any more.
+
+    Raises
+    ------
+    LaunchError
+        If the run's folder is gone, or not the one that was at that place.
+    """
+    if place:
+        place.check()
+    if known := recorded(run):
+        return known
+    result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
+    result.write()
+    return result
+
+
+def recorded(run: RunPaths) -> Result | None:
+    """Return the result that lies in a run's folder; None if there is none that says how the run ended."""
+    record = record_schema.read(run.result)
+    if not record or not record.get("status"):
+        return None
+    codes, phases, summary = (record.get(key) or {} for key in ("exit_codes", "phases_s", "summary"))
+    return Result(
+        record["status"],
+        record.get("cause"),
+        {int(rank): code for rank, code in codes.items()},
+        phases,
+        summary,
+        run.dir,
+    )
+
+
+def changed(run: Run) -> str:
+    """Say which settings a run's folder was made with other than it has now; empty if with the same, or none it tells.
+
+    A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing. A
+    setting that the folder does not name came after it, and had its default.
+    """
+    known, problem = record_schema.cleaned(run.paths.experiment.name, records.read_json(run.paths.experiment) or {})
+    if problem or known.keys().isdisjoint(finished.DEFAULTS):
+        return ""
+    before = {**finished.DEFAULTS, **known}
+    now, asked = run.experiment.model_dump(), before.get("asked")
+    unknown = "auto" in (now["device"], before.get("device"))  # which device it is, only the hosts can say
+    if isinstance(asked, dict):  # of the device, what it was found to be is compared
+        before |= {key: value for key, value in asked.items() if key != "device"}
+    free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}
+    keys = [key for key in now if key not in free and before[key] != now[key]]
+    return ", ".join(
+        f"{key} was {plain_text.short_repr(before[key])} and is {plain_text.short_repr(now[key])}" for key in keys
+    )
+
+
+def _one_line(error: BaseException | None) -> str:
+    if error is None:
+        return "the notebook ended without starting the run"
+    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    return f"{name}: {value}".splitlines()[0][:500]
+
+
+def main() -> int:
+    """Make the run whose folder the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dsnb.sweep.job", description="Make the run that a folder describes."
+    )
+    parser.add_argument("run_dir", type=Path, help="the run's folder, with its experiment.json")
+    parser.add_argument("--owned", action="store_true", help="end when stdin closes: whoever started this is gone")
+    given = parser.parse_args()
+    signals.take_over()
+    if given.owned:
+        threading.Thread(target=_end_with_owner, daemon=True).start()
+    try:
+        result = execute(planned(RunPaths(given.run_dir.absolute())))
+    except KeyboardInterrupt:
+        return signals.INTERRUPTED
+    except DsnbError as error:
+        print(f"error: {plain_text.line(error)}", file=sys.stderr)
+        return 1
+    print(plain_text.line(f"{result.status}: {result.cause or 'as planned'}"))
+    return 0
+
+
+def planned(run: RunPaths) -> Run:
+    """Return the run that a folder's settings ask for.
+
+    Raises
+    ------
+    SettingsError
+        If there are none.
+    """
+    settings = Experiment.read(run.experiment)  # the notebook judges them
+    known, problem = record_schema.cleaned(run.experiment.name, records.read_json(run.experiment) or {})
+    if problem:
+        raise SettingsError(f"{run.dir / problem}: start the sweep again")
+    asked = known.get("asked")
+    if asked:  # what was found with an `auto` is to be found again
+        settings = settings.model_copy(update={key: asked[key] for key in asked if key in Experiment.model_fields})
+    return Run(run.dir.parent.name, settings, run.repeat or 1, run)
+
+
+def _end_with_owner() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

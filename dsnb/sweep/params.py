@@ -1,0 +1,224 @@
+"""A params file -> the list of runs: multiplying the grid, naming, and refusing what cannot be run.
+
+name: gpt2_zero            # folder under outputs/
+question: ...              # stands on top of the report
+defaults: {model: gpt2}    # settings of every run
+grid: {zero_stage: [0, 1]} # every combination of the lists
+exclude: [{zero_stage: 1, precision: fp32}]
+include: [{zero_stage: 3, grad_accum: [1, 8]}] # further runs on top of the defaults; lists are multiplied
+repeats: 3
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import NotNamedError, SettingsError
+from dsnb.run_folder import paths
+from dsnb.run_folder.paths import RunPaths, SweepPaths
+from dsnb.settings import checks
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.params_file import ParamsFile, read_params, validated
+
+MOST_RUNS = 10_000
+OF_THE_SWEEP = ("repeats", "expect_samples_per_s")
+"""What `--set` can change beside the settings of runs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run to be made."""
+
+    name: str
+    experiment: Experiment
+    repeat: int
+    paths: RunPaths
+    lane: str = ""
+    """The hosts that make it, of a sub-cluster: runs of one lane come one after the other, lanes side by side."""
+    stage: int = 0
+    """Lanes of a later stage wait for those of this one, whose hosts they share."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of a params file, repeats outermost, so that a drift of the machine meets every setting alike."""
+
+    name: str
+    question: str
+    runs: tuple[Run, ...]
+    paths: SweepPaths
+    params: dict[str, Any]
+    """The params file as it is run, after `--set`."""
+
+
+def load_sweep(
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    only: str | None = None,
+    output: str | Path | None = None,
+    *,
+    autos: Mapping[str, Any] | None = None,
+    adapt: Callable[[Experiment], Experiment] | None = None,
+) -> Sweep:
+    """Read a params file and list its runs.
+
+    Parameters
+    ----------
+    path
+        The params file.
+    overrides
+        Settings that replace those of the file in every run; a list becomes an axis. `repeats` and
+        `expect_samples_per_s` as well. Experiments that do not differ any more are one.
+    only
+        A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are judged.
+    output
+        The folder of the sweep, by default `outputs/<name>`.
+    autos
+        What `auto` stands for in settings, where it is not what this machine has.
+    adapt
+        Changes an experiment before it gets its name; what it raises counts as a problem of that experiment.
+
+    Raises
+    ------
+    SettingsError
+        With every problem of the file and of every run at once.
+    """
+    file = overridden(path, overrides)
+    combinations = list(_combinations(file))
+    if not combinations:
+        raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
+    known = autos or {}
+    combinations = [
+        {key: known.get(key, value) if value == "auto" else value for key, value in settings.items()}
+        for settings in combinations
+    ]
+    experiments = _experiments(combinations, only, adapt)
+    folder = SweepPaths(paths.named_well(Path(output) if output else paths.outputs_root() / file.name, "--output"))
+    runs = tuple(
+        Run(name, experiment, repeat, folder.run(name, repeat))
+        for repeat in range(1, file.repeats + 1)
+        for name, experiment in experiments.items()
+    )
+    return Sweep(file.name, file.question, runs, folder, content(file))
+
+
+def content(file: ParamsFile) -> dict[str, Any]:
+    """Give what is to be written of a params file."""
+    return file.model_dump(exclude_defaults=True)
+
+
+def overridden(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
+    """Read a params file, and replace what `overrides` names.
+
+    Raises
+    ------
+    SettingsError
+        If it is none.
+    """
+    file, overrides = read_params(path), dict(overrides or {})
+    if own := {key: overrides.pop(key) for key in OF_THE_SWEEP if key in overrides}:
+        file = validated({**file.model_dump(), **own}, "--set")
+    axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
+    single = {key: value for key, value in overrides.items() if key not in axes}
+    grid = {key: [single[key]] if key in single else values for key, values in file.grid.items()}
+    return file.model_copy(
+        update={
+            "defaults": {**file.defaults, **single},
+            "grid": {**grid, **axes} if file.grid or not file.include else {},
+            "include": [
+                {**{key: value for key, value in entry.items() if key not in overrides}, **axes}
+                for entry in file.include
+            ],
+        }
+    )
+
+
+def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
+    """Give the settings of every experiment, as they stand in the file."""
+    for entry in file.exclude:
+        if not entry:
+            raise SettingsError("exclude has an empty entry, which would leave nothing: name settings or drop it")
+        if unknown := [key for key in entry if key not in Experiment.model_fields]:
+            raise SettingsError([f"exclude: {checks.unknown_key(key, Experiment.model_fields)}" for key in unknown])
+    grid = [("grid", file.grid)] if file.grid or not file.include else []
+    several = [{key: value for key, value in entry.items() if isinstance(value, list)} for entry in file.include]
+    size = _size("grid", file.grid) * len(grid) + sum(_size("include", axes) for axes in several)
+    if size * file.repeats > MOST_RUNS:
+        raise SettingsError(f"grid: {size * file.repeats:,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
+    chosen = [settings for _, axes in grid for settings in _product(file.defaults, axes)]
+    further = [
+        settings
+        for entry, axes in zip(file.include, several, strict=True)
+        for settings in _product({**file.defaults, **entry}, axes)
+    ]
+    return [settings for settings in chosen if not _excluded(settings, file.exclude)] + further
+
+
+def _size(where: str, axes: dict[str, list[Any]]) -> int:
+    """Count the combinations of lists, without making them."""
+    if empty := [key for key, values in axes.items() if not values]:
+        raise SettingsError(f"{where}: {empty[0]} is an empty list: give at least one value or leave it out")
+    return math.prod(len(values) for values in axes.values())
+
+
+def _product(settings: dict[str, Any], axes: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for chosen in itertools.product(*axes.values()):
+        yield {**settings, **dict(zip(axes, chosen, strict=True))}
+
+
+def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
+    complete = {**{name: field.default for name, field in Experiment.model_fields.items()}, **settings}
+    return any(all(complete[key] == value for key, value in entry.items()) for entry in exclude)
+
+
+def _experiments(
+    combinations: list[dict[str, Any]], only: str | None, adapt: Callable[[Experiment], Experiment] | None
+) -> dict[str, Experiment]:
+    several_models = len({str(settings.get("model")) for settings in combinations}) > 1
+    problems: list[str] = []
+    experiments: list[Experiment] = []
+    for settings in combinations:
+        try:
+            experiment = Experiment(**{str(key): value for key, value in settings.items()})
+            experiments.append(adapt(experiment) if adapt else experiment)
+        except SettingsError as error:
+            if only is None or fnmatchcase(_name_if_it_were_right(settings, several_models) or only, only):
+                problems += error.problems
+    if problems:
+        raise SettingsError(list(dict.fromkeys(problems)))
+    named: dict[str, Experiment] = {}
+    for experiment in experiments:
+        _add(named, _name(experiment, several_models), experiment)
+    kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
+    if not kept:
+        raise NotNamedError(f"no experiment is named like {only!r}: there are {', '.join(named)}")
+    return kept
+
+
+def _add(named: dict[str, Experiment], name: str, experiment: Experiment) -> None:
+    known = named.setdefault(name, experiment)
+    if known != experiment:
+        differing = [key for key in Experiment.model_fields if getattr(known, key) != getattr(experiment, key)]
+        raise SettingsError(
+            f"two experiments are named {name!r}: they differ only in {', '.join(differing)}; "
+            "give each a sweep of its own"
+        )
+
+
+def _name(experiment: Experiment, several_models: bool) -> str:
+    return experiment.name_with_model if several_models else experiment.name
+
+
+def _name_if_it_were_right(settings: dict[str, Any], several_models: bool) -> str | None:
+    """Name settings that are refused; None for those that are not even of the right types."""
+    try:
+        machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
+        resolved = Experiment(**machine).model_dump()
+        settings = {**settings, **{key: resolved[key] for key in machine}}
+        return _name(Experiment.model_construct(**settings), several_models)
+    except (SettingsError, TypeError, ValueError):
+        return None

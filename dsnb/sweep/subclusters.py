@@ -1,0 +1,152 @@
+"""Sub-clusters: the hosts of a hostfile split into groups, and every experiment of a params file on every group.
+
+A run on a group is an ordinary run; which group made it, its `include` tells.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import NotNamedError, SettingsError
+from dsnb.settings import hostfile
+from dsnb.settings.hostfile import Host
+from dsnb.settings.params_file import read_params
+from dsnb.sweep.params import MOST_RUNS, Run, Sweep, content, load_sweep, overridden
+
+Group = tuple[Host, ...]
+
+
+@dataclass(frozen=True)
+class Division:
+    """A sweep over groups of hosts."""
+
+    sweep: Sweep
+    left_over: dict[int, tuple[str, ...]]
+    """By the size of groups: the hosts for which there is no group."""
+
+    def notes(self) -> Iterator[str]:
+        """Name the hosts that do nothing."""
+        for size, names in self.left_over.items():
+            yield f"sub-clusters of {size}: left over and not used: {', '.join(names)}"
+
+
+def split(hosts: Sequence[Host], size: int) -> tuple[tuple[Group, ...], tuple[Host, ...]]:
+    """Split hosts into disjoint groups, neighbours together; give the groups and the hosts that are left over.
+
+    Raises
+    ------
+    SettingsError
+        If there are too few hosts for one group.
+    """
+    if not 1 <= size <= len(hosts):
+        raise SettingsError(f"sub-cluster is {size}: there are {len(hosts)} hosts; give 1 to {len(hosts)}")
+    whole = len(hosts) - len(hosts) % size
+    return tuple(tuple(hosts[at : at + size]) for at in range(0, whole, size)), tuple(hosts[whole:])
+
+
+def sizes(text: str) -> list[int]:
+    """Read `2` or `1,2,4`.
+
+    Raises
+    ------
+    SettingsError
+        If it is not a list of whole numbers, each once.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 6 and int(word) for word in words) or len(set(words)) < len(words):
+        raise SettingsError(f"sub-cluster is {text[:80]!r}: give numbers of hosts, each once, for example 2 or 1,2,4")
+    return [int(word) for word in words]
+
+
+def load(
+    path: str | Path,
+    group_sizes: Sequence[int],
+    overrides: Mapping[str, Any] | None = None,
+    only: str | None = None,
+    output: str | Path | None = None,
+    hosts: Sequence[Host] | None = None,
+) -> Division:
+    """Read a params file and list its runs on every group of hosts, as `dsnb.load_sweep` does for one machine.
+
+    `gpus` and `nodes` of the file give way to those of the groups. One size is made after the other, the groups of a
+    size side by side. Runs of one experiment are numbered over the groups, repeats outermost.
+
+    Parameters
+    ----------
+    hosts
+        Stand for those of a Slurm job that is yet to come: the runs then say how many hosts they have, not which.
+
+    Raises
+    ------
+    SettingsError
+        With every problem of the file and of every run at once.
+    """
+    changes = {key: value for key, value in (overrides or {}).items() if key not in {"gpus", "nodes"}}
+    if hosts:
+        with hostfile.outside_allocation():
+            changes["hostfile"] = hostfile.SLURM
+            division = _divide(hosts, hosts, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+        runs = tuple(replace(run, lane="") for run in division.sweep.runs)
+        return Division(replace(division.sweep, runs=runs), {})
+    where = {**read_params(path).defaults, **changes}
+    file, include, exclude = (str(where.get(key) or "") for key in ("hostfile", "include", "exclude"))
+    if not file:
+        raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
+    chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
+    division = _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+    asked = content(overridden(path, changes))  # with it the sweep is started again: on all groups, not on the first
+    return replace(division, sweep=replace(division.sweep, params=asked))
+
+
+def _divide(
+    hosts: Sequence[Host], whole: Sequence[Host], sizes: Sequence[int], load: Callable[[dict[str, Any]], Sweep]
+) -> Division:
+    """Make the runs of all groups; `whole` are the hosts with all of their GPUs."""
+    sweeps: list[Sweep] = []
+    runs: list[Run] = []
+    left_over = {}
+    unnamed: NotNamedError | None = None
+    for stage, size in enumerate(sizes):
+        groups, rest = split(hosts, size)
+        if rest:
+            left_over[size] = tuple(host.name for host in rest)
+        for gpus, alike in _by_gpus(groups).items():
+            names = [_names(group, whole) for group in alike]
+            try:
+                sweeps.append(load({"include": names[0], "exclude": "", "nodes": size, "gpus": gpus}))
+            except NotNamedError as error:  # names differ by the size of the groups
+                unnamed = error
+                continue
+            runs += _on_all(sweeps[-1], names, stage)
+    if unnamed and not sweeps:
+        raise unnamed
+    if len(runs) > MOST_RUNS:
+        raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
+    return Division(replace(sweeps[0], runs=tuple(runs)), left_over)
+
+
+def _by_gpus(groups: Sequence[Group]) -> dict[int, list[Group]]:
+    """Sort groups by their GPUs: with other numbers of them they make other experiments."""
+    found: dict[int, list[Group]] = {}
+    for group in groups:
+        found.setdefault(sum(len(host.devices) for host in group), []).append(group)
+    return found
+
+
+def _on_all(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[Run]:
+    """Give every run of a sweep on every group."""
+    for run in sweep.runs:
+        for group, lane in enumerate(lanes, start=1):
+            number = (run.repeat - 1) * len(lanes) + group
+            experiment = run.experiment.model_copy(update={"include": lane})
+            yield Run(run.name, experiment, number, sweep.paths.run(run.name, number), lane, stage)
+
+
+def _names(group: Group, whole: Sequence[Host]) -> str:
+    """Name the hosts of a group as a filter does, with the GPUs of those that do not give all."""
+    known = {host.name: host.devices for host in whole}
+    return "@".join(
+        host.name if host.devices == known[host.name] else f"{host.name}:{','.join(map(str, host.devices))}"
+        for host in group
+    )

@@ -1,0 +1,1 @@
+"""The machine: GPUs, processes, signals, clocks, temporary folders."""

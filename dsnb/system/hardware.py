@@ -1,0 +1,220 @@
+"""What GPUs can do by their data sheets, and what is in this machine.
+
+Asks NVML and the operating system only, so that a laptop without torch can call it.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dsnb.system import nvml
+
+GIB = nvml.GIB
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A vendor's dense peak rates in TFLOP/s; None where the chip lacks the format."""
+
+    fp32: float
+    tf32: float | None
+    fp16: float
+    bf16: float | None
+    source: str
+
+
+# Dense rates (data sheets print twice as much "with sparsity"). fp32 is the rate outside the matrix units.
+# The first key whose words stand in NVML's name wins, so longer names come first.
+PEAKS = {
+    "b200": Peak(80, 1125, 2250, 2250, "NVIDIA Blackwell architecture brief, HGX B200"),
+    "h200 nvl": Peak(60, 418, 835, 835, "NVIDIA H200 data sheet, NVL"),
+    "h200": Peak(67, 494, 989, 989, "NVIDIA H200 data sheet, SXM"),
+    "h100 nvl": Peak(60, 418, 835, 835, "NVIDIA H100 data sheet, NVL"),
+    "h100 pcie": Peak(51, 378, 756, 756, "NVIDIA H100 data sheet, PCIe"),
+    "h100": Peak(67, 494, 989, 989, "NVIDIA H100 data sheet, SXM"),
+    "a100": Peak(19.5, 156, 312, 312, "NVIDIA A100 data sheet"),
+    "a10": Peak(31.2, 62.5, 125, 125, "NVIDIA A10 data sheet"),
+    "l40s": Peak(91.6, 183, 362, 362, "NVIDIA L40S data sheet"),
+    "l4": Peak(30.3, 60, 121, 121, "NVIDIA L4 data sheet"),
+    "v100 pcie": Peak(14, None, 112, None, "NVIDIA V100 data sheet, PCIe"),
+    "v100": Peak(15.7, None, 125, None, "NVIDIA V100 data sheet, SXM2"),
+    "t4": Peak(8.1, None, 65, None, "NVIDIA T4 data sheet"),
+    "rtx 4090": Peak(82.6, 82.6, 165.2, 165.2, "NVIDIA Ada architecture white paper, fp32 accumulate"),
+    "rtx 3090": Peak(35.6, 35.6, 71, 71, "NVIDIA Ampere GA102 white paper, fp32 accumulate"),
+}
+
+
+def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
+    """Give the vendor's dense peak of a GPU.
+
+    Parameters
+    ----------
+    gpu_name
+        As NVML prints it, for example `NVIDIA H200`.
+    precision
+        `fp32`, `tf32`, `fp16` or `bf16`.
+
+    Returns
+    -------
+    float or None
+        TFLOP/s of one GPU; None for a GPU that the table does not know.
+    """
+    words = (gpu_name or "").lower().replace("-", " ")
+    peak = next((peak for key, peak in PEAKS.items() if f" {key} " in f" {words} "), None)
+    return getattr(peak, precision) if peak else None
+
+
+# The best of square products from 4,096 to 16,384, measured by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
+MATMULS = {"h200": {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
+
+
+def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
+    """Give the rate of a large matrix product measured on such a GPU, TFLOP/s; None where none was measured."""
+    words = f" {(gpu_name or '').lower().replace('-', ' ')} "
+    return next((rates.get(precision) for key, rates in MATMULS.items() if f" {key} " in words), None)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU that this process may use; `index` counts all of the machine, as NVML does."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_gib: float
+    capability: tuple[int, int]
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """List the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, in its order."""
+    return tuple(_visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))  # which a notebook may change
+
+
+@cache
+def _all_gpus() -> list[Gpu]:
+    with nvml.session() as api:
+        return [_describe(api, index) for index in range(api.nvmlDeviceGetCount())] if api else []
+
+
+def _describe(api: Any, index: int) -> Gpu:
+    handle = api.nvmlDeviceGetHandleByIndex(index)
+    return Gpu(
+        index=index,
+        name=_text(api.nvmlDeviceGetName(handle)),
+        uuid=_text(api.nvmlDeviceGetUUID(handle)),
+        memory_gib=api.nvmlDeviceGetMemoryInfo(handle).total / GIB,
+        capability=tuple(api.nvmlDeviceGetCudaComputeCapability(handle)),
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
+    """Apply CUDA's rule: numbers or UUID prefixes; whatever follows the first unknown one is invisible."""
+    if choice is None:
+        return found
+    chosen: list[Gpu] = []
+    for word in filter(None, map(str.strip, choice.split(","))):
+        match = [gpu for gpu in found if (word == str(gpu.index) or gpu.uuid.startswith(word))]
+        if len(match) != 1:
+            break
+        chosen += match
+    return chosen
+
+
+def in_use(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
+    """Give the memory in use in GiB, and the numbers of the processes that compute, of GPUs by NVML's numbers."""
+    found: dict[int, tuple[float, list[int]]] = {}
+    with nvml.session() as api:
+        for index in indexes if api else ():
+            handle = api.nvmlDeviceGetHandleByIndex(index)
+            pids: list[int] = []
+            with contextlib.suppress(api.NVMLError):
+                pids = [process.pid for process in api.nvmlDeviceGetComputeRunningProcesses(handle)]
+            found[index] = (nvml.memory_used_gib(api, handle), pids)
+    return found
+
+
+def clocks() -> list[dict[str, float]]:
+    """Give the highest SM clock that each GPU may take, in MHz, and its power limit in W; empty without a GPU."""
+    found = []
+    with nvml.session() as api:
+        for gpu in gpus() if api else ():
+            handle, limits = api.nvmlDeviceGetHandleByIndex(gpu.index), {}
+            with contextlib.suppress(api.NVMLError):
+                limits["sm_clock_max_mhz"] = api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM)
+            with contextlib.suppress(api.NVMLError):
+                limits["power_limit_w"] = api.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+            found.append(limits)
+    return found
+
+
+def nvlinks() -> int | None:
+    """Count the NVLinks of the first GPU that are up; None without a GPU."""
+    with nvml.session() as api:
+        if api is None or api.nvmlDeviceGetCount() == 0:
+            return None
+        count = 0
+        for link in range(18):
+            with contextlib.suppress(api.NVMLError):
+                count += api.nvmlDeviceGetNvLinkState(api.nvmlDeviceGetHandleByIndex(0), link)
+        return count
+
+
+def driver_version() -> str | None:
+    """Give the NVIDIA driver's version, None without one."""
+    with nvml.session() as api:
+        return _text(api.nvmlSystemGetDriverVersion()) if api else None
+
+
+def default_device() -> str:
+    """Give `cuda` where there is a usable GPU, `cpu` elsewhere."""
+    return "cuda" if gpus() else "cpu"
+
+
+def default_world_size(device: str) -> int:
+    """Give the ranks that `gpus: auto` means: every GPU, or two on a CPU so that ZeRO has something to share."""
+    return max(1, len(gpus())) if device == "cuda" else min(2, cores())
+
+
+def cores() -> int:
+    """Count the cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def oom_kills() -> int:
+    """Count the processes that Linux has killed for want of memory since it started."""
+    try:
+        rows = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)
+
+
+def memory_gib() -> float:
+    """Give the machine's memory in GiB."""
+    return float(psutil.virtual_memory().total / GIB)
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Give the instruction sets of the CPU as Linux names them; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    flags = next((row for row in text.splitlines() if row.startswith(("flags", "Features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def cpu_computes_fp16() -> bool:
+    """Say whether the CPU has fp16 arithmetic that torch uses; DeepSpeed refuses fp16 without it."""
+    return bool(cpu_flags() & {"avx512_fp16", "avx_ne_convert", "amx_fp16"})

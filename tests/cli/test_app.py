@@ -1,0 +1,192 @@
+"""The command line: what it prints, and that trouble is one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.sweep.test_run import NAMES
+
+
+def dsnb(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "dsnb", *map(str, words)],
+        capture_output=True, text=True, cwd=options.pop("cwd", ROOT), timeout=200, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(swept, tmp_path_factory):
+    home = tmp_path_factory.mktemp("cli")
+    shutil.copytree(swept / NAMES[0], home / "out" / NAMES[0])
+    return home / "out"
+
+
+def test_doctor_finds_this_machine_fit():
+    done = dsnb("doctor")
+    assert done.returncode == 0, done.stdout
+    for words in ("Python", "C++ compiler", "ninja", "torch ", "deepspeed ", "fp32, bf16", "notebooks"):
+        assert words in done.stdout
+
+
+def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
+    spec = tmp_path / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    kernel = {"argv": ["/opt/other/bin/python"], "display_name": "Python 3", "language": "python"}
+    (spec / "kernel.json").write_text(json.dumps(kernel))
+    variables = {"PATH": str(tmp_path), "TORCH_CUDA_ARCH_LIST": "9.0a", "JUPYTER_PATH": str(tmp_path), "COLUMNS": "300"}
+    done = dsnb("doctor", env={**os.environ, **variables})
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert "missing C++ compiler none install g++" in text
+    assert "9.0a" in text
+    assert f"note Jupyter kernel python3 starts /opt/other/bin/python (kernelspec {spec})" in text
+
+
+def test_doctor_takes_a_hostfile_from_either_place(tmp_path):
+    (tmp_path / "hosts").write_text("a slots=0\n")
+    for words in (
+        ["--hostfile", tmp_path / "hosts", "--set", "hostfile=other"],
+        ["--set", f"hostfile={tmp_path}/hosts"],
+    ):
+        done = dsnb("doctor", *words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"error: hostfile '{tmp_path}/hosts', line 1: slots is 0")
+
+
+def test_dry_run_starts_nothing(tmp_path):
+    done = dsnb("sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out")
+    assert done.returncode == 0
+    assert "zero_optimization: {stage: 3}" in done.stdout
+    assert "bf16: {enabled: true}" in done.stdout
+    assert done.stdout.endswith("2 runs; nothing was started\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_runs_say_who_would_make_what(tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
+    few = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
+    done = dsnb(*few, "--set", "repeats=1", "--hostfile", tmp_path / "hosts", "--sub-cluster", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "note: sub-clusters of 2: left over and not used: c\n"
+    assert "  ranks 2 to 3: ssh " in done.stdout
+    done = dsnb(*few, "--slurm", "--nodes", "2", "--gpus-per-node", "4", "--set", "gpus=auto", "--partition", "gpu")
+    assert done.returncode == 0, done.stderr
+    wanted = "  sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --partition=gpu "
+    rows = [row for row in done.stdout.splitlines() if row.startswith(wanted)]
+    assert [Path(row.split()[-1]).parent.name for row in rows] == ["run1", "run2"]
+    assert done.stdout.endswith("2 runs; nothing was started\n")
+
+
+def test_summary_in_every_format(folder):
+    csv = dsnb("summary", folder, "--format", "csv").stdout.splitlines()
+    assert csv[0].startswith("experiment,n,not_ok,tokens_per_s_median,tokens_per_s_std,tokens_per_s_per_gpu_median,")
+    assert csv[1].startswith(f"{NAMES[0]},2,0,")
+    (row,) = json.loads(dsnb("summary", folder, "--format", "json").stdout)
+    assert row["tokens_per_s_median"] > 0
+    assert row["mfu_median"] is None
+    assert dsnb("summary", folder, "--format", "markdown").stdout.startswith("| experiment ")
+    table = dsnb("summary", folder).stdout
+    assert NAMES[0] in table
+    assert f"{row['tokens_per_s_median']:,.0f} ±" in table
+
+
+def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
+    (row,) = json.loads(dsnb("summary", folder, "--timing", "--format", "json").stdout)
+    assert set(row) == {"experiment", "start", "build", "warmup", "timed", "stop", "wall", "notebook", "outside_steps"}
+    assert row["start"] + row["build"] + row["warmup"] + row["timed"] + row["stop"] == pytest.approx(
+        row["wall"], abs=0.3
+    )
+    assert row["notebook"] > row["wall"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "none.yaml"], "params file 'none.yaml' cannot be read: No such file or directory; check the path"),
+        (
+            ["sweep", "params/quickstart.yaml", "--set", "zero_stgae=1"],
+            "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
+        ),
+        (
+            ["sweep", "params/quickstart.yaml", "--set", "zero_stage=4"],
+            "zero_stage is 4: allowed are 0, 1, 2 or 3",
+        ),
+        (
+            ["sweep", "params/quickstart.yaml", "--set", "gpus=64", "--set", "device=cpu", "--only", "zs0_fp32*"],
+            f"gpus is 64: {4 * len(os.sched_getaffinity(0))} ranks are the most on this CPU (4 a core); use fewer",
+        ),
+        (["sweep", "params/quickstart.yaml", "--set", "steps"],
+         "--set is 'steps': write KEY=VALUE, for example --set seq_len=256"),
+        (["sweep", "params/quickstart.yaml", "--partition", "gpu"],
+         "--partition is for Slurm: add --slurm, or leave it out"),
+        (["sweep", "params/quickstart.yaml", "--slurm", "--sub-cluster", "2"],
+         "--sub-cluster divides one set of hosts: add --one-allocation, or leave it out"),
+        (["sweep", "params/quickstart.yaml", "--sub-cluster", "2"],
+         "sub-cluster needs hosts: name them with --hostfile"),
+        (["sweep", "params/quickstart.yaml", "--slurm", "--hostfile", "hosts"],
+         "--hostfile is 'hosts', but Slurm chooses hosts: leave one of them out"),
+        (["summary", "none"],
+         "'none' is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"),
+    ],
+)  # fmt: skip
+def test_trouble_is_one_line(words, message):
+    done = dsnb(*words)
+    assert (done.returncode, done.stderr, done.stdout) == (1, f"error: {message}\n", "")
+
+
+@pytest.mark.parametrize("command", ["summary", "report"])
+def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("notes.txt", "a/picture.png", "a/b/.hidden"):
+        (tmp_path / name).write_text("nothing")
+    done = dsnb(command, tmp_path)
+    message = (
+        f"error: '{tmp_path}' holds no run: looked at 3 files in 3 folders, none is a run of dsnb or a log that dsnb "
+        "knows; it reads console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and transformers' "
+        "Trainer, trainer_state.json, and step_log.csv\n"
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (1, message, "")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = dsnb("sweep", "params/quickstart.yaml", "--output", tmp_path / "file" / "out")
+    message = f"error: {tmp_path}/file/out cannot be written: Not a directory; choose another --output\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+def test_papermill_refuses_a_misspelled_parameter(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(ROOT / "notebooks/10_run.ipynb"),
+        "out.ipynb",
+        "-p",
+        "zero_stgae",
+        "2",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode != 0
+    assert "did you mean 'zero_stage'?" in done.stderr
+
+
+def test_a_dry_run_over_64_nodes_prints_every_command(tmp_path):
+    (tmp_path / "hosts").write_text("".join(f"n{number} slots=8\n" for number in range(64)))
+    words = ["--dry-run", "--only", "opt-350m*gpus512_*", "--hostfile", tmp_path / "hosts", "--set", "repeats=1"]
+    done = dsnb("sweep", "params/opt_scaling.yaml", *words, "--set", "launcher=deepspeed", "--set", "ssh_port=2222")
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if " ssh " in line]
+    assert len(commands) == 64
+    for number, line in enumerate(commands):
+        assert line.startswith(f"  ranks {8 * number} to {8 * number + 7}: ssh ")
+        assert f" -p 2222 -- n{number} " in line
+    launches = [line for line in done.stdout.splitlines() if "deepspeed.launcher.runner" in line]
+    assert [line.partition("--node_rank ")[2].split()[0] for line in launches] == [str(node) for node in range(64)]
+    assert not (tmp_path / "out").exists()

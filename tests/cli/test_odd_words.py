@@ -1,0 +1,130 @@
+"""Odd words on the command line: one line and an exit code, never a traceback, and nothing waits for ever."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import warnings
+
+import pytest
+
+from dsnb.cli import app as command_line
+from tests.support import made_up
+
+QUICK = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*"]
+NOT_UTF_8 = os.fsdecode(b"\xff")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("odd")
+    os.mkfifo(folder / "pipe")
+    (folder / "file").write_text("x")
+    (folder / "folder").mkdir()
+    made_up.write_folders(made_up.runs(3), folder / "sweep", steps=3)
+    made_up.write_folders(made_up.runs(3), folder / f"sweep{NOT_UTF_8}", steps=3)
+    made_up.write_folders(made_up.runs(3), folder / "sweep\nx", steps=3)
+    return folder
+
+
+def dsnb(monkeypatch, *words):
+    """Run a command in this process; give its exit code and what it printed."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how) for how in ("strict", "backslashreplace"))
+    monkeypatch.setattr(sys, "argv", ["dsnb", *map(str, words)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay as they are
+    code = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        try:
+            command_line.main()
+        except SystemExit as end:
+            code = end.code
+    said = []
+    for stream in (out, err):
+        stream.flush()
+        said.append(stream.buffer.getvalue().decode())
+    assert all(one.isprintable() or one == "\n" for text in said for one in text)
+    return code, *said
+
+
+REFUSED = {
+    "--set": [
+        "self=1", "__class__=1", "model_fields=1", "cls=1", "_fields_set=1", "1=2", "null=3", "=3", " =1", "[",
+        "seed=1" + "0" * 5000, "seed=0x" + "f" * 200, "steps=2024-99-99", "model=" + "[" * 200, "steps={a: 1}",
+        "steps={1: 2}", "data=\x1b[31m", "data=" + NOT_UTF_8, "repeats=x", "steps=!!int x", "data=/dev/zero",
+        "data=PIPE",
+        "hostfile=/dev/zero", "hostfile=PIPE", "hostfile=FOLDER", "tokenizer=/dev/null/x", "model=PIPE", "model=a\nb",
+    ],
+    "--only": ["", "[", "[!", "*" * 3000 + "x", "[z-a]", "\x1b[31m", NOT_UTF_8],
+    "--output": ["a\nb", "\x1b[31mx", NOT_UTF_8, "a\u2028b"],
+    "--sub-cluster": ["0", "9" * 5000, "²"],
+    "--hostfile": [NOT_UTF_8, "/dev/zero", "PIPE", "FOLDER"],
+}  # fmt: skip
+
+
+def placed(word, here):
+    return word.replace("PIPE", str(here / "pipe")).replace("FOLDER", str(here / "folder"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("option", REFUSED)
+def test_a_sweep_refuses_odd_words_in_one_sentence(monkeypatch, here, option):
+    for word in REFUSED[option]:
+        code, out, err = dsnb(monkeypatch, *QUICK, option, placed(word, here))
+        assert (code, out) == (1, ""), (word[:80], out, err)
+        assert err.startswith("error: "), word[:80]
+        assert len(err) < 4_000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("word", ["", ".", "/dev/zero", "PIPE", "FOLDER", "x" * 5000, "a\nb", NOT_UTF_8])
+def test_no_command_takes_what_is_no_file_for_one(monkeypatch, here, word):
+    word = placed(word, here)
+    outside = here / "folder"  # nothing in it is a run
+    monkeypatch.setenv("DSNB_OUTPUTS", str(here / "outputs"))
+    commands = [["sweep", word, "--dry-run"], ["prepare", word, "--cache", here / "cache"]]
+    commands += [[name, outside if word in {"", "."} else word] for name in ("summary", "report")]
+    commands += [["bandwidth", "--hostfile", word], ["doctor", "--hostfile", word]] if word else []
+    for words in commands:
+        code, out, err = dsnb(monkeypatch, *words)
+        assert (code, out) == (1, ""), words
+        assert err.startswith("error: "), words
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("command", ["sweep", "report", "bandwidth", "prepare"])
+@pytest.mark.parametrize("word", ["a\nb", "\x1b[31mx", NOT_UTF_8])
+def test_every_command_that_writes_refuses_the_same_names(monkeypatch, here, command, word):
+    words = {"sweep": QUICK, "report": ["report", here / "sweep"], "bandwidth": ["bandwidth", "--set", "gpus=2"]}
+    option = "--cache" if command == "prepare" else "--output"
+    code, out, err = dsnb(monkeypatch, *words.get(command, ["prepare", "params/quickstart.yaml"]), option, here / word)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {option} is ")
+    assert err.endswith("its name holds a control character or is not UTF-8; choose another\n")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [f"sweep{NOT_UTF_8}", "sweep\nx"])
+def test_runs_in_a_folder_of_an_odd_name_can_be_read_but_not_reported_there(monkeypatch, here, name):
+    for format_ in ("table", "csv", "json", "markdown"):
+        code, out, err = dsnb(monkeypatch, "summary", here / name, "--format", format_)
+        assert (code, err) == (0, "")
+        assert out
+    code, out, err = dsnb(monkeypatch, "report", here / name)
+    assert (code, out) == (1, "")
+    assert "its name holds a control character or is not UTF-8" in err
+
+
+@pytest.mark.parametrize("format_", ["table", "csv", "markdown", "json"])
+def test_names_reach_the_terminal_as_text(monkeypatch, tmp_path, format_):
+    made_up.write_folders(made_up.runs(3), tmp_path / "out", steps=3)
+    next((tmp_path / "out").iterdir()).rename(tmp_path / "out" / "=a\x1b[2J\u202e|b")
+    code, out, err = dsnb(monkeypatch, "summary", tmp_path / "out", "--format", format_)  # looks at every character
+    assert (code, err) == (0, "")
+    shown = {
+        "table": "=a?[2J?|b",
+        "csv": "\n'=a?[2J?|b,",
+        "markdown": "=a?\\[2J?\\|b",
+        "json": '"=a\\u001b[2J\\u202e|b"',
+    }
+    assert shown[format_] in out

@@ -1,0 +1,88 @@
+"""Tables and lines as terminals, spreadsheets and Markdown get them, whatever names are in them."""
+
+import csv
+import io
+
+import pandas as pd
+import pytest
+
+from dsnb.cli.printing import Format, say, show
+from dsnb.files import plain_text
+
+ODD = [
+    "=1+1",
+    "+2",
+    "-3",
+    "@x",
+    "\t=4",
+    "\r=5",
+    "a|b",
+    "<b>x</b>",
+    "`c`",
+    "[d](e)",
+    "\x1b[31mf",
+    "\u202eg",
+    "h\ni",
+    "j",
+]
+
+
+@pytest.fixture
+def table():
+    return pd.DataFrame(
+        {"n": range(len(ODD)), "change": [-1.5] * len(ODD), "cause": ODD}, index=pd.Index(ODD, name="experiment")
+    )
+
+
+def printed(capsys, table, format_):
+    show(table, table.astype(str), format_)
+    out = capsys.readouterr().out
+    assert all(one.isprintable() or one == "\n" for one in out)
+    return out
+
+
+def test_csv_holds_no_formula_and_its_negative_numbers_are_numbers(capsys, table):
+    rows = list(csv.reader(io.StringIO(printed(capsys, table, Format.csv))))
+    assert rows[0] == ["experiment", "n", "change", "cause"]
+    assert len(rows) == len(ODD) + 1
+    for row, odd in zip(rows[1:], ODD, strict=True):
+        assert row[0] == row[3]
+        assert row[0].startswith("'") == odd.startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert row[2] == "-1.5"
+
+
+def test_csv_keeps_missing_figures_empty(capsys):
+    show(pd.DataFrame({"x": [1.0, None]}, index=pd.Index(["a", "b"], name="experiment")), None, Format.csv)
+    assert capsys.readouterr().out == "experiment,x\na,1.0\nb,\n"
+
+
+def test_markdown_cells_stay_cells(capsys, table):
+    lines = printed(capsys, table, Format.markdown).splitlines()
+    assert len(lines) == len(ODD) + 2
+    for line in lines:
+        assert line.replace("\\|", "").count("|") == 5
+        assert "<b>" not in line
+        assert "`c`" not in line.replace("\\`", "")
+    assert any("&lt;b&gt;x&lt;/b&gt;" in line for line in lines)
+
+
+@pytest.mark.parametrize("format_", [Format.table, Format.json])
+def test_other_formats_hold_nothing_that_a_terminal_obeys(capsys, table, format_):
+    assert "j" in printed(capsys, table, format_)
+
+
+def test_markdown_does_not_calculate_with_names(capsys):
+    show(None, pd.DataFrame({"x": ["1e5"]}, index=pd.Index(["0012"], name="experiment")), Format.markdown)
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["|", "0012", "|", "1e5", "|"]
+
+
+def test_lines_are_printed_as_lines_of_harmless_characters(capsys):
+    say("a\x1b]0;title\x07b\tc\u202ed\udcff\nsecond \u00b1 \U0001f680", err=True)
+    assert capsys.readouterr().err == "a?]0;title?b c?d?\nsecond \u00b1 \U0001f680\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"), [("données_日本", True), ("a b", True), ("a\u3000b", True), ("\u2028", False)]
+)
+def test_names_of_folders(text, fine):
+    assert plain_text.is_name(text) == fine

@@ -1,0 +1,95 @@
+"""A notebook's end: the caller is told how it ended, the terminal nothing, and no kernel stays."""
+
+import json
+import os
+import subprocess
+import sys
+
+import nbformat
+import nbformat.v4 as nbf
+import pytest
+
+from dsnb.errors import KernelDiedError
+from dsnb.execute import kernels, notebook
+
+EXECUTE = """
+import asyncio, signal, sys
+from pathlib import Path
+import psutil
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+from dsnb.execute import notebook
+
+tidy, connect, process = (
+    KernelManager._async_cleanup_resources, NotebookClient.start_new_kernel_client, NotebookClient.process_message
+)
+
+async def tidy_late(manager, restart=False):
+    await asyncio.sleep(1.5)  # nbclient looks every second whether the kernel lives
+    await tidy(manager, restart)
+
+def interrupted_connect(client):
+    signal.raise_signal(signal.SIGINT)
+    return connect(client)
+
+def interrupted_process(client, message, *rest):
+    if "amid" in str(message["content"]):
+        signal.raise_signal(signal.SIGINT)
+    return process(client, message, *rest)
+
+KernelManager._async_cleanup_resources = tidy_late
+NotebookClient.process_message = interrupted_process
+if "at the start" in Path(sys.argv[1]).read_text():
+    NotebookClient.start_new_kernel_client = interrupted_connect
+try:
+    notebook.execute(*map(Path, sys.argv[1:]), {})
+except BaseException as error:
+    print(f"{type(error).__name__}: {error}", psutil.Process().children())
+"""
+
+DIED = "the kernel of in.ipynb failed:"
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", f"KernelDiedError: {DIED} it was killed by signal 9 (SIGKILL)"),
+        ("pass  # at the start", "KeyboardInterrupt: "),
+        ("import os, time; os.kill(os.getppid(), 2); time.sleep(100)", "KeyboardInterrupt: "),
+        ("import time; print('amid', flush=True); time.sleep(100)", "KeyboardInterrupt: "),
+    ],
+    ids=["killed", "interrupted while it starts", "interrupted while it works", "interrupted amid a message"],
+)
+def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
+    nbformat.write(nbf.new_notebook(cells=[nbf.new_code_cell(source)]), tmp_path / "in.ipynb")
+    command = [sys.executable, "-c", EXECUTE, str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{end} []\n", "")
+
+
+def test_a_kernel_that_cannot_start_says_why(tmp_path, monkeypatch):
+    (tmp_path / "ipykernel.py").write_text("raise SystemExit('no room for it')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    nbformat.write(nbf.new_notebook(), tmp_path / "in.ipynb")
+    with pytest.raises(KernelDiedError, match=f"^{DIED} it ended with exit code 1: no room for it$"):
+        notebook.execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        (["python3", "-m", "ipykernel"], None),
+        ([sys.executable], None),
+        (["/opt/other/bin/python"], "/opt/other/bin/python (kernelspec {spec})"),
+        (["julia"], "julia (kernelspec {spec})"),
+        (5, "a kernelspec that cannot be read (TraitError: "),
+        ([], "a kernelspec that cannot be read (IndexError: "),
+    ],
+)
+def test_a_kernelspec_of_another_environment_is_found(tmp_path, monkeypatch, argv, found):
+    spec = tmp_path / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    said = kernels.other_python()
+    assert said is None if found is None else said.startswith(found.format(spec=spec))

@@ -1,0 +1,127 @@
+"""The explorer in a real JupyterLab with a live kernel, driven by a real browser that reaches this machine alone."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import nbformat
+import nbformat.v4 as nbf
+import pytest
+
+from tests.support import made_up
+
+pytestmark = pytest.mark.alone
+
+TOKEN = "a-test"
+ROOT = "document.querySelector('.dsnb-explorer').dsnb"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """Serve a folder with a notebook that explores a made-up sweep; give its address."""
+    made_up.write_folders(made_up.runs(60), tmp_path / "work" / "outputs" / "made_up")
+    sources = [
+        "import dsnb\nexplorer = dsnb.explore(dsnb.load_runs('outputs/made_up'))\nexplorer",
+        "print('selected', len(explorer.selection), explorer.state['zero_stage'])",
+        "explorer.set(precision='bf16', y='power_w').state['y']",
+    ]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    cells = [nbf.new_code_cell(source) for source in sources]
+    nbformat.write(nbf.new_notebook(cells=cells, metadata=kernel), tmp_path / "work" / "look.ipynb")
+    port = free_port()
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}",
+        "--ServerApp.ip=127.0.0.1",
+        f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={tmp_path / 'work'}", "--LabApp.news_url=",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+    homes = {name: str(tmp_path / "home") for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+    with open(tmp_path / "lab.log", "w") as log:
+        server = subprocess.Popen(command, env={**os.environ, **homes}, stdout=log, stderr=log, cwd=tmp_path)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(f"{address}/api?token={TOKEN}", server, tmp_path / "lab.log")
+        yield address
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def wait_for(url, server, log):
+    for _ in range(120):
+        assert server.poll() is None, log.read_text()
+        try:
+            urllib.request.urlopen(url, timeout=5)
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    pytest.fail(log.read_text())
+
+
+def test_the_explorer_lives_in_jupyterlab(lab, chromium):
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000})
+    asked, said = [], []
+    tab = context.new_page()
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.goto(f"{lab}/lab/tree/look.ipynb?token={TOKEN}")
+    tab.locator(".jp-Notebook").wait_for(timeout=60_000)
+    tab.locator(".jp-Notebook .jp-Cell").first.click()
+    tab.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    tab.keyboard.press("Shift+Enter")
+    tab.locator(".dsnb-explorer table").first.wait_for(timeout=90_000)
+    tab.locator(".dsnb-count", has_text="60 of 60 runs").wait_for()
+
+    # the losses of the runs are there at once
+    assert tab.evaluate(f"{ROOT}.losses.view.data('lines').length") > 100
+
+    # a hand on an ipywidget: the views follow, and the kernel knows
+    start = time.perf_counter()
+    tab.get_by_role("button", name="3", exact=True).click()
+    tab.locator(".dsnb-count:not(:has-text('60 of 60'))").wait_for()
+    assert time.perf_counter() - start < 5
+    selected = tab.evaluate(f"{ROOT}.selected.length")
+    assert 0 < selected < 60
+    tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
+    tab.keyboard.press("Shift+Enter")
+    tab.get_by_text(f"selected {selected} [3]").wait_for(timeout=30_000)
+
+    # the kernel's own hand: the widgets and the views follow
+    tab.keyboard.press("Shift+Enter")
+    tab.get_by_role("heading", name="power against memory allocated").wait_for(timeout=30_000)
+    assert tab.evaluate(f"{ROOT}.state.precision") == ["bf16"]
+    assert "mod-active" in tab.locator(".widget-toggle-button", has_text="bf16").get_attribute("class")
+    assert tab.evaluate(f"{ROOT}.selected.length") < selected
+
+    # a hand in the views: the kernel sends the steps of a run that is opened, and knows the brush
+    tab.locator(".dsnb-link").first.click()
+    tab.locator(".dsnb-series canvas").first.wait_for(timeout=30_000)
+    link = tab.get_by_role("link", name="The executed notebook").get_attribute("href")
+    assert link.startswith("/lab/tree/outputs/made_up/")
+    tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [0, 1e9], y: [1e8, 1e9] }} }})")
+    tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
+    tab.keyboard.press("Shift+Enter")
+    tab.get_by_text("selected 0 [3]").wait_for(timeout=30_000)
+
+    # all is undone, here and in the kernel
+    tab.get_by_role("button", name="Reset everything").click()
+    tab.locator(".dsnb-count", has_text="60 of 60 runs").wait_for()
+    tab.wait_for_timeout(300)
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
+    tab.keyboard.press("Shift+Enter")
+    tab.get_by_text("selected 60 []").wait_for(timeout=30_000)
+
+    assert [url for url in asked if not url.startswith((lab, "data:", "blob:", lab.replace("http", "ws")))] == []
+    assert said == []
+    context.close()

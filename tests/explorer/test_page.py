@@ -1,0 +1,552 @@
+"""The explorer in a real Chromium with no network: it selects what pandas selects, and lets nobody out or in."""
+
+import csv
+import io
+import math
+import random
+
+import numpy as np
+import pytest
+
+import dsnb
+from dsnb.analysis import tradeoffs
+from dsnb.analysis.summary import summarize
+from dsnb.explorer import payload
+from dsnb.explorer.state import options, values
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.runs.labels import METRICS
+from tests.support import made_up
+from tests.support.browser import SETTLED, violations
+
+ROOT = "document.querySelector('.dsnb-explorer').dsnb"
+HOSTILE = [
+    "</script><script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "\"quotes\" and 'more' `of` them \\ & < >",
+    "two\nlines\r\n\tand a tab",
+    "x" * 10_000,
+    "\u202eright to left \u05e9\u05dc\u05d5\u05dd",
+    "\U0001f680 \u2028 \u2029 \x00 \ufffd",
+    "=HYPERLINK(0)",
+    "javascript:window.hacked=1",
+    "{{ 7 * 7 }} $x$ [a](b)",
+]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Give runs with all that may be missing: figures, settings, repeats."""
+    few = {
+        "grad_accum": [1],
+        "seq_len": [128, 1024],
+        "micro_batch_size": [8, 64],
+        "gpus": [1],
+        "model": ["gpt2", "bloom-560m"],
+    }
+    table = made_up.runs(300, seed=1, **few)
+    table.loc[::17, "power_w"] = np.nan
+    table.loc[::17, "tokens_per_joule"] = np.nan
+    table["activation_checkpointing"] = table["activation_checkpointing"].astype(object)
+    table.loc[table["experiment"].isin(table["experiment"].unique()[::9]), "activation_checkpointing"] = None
+    return table
+
+
+@pytest.fixture(scope="module")
+def saved(runs, tmp_path_factory):
+    return dsnb.explore(runs).save(tmp_path_factory.mktemp("page") / "page.html")
+
+
+def chosen(random_state, explorer):
+    """Draw a state: some filters with one or more values, figures, axes and scales."""
+    choices = explorer.data.choices
+    filters = {
+        name: random_state.sample(choice.values, random_state.randint(1, len(choice.values)))
+        for name, choice in choices.items()
+        if random_state.random() < 0.3
+    }
+    picked = {name: random_state.choice(allowed) for name, allowed in options(explorer.data).items()}
+    return {**{name: [] for name in choices}, **filters, **picked, "train_tokens": random_state.choice([300e9, 1e9])}
+
+
+def positions(explorer):
+    return [int(explorer.data.runs.index.get_loc(index)) for index in explorer.selection.index]
+
+
+def test_two_hundred_states_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
+    page = watched(saved)
+    explorer, draw = dsnb.explore(runs), random.Random(0)
+    sizes = set()
+    select = f"(states) => states.map((state) => ({ROOT}.set({{...state, brush: null}}), [...{ROOT}.selected]))"
+    for _ in range(20):  # ten at a time: the page draws what the last of them selects
+        changes = [chosen(draw, explorer) for _ in range(10)]
+        for change, selected in zip(changes, page.tab.evaluate(select, changes), strict=True):
+            explorer.set(**change, brush=None)
+            assert selected == positions(explorer)
+            sizes.add(len(explorer.selection))
+    assert len(sizes) > 40
+    assert page.said == []
+
+
+def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
+    page = watched(saved)
+    explorer, draw = dsnb.explore(runs), random.Random(1)
+    compared = fronts = 0
+    for _ in range(60):
+        changes = {**chosen(draw, explorer), "y": draw.choice(["tokens_per_s_per_gpu", "step_time_s", "power_w"])}
+        changes["x"] = draw.choice(["peak_allocated_gib", "gpu_util_pct", "device_memory_gib"])
+        explorer.set(**changes)
+        page.tab.evaluate(f"(state) => {ROOT}.set(state)", changes)
+        found = page.tab.evaluate(
+            f"(({{ frontier, effects, compared, base, model }}) => ({{ compared, base: base.value,"
+            " front: frontier.map((point) => model.experiments.names[point.experiment]),"
+            " effects: effects.map((one) => [one.axis, model.experiments.names[one.experiment], one.changes]) }))"
+            f"({ROOT})"
+        )
+        selection = exact(explorer)
+        if selection.empty:
+            continue
+        summary = summarize(selection)
+        better = [METRICS[changes[side]].better for side in ("x", "y")]
+        plain = tradeoffs.front(summary[f"{changes['x']}_median"], summary[f"{changes['y']}_median"], *better)
+        assert found["front"] == plain
+        fronts += len(plain)
+        table = tradeoffs.effects(selection, found["base"], explorer.data.axes, found["compared"])
+        assert [row[:2] for row in found["effects"]] == table[["axis", "experiment"]].to_numpy().tolist()
+        for (_, _, changed), row in zip(found["effects"], table.to_dict("records"), strict=True):
+            for name, one in zip(found["compared"], changed, strict=True):
+                assert one["change"] == pytest.approx(row[f"{name}_change"], rel=1e-9, nan_ok=True)
+                assert one["beyond"] == row[f"{name}_beyond_noise"]
+                compared += not math.isnan(row[f"{name}_change"])
+    assert fronts > 60
+    assert compared > 100
+
+
+def exact(explorer):
+    """Give the selection with the very figures that the page has, without the last digits."""
+    figures = explorer.data.figures
+    return explorer.selection.assign(**{name: figures[name][explorer.selection.index] for name in figures})
+
+
+def test_the_pages_own_controls_set_the_same_states(runs, saved, watched):
+    page = watched(saved)
+    explorer = dsnb.explore(runs)
+    tab = page.tab
+    tab.locator("fieldset", has_text="ZeRO stage").get_by_text("3", exact=True).click()
+    tab.locator("fieldset", has_text="precision").get_by_text("bf16", exact=True).click()
+    tab.locator("fieldset", has_text="precision").get_by_text("fp16", exact=True).click()
+    tab.get_by_label("Metric", exact=True).select_option("days")
+    tab.get_by_label("against").select_option("power_w")
+    tab.get_by_label("Colour").select_option("model")
+    tab.get_by_label("Metric's scale").select_option("log")
+    tab.get_by_label("Days for billions of tokens").fill("50")
+    tab.get_by_label("Days for billions of tokens").press("Enter")
+    explorer.set(zero_stage=3, precision=["bf16", "fp16"], y="days", x="power_w", colour="model", y_scale="log")
+    explorer.set(train_tokens=50e9)
+    assert tab.evaluate(f"{ROOT}.state") == explorer.state
+    assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
+    assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(explorer.selection)} of 300 runs")
+    tab.get_by_role("button", name="Reset everything").click()
+    assert tab.evaluate(f"{ROOT}.selected.length") == 300
+
+
+def test_twenty_brushes_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
+    page = watched(saved)
+    explorer, draw = dsnb.explore(runs), random.Random(2)
+    tab = page.tab
+    canvas = tab.locator(".dsnb-chart canvas").first
+    sizes = []
+    for number in range(20):
+        changes = {"x": draw.choice(["peak_allocated_gib", "power_w", "zero_stage"]), "brush": None}
+        changes["y_scale"] = draw.choice(["linear", "log"])
+        tab.evaluate(f"(state) => {ROOT}.set(state)", changes)
+        tab.evaluate(SETTLED)
+        explorer.set(**changes)
+        if number % 2:
+            box = canvas.bounding_box()
+            corners = [draw.uniform(0.2, 0.9) for _ in range(4)]
+            tab.mouse.move(box["x"] + corners[0] * box["width"], box["y"] + corners[1] * box["height"] * 0.8)
+            tab.mouse.down()
+            tab.mouse.move(box["x"] + corners[2] * box["width"], box["y"] + corners[3] * box["height"] * 0.8, steps=4)
+            tab.mouse.up()
+            tab.wait_for_timeout(150)
+        else:
+            page.tab.evaluate("document.querySelector('.dsnb-region').open = true")
+            found = [values(explorer.data, explorer.state, explorer.state[side]) for side in ("y", "x")]
+            edges = [edge for side in found for edge in sorted(draw.sample(list(side[np.isfinite(side)]), 2))]
+            for place, edge in enumerate(edges):
+                tab.locator(".dsnb-region input").nth(place).fill(f"{edge}")
+                tab.locator(".dsnb-region input").nth(place).press("Enter")
+        brush = tab.evaluate(f"{ROOT}.state.brush")
+        assert brush is not None
+        if number % 2 == 0:  # what was typed, not what the page made of it
+            assert [*brush["y"], *brush["x"]] == [pytest.approx(edge, rel=1e-6) for edge in edges]
+        explorer.set(brush=brush)
+        assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
+        assert tab.locator(".dsnb-explorer table caption", has_text="The selected runs").count() == 1
+        sizes.append(len(explorer.selection))
+    assert sum(0 < size < 280 for size in sizes) > 10
+    assert page.said == []
+
+
+def drag(tab, start, end):
+    """Draw a region in the first chart, from and to shares of its size."""
+    box = tab.locator(".dsnb-chart canvas").first.bounding_box()
+    tab.mouse.move(box["x"] + start[0] * box["width"], box["y"] + start[1] * box["height"])
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + end[0] * box["width"], box["y"] + end[1] * box["height"], steps=5)
+    tab.mouse.up()
+    tab.wait_for_timeout(150)
+
+
+def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(runs, saved, watched):
+    page = watched(saved)
+    tab = page.tab
+    drag(tab, (0.2, 0.1), (0.6, 0.7))
+    state, selected = tab.evaluate(f"{ROOT}.state.brush"), tab.evaluate(f"{ROOT}.selected")
+    assert 5 < len(selected) < 290
+    for press in ("fp32", "fp32", "bf16", "bf16"):  # each on and off
+        tab.locator(".dsnb-chip", has_text=press).click()
+        tab.wait_for_timeout(60)
+        assert tab.evaluate(f"{ROOT}.state.brush") == state
+    assert tab.evaluate(f"{ROOT}.selected") == selected
+    tab.set_viewport_size({"width": 700, "height": 900})
+    tab.wait_for_timeout(200)
+    tab.get_by_label("Metric's scale").select_option("log")
+    tab.wait_for_timeout(200)
+    assert tab.evaluate(f"{ROOT}.state.brush") == state
+    assert tab.evaluate(f"{ROOT}.selected") == selected
+    tab.locator(".dsnb-region summary").click()
+    tab.get_by_role("button", name="Clear the region").click()
+    tab.wait_for_timeout(150)
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    drag(tab, (0.3, 0.2), (0.7, 0.8))
+    assert tab.evaluate(f"{ROOT}.state.brush") is not None
+    tab.get_by_role("button", name="Reset everything").click()
+    tab.wait_for_timeout(150)
+    assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected.length]") == [None, 300]
+    drag(tab, (0.3, 0.2), (0.7, 0.8))
+    drag(tab, (0.95, 0.05), (0.95, 0.05))  # a click beside it
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    assert page.said == []
+
+
+def test_a_saved_region_opens_as_it_was_saved(runs, tmp_path, watched):
+    explorer = dsnb.explore(runs).set(brush={"x": [0, float("inf")], "y": [5e4, 1e9]})
+    page = watched(explorer.save(tmp_path / "page.html"))
+    page.tab.locator(".dsnb-chip", has_text="bf16").click()
+    page.tab.locator(".dsnb-chip", has_text="bf16").click()
+    page.tab.wait_for_timeout(150)
+    assert page.tab.evaluate(f"{ROOT}.state") == explorer.state
+    assert page.tab.evaluate(f"{ROOT}.selected") == positions(explorer)
+    page.tab.get_by_role("button", name="Reset everything").click()
+    assert page.tab.evaluate(f"{ROOT}.state") == dsnb.explore(runs).state
+
+
+def test_a_region_over_a_setting_selects_whole_values(runs, saved, watched):
+    page = watched(saved)
+    page.tab.evaluate(f"{ROOT}.set({{ x: 'zero_stage' }})")
+    page.tab.evaluate(SETTLED)
+    box = page.tab.evaluate(
+        f"(({{ scatter }}) => [1.02, 1.4].map((at) => (scatter.view.origin()[0] + 5 + scatter.view.scale('x')(at))"
+        f" / scatter.canvas.clientWidth))({ROOT})"
+    )
+    drag(page.tab, (box[0], 0.03), (box[1], 0.85))
+    chosen_runs = runs.iloc[page.tab.evaluate(f"{ROOT}.selected")]
+    assert set(chosen_runs["zero_stage"]) == {1}
+    assert len(chosen_runs) == (runs.query("status == 'ok'")["zero_stage"] == 1).sum()
+
+
+def test_a_page_asks_for_nothing_and_may_not(saved, watched):
+    page = watched(saved)
+    assert page.outside == []
+    assert page.said == []
+    tried = page.tab.evaluate(
+        """async () => {
+          const script = document.createElement("script");
+          script.textContent = "window.hacked = 1";
+          document.body.append(script);
+          const image = new Image();
+          const loaded = new Promise((done) => {
+            image.onload = () => done("loaded");
+            image.onerror = () => done("refused");
+          });
+          image.src = "http://127.0.0.1:9/x.png";
+          const fetched = await fetch("http://127.0.0.1:9/").then(() => "fetched", () => "refused");
+          return [window.hacked ?? "refused", await loaded, fetched];
+        }"""
+    )
+    assert tried == ["refused", "refused", "refused"]
+    assert len([line for line in page.said if "Content Security Policy" in line]) >= 3
+
+
+def test_hostile_text_stays_text(tmp_path, watched):
+    """Every text field of a table of runs is hostile in turn, and all of them at once."""
+    table = made_up.runs(len(HOSTILE) * 3)
+    texts = [HOSTILE[index // 3] for index in range(len(table))]
+    bad = np.arange(len(table)) % 3 == 2
+    table = table.assign(
+        experiment=texts, model=texts, sweep=texts[::-1], gpu=texts, data=texts, cause=np.where(bad, texts, None),
+        status=np.where(bad, "failed", "ok"), precision=texts,
+    )  # fmt: skip
+    explorer = dsnb.explore(table)
+    page = watched(explorer.save(tmp_path / "page.html", title=HOSTILE[0]))
+    tab = page.tab
+    dialogs = []
+    tab.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    for run in range(0, len(table), 3):
+        tab.evaluate(f"{ROOT}.open({run + 2})")
+        shown = tab.locator(".dsnb-card", has_text="One run").first.evaluate("(node) => node.textContent")
+        assert texts[run] in shown
+        tab.evaluate(f"{ROOT}.describe({run})")
+    tab.evaluate(f"{ROOT}.set({{ colour: 'model', along: 'gpu', x: 'precision' }})")
+    tab.evaluate(SETTLED)
+    tab.mouse.move(400, 500)
+    names = tab.locator(".dsnb-link").all_inner_texts()
+    assert any("</script><script>" in name for name in names)
+    assert tab.title() == HOSTILE[0]
+    assert tab.evaluate("window.hacked === undefined")
+    assert tab.evaluate("document.querySelectorAll('img, iframe, object').length") == 0
+    assert tab.evaluate("document.scripts.length") == 2
+    assert (dialogs, page.outside, page.said) == ([], [], [])
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_links_to_notebooks_lead_into_the_folder_whatever_its_name(tmp_path, watched):
+    folder = tmp_path / "made_up"
+    table = made_up.runs(3).assign(experiment="javascript:alert(1)#?")
+    made_up.write_folders(table, folder)
+    explorer = dsnb.explore(dsnb.load_runs(folder), home=folder)
+    page = watched(explorer.save(folder / "page.html"))
+    page.tab.evaluate(f"{ROOT}.open(1)")
+    link = page.tab.get_by_role("link", name="The executed notebook")
+    target = link.evaluate("(node) => node.href")
+    assert target == (folder / "javascript:alert(1)#?" / "run2" / "run.ipynb").as_uri().replace("%28", "(").replace(
+        "%29", ")"
+    )
+
+
+def test_a_profiled_run_leads_to_its_trace_and_flops(tmp_path, watched):
+    folder = tmp_path / "made_up"
+    made_up.write_folders(made_up.runs(3), folder)
+    plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
+    for path in (profiled.trace, profiled.flops, plain.trace):  # that of a run without a profile is not its own
+        path.write_text("x")
+    records.write_json(profiled.experiment, {**records.read_json(profiled.experiment), "profile": True})
+    profiled.notebook.unlink()
+    page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
+    page.tab.evaluate(f"{ROOT}.open(1)")
+    links = page.tab.locator(".dsnb-bar a")
+    assert links.all_inner_texts() == ["A trace of one step", "Its FLOPs by module"]
+    found = links.evaluate_all("(nodes) => nodes.map((node) => node.href)")
+    assert found == [profiled.trace.as_uri(), profiled.flops.as_uri()]
+    page.tab.evaluate(f"{ROOT}.open(0)")
+    assert links.all_inner_texts() == ["The executed notebook"]
+    assert (page.outside, page.said) == ([], [])
+
+
+def test_the_table_sorts_turns_pages_and_is_saved(runs, saved, watched):
+    page = watched(saved)
+    tab = page.tab
+    tab.evaluate(f"{ROOT}.set({{ model: ['gpt2'] }})")
+    head = tab.locator(".dsnb-card", has_text="Save as CSV").get_by_role("columnheader", name="tokens/s/GPU")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    with tab.expect_download() as waiting:
+        tab.get_by_role("button", name="Save as CSV").click()
+    rows = list(csv.DictReader(io.StringIO(waiting.value.path().read_text(encoding="utf-8"), newline="")))
+    plain = runs[runs["model"] == "gpt2"]
+    assert len(rows) == len(plain)
+    rates = [float(row["tokens/s/GPU"]) for row in rows if row["tokens/s/GPU"]]
+    assert rates == sorted(rates, reverse=True)
+    assert sorted(rates) == pytest.approx(sorted(plain["tokens_per_s_per_gpu"].dropna()), rel=1e-4)
+    assert {row["cause"] for row in rows if row["status"] == "oom"} == {"rank 0: CUDA out of memory"}
+    first = tab.locator(".dsnb-card", has_text="Save as CSV").locator("tbody tr").first
+    assert rows[0]["experiment"] in first.inner_text()
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    tab.get_by_role("button", name="Next").click()
+    assert tab.locator(".dsnb-where").inner_text().startswith("26 to 50 of ")
+
+
+def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, saved, watched):
+    page = watched(saved)
+    page.tab.evaluate(f"{ROOT}.set({{ status: ['oom', 'failed'] }})")
+    lost = (runs["status"] != "ok").sum()
+    assert lost > 5
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('lost').length") == lost
+    assert "not ok: oom" in page.tab.locator(".dsnb-legend").inner_text()
+    assert f"{lost} of 300 runs" in page.tab.locator(".dsnb-count").inner_text()
+    assert page.tab.locator("td.dsnb-bad", has_text="oom").count() > 0
+
+
+@pytest.mark.parametrize("where", ["front", "points"])
+@pytest.mark.parametrize("region", [False, True])
+def test_a_click_on_a_point_opens_the_run(tmp_path, watched, where, region):
+    """On the front or off it, under a region or not."""
+    made_up.write_folders(made_up.runs(60).query("repeat == 1"), tmp_path / "s")
+    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
+    if region:
+        page.tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [-1, 1e9], y: [-1, 1e9] }} }})")
+    place = page.tab.evaluate(
+        f"""(({{ scatter }}) => {{
+          const [across, up] = [scatter.view.scale("x"), scatter.view.scale("y")];
+          const at = ({{ x, y }}) => ({{ x: across(x), y: up(y) }});
+          const placed = scatter.view.data("points").map((one) => ({{ id: one.id, ...at(one) }}));
+          const rings = scatter.view.data("front").map(at);
+          const close = (one, other) => Math.hypot(one.x - other.x, one.y - other.y) < 12;
+          const near = (one, others) => others.filter((other) => close(one, other)).length;
+          const front = {int(where == "front")};
+          const wanted = placed.filter((one) => near(one, placed) === 1 && near(one, rings) === front);
+          const item = wanted[0];
+          const box = scatter.canvas.querySelector("canvas").getBoundingClientRect();
+          const [left, top] = scatter.view.origin();
+          const pad = scatter.view.padding();
+          return [box.left + pad.left + left + item.x, box.top + pad.top + top + item.y, item.id];
+        }})({ROOT})"""
+    )
+    page.tab.mouse.move(place[0], place[1])
+    assert page.tab.locator(".dsnb-tip").first.is_visible()
+    page.tab.mouse.click(place[0], place[1])
+    page.tab.wait_for_timeout(150)
+    assert page.tab.evaluate(f"{ROOT}.state.run") == place[2]
+    assert page.tab.evaluate(f"{ROOT}.state.brush") == ({"x": [-1, 1e9], "y": [-1, 1e9]} if region else None)
+    page.tab.evaluate(SETTLED)
+    assert page.tab.locator(".dsnb-series canvas").count() == 6
+    assert page.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched, scheme, width):
+    made_up.write_folders(made_up.runs(90), tmp_path / "s")
+    saved = dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html")
+    page = watched(saved, color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
+    page.tab.evaluate(f"{ROOT}.set({{ run: 2, zero_stage: [1, 3], brush: {{ x: [0, 50], y: [0, 1e6] }} }})")
+    page.tab.evaluate("document.querySelector('.dsnb-region').open = true")
+    page.tab.evaluate(SETTLED)
+    assert violations(page.tab) == []
+    assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_keyboard_reaches_and_uses_every_control(tmp_path, watched):
+    made_up.write_folders(made_up.runs(12), tmp_path / "s")
+    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
+    tab = page.tab
+    wanted = tab.evaluate(
+        """() => {
+          const all = [...document.querySelectorAll("button, input, select, summary, a[href], [tabindex='0']")];
+          const closed = (node) => node.closest("details:not([open]) > :not(summary)");
+          window.controls = all.filter((node) => !node.disabled && node.offsetParent !== null && !closed(node));
+          return window.controls.length;
+        }"""
+    )
+    reached = set()
+    for _ in range(wanted + 10):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("window.controls.indexOf(document.activeElement)"))
+    assert reached - {-1} == set(range(wanted))
+    assert wanted > 40
+
+    tab.locator(".dsnb-chip input").first.focus()
+    tab.keyboard.press("Space")
+    assert tab.locator(".dsnb-chip input").first.is_checked()
+    few = tab.evaluate(f"{ROOT}.selected.length")
+    assert 0 < few < 12
+    assert tab.evaluate("document.activeElement.type") == "checkbox"  # the focus stays where it was
+    tab.get_by_label("Metric", exact=True).focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.evaluate(f"{ROOT}.state.y") != "tokens_per_s_per_gpu"
+    tab.locator(".dsnb-region summary").focus()
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Tab")
+    tab.keyboard.type("1")
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(f"{ROOT}.state.brush.y[0]") == 1
+    tab.get_by_role("button", name="Clear the region").focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    tab.locator(".dsnb-link").first.focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.tagName") == "H4"  # the reader is taken to the run
+    assert page.said == []
+
+
+def missing_metrics():
+    table = made_up.runs(30)
+    return table.assign(**{name: np.nan for name in table if name.endswith(("_gib", "_pct", "_w", "mfu", "joule"))})
+
+
+ODD = {
+    "no runs": (made_up.runs(30).head(0), "There are no runs here yet: start the sweep first."),
+    "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 setting selected"),
+    "only failed runs": (made_up.runs(30).assign(status="failed"), "not ok: 30 failed"),
+    "one axis": (made_up.runs(5000).query("model == 'gpt2'").drop_duplicates("zero_stage").assign(
+        precision="bf16", grad_accum=1, micro_batch_size=8, seq_len=128, gpus=1, activation_checkpointing=False,
+    ), "4 of 4 runs in 4 settings selected"),
+    "missing metrics": (missing_metrics(), "30 of 30 runs"),
+    "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
+    "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_tables_give_a_sensible_page(kind, tmp_path, watched):
+    table, words = ODD[kind]
+    page = watched(dsnb.explore(table).save(tmp_path / "page.html"))
+    assert words in page.tab.locator(".dsnb-count").inner_text()
+    assert page.said == []
+    for name in ("x", "y", "colour", "along"):
+        for value in page.tab.evaluate(f"{ROOT}.model.options.{name}"):
+            page.tab.evaluate(f"{ROOT}.set({{ {name}: '{value}' }})")
+    page.tab.evaluate(SETTLED)
+    if len(table):
+        page.tab.evaluate(f"{ROOT}.open(0)")
+    assert (page.said, page.outside) == ([], [])
+    shown = page.tab.locator(".dsnb-empty:visible")
+    assert all(text for text in shown.all_inner_texts())
+    assert shown.count() + page.tab.locator(".dsnb-card .dsnb-chart:visible").count() >= 3
+
+
+def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
+    saved = dsnb.explore(made_up.runs(10_000)).save(tmp_path / "page.html")
+    assert saved.stat().st_size < 3_000_000
+    page = watched(saved)
+    page.tab.locator(".dsnb-chip", has_text="bf16").click()
+    assert page.tab.evaluate(f"{ROOT}.selected.length") > 3000
+    assert page.said == []
+
+
+def test_the_series_of_a_large_sweep_are_thinned_and_the_page_says_so(tmp_path, watched, monkeypatch):
+    monkeypatch.setattr(payload, "SERIES_NUMBERS", 9 * payload.FEWEST_POINTS * 4)
+    made_up.write_folders(made_up.runs(9), tmp_path / "s")
+    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
+    page.tab.evaluate(f"{ROOT}.open(8)")
+    text = page.tab.locator(".dsnb-explorer").inner_text()
+    assert "The steps of 5 of the 9 selected runs are left out of this file, for its size" in text
+    assert "Its steps are left out of this file, for its size" in text
+
+
+def test_only_failed_runs_are_crosses(tmp_path, watched):
+    page = watched(dsnb.explore(made_up.runs(30).assign(status="failed")).save(tmp_path / "page.html"))
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('lost').length") == 30
+    assert page.tab.evaluate(f"{ROOT}.medians.view.data('lost').length") == 10
+    assert page.tab.locator(".dsnb-chart canvas").first.is_visible()
+
+
+def test_printed_it_is_light_and_complete(saved, watched, tmp_path):
+    page = watched(saved, color_scheme="dark")
+    page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
+    page.tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#e6e9ed"
+    page.tab.pdf(path=tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_without_scripts_the_page_says_what_it_needs(saved, chromium):
+    context = chromium.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(saved.as_uri())
+    assert tab.get_by_text("The explorer needs JavaScript").is_visible()
+    context.close()

@@ -1,0 +1,269 @@
+"""The explorer without a browser: what may be chosen, what it selects, and what a page would be given."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.errors import SettingsError
+from dsnb.explorer import data, page, payload, state
+from tests.support import made_up
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return made_up.runs(300)
+
+
+@pytest.fixture
+def explorer(runs):
+    return dsnb.explore(runs)
+
+
+def test_controls_are_made_from_the_data(runs):
+    shown = data.read(runs[runs["model"] == "gpt2"])
+    assert list(shown.choices) == [
+        "zero_stage", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "seq_len",
+        "status",
+    ]  # fmt: skip
+    assert shown.choices["precision"].values == ["fp32", "fp16", "bf16"]
+    assert shown.choices["activation_checkpointing"].values == [False, True]
+    assert shown.choices["zero_stage"].mention(3) == "ZeRO 3"
+    assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
+    assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
+    assert "days" in state.options(shown)["y"]
+
+
+def test_a_filter_selects_what_a_plain_comparison_does(runs, explorer):
+    explorer.set(zero_stage=3, precision=["bf16", "fp16"], activation_checkpointing=True)
+    plain = runs[
+        (runs["zero_stage"] == 3) & runs["precision"].isin(["bf16", "fp16"]) & runs["activation_checkpointing"]
+    ]
+    assert len(plain) > 5
+    pd.testing.assert_frame_equal(explorer.selection, plain)
+    assert explorer.state["zero_stage"] == [3]
+    explorer.set(zero_stage="all", precision=None, activation_checkpointing=[])
+    assert len(explorer.selection) == 300
+
+
+def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs, explorer):
+    memory, rate = runs["peak_allocated_gib"], runs["tokens_per_s_per_gpu"]
+    explorer.set(brush={"x": [20, 5], "y": [0, 1e9]})
+    assert set(explorer.selection.index) == set(runs[memory.between(5, 20) & rate.notna()].index)
+    explorer.set(brush={"x": [-1e9, 1e9], "y": [-1e9, 1e9]})
+    assert set(explorer.selection["status"]) == {"ok"}
+    explorer.set(x="zero_stage", brush={"x": [0.5, 2.2], "y": [0, 1e9]})
+    assert set(explorer.selection["zero_stage"]) == {1, 2}
+    explorer.set(x="power_w")
+    assert explorer.state["brush"] is None
+
+
+def test_days_follow_from_the_tokens(explorer):
+    explorer.set(y="days", train_tokens=8.64e9)
+    days = state.values(explorer.data, explorer.state, "days")
+    rates = explorer.data.figures["tokens_per_s"].to_numpy()
+    assert days[np.isfinite(rates)] == pytest.approx(1e5 / rates[np.isfinite(rates)])
+
+
+@pytest.mark.parametrize(
+    ("controls", "message"),
+    [
+        ({"zero_stage": 7}, "zero_stage 7 is not in these runs: choose from 0, 1, 2, 3, or 'all'"),
+        ({"activation_checkpointing": 1}, "activation_checkpointing 1 is not in these runs: choose from false, true"),
+        ({"y": "speed"}, "y 'speed' is not to be had here: choose from tokens_per_s_per_gpu, "),
+        ({"zero": 3}, "the explorer has no control 'zero': it has model, zero_stage, "),
+        (
+            {"train_tokens": -1},
+            "train_tokens -1 is no number of tokens: give one from 1 to 1e18, such as 300e9",
+        ),
+        ({"brush": {"x": [1]}}, "brush {'x': [1]} is no region: give {'x': [low, high], 'y': [low, high]}, or None"),
+        ({"brush": 3}, "brush 3 is no region"),
+        ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is no region"),
+        ({"run": 300}, "run 300 is not the position of a run: give 0 to 299, or None"),
+        ({"base": "x"}, "base 'x' is not an experiment of these runs"),
+    ],
+)
+def test_wrong_controls_are_refused_in_one_sentence_and_nothing_is_set(explorer, controls, message):
+    before = explorer.state
+    with pytest.raises(SettingsError) as error:
+        explorer.set(precision="bf16", **controls)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert explorer.state == before
+
+
+def test_values_may_come_from_numpy_and_pandas(explorer):
+    explorer.set(zero_stage=np.array([1, 3]), run=np.int64(2))
+    assert (explorer.state["zero_stage"], explorer.state["run"]) == ([1, 3], 2)
+    explorer.set(gpus=pd.Series([2]))
+    assert explorer.state["gpus"] == [2]
+    with pytest.raises(SettingsError, match="is not to be had here"):
+        explorer.set(y=np.array(["mfu", "power_w"]))
+
+
+ODD = {
+    "one index twice": lambda runs: pd.concat([runs, runs]),
+    "another index": lambda runs: runs.set_index(["experiment", "repeat"], drop=False),
+    "no status": lambda runs: runs.assign(status=np.nan),
+    "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 60),
+    "lists": lambda runs: runs.assign(data=[[1], {"a": 1}] * 150),
+    "very large": lambda runs: runs.assign(tokens_per_s=1e300, step_time_s=1e-300),
+    "no speed at all": lambda runs: runs.assign(tokens_per_s=0),
+    "words for figures": lambda runs: runs.assign(tokens_per_s="fast"),
+    "categories": lambda runs: runs.assign(precision=runs["precision"].astype("category")),
+    "some sweeps unknown": lambda runs: runs.assign(sweep=[np.nan, "a"] * 150),
+    "experiments unknown": lambda runs: runs.assign(experiment=np.nan),
+    "nullable columns": lambda runs: runs.convert_dtypes().assign(
+        status=runs["status"].astype("string").where(runs["repeat"] > 1)
+    ),
+    "numbers for names": lambda runs: runs.assign(experiment=range(300), sweep=["a", "b"] * 150),
+    "half a character": lambda runs: runs.assign(status="failed", cause=pd.Series("\ud800", runs.index, dtype=object)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_tables_are_explored(runs, kind, tmp_path):
+    table = ODD[kind](runs)
+    explorer = dsnb.explore(table)
+    assert len(explorer.selection) == len(table)
+    figures = explorer.data.figures.columns
+    if "step_time_s" in figures:
+        explorer.set(y="step_time_s", brush={"x": [0, 1e308], "y": [0, 1e308]})
+        assert len(explorer.selection) == explorer.data.figures[["step_time_s", explorer.state["x"]]].dropna().shape[0]
+    assert explorer.save(tmp_path / "page.html").is_file()
+
+
+def test_a_table_that_is_none_is_refused():
+    with pytest.raises(
+        SettingsError, match="explore needs the table that load_runs gives; it has no column repeat, status"
+    ):
+        dsnb.explore(pd.DataFrame({"experiment": ["a"]}))
+
+
+def test_true_is_not_one_and_missing_is_a_value_of_its_own():
+    found = data.choice("x", pd.Series([True, 1, 2.0, None, float("nan"), "1", np.int64(1)], dtype=object))
+    assert [type(value) for value in found.values] == [int, bool, int, str, type(None)]
+    assert found.codes[1] == found.codes[6] != found.codes[0]
+    assert found.codes[3] == found.codes[4]
+
+
+def test_figures_that_are_not_finite_or_not_of_ok_runs_are_left_out(runs):
+    odd = runs.assign(tokens_per_s=np.inf)
+    assert "tokens_per_s" not in data.read(odd).figures
+    failed = runs.assign(status="failed")
+    assert data.read(failed).figures.empty
+
+
+def test_the_page_gets_json_and_nothing_that_ends_its_element(runs):
+    hostile = runs.assign(cause="</script><!--\u2028", model="</SCRIPT>")
+    given = payload.payload(data.read(hostile), state.default(data.read(hostile)), None)
+    text = page.fragment(given)
+    assert text.lower().count("</script") == 1
+    assert "<!--" not in text
+    held = text.partition('<script type="application/json">')[2].rpartition("</script>")[0]
+    assert json.loads(held)["causes"]
+
+
+def test_no_path_of_the_machine_is_in_a_page(tmp_path):
+    made_up.write_folders(made_up.runs(6), tmp_path / "made_up")
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path), home=tmp_path / "made_up")
+    text = explorer.save(tmp_path / "made_up" / "page.html").read_text()
+    assert str(tmp_path) not in text
+    assert explorer._fragment(tmp_path).count('"there":[1,1,1,1,1,1]') == 1
+
+
+def test_series_are_thinned_where_there_are_many_runs(tmp_path):
+    made_up.write_folders(made_up.runs(30), tmp_path / "made_up", steps=500)
+    shown = data.read(dsnb.load_runs(tmp_path))
+    found = payload.all_series(shown)
+    assert 20 < len(found) <= 30
+    found = {position: one for position, one in found.items() if one}  # those that failed have written none
+    sizes = {len(one["step"]) for one in found.values()}
+    assert max(sizes) <= payload.SERIES_NUMBERS / payload.COLUMNS_OF_SERIES / 30
+    assert all(one["step"][-1] == 500 for one in found.values())
+    whole = payload.series(shown, next(iter(found)), points=500)
+    assert whole["step"] == list(range(1, 501))
+    assert whole["warm_steps"] == 5
+
+
+def test_the_policy_allows_one_script_and_no_connection():
+    rules = dict(rule.strip().split(" ", 1) for rule in page.policy().split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "connect-src" not in rules
+    assert "unsafe-inline" not in rules["script-src"]
+    assert rules["script-src"].startswith("'sha256-")
+    assert page.script().lower().count("</script") == 0
+
+
+def test_the_widgets_follow_and_lead(runs):
+    explorer = dsnb.explore(runs)
+    live = explorer.live
+    explorer.set(zero_stage=[1, 3], y="power_w")
+    pressed = [button.value for button in live.filters["zero_stage"].values()]
+    assert pressed == [False, True, False, True]
+    assert live.selects["y"].value == "power_w"
+    live.filters["zero_stage"][1].value = False
+    live.filters["precision"][2].value = True
+    assert explorer.state["zero_stage"] == [3]
+    assert set(explorer.selection["precision"]) == {"bf16"}
+    live.selects["x"].value = "zero_stage"
+    live.tokens.value = 2
+    assert (explorer.state["x"], explorer.state["train_tokens"]) == ("zero_stage", 2e9)
+    live.reset.click()
+    assert explorer.state == state.default(explorer.data)
+    assert not any(button.value for button in live.filters["zero_stage"].values())
+
+
+def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(payload, "SERIES_NUMBERS", payload.COLUMNS_OF_SERIES * payload.FEWEST_POINTS)
+    made_up.write_folders(made_up.runs(3), tmp_path / "made_up")
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
+    assert list(explorer.live.view.payload["series"]) == [0]
+    explorer.set(run=0)
+    assert explorer.live.view.series == {}
+    explorer.set(run=1)
+    assert explorer.live.view.series["1"]["step"][0] == 1
+
+
+def test_a_state_is_a_copy(explorer):
+    explorer.state["zero_stage"].append(1)
+    assert explorer.state["zero_stage"] == []
+    explorer.set(**explorer.state)
+
+
+def test_the_selection_has_the_columns_that_were_given(runs):
+    assert list(dsnb.explore(runs.drop(columns="sweep")).selection) == list(runs.drop(columns="sweep"))
+
+
+def test_a_seed_that_a_browser_could_not_tell_apart_is_a_text(runs):
+    shown = data.read(runs.assign(seed=[2**60 + (index % 2) for index in range(300)]))
+    assert shown.choices["seed"].values == [str(2**60), str(2**60 + 1)]
+
+
+def test_it_shows_itself_live_and_without_a_kernel(explorer):
+    bundle, _ = explorer._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert bundle["text/html"].startswith('<div><div class="dsnb-explorer">')
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_runs_are_no_exception(runs, tmp_path, count):
+    explorer = dsnb.explore(runs.head(count))
+    assert len(explorer.selection) == count
+    assert explorer.save(tmp_path / "page.html").stat().st_size > 900_000
+    assert explorer.live.box
+
+
+def test_an_empty_folder_can_be_explored(tmp_path):
+    (tmp_path / "empty").mkdir()
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path / "empty"))
+    assert explorer.selection.empty
+    assert explorer.state["y"] is None
+    assert explorer.live.box
+
+
+def test_numbers_of_the_payload_are_plain():
+    assert payload._numbers([1.0, 2.5, math.nan, math.inf]) == [1, 2.5, None, None]

@@ -1,0 +1,96 @@
+"""What reaches the disk, and what comes back of damaged files."""
+
+import json
+import os
+
+import pytest
+
+from dsnb.errors import DsnbWarning
+from dsnb.files import records
+from dsnb.launcher import environment
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    records.write_json(path, {"a": 1})
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        records.write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_files_follow_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        assert environment.umask() == umask
+        records.write_text(tmp_path / "written", "a")
+        records.append_line(tmp_path / "appended", {})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_numbers_that_json_does_not_know(tmp_path):
+    records.write_json(tmp_path / "a.json", {"x": float("nan"), "y": [float("inf"), 1.5]})
+    assert records.read_json(tmp_path / "a.json") == {"x": None, "y": [None, 1.5]}
+
+
+def test_missing_empty_and_foreign_json(tmp_path):
+    path = tmp_path / "result.json"
+    assert records.read_json(path) is None
+    for content in ("", "[1]", "{", "[" * 100_000):
+        path.write_text(content)
+        with pytest.warns(DsnbWarning, match=r"result\.json is left out"):
+            assert records.read_json(path) is None
+
+
+def test_a_cut_last_line_is_left_out_with_one_warning(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "lo')
+    with pytest.warns(DsnbWarning) as caught:
+        assert records.read_lines(path) == [{"step": 1}, {"step": 2}]
+    assert [str(warning.message) for warning in caught] == [f"{path}: 1 line(s) left out, cut off or damaged (line 3)"]
+
+
+def test_binary_garbage_does_not_raise(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(bytes(range(256)) * 10)
+    with pytest.warns(DsnbWarning):
+        assert records.read_lines(path) == []
+
+
+def test_half_a_character_becomes_a_question_mark(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"cause": "\\ud83d out, \\ud83d\\ude80 in", "n": NaN}')
+    record = records.read_json(path)
+    assert record["cause"] == "? out, \U0001f680 in"
+    assert records.read_lines(path)[0]["cause"] == record["cause"]
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+    (tmp_path / "steps.jsonl").mkdir()
+    with pytest.warns(DsnbWarning, match="is left out: Is a directory"):
+        assert records.read_lines(tmp_path / "steps.jsonl") == []
+
+
+def test_tail_notices_a_file_written_anew(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    tail = records.Tail(path)
+    assert len(list(tail.new())) == 2
+    path.write_text('{"step": 1}\n')
+    assert list(tail.new()) == [{"step": 1}]
+
+
+def test_tail_gives_each_record_once_and_waits_for_whole_lines(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    tail = records.Tail(path)
+    assert list(tail.new()) == []
+    path.write_text('{"step": 1}\n{"st')
+    assert list(tail.new()) == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('ep": 2}\n')
+    assert list(tail.new()) == [{"step": 2}]
+    assert list(tail.new()) == []

@@ -1,0 +1,221 @@
+"""Theory of memory: the examples that its papers print, and settings by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis import memory_use
+from dsnb.formulas import memory, model_shapes
+from dsnb.formulas.memory import AUTOCAST, FULL, MASTERS
+from dsnb.system.hardware import GIB
+
+GB = 1e9
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_zeros_own_example(stage, gigabytes):
+    """Rajbhandari et al. 2020, figure 1: 7.5 billion parameters on 64 GPUs."""
+    states = memory.model_states(7.5e9, MASTERS, stage, data_parallel=64)
+    assert states.total / GB == pytest.approx(gigabytes, abs=0.05)
+
+
+def test_gpt2_of_1_5_billion_needs_24_gb():
+    """Rajbhandari et al. 2020, section 3.1."""
+    assert memory.model_states(1.5e9).total == 24 * GB
+
+
+def test_every_number_format_takes_sixteen_bytes():
+    assert [sum((each.weights, each.gradients, each.optimizer)) for each in (MASTERS, FULL, AUTOCAST)] == [16] * 3
+    assert AUTOCAST.copies == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "each"),
+    [
+        (("fp32",), FULL),
+        (("tf32", "native", "ddp"), FULL),
+        (("bf16",), MASTERS),
+        (("bf16", "autocast"), AUTOCAST),
+        (("fp16", "native", "ddp"), AUTOCAST),
+        (("bf16", "native", "fsdp"), FULL),
+        (("bf16", "autocast", "fsdp"), AUTOCAST),
+    ],
+)
+def test_what_each_strategy_keeps(settings, each):
+    assert memory.per_parameter(*settings) == each
+
+
+def test_offload_by_hand():
+    def states(stage, offload):
+        return memory.model_states(100, MASTERS, stage, data_parallel=2, offload=offload)
+
+    assert states(1, "optimizer-cpu") == memory.States(200, 200, 0)
+    assert states(2, "optimizer-cpu") == memory.States(200, 0, 0)  # ZeRO-Offload: 2 bytes a parameter on the GPU
+    assert states(3, "optimizer-nvme") == memory.States(100, 0, 0)
+    assert states(3, "all-cpu").total == 0
+
+
+def test_tensor_and_pipeline_parallel_divide_everything():
+    whole = memory.model_states(1000, AUTOCAST, frozen=400)
+    part = memory.model_states(1000, AUTOCAST, frozen=400, model_parallel=4)
+    assert part.total == whole.total / 4
+
+
+def test_lora_keeps_frozen_weights_alone():
+    states = memory.model_states(10, MASTERS, frozen=2 * 1000)
+    assert states == memory.States(2 * 10 + 2 * 1000, 2 * 10, 12 * 10)
+    assert memory.lora_parameters(layers=2, hidden=10, rank=3) == 2 * 3 * (
+        (10 + 30) + (10 + 10) + (10 + 40) + (40 + 10)
+    )
+    three = 3 * (10 + 10) + (10 + 10) + (10 + 40) + (40 + 10)
+    assert memory.lora_parameters(layers=2, hidden=10, rank=3, fused=False) == 2 * 3 * three
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom-560m", "opt-1.3b"])
+def test_adafactors_moments_are_those_of_the_models_own_matrices(name):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = model_shapes.PRESETS[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape.config()))
+    counted = 4 * sum(sum(one.shape) for one in model.parameters())
+    given = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
+    assert given == pytest.approx(counted, rel=0.1 if shape.family == "opt" else 0.01)
+    states = memory.model_states(1000, MASTERS, moments=40)
+    assert states.optimizer == 4 * 1000 + 40
+
+
+def test_a_block_as_the_paper_counts_it():
+    """Korthikanti et al. 2022, equation 1, and the 80 and 64 that it gives for 5 a s / h of GPT-3 and MT-NLG."""
+    for hidden, heads, scores in ((12288, 96, 80), (20480, 128, 64)):
+        whole = memory.block_activations(2048, hidden, heads, 2048)
+        assert whole == 2048 * hidden * (34 + scores)
+        assert memory.block_activations(2048, hidden, heads, 2048, fused=True) == 2048 * hidden * 34
+        eighth = memory.block_activations(2048, hidden, heads, 2048, tensor_parallel=8)
+        assert eighth == 2048 * hidden * (10 + 24 / 8 + scores / 8)
+
+
+def test_selective_recomputation_saves_70_and_65_percent():
+    """Korthikanti et al. 2022, section 5: what GPT-3 and MT-NLG save by not keeping their scores."""
+    for hidden, heads, percent in ((12288, 96, 70), (20480, 128, 65)):
+        kept, fused = (memory.block_activations(2048, hidden, heads, 2048, fused=fused) for fused in (False, True))
+        assert 100 * (1 - fused / kept) == pytest.approx(percent, abs=0.5)
+
+
+def test_a_block_without_dropout_in_fp32_and_with_relu():
+    assert memory.block_activations(1, 100, 5, 20, dropout=False) == 100 * 32 + 2 * 5 * 20
+    assert memory.block_activations(1, 100, 5, 20, width=4) == 100 * (16 * 4 + 2) + (4 + 4 + 1) * 5 * 20
+    assert memory.block_activations(1, 100, 5, 20, fused=True, relu=True) == 100 * (34 - 8)
+
+
+def test_recomputed_blocks_keep_their_inputs():
+    assert memory.kept_activations(24, 100, 2) == (2400, 0)
+    assert memory.kept_activations(24, 100, 2, checkpoint_every=1) == (48, 100)
+    assert memory.kept_activations(24, 100, 2, checkpoint_every=2) == (12 * 100 + 12 * 2, 100)
+    assert memory.kept_activations(5, 100, 2, checkpoint_every=2) == (2 * 100 + 3 * 2, 100)
+    assert memory.kept_activations(24, 100, 2, checkpoint_every=1, offloaded=True) == (0, 100)
+
+
+def test_a_pipelines_first_stage_keeps_a_micro_batch_for_each_stage():
+    assert memory.activations(1000, 0, 30) == (1000, 30)
+    assert memory.activations(1000, 50, 30) == (1000, 50)
+    assert memory.activations(1000, 0, 30, stages=4, micro_batches=8) == (1000, 0)
+    assert memory.activations(1000, 0, 30, stages=4, micro_batches=2) == (500, 0)
+    assert memory.activations(1000, 0, 900, stages=4, micro_batches=1) == (250, 900)
+    assert memory.output_activations(10, 100, 500) == 10 * 4 * 100 * (1 + 500 / 100)
+
+
+def theory(**settings):
+    run = {name: field.default for name, field in dsnb.Experiment.model_fields.items()} | settings
+    return memory_use.theory(run)
+
+
+def test_a_runs_settings_become_the_formulas_numbers():
+    settings = {"zero_stage": 1, "gpus": 4, "tensor_parallel": 2, "micro_batch_size": 2, "seq_len": 1024}
+    parts = theory(model="opt-1.3b", grad_accum=2, **settings)
+    own = model_shapes.PRESETS["opt-1.3b"].parameters / 2 / GIB
+    assert parts["weights"] == parts["gradients"] == pytest.approx(2 * own)
+    assert parts["optimizer"] == pytest.approx(12 * own / 2)
+    block = 2048 * 2048 * (8 + (24 - 8) / 2)
+    assert parts["activations"] == pytest.approx(24 * block / GIB)
+    assert theory(model="opt-1.3b", strategy="fsdp", gpus=4)["optimizer"] == pytest.approx(8 * own * 2 / 4)
+    eager = theory(model="gpt2", attention="eager")
+    assert eager["activations"] > theory(model="gpt2")["activations"]
+    assert theory(model="gpt2", attention="eager", attention_used=float("nan")) == eager
+    assert theory(model="gpt2", attention_used="eager") == eager
+    assert theory(model="facebook/opt-1.3b") == theory(model="opt-1.3b")
+    assert theory(model="someone/other") == {}
+    assert theory(model="gpt2", micro_batch_size="auto") == {}
+
+
+def test_accumulation_keeps_gradients_through_the_next_backward_pass():
+    states = memory.States(200, 200, 1200)
+    assert memory.peak(states, kept=500, output=70).total == 200 + 1200 + 500 + 70
+    assert memory.peak(states, kept=500, output=70, accumulated=200).total == 200 + 1200 + 500 + 70 + 200
+    small = memory.peak(states, kept=50, output=70)  # all gradients, in the optimizer's step, are more than activations
+    assert (small.gradients, small.activations, small.total) == (200, 0, 1600)
+    once, often = (theory(model="opt-350m", micro_batch_size=32, grad_accum=count) for count in (1, 8))
+    gradients = 2 * model_shapes.PRESETS["opt-350m"].parameters / GIB
+    assert sum(often.values()) - sum(once.values()) == pytest.approx(gradients)
+    assert theory(model="opt-350m", micro_batch_size=32, grad_accum=2) == often
+    sharded = {"strategy": "fsdp", "gpus": 4, "micro_batch_size": 32}
+    fsdp = theory(model="opt-350m", grad_accum=2, **sharded)["gradients"]
+    assert fsdp == pytest.approx(2 * gradients)  # fp32, kept whole until they are sent
+    changes = memory_use.savings(runs_of(peak_allocated_gib=[4.0, 5.0], micro_batch_size=[32, 32], grad_accum=[1, 8]))
+    assert list(changes["change"]) == ["accumulation 1 → accumulation 8"]
+    assert changes["theory_gib"][0] == pytest.approx(2 * model_shapes.PRESETS["gpt2"].parameters / GIB)
+
+
+def test_what_the_published_1b3_benchmark_saved_by_recomputing():
+    """27 GB without and 16 GB with activation checkpointing, printed in whole GB: theory says 10.5."""
+    changes = memory_use.savings(dsnb.published("bigscience_1b3"))
+    (row,) = changes[changes["change"] == "checkpointing on → checkpointing off"].to_dict("records")
+    assert row["measured_gib"] == 11
+    assert row["theory_gib"] == pytest.approx(11, abs=1)
+
+
+def runs_of(**columns):
+    count = len(next(iter(columns.values())))
+    fixed = {"sweep": "s", "status": "ok", "model": "gpt2", "gpus": 4}
+    return pd.DataFrame({"experiment": [f"e{number}" for number in range(count)]}).assign(**{**fixed, **columns})
+
+
+def test_one_row_an_experiment():
+    runs = runs_of(peak_allocated_gib=[5.0, 7.0, 4.0, None, 1.0], experiment=["a", "a", "b", "c", "d"],
+                   zero_stage=[0, 0, 2, 3, 3], status=["ok", "ok", "ok", "ok", "oom"])  # fmt: skip
+    table = memory_use.footprint(runs).set_index("experiment")
+    assert list(table.index) == ["a", "b"]
+    assert list(table["n"]) == [2, 1]
+    assert list(table["measured_gib"]) == [6, 4]
+    assert list(table["where"]) == ["allocated", "allocated"]
+    assert list(table["rest_gib"]) == list(table["measured_gib"] - table["theory_gib"])
+    assert table["theory_gib"]["a"] == pytest.approx(sum(theory(model="gpt2", gpus=4).values()))
+
+
+def test_one_change_at_a_time():
+    runs = runs_of(peak_allocated_gib=[10, 9, 8, 7, 6], zero_stage=[0, 1, 2, 2, 0],
+                   offload=["none", "none", "none", "optimizer-cpu", "none"], seed=[0, 1, 2, 3, 4],
+                   activation_checkpointing=[False, False, False, False, True])  # fmt: skip
+    table = memory_use.savings(runs)
+    assert list(table["base"].unique()) == ["e0"]
+    assert list(table["change"]) == ["ZeRO 0 → ZeRO 1", "ZeRO 0 → ZeRO 2", "checkpointing off → checkpointing on"]
+    assert list(table["measured_gib"]) == [-1, -2, -4]
+    parameters = model_shapes.PRESETS["gpt2"].parameters
+    # When its backward pass begins, a step without accumulation has no gradients that ZeRO 2 could share out.
+    assert list(table["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB] * 2)
+    accumulated = memory_use.savings(runs.assign(grad_accum=2))
+    assert list(accumulated["theory_gib"])[:2] == pytest.approx([-9 * parameters / GIB, -10.5 * parameters / GIB])
+    assert list(memory_use.savings(runs, base="e3")["change"]) == ["offload optimizer-cpu → offload none"]
+    assert memory_use.savings(runs, base="unknown").equals(table)
+
+
+def test_nothing_measured_and_an_unknown_shape():
+    for nothing in (runs_of(peak_allocated_gib=[None]), runs_of(host_memory_gib=[1.0])):
+        assert memory_use.footprint(nothing).empty
+        assert memory_use.savings(nothing).empty
+    table = memory_use.footprint(runs_of(peak_allocated_gib=[3.0], model="someone/other"))
+    assert table["measured_gib"].tolist() == [3]
+    assert math.isnan(table["theory_gib"].iloc[0])

@@ -1,0 +1,179 @@
+"""The largest micro-batch that fits: the search, and the runs that it leaves."""
+
+import pytest
+
+from dsnb.files import records
+from dsnb.launcher import auto_batch_size
+from dsnb.launcher.folder import described, prepare
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result
+from dsnb.runs.load import load_runs
+from dsnb.sweep.run import run_sweep
+from tests.support import whole
+
+AUTO = {"micro_batch_size": "auto", "memory_limit_gib": 1.0}
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 9, 100])
+def test_doubling_then_bisection_finds_the_largest(largest):
+    asked = []
+    assert auto_batch_size.largest(lambda number: asked.append(number) or number <= largest) == largest
+    assert len(asked) == len(set(asked)) <= 2 * (largest.bit_length() + 1)
+
+
+def test_the_search_ends_where_everything_fits():
+    assert auto_batch_size.largest(lambda number: True, most=100) == 100
+
+
+class Machine:
+    """Runs that fit up to a micro-batch, and whole runs up to another one; each leaves its records."""
+
+    def __init__(self, probes=6, whole=6, odd=None):
+        self.probes, self.whole, self.odd, self.made = probes, whole, odd, []
+
+    def once(self, experiment, run, asked):
+        self.made.append((experiment.micro_batch_size, experiment.steps))
+        run.dir.mkdir(parents=True, exist_ok=True)
+        found = experiment.model_copy(update={"device": "cpu"})  # as the hosts of a hostfile say
+        records.write_json(run.experiment, described(found, asked))
+        records.write_json(run.worker, {})
+        whole.leave(run, experiment.steps)
+        fits = experiment.micro_batch_size <= (self.whole if experiment is not asked else self.probes)
+        status = self.odd if experiment.micro_batch_size == 4 and self.odd else "ok" if fits else "oom"
+        if status == "interrupted":
+            raise KeyboardInterrupt
+        result = Result(status, None if status == "ok" else "why", {}, {}, {}, run.dir)
+        result.write()
+        return result
+
+
+def statuses(folder):
+    return {path.parent.parent.name: records.read_json(path)["status"] for path in folder.glob("*/run1/result.json")}
+
+
+def test_probes_are_neighbours_and_the_run_takes_the_largest(tmp_path, small):
+    machine, run = Machine(), RunPaths(tmp_path / "exp" / "run1")
+    result = auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once)
+    assert (result.status, result.run_dir) == ("ok", run.dir)
+    assert machine.made == [(1, 2), (2, 2), (4, 2), (8, 2), (6, 2), (7, 2), (6, 50)]
+    probes = {f"exp_probe-bs{size}": "ok" if size <= 6 else "oom" for size in (1, 2, 4, 6, 7, 8)}
+    assert statuses(tmp_path) == {"exp": "ok", **probes}
+
+
+def test_a_run_that_runs_out_later_than_its_probe_is_kept_and_a_smaller_one_made(tmp_path, small):
+    machine = Machine(probes=6, whole=4)
+    assert (
+        auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), machine.once).status
+        == "ok"
+    )
+    assert machine.made[-3:] == [(6, 50), (5, 50), (4, 50)]
+    assert statuses(tmp_path)["exp_probe-bs6"] == statuses(tmp_path)["exp_probe-bs5"] == "oom"
+
+
+def test_a_repeat_takes_the_probes_that_are_there(tmp_path, small):
+    auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
+    machine = Machine()
+    assert (
+        auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run2"), machine.once).status
+        == "ok"
+    )
+    assert machine.made == [(6, 50)]
+
+
+def test_a_repeat_on_hosts_takes_the_probes_that_are_there(tmp_path, small):
+    """Their device is known only when they are reached: it stands in the records, not yet in the settings."""
+    (tmp_path / "hosts").write_text("n1 slots=2\nn2 slots=2\n")
+    settings = {**AUTO, "steps": 50, "device": "auto", "hostfile": str(tmp_path / "hosts")}
+    auto_batch_size.launch(small(**settings, include="n1"), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
+    machine = Machine()
+    auto_batch_size.launch(small(**settings, include="n2"), RunPaths(tmp_path / "exp" / "run2"), machine.once)
+    assert machine.made == [(6, 50)]
+
+
+def test_a_repeat_knows_what_only_the_whole_run_could_find_out(tmp_path, small):
+    settings = small(**AUTO, steps=50, grad_accum=4)
+    auto_batch_size.launch(settings, RunPaths(tmp_path / "exp" / "run1"), Machine(probes=6, whole=4).once)
+    machine = Machine(probes=6, whole=4)
+    assert auto_batch_size.launch(settings, RunPaths(tmp_path / "exp" / "run2"), machine.once).status == "ok"
+    assert machine.made == [(4, 50)]
+
+
+def test_a_probe_from_before_a_setting_came_still_counts(tmp_path, small):
+    auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
+    for path in tmp_path.glob("exp_probe*/run1/experiment.json"):
+        records.write_json(path, {key: value for key, value in records.read_json(path).items() if key != "nodes"})
+    machine = Machine()
+    auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run2"), machine.once)
+    assert machine.made == [(6, 50)]
+
+
+def test_nothing_fits(tmp_path, small):
+    result = auto_batch_size.launch(small(**AUTO), RunPaths(tmp_path / "exp" / "run1"), Machine(probes=0).once)
+    assert (result.status, result.cause) == ("oom", "not even micro_batch_size 1 fits")
+
+
+def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path, small):
+    machine = Machine(odd="failed")
+    result = auto_batch_size.launch(small(**AUTO), RunPaths(tmp_path / "exp" / "run1"), machine.once)
+    assert (result.status, result.cause) == ("failed", "the probe of micro_batch_size 4 is failed: why")
+    assert machine.made == [(1, 2), (2, 2), (4, 2)]
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path, small):
+    run = RunPaths(tmp_path / "exp" / "run1")
+    with pytest.raises(KeyboardInterrupt):
+        auto_batch_size.launch(small(**AUTO, steps=50), run, Machine(odd="interrupted").once)
+    assert records.read_json(run.result)["status"] == "interrupted"
+    machine = Machine()
+    assert auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once).status == "ok"
+    assert machine.made == [(4, 2), (8, 2), (6, 2), (7, 2), (6, 50)]
+
+
+def once_that(**verdicts):
+    """Give a launch that ends at once, `failed` where `verdicts` say nothing else of a size, as in `bs4="oom"`."""
+
+    def once(experiment, run, asked):
+        prepare(run, experiment, asked)
+        whole.leave(run, experiment.steps)
+        size = experiment.micro_batch_size
+        result = Result(verdicts.get(f"bs{size}", "failed"), None, {}, {}, {}, run.dir)
+        result.write()
+        return result
+
+    return once
+
+
+def test_a_probe_that_failed_is_made_again_when_the_run_is(small, tmp_path):
+    run = RunPaths(tmp_path / "auto" / "run1")
+    experiment = small(micro_batch_size="auto", memory_limit_gib=1)
+    first = auto_batch_size.launch(experiment, run, once_that(bs1="ok", bs2="timeout"))
+    assert (first.status, first.cause) == ("failed", "the probe of micro_batch_size 2 is timeout: None")
+    run.result.unlink()
+    again = auto_batch_size.launch(experiment, run, once_that(bs1="ok", bs2="ok", bs4="oom", bs3="oom"))
+    assert again.status == "ok"
+    record = records.read_json(run.experiment)
+    assert (record["micro_batch_size"], record["asked"]) == (2, {"micro_batch_size": "auto"})
+
+
+PARAMS = """
+name: fitting
+defaults: {model: opt-tiny, precision: fp32, device: cpu, seq_len: 1024, warmup_steps: 1, steps: 3,
+           micro_batch_size: auto, memory_limit_gib: 0.6}
+grid: {activation_checkpointing: [true]}
+"""
+
+
+def test_a_sweep_finds_it_keeps_the_probes_and_is_finished(tmp_path):
+    (tmp_path / "fitting.yaml").write_text(PARAMS)
+    (result,) = run_sweep(tmp_path / "fitting.yaml", output=tmp_path / "out", progress=False)
+    assert result.status == "ok", result.message()
+    runs = load_runs(tmp_path / "out")
+    own = runs["experiment"] == "zs0_fp32_gpus1_bsauto_sl1024_ac_limit0.6gib"
+    (found,) = runs.loc[own, "micro_batch_size"]
+    sizes = runs[~own].set_index("micro_batch_size")["status"]
+    assert sizes.get(found, "ok") == "ok"  # no probe, if a larger one fitted and its whole run did not
+    assert sizes[found + 1] == "oom"
+    assert runs.loc[own, "tokens_per_s"].notna().all()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
+    run_sweep(tmp_path / "fitting.yaml", output=tmp_path / "out", progress=False)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}

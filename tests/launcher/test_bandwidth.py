@@ -1,0 +1,171 @@
+"""The all-reduce test: real ranks, known answers, and that it is no training run anywhere."""
+
+import json
+import re
+import shutil
+import socket
+
+import pytest
+
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.files import records
+from dsnb.formulas import metrics
+from dsnb.launcher import bandwidth
+from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
+from dsnb.render.all_reduce import section, texts
+from dsnb.run_folder.paths import RunPaths
+from dsnb.runs.all_reduce import load_bandwidth
+from dsnb.runs.load import load_runs, load_steps
+from dsnb.settings.experiment import Experiment
+from tests.cli.test_app import dsnb
+from tests.sweep.test_run import NAMES
+
+
+def settings(**changes):
+    return Experiment(**{**DEFAULTS, "device": "cpu", "gpus": 2, "time_limit_s": 60.0, **changes})
+
+
+@pytest.fixture(scope="module")
+def measured(swept, tmp_path_factory):
+    """Give a sweep of one run with a test of two ranks and one of four in it."""
+    home = tmp_path_factory.mktemp("bandwidth") / "out"
+    shutil.copytree(swept / NAMES[0] / "run1", home / NAMES[0] / "run1")
+    before = load_runs(home), load_steps(home)
+    results = [measure_bandwidth(settings(gpus=gpus), home, most_bytes=most) for gpus, most in ((2, None), (4, 2**16))]
+    return home, results, before
+
+
+def test_algbw_and_busbw_have_known_answers():
+    assert metrics.algbw_gb_per_s(8e9, 2.0) == 4.0
+    assert metrics.algbw_gb_per_s(8, 0.0) is None
+    assert metrics.busbw_gb_per_s(4.0, 2) == 4.0
+    assert metrics.busbw_gb_per_s(4.0, 8) == 7.0
+    assert metrics.busbw_gb_per_s(4.0, 1) is None
+    assert metrics.busbw_gb_per_s(None, 8) is None
+
+
+def test_rows_of_nccl_tests_are_reproduced():
+    """From the public output of all_reduce_perf on 16 H100 of two hosts, in place."""
+    for message_bytes, time_us, algbw, busbw in [(2**20, 207.2, 5.06, 9.49), (2**30, 6737.4, 159.37, 298.82)]:
+        ours = metrics.algbw_gb_per_s(message_bytes, time_us / 1e6)
+        assert ours == pytest.approx(algbw, abs=0.005)
+        assert metrics.busbw_gb_per_s(ours, 16) == pytest.approx(busbw, abs=0.005)
+
+
+def test_every_size_is_measured_and_right(measured):
+    home, results, _ = measured
+    for result, ranks, last in zip(results, (2, 4), (24, 16), strict=True):  # by default to 16 MiB on a CPU
+        assert result.status == "ok", result.message()
+        assert result.summary == {}
+        assert result.run_dir.parent == home / "bandwidth"
+        rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
+        assert [row["bytes"] for row in rows] == [2**power for power in range(3, last + 1)]
+        for row in rows:
+            assert (row["count"], row["dtype"], row["ranks"], row["errors"]) == (row["bytes"] / 4, "float32", ranks, 0)
+            assert 1 <= row["calls"] <= 20
+            assert row["algbw_gb_per_s"] == pytest.approx(row["bytes"] / row["time_us"] / 1e3)
+            assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"] * {2: 1.0, 4: 1.5}[ranks])
+
+
+def test_its_times_are_those_of_the_calls(measured):
+    _, results, _ = measured
+    result = results[0]
+    rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
+    spent_s = sum(row["calls"] * row["time_us"] for row in rows) / 1e6
+    assert 0 < spent_s < result.phases_s["timed"]
+    assert rows[-1]["algbw_gb_per_s"] < 100  # no CPU moves more through a socket
+
+
+def test_it_is_no_training_run(measured):
+    home, results, (runs, steps) = measured
+    assert load_runs(home).equals(runs)
+    assert load_steps(home).equals(steps)
+    assert load_runs(results[0].run_dir).empty
+
+
+def test_the_newest_one_that_is_ok_is_shown(measured):
+    home, results, _ = measured
+    assert set(load_bandwidth(home)["ranks"]) == {4}
+    assert set(load_bandwidth(results[0].run_dir)["ranks"]) == {2}
+    heading, picture, table = (part._repr_html_() for part in section(home))
+    assert "All-reduce over 4 ranks (gloo on CPUs)" in heading
+    assert picture.startswith('<img alt="Bus bandwidth of an all-reduce against the size of the message"')
+    cells = [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", table)]
+    heads = ["size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"]
+    assert cells[:8] == heads
+    assert cells[8:12] == ["8", "2", "float", "sum"]
+
+
+@pytest.mark.parametrize("nodes", [5, {}, ["a", None], [{"host": "<b>"}]])
+def test_hosts_that_are_none(measured, tmp_path, nodes):
+    _, results, _ = measured
+    shutil.copytree(results[0].run_dir, tmp_path / "run1")
+    records.write_json(tmp_path / "run1" / "nodes.json", {"nodes": nodes})
+    heading = next(section(tmp_path / "run1")).text
+    assert f"(gloo on CPUs) on {'&lt;b&gt;' if nodes == [{'host': '<b>'}] else socket.gethostname()}, 2" in heading
+
+
+def test_a_folder_without_a_test_shows_nothing(swept):
+    assert list(section(swept)) == []
+    assert texts(load_bandwidth(swept)).empty
+
+
+def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "WORKER", "tests.workers.wrongsum")
+    result = measure_bandwidth(settings(), tmp_path, most_bytes=256)
+    rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
+    assert [(row["bytes"], row["errors"]) for row in rows] == [(8, 0), (16, 0), (32, 0), (64, 2)]  # on both ranks
+    assert result.status == "failed"
+    assert result.cause.endswith(": ArithmeticError: the all-reduced sum of 64 bytes is wrong in 2 elements")
+    assert load_bandwidth(tmp_path).empty
+
+
+def test_ranks_that_say_nothing_are_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "WORKER", "tests.workers.silent")
+    result = measure_bandwidth(settings(), tmp_path)
+    assert (result.status, result.summary) == ("failed", {})
+
+
+def test_it_has_no_steps_that_could_be_missed(tmp_path):
+    result = measure_bandwidth(settings(hang_limit_s=0.1), tmp_path, most_bytes=64)
+    assert result.status == "ok", result.message()
+
+
+@pytest.mark.parametrize(
+    ("changes", "most_bytes", "message"),
+    [
+        ({"gpus": 1}, None, "gpus is 1: an all-reduce needs two ranks at least; give 2 or more"),
+        ({}, 7, "most_bytes is 7: give a number from 8 to 17179869184"),
+        ({}, 2**35, "most_bytes is 34359738368: give a number from 8 to 17179869184"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(tmp_path, changes, most_bytes, message):
+    with pytest.raises(SettingsError) as caught:
+        measure_bandwidth(settings(**changes), tmp_path, most_bytes=most_bytes)
+    assert str(caught.value) == message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="cannot be written: Not a directory; choose another"):
+        measure_bandwidth(settings(), tmp_path / "file")
+
+
+def test_the_command_prints_nccl_tests_columns(tmp_path):
+    words = ["--set", "device=cpu", "--most-bytes", "63", "--output", tmp_path]
+    done = dsnb("bandwidth", *words)
+    assert done.returncode == 0, done.stderr
+    heads, *rows = (re.split(r"\s{2,}", line.strip()) for line in done.stdout.strip().splitlines())
+    assert heads == [
+        "size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong",
+    ]  # fmt: skip
+    assert [row[:4] for row in rows] == [[str(2**k), str(2**k // 4), "float", "sum"] for k in (3, 4, 5)]
+    assert (tmp_path / "bandwidth" / "run1" / "result.json").is_file()
+    assert json.loads((tmp_path / "bandwidth" / "run1" / "experiment.json").read_text())["gpus"] == 2
+
+
+def test_the_command_refuses_in_one_line(tmp_path):
+    done = dsnb("bandwidth", "--set", "device=cpu", "--set", "gpus=1", "--output", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "error: gpus is 1: an all-reduce needs two ranks at least; give 2 or more\n"

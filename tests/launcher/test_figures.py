@@ -1,0 +1,174 @@
+"""What a run's record says of its steps, its failure and its weights."""
+
+import dataclasses
+
+import pytest
+
+import dsnb
+from dsnb.files import records
+from dsnb.launcher import figures
+from dsnb.render import notes
+from dsnb.run_folder.paths import RunPaths
+
+PHASES = {
+    "build": "building the model",
+    "forward": "the forward pass of step 3",
+    "loss": "the loss of step 3",
+    "backward": "the backward pass of step 3",
+    "optimizer": "the optimizer step of step 3",
+}
+
+
+def recorded(tmp_path, small, times_s, skipped=(), **worker):
+    """Write the record of a run with one warm-up step; return its figures."""
+    run = RunPaths(tmp_path / "run1")
+    rows = [
+        {"step": step, "phase": "warmup" if step == 1 else "timed", "step_time_s": time_s, "skipped": step in skipped}
+        for step, time_s in enumerate(times_s, start=1)
+    ]
+    records.write_lines(run.steps, rows)
+    records.write_json(run.worker, worker)
+    return figures.summarize_run(small(steps=len(times_s) - 1), run)
+
+
+def test_skipped_steps_of_warm_up_and_timed_steps_are_told_apart(tmp_path, small):
+    found = recorded(tmp_path, small, [9.0, 1.0, 1.0, 1.0, 1.0], skipped=(1, 3))
+    assert (found["skipped_steps"], found["skipped_warmup_steps"]) == (1, 1)
+    assert found["tokens_per_s"] == 64  # 2 x 32 tokens a step of one second
+    assert found["trained_tokens_per_s"] == 48
+    assert found["note"] == (
+        "1 of 4 timed steps were skipped by the loss scaler: tokens/s counts their tokens, trained tokens/s does not"
+    )
+
+
+def test_slow_steps_and_recompilations_are_named(tmp_path, small):
+    found = recorded(tmp_path, small, [50.0, 1.0, 1.0, 3.5, 1.0, 2.0], recompilations=2)
+    assert (found["slow_steps"], found["recompilations"]) == (1, 2)  # twice the median is not yet slow
+    assert found["note"] == (
+        "step 4 took 3.5 times the median step time; "
+        "torch.compile compiled 2 graphs during the timed steps: use more warm-up steps"
+    )
+    assert recorded(tmp_path, small, [1.0, 1.0], recompilations=0)["note"] is None
+
+
+def test_flops_of_a_run(tmp_path, small):
+    shape = {"parameters": 1000, "block_parameters": 600, "layers": 2, "hidden": 10, "trainable_parameters": 1000}
+    found = recorded(tmp_path, small, [1.0, 1.0, 1.0], **shape)
+    per_token = 6 * 1000 + 12 * 2 * 10 * 32
+    assert found["tflops_per_gpu"] == found["hardware_tflops_per_gpu"] == pytest.approx(per_token * 64 / 1e12)
+    assert found["masked_flops_pct"] == pytest.approx(100 * 6 * 2 * 10 * 32 / per_token)
+    run = RunPaths(tmp_path / "run1")
+    again = figures.summarize_run(small(steps=2, activation_checkpointing=True), run)
+    recomputed = 2 * 600 + 4 * 2 * 10 * 32
+    assert again["tflops_per_gpu"] == found["tflops_per_gpu"]
+    assert again["hardware_tflops_per_gpu"] == pytest.approx((per_token + recomputed) * 64 / 1e12)
+    records.write_json(run.worker, {"parameters": 1000, "layers": 2, "hidden": 10})  # as older versions wrote it
+    assert figures.summarize_run(small(steps=2), run)["tflops_per_gpu"] is None
+
+
+def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
+    run = RunPaths(tmp_path / "run1")
+    records.write_lines(run.steps, [{"step": 1, "phase": "warmup", "step_time_s": 1.0, "allocated_gib": 111.7}])
+    failure = {"rank": 0, "status": "oom", "phase": "backward", "step": 2, "cause": "OutOfMemoryError: CUDA"}
+    failure |= {"allocated_gib": 139.2, "reserved_gib": 139.5, "requested_gib": 9.6}
+    records.append_line(run.failures, failure)
+    found = figures.summarize_run(small(), run)
+    names = ("peak_allocated_gib", "oom_allocated_gib", "oom_requested_gib", "needed_gib", "oom_phase", "oom_step")
+    assert [found[name] for name in names] == [139.2, 139.2, 9.6, pytest.approx(148.8), "backward", 2]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_where_memory_ran_out_is_told(run_small, monkeypatch, phase):
+    monkeypatch.setenv("DSNB_TEST_PHASE", phase)
+    result, paths = run_small(worker="tests.workers.starving")
+    (failure,) = records.read_lines(paths.failures)
+    assert (result.status, failure["phase"], failure["requested_gib"]) == ("oom", phase, 4.0)
+    assert result.cause.startswith(f"rank 0: out of memory in {PHASES[phase]}, with {failure['allocated_gib']:.2f} GiB")
+    assert "and 4.00 GiB more requested" in result.cause
+    assert result.summary["needed_gib"] == pytest.approx(failure["allocated_gib"] + 4)
+    assert len(records.read_lines(paths.steps)) == (0 if phase == "build" else 2)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"zero_stage": 2, "gpus": 2}, {"zero_stage": 3}, {"strategy": "ddp"}], ids=str
+)
+def test_a_run_that_trains_nothing_is_not_ok(run_small, settings):
+    result, paths = run_small(worker="tests.workers.gradless", **settings)
+    assert (result.status, result.cause) == (
+        "untrained",
+        "the weights did not move in 5 steps: no gradient changed them beyond weight decay",
+    )
+    assert result.summary["update_rms"] < 1e-8
+    norms = [step.get("grad_norm") for step in records.read_lines(paths.steps)]
+    assert norms == [0.0] * 5 if settings.get("zero_stage") else norms == [None] * 5
+
+
+def test_gradient_norms_are_those_of_one_process(run_small):
+    norms = {}
+    for stage in (1, 2, 3):
+        result, paths = run_small(zero_stage=stage, gpus=2)
+        norms[stage] = [step["grad_norm"] for step in records.read_lines(paths.steps)]
+        assert result.summary["grad_norm_last"] == norms[stage][-1] > 0
+        assert result.summary["update_rms"] == pytest.approx(5 * 1e-4, rel=0.5)  # Adam moves a weight by about its rate
+    _, paths = run_small(strategy="ddp", gpus=2, gradient_clipping=1e9)
+    expected = [step["grad_norm"] for step in records.read_lines(paths.steps)]
+    for stage, found in norms.items():
+        assert found == pytest.approx(expected, rel=1e-3), stage
+
+
+def test_host_memory_is_the_sum_over_ranks_without_the_build(run_small):
+    result, paths = run_small(worker="tests.workers.eater", gpus=2)
+    assert result.status == "failed"  # it trains nothing
+    peaks = records.read_json(paths.dir / "peaks.json")
+    before, after = peaks["before"], peaks["after"]
+    mib = 1024
+    assert mib * (after["host_memory_gib"] - before["host_memory_gib"]) == pytest.approx(300, abs=15)
+    assert mib * (after["rank_host_memory_gib"] - before["rank_host_memory_gib"]) == pytest.approx(200, abs=15)
+    assert before["peak_allocated_gib"] == 2.0
+
+
+def test_graphs_that_are_compiled_again_are_counted():
+    import torch
+
+    from dsnb.train.worker import compiled_graphs
+
+    compiled = torch.compile(lambda values: values * 2, backend="eager", dynamic=False)
+    compiled(torch.ones(3))
+    before = compiled_graphs()
+    compiled(torch.ones(3))
+    assert compiled_graphs() == before
+    compiled(torch.ones(4))
+    assert compiled_graphs() == before + 1
+
+
+def test_the_cost_of_a_run(swept, tmp_path):
+    source = next(path for path in sorted(swept.rglob("run1")) if (path / "result.json").is_file())
+    run = RunPaths(tmp_path / "s" / source.parent.name / "run1")
+    for path in source.iterdir():
+        (run.dir / path.name).parent.mkdir(parents=True, exist_ok=True)
+        (run.dir / path.name).write_bytes(path.read_bytes())
+    result = records.read_json(run.result)
+    settings = {**records.read_json(run.experiment), "device": "cuda", "gpus": 4, "price_per_gpu_hour": 2.5}
+    records.write_json(run.experiment, settings)
+    records.write_json(run.result, {**result, "phases_s": {**result["phases_s"], "wall": 1800.0}})
+    (row,) = dsnb.load_runs(tmp_path).to_dict("records")
+    assert (row["gpu_hours"], row["cost"]) == (2.0, 5.0)
+    assert dsnb.load_runs(swept)[["gpu_hours", "cost"]].isna().all(axis=None)  # runs on a CPU
+
+
+def test_what_figures_mean_stands_beside_them(swept):
+    runs = dsnb.load_runs(swept).assign(masked_flops_pct=[1.26, 4.0, *[2.0] * (len(dsnb.load_runs(swept)) - 2)])
+    said = notes.meanings(runs).text
+    assert "<dt>TFLOP/s/GPU</dt>" in said
+    assert "attention&#x27;s masked half is counted. It makes 1.3 to 4.0 % of the figures here." in said
+    assert "Resident memory of all ranks of the fullest host" in said
+    gpus = runs.assign(gpu_util_pct=98.0)
+    assert "A GPU that waits for others in NCCL counts as busy" in notes.meanings(gpus).text
+    assert notes.remarks(runs.assign(note=None)).text == ""
+    assert '<td class="text">odd &lt;b&gt;</td>' in notes.remarks(runs.assign(note="odd <b>")).text
+
+
+def test_an_untrained_result_says_what_to_do(run_small):
+    result, _ = run_small(worker="tests.workers.gradless")
+    assert "Next: raise learning_rate" in result.message()
+    assert dataclasses.replace(result, status="ok").raise_for_status() is None

@@ -1,0 +1,397 @@
+"""How runs end, and that nothing of them is left."""
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.files import records
+from dsnb.launcher import environment, fork, op_builds, rank_group, run
+from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.folder import next_free
+from dsnb.launcher.host_ranks import Share, free_port
+from dsnb.launcher.run import launch
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.hostfile import Host
+from tests import ROOT
+
+pytestmark = pytest.mark.alone
+BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
+
+
+def gone(numbers, timeout_s=10):
+    """Say whether all processes have ended (a zombie has)."""
+    deadline = time.time() + timeout_s
+    while time.time() < deadline:
+        left = [number for number in numbers if psutil.pid_exists(number)]
+        if not [n for n in left if psutil.Process(n).status() != psutil.STATUS_ZOMBIE]:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def pids(folder):
+    return [int(word) for file in sorted(folder.glob("pids*")) for word in file.read_text().split()]
+
+
+def group(number):
+    try:
+        return os.getpgid(number)
+    except OSError:
+        return None
+
+
+def wait_for(path, timeout_s=60):
+    deadline = time.time() + timeout_s
+    while not (path.exists() and path.read_text()):
+        assert time.time() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def slept(small, tmp_path_factory):
+    """Let two ranks sleep, started by each launcher; give results and folders."""
+    folders = {launcher: tmp_path_factory.mktemp(launcher) / "run1" for launcher in ("fork", "deepspeed")}
+    return {
+        launcher: (
+            launch(small(launcher=launcher, gpus=2), folder, progress=False, worker="tests.workers.sleeper"),
+            folder,
+        )
+        for launcher, folder in folders.items()
+    }
+
+
+@BOTH
+def test_a_sleeper_reports_exactly_its_sleep(slept, launcher):
+    result, _ = slept[launcher]
+    tokens = 2 * 2 * 32
+    assert result.status == "ok"
+    assert result.summary["tokens_per_s"] == pytest.approx(4 * tokens / 0.64, rel=0.03)
+    assert result.summary["step_time_s"] == pytest.approx(0.16, rel=0.03)
+    assert result.summary["step_time_median_s"] == pytest.approx(0.12, rel=0.05)
+
+
+def test_three_silent_ranks_are_a_failure(run_small):
+    result, paths = run_small(worker="tests.workers.silent", gpus=3)
+    assert (result.status, result.cause) == (
+        "failed",
+        "the ranks ended after 0 of 4 timed steps without saying why",
+    )
+    assert result.summary["tokens_per_s"] is None
+    assert json.loads(paths.result.read_text())["summary"]["tokens_per_s"] is None
+
+
+@BOTH
+def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, launcher, monkeypatch):
+    monkeypatch.setenv("DSNB_TEST_KILL_RANK", "1")
+    monkeypatch.setattr(run, "GRACE_S", 1.0)
+    result, paths = run_small(worker="tests.workers.hanger", gpus=2, launcher=launcher)
+    who = "rank 1" if launcher == "fork" else "a rank"
+    assert (result.status, result.cause) == ("failed", f"{who} was killed by signal 9 (SIGKILL)")
+    left = pids(paths.dir)
+    assert len(left) == 4
+    assert gone(left)
+    assert not [p for p in psutil.process_iter(["pid"]) if os.getpgid(0) != group(p.pid) == left[0]]
+    assert free(int((paths.dir / "port").read_text()))
+
+
+@pytest.mark.parametrize(("kills", "status"), [(0, "failed"), (1, "oom")])
+def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run_small, monkeypatch, kills, status):
+    counts = iter([5, 5 + kills])
+    monkeypatch.setattr("dsnb.system.hardware.oom_kills", lambda: next(counts))
+    result, paths = run_small(worker="tests.workers.dying", gpus=2, steps=50)
+    how = "by the kernel: the machine's memory ran out" if kills else "by signal 9 (SIGKILL)"
+    assert (result.status, result.cause) == (status, f"rank 1 was killed {how}")
+    assert len(records.read_lines(paths.steps)) >= 2
+
+
+def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch):
+    monkeypatch.delenv(fork.variable("cpu"))
+    folder = tmp_path / "run1"
+
+    def kill_the_server():
+        for rank in (0, 1):
+            wait_for(folder / f"pids{rank}")
+        fork._servers["cpu"].process.kill()
+
+    threading.Thread(target=kill_the_server, daemon=True).start()
+    result = launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
+    assert (result.status, result.cause) == ("failed", "rank 0 was killed by signal 9 (SIGKILL)")
+    left = pids(folder)
+    assert len(left) == 4
+    assert gone(left)
+    assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
+
+
+def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_path, monkeypatch):
+    monkeypatch.delenv(fork.variable("cpu"))
+    launch(small(), tmp_path / "run1", progress=False)
+    server = psutil.Process(fork._servers["cpu"].process.pid)
+    server.suspend()
+    folder = tmp_path / "run2"
+    threading.Timer(1.0, os.kill, (os.getpid(), 2)).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
+    assert records.read_json(folder / "result.json")["status"] == "interrupted"
+    server.resume()
+    time.sleep(2)
+    assert gone(pids(folder))
+    assert server.children() == []
+
+
+def test_a_server_that_is_killed_while_it_imports_says_so():
+    server = fork.ForkServer("cpu")
+    server.process.kill()
+    with pytest.raises(LaunchError) as caught:
+        server.wait_ready()
+    assert str(caught.value) == (
+        "torch, DeepSpeed and transformers could not be imported: the process was killed by signal 9 (SIGKILL); "
+        "if memory ran out (`dmesg` says so), free some, then start again"
+    )
+
+
+def test_native_crashes(run_small, monkeypatch):
+    result, _ = run_small(worker="tests.workers.crashing")
+    assert (result.status, result.cause) == ("oom", "rank 0 ended with exit code 7 after an out-of-memory error")
+    monkeypatch.setenv("DSNB_TEST_LAST_WORDS", "Segmentation fault")
+    result, paths = run_small(worker="tests.workers.crashing")
+    assert (result.status, result.cause) == ("failed", "rank 0 ended with exit code 7")
+    with pytest.raises(LaunchError) as caught:
+        result.raise_for_status()
+    assert str(caught.value) == (
+        "failed: rank 0 ended with exit code 7\n  | Segmentation fault\n"
+        f"Log: {paths.console}\nNext: read the log; `dsnb doctor` says what this machine can run"
+    )
+
+
+def test_out_of_memory_in_python_is_oom(run_small):
+    huge = {"micro_batch_size": 10**9, "seq_len": 1024, "data": "synthetic"}
+    result, _ = run_small(**huge)
+    assert result.status == "oom"
+    assert "memory" in result.cause
+
+
+def test_a_loss_that_is_no_number_is_nan(run_small):
+    result, _ = run_small(learning_rate=1e30, steps=6)
+    assert result.status == "nan"
+    assert result.cause.startswith("the loss was not a finite number at step ")
+    assert result.summary["loss_last"] is None
+
+
+@pytest.mark.parametrize(("launcher", "limit_s"), [("fork", 4), ("deepspeed", 10)])  # longer than the ranks' start
+def test_the_time_limit_leaves_nothing_behind(run_small, launcher, limit_s):
+    result, paths = run_small(worker="tests.workers.hanger", gpus=2, time_limit_s=limit_s, launcher=launcher)
+    assert (result.status, result.cause) == (
+        "timeout",
+        f"no end within the time limit of {limit_s} s, 0 of 5 steps done",
+    )
+    left = pids(paths.dir)
+    assert len(left) == 4
+    assert gone(left)
+    assert free(int((paths.dir / "port").read_text()))
+
+
+@BOTH
+def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
+    folder = tmp_path / "run1"
+
+    def interrupt():
+        for rank in (0, 1):
+            wait_for(folder / f"pids{rank}")
+        os.kill(os.getpid(), 2)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(small(gpus=2, launcher=launcher), folder, progress=False, worker="tests.workers.hanger")
+    record = records.read_json(folder / "result.json")
+    assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
+    assert gone(pids(folder))
+    assert free(int((folder / "port").read_text()))
+
+
+def test_ranks_are_like_those_of_the_deepspeed_launcher(slept):
+    facts = {}
+    for launcher, (_, folder) in slept.items():
+        facts[launcher] = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+        assert {"rank 0 was here", "rank 1 was here"} <= set((folder / "console.log").read_text().splitlines())
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "PATH"]
+    names += ["DS_ACCELERATOR", "OMP_NUM_THREADS"]
+    for ours, theirs in zip(facts["fork"], facts["deepspeed"], strict=True):
+        assert {name: ours["env"].get(name) for name in names} == {name: theirs["env"].get(name) for name in names}
+        assert ours["cwd"] == theirs["cwd"]
+    assert facts["fork"][0]["group"] == facts["fork"][1]["group"] != os.getpgid(0)
+
+
+@pytest.fixture(scope="module")
+def launched(small, tmp_path_factory):
+    """Train the same with both launchers; give results and losses."""
+    experiment = {"gpus": 2, "steps": 40, "warmup_steps": 10, "micro_batch_size": 4, "seq_len": 64}
+    results = {}
+    for launcher in ("fork", "deepspeed"):
+        folder = tmp_path_factory.mktemp(launcher) / "run1"
+        worker = "tests.workers.listener"
+        result = launch(small(launcher=launcher, **experiment), folder, progress=False, worker=worker)
+        assert result.status == "ok", result.message()
+        results[launcher] = result, [step["loss"] for step in records.read_lines(folder / "steps.jsonl")]
+    return results
+
+
+def test_launchers_agree(launched):
+    losses = [losses for _, losses in launched.values()]
+    assert len(losses[0]) == 50
+    assert losses[0] == losses[1]
+
+
+@BOTH
+def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched, launcher):
+    """gloo's connections, and torch's store on rank 0."""
+    folder = launched[launcher][0].run_dir
+    addresses = [json.loads((folder / f"listening{rank}.json").read_text()) for rank in (0, 1)]
+    assert all(addresses)
+    assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
+
+
+def test_launchers_agree_on_the_step_time(launched):
+    fork_s, deepspeed_s = (result.summary["step_time_median_s"] for result, _ in launched.values())
+    # measured alike within 5 % on a quiet machine; the tolerance is for a busy one
+    assert fork_s == pytest.approx(deepspeed_s, rel=0.4)
+
+
+def test_a_warm_launch_reaches_its_first_step_within_two_seconds(run_small):
+    run_small(gpus=2, zero_stage=1)
+    result, paths = run_small(gpus=2, zero_stage=1)
+    first = records.read_lines(paths.steps)[0]
+    assert first["t_s"] - first["step_time_s"] < 2.0
+    assert result.phases_s["start"] + result.phases_s["build"] < 2.0
+
+
+def test_a_finished_run_is_not_overwritten(small, run_small):
+    _, paths = run_small()
+    with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
+        launch(small(), paths.dir, progress=False)
+    record = records.read_json(paths.result)
+    records.write_json(paths.result, {**record, "status": "interrupted"})
+    assert launch(small(), paths.dir, progress=False).status == "ok"
+
+
+def test_a_folder_that_cannot_be_written(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):
+        launch(small(), tmp_path / "file" / "run1", progress=False)
+
+
+def test_no_secret_reaches_a_file(run_small, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    _, paths = run_small()
+    written = [file.read_text(errors="replace") for file in paths.dir.iterdir()]
+    assert not [text for text in written if "hf_verysecret" in text]
+
+
+def test_a_fixed_port_that_is_in_use(run_small):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; name another, or 0 for any free"):
+            run_small(master_port=port)
+
+
+def test_a_limit_without_end(run_small):
+    result, _ = run_small(hang_limit_s=1e300, time_limit_s=1e300, gpus=2)
+    assert result.status == "ok", result.message()
+
+
+def test_chosen_slots_of_hosts_without_gpus_are_counted(tmp_path):
+    hosts = (Host("n1", (0, 2)), Host("n2", (3,)))
+    share = Share("cpu", hosts, 1, "n1", 29500, {}, "worker", tmp_path, tmp_path / "console.log")
+    assert rank_group.write_hostfile(share).read_text() == "n1 slots=2\nn2 slots=1\n"
+
+
+def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp_path, monkeypatch):
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')  # a host that is this one
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    (tmp_path / "hosts").write_text("n1 slots=1\n")
+    before = set(psutil.Process().children(recursive=True))
+
+    def full(*_):
+        assert set(psutil.Process().children(recursive=True)) - before
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "describe", full)
+    with pytest.raises(OSError, match="No space left"):
+        launch(small(hostfile=str(tmp_path / "hosts"), gpus=1), tmp_path / "run1", progress=False)
+    assert gone([one.pid for one in set(psutil.Process().children(recursive=True)) - before])
+
+
+def test_no_op_is_compiled_for_a_cpu():
+    assert deepspeed_config(Experiment(device="cpu"))["optimizer"]["params"]["torch_adam"] is True
+    assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]
+
+
+def test_a_home_folder_is_written_out_for_deepspeed(monkeypatch):
+    """DeepSpeed would make a folder that is named `~`."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = deepspeed_config(Experiment(zero_stage=3, offload="all-nvme", nvme_path="~/swap"))
+    assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/home/someone/swap"
+
+
+def test_ports_lie_where_systems_take_none_for_outgoing_connections():
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1024 < free_port() < min(lowest, 32_000) for _ in range(50))
+
+
+def test_two_launches_at_once_get_folders_of_their_own(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("DSNB_OUTPUTS", str(tmp_path))
+    assert {next_free(small()).name for _ in range(3)} == {"run1", "run2", "run3"}
+
+
+def test_op_builder_architectures_lose_their_suffix(monkeypatch):
+    assert environment.plain_architectures("8.0;9.0a 10.0f+PTX") == "8.0;9.0 10.0+PTX"
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+    assert environment.for_ranks("cpu", 1, 0.0)["TORCH_CUDA_ARCH_LIST"] == "9.0"
+
+
+def test_only_stale_op_build_locks_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    locks = {name: tmp_path / name / "lock" for name in ("stale", "young", "building")}
+    for lock in locks.values():
+        lock.parent.mkdir()
+        lock.touch()
+    for name in ("stale", "building"):
+        os.utime(locks[name], (0, 0))
+    builder = psutil.Popen(["sleep", "60"], cwd=locks["building"].parent)
+    try:
+        assert op_builds.remove_stale_locks() == [locks["stale"]]
+    finally:
+        builder.kill()
+        builder.wait()
+    assert [name for name, lock in locks.items() if lock.exists()] == ["young", "building"]
+
+
+def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):
+    """DeepSpeed's launcher alone would leave every rank training."""
+    folder = tmp_path / "run1"
+    script = (
+        "import sys; from dsnb.settings.experiment import Experiment; from dsnb.launcher.run import launch\n"
+        "launch(Experiment(**eval(sys.argv[1])), sys.argv[2], progress=False, worker='tests.workers.hanger')"
+    )
+    settings = repr({**small(gpus=2, launcher="deepspeed").model_dump()})
+    owner = psutil.Popen([os.sys.executable, "-c", script, settings, str(folder)], cwd=ROOT)
+    for rank in (0, 1):
+        wait_for(folder / f"pids{rank}")
+    ranks = [int((folder / f"pids{rank}").read_text().split()[0]) for rank in (0, 1)]
+    owner.kill()
+    owner.wait()
+    assert gone(ranks)

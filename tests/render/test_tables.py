@@ -1,0 +1,219 @@
+"""Runs -> tables, with figures known in advance, and damaged folders."""
+
+import json
+import math
+import os
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis.summary import summarize, timing, variants
+from dsnb.errors import DsnbWarning, SettingsError
+from dsnb.files import records
+from dsnb.launcher.figures import summarize_run
+from dsnb.launcher.outcome import judge
+from dsnb.render import answer, plots, tables
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result
+from dsnb.settings.experiment import Experiment
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Write a run folder by hand: 100 tokens a step, the given step times."""
+
+    def make(name, repeat, step_times_s, status=None, cause=None, **settings):
+        run = RunPaths(tmp_path / "out" / "s" / name / f"run{repeat}")
+        defaults = {"model": "gpt2-tiny", "micro_batch_size": 1, "seq_len": 100, "warmup_steps": 1, "device": "cpu"}
+        experiment = Experiment(**{**defaults, "steps": len(step_times_s) or 1, **settings})
+        records.write_json(run.experiment, experiment.model_dump())
+        records.write_json(run.environment, {"host": "h", "gpus": [{"name": "G", "memory_gib": 1}]})
+        rows = [
+            {"step": number, "phase": "timed" if number > 1 else "warmup", "t_s": number, "step_time_s": seconds,
+             "loss": 5.0 - number, "tokens": 100, "skipped": False}
+            for number, seconds in enumerate([9.0, *step_times_s], start=1)
+        ]  # fmt: skip
+        records.write_lines(run.steps, rows)
+        records.write_json(run.worker, {"timed_wall_s": sum(step_times_s), "phases_s": {}})
+        verdict = (status, cause) if status else judge(experiment, run, dict.fromkeys(range(experiment.gpus), 0), 0)
+        Result(*verdict, {0: 0}, {"wall": 1.0}, summarize_run(experiment, run), run.dir).write()
+        return run
+
+    return make
+
+
+def test_throughput_median_and_spread_are_exact(make_run, tmp_path):
+    make_run("a", 1, [1.0, 3.0])  # 200 tokens in 4 s; the mean of the rates would be 66.7
+    make_run("a", 2, [1.0, 1.0])  # 100 tokens/s
+    make_run("a", 3, [0.5, 0.5])  # 200 tokens/s
+    summary = summarize(dsnb.load_runs(tmp_path / "out"))
+    row = summary.loc["a"]
+    assert (row["n"], row["not_ok"]) == (3, 0)
+    assert row["tokens_per_s_median"] == 100.0
+    assert row["tokens_per_s_std"] == pytest.approx(
+        math.sqrt(((50 - 350 / 3) ** 2 + (100 - 350 / 3) ** 2 + (200 - 350 / 3) ** 2) / 2)
+    )
+    assert row["step_time_s_median"] == 1.0
+    assert row["loss_last_median"] == 2.0
+
+
+def test_one_run_has_a_blank_spread_and_missing_figures_stay_missing(make_run, tmp_path):
+    make_run("a", 1, [1.0])
+    summary = summarize(dsnb.load_runs(tmp_path / "out"))
+    assert summary.loc["a", "n"] == 1
+    assert summary.filter(like="_std").isna().all(axis=None)
+    assert summary[["peak_allocated_gib_median", "gpu_util_pct_median", "mfu_median"]].isna().all(axis=None)
+    assert "±" not in str(tables.summary_table(summary))
+    assert "utilization" not in str(tables.summary_table(summary))
+
+
+def test_runs_that_are_not_ok_are_rows_but_not_figures(make_run, tmp_path):
+    make_run("a", 1, [1.0])
+    make_run("a", 2, [99.0], status="oom", cause="rank 0: out of memory")
+    make_run("b", 1, [], status="failed", cause="never began")
+    runs = dsnb.load_runs(tmp_path / "out")
+    summary = summarize(runs)
+    assert summary["n"].to_dict() == {"a": 1, "b": 0}
+    assert summary["not_ok"].to_dict() == {"a": 1, "b": 1}
+    assert summary.loc["a", "tokens_per_s_median"] == 100.0
+    assert pd.isna(summary.loc["b", "tokens_per_s_median"])
+    assert "rank 0: out of memory" in str(tables.failures(runs))
+    assert "2 of 3 runs are not ok: 1 oom, 1 failed." in str(answer.answer(runs))
+
+
+def test_a_run_without_a_step_has_no_throughput(make_run):
+    run = make_run("a", 1, [])
+    assert json.loads(run.result.read_text())["status"] == "failed"
+    assert json.loads(run.result.read_text())["summary"]["tokens_per_s"] is None
+
+
+def test_one_name_in_two_sweeps_is_two_experiments(make_run, tmp_path):
+    make_run("a", 1, [1.0])
+    make_run("a", 1, [10.0]).dir.parents[1].rename(tmp_path / "out" / "t")
+    make_run("a", 1, [1.0])
+    summary = summarize(dsnb.load_runs(tmp_path / "out"))
+    assert summary["tokens_per_s_median"].to_dict() == {"s/a": 100.0, "t/a": 10.0}
+
+
+def test_a_loss_curve_shows_ok_runs_of_one_variant(make_run, tmp_path):
+    make_run("a", 1, [1.0])
+    make_run("b", 1, [1.0], status="failed", cause="x")
+    runs, steps = dsnb.load_runs(tmp_path / "out"), dsnb.load_steps(tmp_path / "out")
+    steps.loc[steps["experiment"] == "b", "loss"] = 99.0
+    (axis,) = plots.losses(steps, runs).figure.axes
+    assert [line.get_ydata().max() for line in axis.get_lines() if len(line.get_ydata())] == [4.0]
+
+
+def test_grouping_by_a_setting(make_run, tmp_path):
+    for stage, seconds in ((0, 1.0), (0, 2.0), (3, 4.0)):
+        make_run(f"e{stage}{seconds}", 1, [seconds], zero_stage=stage)
+    summary = summarize(dsnb.load_runs(tmp_path / "out"), by="zero_stage")
+    assert summary["tokens_per_s_median"].to_dict() == {0: 75.0, 3: 25.0}
+
+
+def test_damaged_files_cost_only_what_is_damaged(make_run, tmp_path):
+    first, second = make_run("a", 1, [1.0, 1.0]), make_run("a", 2, [1.0, 1.0])
+    second.result.write_text("")
+    text = first.steps.read_text()
+    first.steps.write_text(text[:-20])
+    with pytest.warns(DsnbWarning, match=r"run2/result\.json is left out: it cannot be read as JSON"):
+        runs = dsnb.load_runs(tmp_path / "out")
+    assert list(runs["status"]) == ["ok", "interrupted"]
+    with pytest.warns(DsnbWarning, match=r"run1/steps\.jsonl: 1 line\(s\) left out, cut off or damaged \(line 3\)"):
+        steps = dsnb.load_steps(tmp_path / "out")
+    assert steps.groupby("repeat").size().to_dict() == {1: 2, 2: 3}
+
+
+def test_foreign_types_in_records_do_not_raise(make_run, tmp_path):
+    run = make_run("a", 1, [1.0])
+    records.write_json(run.result, {"status": ["ok"], "summary": "none", "phases_s": 3, "cause": {"a": 1}})
+    records.write_json(run.environment, {"gpus": ["text"], "cores": "many"})
+    records.write_json(run.experiment, {"zero_stage": "$\\frac", "precision": "$\\frac"})
+    runs = dsnb.load_runs(tmp_path / "out")
+    assert list(runs["status"]) == ["interrupted"]
+    assert runs["zero_stage"].isna().all()
+    assert plots.overview(runs.assign(status="ok", tokens_per_s_per_gpu=1.0)).png
+    records.write_json(run.result, {"status": "ok", "summary": {"tokens_per_s": "fast"}})
+    assert dsnb.load_runs(tmp_path / "out")["tokens_per_s"].isna().all()
+
+
+def test_no_folder_and_an_empty_folder(tmp_path):
+    with pytest.raises(
+        SettingsError, match="is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
+    ):
+        dsnb.load_runs(tmp_path / "none")
+    runs = dsnb.load_runs(tmp_path)
+    assert runs.empty
+    assert summarize(runs).empty
+    assert "There are no runs here yet" in str(answer.answer(runs))
+    assert timing(runs).empty
+
+
+def test_the_answer_names_fastest_and_lightest(make_run, tmp_path):
+    for name, seconds, memory in (("fast", 1.00, 10.0), ("near", 1.05, 6.0), ("light", 2.00, 1.0)):
+        run = make_run(name, 1, [seconds])
+        record = json.loads(run.result.read_text())
+        record["summary"]["peak_allocated_gib"] = memory
+        records.write_json(run.result, record)
+    words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
+    assert "as fast" not in words
+    assert "Fastest: <code>fast</code> with 100 tokens/s per GPU (one run)." in words
+    assert (
+        "Lightest within 10 % of the fastest: <code>near</code> with 6.00 GiB of GPU memory, 5 % slower "
+        "(the fastest takes 10.00 GiB)." in words
+    )
+
+
+def test_the_answer_leaves_out_the_probes_of_a_micro_batch(make_run, tmp_path):
+    make_run("bsauto", 1, [1.0])
+    make_run("bsauto_probe-bs8", 1, [0.5])
+    make_run("bsauto_probe-bs16", 1, [], status="oom", cause="rank 0: out of memory")
+    words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
+    assert "Fastest: <code>bsauto</code> with 100 tokens/s per GPU (one run)." in words
+    assert "The one run ended well." in words
+
+
+def test_the_answer_says_what_repeats_cannot_tell_apart(make_run, tmp_path):
+    for name, times in (("one", (1.0, 1.2)), ("two", (1.1, 1.3)), ("slow", (9.0, 9.0))):
+        for repeat, seconds in enumerate(times, start=1):
+            make_run(name, repeat, [seconds])
+    words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
+    assert "Within the spread of repeats as fast: <code>two</code>." in words
+
+
+def test_variants_separate_what_must_not_be_compared(make_run, tmp_path):
+    make_run("a", 1, [1.0], seq_len=100)
+    make_run("b", 1, [1.0], seq_len=200, zero_stage=3)
+    parts = variants(dsnb.load_runs(tmp_path / "out"))
+    assert list(parts) == ["seq_len 100", "seq_len 200"]
+
+
+@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "\"'&<b>", "a\nb", "x" * 10_000, "שלום", "🙂"])
+def test_hostile_text_stays_text(make_run, tmp_path, text):
+    make_run("a", 1, [1.0], status="failed", cause=text)
+    for table in (tables.failures, tables.settings, tables.environment, answer.answer):
+        shown = str(table(dsnb.load_runs(tmp_path / "out")))
+        assert "<script" not in shown
+        assert "<b>" not in shown
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("content", [b"[" * 500_000, b"question: 2024-99-99", b"a: &a [x]\nb: *a", b"\xff", None])
+def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
+    if content is None:
+        os.mkfifo(tmp_path / "params.yaml")
+    else:
+        (tmp_path / "params.yaml").write_bytes(content)
+    with pytest.warns(DsnbWarning, match=r"the question of the sweep is left out: params file '.*params\.yaml'"):
+        assert "Which of these settings should I train with here?" in str(tables.heading(tmp_path))
+    (tmp_path / "params.yaml").unlink()
+    (tmp_path / "params.yaml").write_text("question: Is <it>?\nfrom_a_newer_version: 1")
+    assert '<p class="question">Is &lt;it&gt;?</p>' in str(tables.heading(tmp_path))
+
+
+def test_figures_have_sensible_digits():
+    assert tables.figure(91193.4, 10516.2, 0) == "91,193 ± 10,516"
+    assert tables.figure(44.92, 6.31, 1) == "44.9 ± 6.3"
+    assert tables.figure(1.5, float("nan"), 2) == "1.50"
+    assert tables.figure(float("nan"), float("nan"), 2) == ""

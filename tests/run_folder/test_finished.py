@@ -1,0 +1,288 @@
+"""Which runs are finished: all of their record, of the same settings, in the folder that is theirs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import dsnb
+from dsnb.errors import DsnbWarning, LaunchError, SettingsError
+from dsnb.execute import notebook
+from dsnb.explorer import payload
+from dsnb.explorer.data import read
+from dsnb.files import records
+from dsnb.launcher import auto_batch_size
+from dsnb.launcher.folder import Place, described, prepare
+from dsnb.run_folder.paths import RunPaths, SweepPaths
+from dsnb.run_folder.result import Result
+from dsnb.sweep import job, lock
+from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import is_finished, run_sweep
+from tests import ROOT
+from tests.support import whole
+
+PARAMS = """
+name: t
+defaults: {model: gpt2-tiny, precision: fp32, device: cpu, steps: 3}
+grid: {zero_stage: [0, 3]}
+repeats: 3
+"""
+ZS0, ZS3 = "zs0_fp32_gpus1_bs8_sl128", "zs3_fp32_gpus1_bs8_sl128"
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Give a sweep whose runs are all made, by hand."""
+    (tmp_path / "t.yaml").write_text(PARAMS)
+    sweep = load_sweep(tmp_path / "t.yaml", output=tmp_path / "out")
+    for run in sweep.runs:
+        make(run)
+    return sweep
+
+
+def make(run):
+    records.write_json(run.paths.experiment, described(run.experiment, run.experiment))
+    whole.leave(run.paths, run.experiment.steps)
+    figures = {"tokens_per_s": 100.0 * run.repeat, "loss_last": 2.0}
+    Result("ok", None, {0: 0}, {"wall": 1.0}, figures, run.paths.dir).write()
+
+
+def change(path, **fields):
+    records.write_json(path, {**records.read_json(path), **fields})
+
+
+def cut(path, lines):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+DAMAGE = {
+    "no settings": (lambda run: run.experiment.unlink(), "experiment.json is missing or says nothing"),
+    "empty settings": (lambda run: run.experiment.write_text("{}"), "experiment.json is missing or says nothing"),
+    "no machine": (lambda run: run.environment.unlink(), "environment.json is missing or says nothing"),
+    "no steps": (lambda run: run.steps.unlink(), "steps.jsonl is missing"),
+    "empty steps": (lambda run: run.steps.write_text(""), "steps.jsonl has 0 of 3 timed steps"),
+    "few steps": (lambda run: cut(run.steps, 2), "steps.jsonl has 2 of 3 timed steps"),
+    "letters": (
+        lambda run: change(run.result, exit_codes={"a": 0}),
+        "result.json: exit_codes is {'a': 0}, not exit codes by rank",
+    ),
+    "status": (
+        lambda run: change(run.result, status={"ok": 1}),
+        "result.json: status is {'ok': 1}, not one of ok, oom, nan, untrained, failed, timeout, interrupted",
+    ),
+    "list": (
+        lambda run: change(run.experiment, precision=["fp16"]),
+        "experiment.json: precision is ['fp16'], not a text",
+    ),
+    "huge": (
+        lambda run: run.result.write_text(run.result.read_text().replace("100.0", "1" + "0" * 400)),
+        "result.json: summary.tokens_per_s is inf, not a finite number of ordinary size, 0 or more",
+    ),
+    "negative": (
+        lambda run: change(run.result, phases_s={"wall": -10795.0}),
+        "result.json: phases_s.wall is -10795.0, not a finite number of ordinary size, 0 or more",
+    ),
+    "machine": (
+        lambda run: change(run.environment, cores="many"),
+        "environment.json: cores is 'many', not a whole number of at least 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep, name):
+    damage, told = DAMAGE[name]
+    run = sweep.runs[0]
+    assert is_finished(run)
+    damage(run.paths)
+    with pytest.warns(DsnbWarning) as caught:
+        assert not is_finished(run)
+    assert str(caught[-1].message) == f"{run.paths.dir}: {told}; the run is made again"
+    runs = dsnb.load_runs(sweep.paths.dir)
+    ended = "ok" if "timed steps" in told else "interrupted"  # tables do not count the steps of thousands of runs
+    row = runs.set_index("run_dir").loc[str(run.paths.dir)]
+    assert (row["status"], row["cause"]) == (ended, None if ended == "ok" else f"{told}; start the sweep again")
+    assert (runs["status"] == "ok").sum() == len(sweep.runs) - (ended != "ok")
+
+
+def test_a_run_that_failed_needs_no_steps(sweep):
+    run = sweep.runs[0]
+    Result("oom", "rank 0: no room", {0: 1}, {}, {}, run.paths.dir).write()
+    run.paths.steps.unlink()
+    assert is_finished(run)
+    assert not is_finished(run, retry=True)
+
+
+def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
+    run = sweep.runs[0]
+    known = records.read_json(run.paths.experiment)
+    records.write_json(run.paths.experiment, {key: value for key, value in known.items() if key != "grad_accum"})
+    assert is_finished(run)
+    other = replace(run, experiment=run.experiment.model_copy(update={"grad_accum": 4}))
+    with pytest.raises(SettingsError, match=r"finished with other settings \(grad_accum was 1 and is 4\)"):
+        is_finished(other)
+
+
+def test_a_probe_that_is_not_whole_is_made_again(tmp_path, small):
+    probe, folder = small(micro_batch_size=2, steps=2), RunPaths(tmp_path / "auto_probe-bs2" / "run1")
+    prepare(folder, probe)
+    whole.leave(folder, 2)
+    Result("ok", None, {}, {}, {}, folder.dir).write()
+    assert auto_batch_size._recorded(probe, folder) == ("ok", None)
+    cut(folder.steps, 1)
+    with pytest.warns(DsnbWarning, match=r"steps\.jsonl has 1 of 2 timed steps; the probe is made again"):
+        assert auto_batch_size._recorded(probe, folder) == ("", None)
+
+
+def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
+    experiment, run = small(steps=2), RunPaths(tmp_path / "a" / "run1")
+    prepare(run, experiment)
+    whole.leave(run, 2)
+    Result("ok", None, {}, {}, {}, run.dir).write()
+    with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
+        prepare(run, experiment)
+    run.steps.unlink()
+    prepare(run, experiment)
+    assert not run.result.exists()
+
+
+def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
+    folder = sweep.paths.dir
+    shutil.copytree(folder / ZS0 / "run1", folder / ZS3 / "run4")
+    with pytest.warns(DsnbWarning) as caught:
+        runs = dsnb.load_runs(folder)
+    said = f"{folder / ZS3 / 'run4'} was made as {ZS0}, not as {ZS3}: it counts as a run of {ZS0}"
+    assert [str(one.message) for one in caught] == [said]
+    assert len(runs) == 7
+    stranger = runs[runs["run_dir"] == str(folder / ZS3 / "run4")].iloc[0]
+    assert (stranger["experiment"], stranger["repeat"], stranger["zero_stage"]) == (ZS0, 4, 0)
+    assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 4, ZS3: 3}
+    with pytest.warns(DsnbWarning):
+        steps = dsnb.load_steps(folder)
+    assert steps.groupby(["experiment", "repeat"]).size().to_dict() == dict.fromkeys(
+        [*((ZS0, number) for number in (1, 2, 3, 4)), *((ZS3, number) for number in (1, 2, 3))], 3
+    )
+    for path in folder.glob("*/run*"):
+        (path / "run.ipynb").touch()
+    links = payload._files(read(runs), [ZS0, ZS3], folder)
+    assert links["parents"] == [None, None]
+    assert links["kinds"][0]["there"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
+
+
+def test_a_copy_whose_number_is_taken_gets_another(sweep):
+    folder = sweep.paths.dir
+    shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
+    shutil.copytree(folder / ZS3 / "run2", folder / ZS3 / "run9")
+    with pytest.warns(DsnbWarning):
+        runs = dsnb.load_runs(folder)
+    assert sorted(runs.loc[runs["experiment"] == ZS3, "repeat"]) == [1, 2, 3, 9, 10]
+
+
+@pytest.mark.parametrize("name", ["baseline", f"{ZS0}_old", "gpt2-tiny_" + ZS0])
+def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, name, recwarn):
+    (sweep.paths.dir / ZS0).rename(sweep.paths.dir / name)
+    runs = dsnb.load_runs(sweep.paths.dir)
+    assert set(runs["experiment"]) == {name, ZS3}
+    assert not recwarn.list
+
+
+def test_a_copy_of_another_model_is_told_apart_though_its_name_is_the_same(sweep):
+    copy = shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS0 / "run7")
+    change(copy / "experiment.json", model="opt-tiny")
+    with pytest.warns(DsnbWarning, match=f"was made as opt-tiny_{ZS0}, not as {ZS0}"):
+        runs = dsnb.load_runs(sweep.paths.dir)
+    assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 3}
+
+
+def test_a_lone_copy_goes_by_its_settings(sweep):
+    shutil.rmtree(sweep.paths.dir / ZS3)
+    shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS3 / "run5")
+    with pytest.warns(DsnbWarning, match=f"was made as {ZS0}, not as {ZS3}"):
+        assert set(dsnb.load_runs(sweep.paths.dir)["experiment"]) == {ZS0}
+
+
+def removing(folder, calls):
+    """Give an `execute` for notebooks that removes a folder amid the first run, as somebody else might."""
+
+    def execute(template, target, values):
+        calls.append(values["run_dir"])
+        shutil.rmtree(folder)
+        raise FileNotFoundError(2, "No such file or directory", str(target))
+
+    return execute
+
+
+def test_a_sweep_whose_folder_is_removed_ends_and_leaves_nothing_there(tmp_path, monkeypatch):
+    (tmp_path / "t.yaml").write_text(PARAMS)
+    calls = []
+    monkeypatch.setattr(notebook, "execute", removing(tmp_path / "out", calls))
+    with pytest.raises(LaunchError, match="was removed or replaced while the run went on: nothing more is written"):
+        run_sweep(tmp_path / "t.yaml", output=tmp_path / "out", progress=False)
+    assert len(calls) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_second_sweep_under_the_same_name_ends_the_first(tmp_path):
+    """The folder is removed and made anew: the first sweep holds a lock that nobody can see any more."""
+    sweep = SweepPaths(tmp_path / "out")
+    with lock.locked(sweep) as first:
+        first.check()
+        shutil.rmtree(sweep.dir)
+        with lock.locked(sweep) as second:
+            second.check()
+            with pytest.raises(LaunchError) as caught:
+                first.check()
+        assert str(caught.value) == (
+            f"{sweep.dir} or its lock was removed or replaced while the sweep ran: nothing more is written there; "
+            "start the sweep again"
+        )
+
+
+def test_no_run_is_started_under_a_lock_that_is_gone(sweep, monkeypatch):
+    for run in sweep.runs:
+        run.paths.result.unlink()
+    made = []
+
+    def execute(run):
+        made.append(run.name)
+        sweep.paths.lock.unlink()
+        return Result("failed", "by hand", {}, {}, {}, run.paths.dir)
+
+    monkeypatch.setattr(job, "execute", execute)
+    with pytest.raises(LaunchError, match="or its lock was removed or replaced while the sweep ran"):
+        run_sweep(sweep, progress=False)
+    assert len(made) == 1
+
+
+def test_a_result_is_not_written_into_a_folder_that_another_sweep_has_made(tmp_path):
+    run = RunPaths(tmp_path / "a" / "run1")
+    run.dir.mkdir(parents=True)
+    with Place(run.dir) as place:
+        shutil.rmtree(run.dir)
+        with pytest.raises(LaunchError, match="was removed while the run went on"):
+            Result("ok", None, {}, {}, {}, run.dir).write()
+        run.dir.mkdir()
+        (run.dir / "theirs").touch()
+        with pytest.raises(LaunchError, match="was removed or replaced while the run went on"):
+            job.close(run, "failed", "x", 0.0, place)
+    assert os.listdir(run.dir) == ["theirs"]
+
+
+def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
+    """A real launch, in a process of its own, whose ranks would hang for ever."""
+    code = (
+        "from dsnb.settings.experiment import Experiment\nfrom dsnb.launcher.run import launch\n"
+        "experiment = Experiment(model='gpt2-tiny', device='cpu', precision='fp32')\n"
+        f"launch(experiment, {str(tmp_path / 'run1')!r}, progress=False, worker='tests.workers.hanger')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    while not list(tmp_path.glob("run1/pids*")):
+        assert process.poll() is None
+    shutil.rmtree(tmp_path / "run1")
+    _, said = process.communicate(timeout=60)
+    assert "LaunchError: " in said.splitlines()[-1]
+    assert "was removed or replaced while the run went on" in said.splitlines()[-1]
+    assert not (tmp_path / "run1").exists()

@@ -1,0 +1,107 @@
+"""Ten thousand damaged logs: no exception but `LogError`, and no number that is not in the log."""
+
+import random
+import re
+
+import pytest
+
+from dsnb.errors import LogError
+from dsnb.runs.logs import find, rows
+from tests.support import foreign_logs as logs
+
+SAMPLES = {
+    "chat.log": logs.chat(),
+    "pdsh.log": logs.with_hosts(logs.chat()),
+    "starts.log": "Setting OMP_NUM_THREADS environment variable\n"
+    + logs.CONFIG
+    + "Killing subprocess 1\n"
+    + logs.chat(),
+    "megatron.log": logs.megatron(),
+    "old_megatron.log": logs.megatron(new=False),
+    "trainer.log": logs.trainer(),
+    "trainer5.log": logs.trainer(quoted=True),
+    "trainer_state.json": logs.trainer_state(),
+    "step_log.csv": logs.step_csv(steps=25, epochs=1),
+    "crash.log": logs.CHAT_COMMAND
+    + logs.CONFIG
+    + "Traceback (most recent call last):\nValueError: CUDA out of memory\n",
+}
+MUTATIONS_EACH = 500
+PLAIN = re.compile(rb"(?<![\d.])(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\d)")
+WITH_COMMAS = re.compile(rb"(?<![\d.])\d+(?:,\d{3})+\.?\d*(?!\d)")
+SUMS = {"skipped_steps", "nan_steps", "timed_steps"}
+"""Counts that a reader adds up, so that they need not stand in the log themselves."""
+MEDIANS = {"tokens_per_s_logged", "step_time_logged_s"}
+"""Of an even number of logged values, the mean of two."""
+
+
+def mutated(raw: bytes, chance: random.Random) -> bytes:
+    """Cut, shuffle, double and flip, one or several times."""
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        lines = raw.splitlines(keepends=True) or [b""]
+        one, other = sorted(chance.randrange(len(raw) + 1) for _ in range(2))
+        first, last = sorted(chance.randrange(len(lines) + 1) for _ in range(2))
+        kind = chance.randrange(7)
+        if kind == 0:
+            raw = raw[:other]
+        elif kind == 1:
+            raw = raw[:one] + raw[other:]
+        elif kind == 2:
+            chance.shuffle(lines)
+            raw = b"".join(lines)
+        elif kind == 3:
+            raw = b"".join(lines[:last] + lines[first:])
+        elif kind == 4:
+            raw = b"".join(line for line in lines for _ in range(chance.choice([0, 1, 1, 1, 3])))
+        elif kind == 5:
+            raw = raw[:one] + chance.randbytes(chance.randrange(40)) + raw[one:]
+        else:
+            content = bytearray(raw)
+            for _ in range(chance.randrange(1, 30) if content else 0):
+                content[chance.randrange(len(content))] = chance.randrange(256)
+            raw = bytes(content)
+    return raw
+
+
+def numbers(raw: bytes) -> set[float]:
+    """Every number that stands in a log, and as what a reader may take it: MB as GiB, ms as s, M:SS as seconds."""
+    texts = [*PLAIN.findall(raw), *WITH_COMMAS.findall(raw)]
+    found = {float(text.replace(b",", b"")) for text in texts if len(text) < 40}
+    return found | {value / 1024 for value in found} | {value / 1000 for value in found}
+
+
+def near(value: float, known: set[float]) -> bool:
+    return abs(value) in known or any(abs(abs(value) - one) <= 1e-9 * one for one in known)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_damaged_logs(tmp_path, name):
+    chance, whole = random.Random(name), SAMPLES[name].encode()
+    path = tmp_path / name
+    read = 0
+    for _ in range(MUTATIONS_EACH):
+        raw = mutated(whole, chance)
+        path.write_bytes(raw)
+        try:
+            starts = find.read(path, find.reader(path))
+        except LogError:
+            continue
+        known = numbers(raw)
+        for start in starts:
+            row = rows.run(start, path, {})
+            steps = rows.steps(start)
+            read += 1
+            for figure, origin in start.origins.items():
+                value = row[figure]
+                if not isinstance(value, float | int) or isinstance(value, bool):
+                    continue
+                assert value - value == 0, (figure, value)
+                assert value >= 0 or figure.startswith("loss"), (figure, value)
+                if figure in MEDIANS:
+                    assert min(known) <= value <= max(known), (figure, value)
+                elif origin == "as logged" and figure not in SUMS:
+                    assert near(value, known), (figure, value)
+            for value in steps["loss"].dropna():
+                assert near(value, known), value
+            assert (steps["step_time_s"].dropna() > 0).all()
+    assert read > (10 if name.endswith(".json") else MUTATIONS_EACH / 4)  # most damaged JSON is none

@@ -1,0 +1,226 @@
+"""Settings: names, defaults, and every wrong one said in one sentence."""
+
+import pytest
+
+import dsnb
+from dsnb.errors import SettingsError
+from dsnb.settings import checks
+from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
+
+
+def problems(**settings):
+    with pytest.raises(SettingsError) as caught:
+        Experiment(**settings)
+    return caught.value.problems
+
+
+def test_names_are_the_published_ones():
+    settings = {"precision": "fp16", "gpus": 1, "micro_batch_size": 32, "seq_len": 128}
+    assert Experiment(zero_stage=0, **settings).name == "zs0_fp16_gpus1_bs32_sl128"
+    assert Experiment(zero_stage=2, **{**settings, "precision": "bf16", "gpus": 8}).name == "zs2_bf16_gpus8_bs32_sl128"
+
+
+def test_name_shows_what_differs_from_the_default():
+    experiment = Experiment(
+        model="opt-350m", grad_accum=16, activation_checkpointing=True, attention="eager", data="stdlib", seed=3
+    )
+    assert experiment.name == "zs0_bf16_gpus1_bs8_sl128_ga16_ac_eager_stdlib_seed3"
+    assert experiment.name_with_model == "opt-350m_" + experiment.name
+
+
+def test_derived_numbers():
+    experiment = Experiment(micro_batch_size=4, grad_accum=3, gpus=2, seq_len=10)
+    assert (experiment.global_batch_size, experiment.tokens_per_step) == (24, 240)
+
+
+def test_every_field_is_described():
+    assert all(field.description for field in Experiment.model_fields.values())
+
+
+def test_auto_is_resolved():
+    experiment = Experiment(gpus="auto")
+    assert (experiment.device, experiment.gpus) == (
+        hardware.default_device(),
+        hardware.default_world_size(hardware.default_device()),
+    )
+
+
+def test_all_problems_are_reported_at_once():
+    found = problems(zero_stgae=1, zero_stage=4, seq_len=4096, precision="int8", model="gpt2")
+    assert found == [
+        "unknown setting 'zero_stgae': did you mean 'zero_stage'?",
+        "zero_stage is 4: allowed are 0, 1, 2 or 3",
+        "precision is 'int8': allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
+        "seq_len is 4096: gpt2 has 1024 positions; use at most 1024",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"micro_batch_size": 0}, "micro_batch_size is 0: it must be at least 1"),
+        ({"micro_batch_size": "8"}, "micro_batch_size is '8': give a whole number, or 'auto'"),
+        ({"micro_batch_size": True}, "micro_batch_size is True: give a whole number, or 'auto'"),
+        ({"activation_checkpointing": 1}, "activation_checkpointing is 1: give true or false"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast': give a number"),
+        ({"dropout": 1.0}, "dropout is 1.0: it must be less than 1.0"),
+        ({"time_limit_s": 0}, "time_limit_s is 0: it must be more than 0.0"),
+        (
+            {"data": "no/such.txt"},
+            "data is 'no/such.txt': no such file; give 'synthetic', 'stdlib' or the path of a text file",
+        ),
+        (
+            {"model": "gpt2-tiny", "weights": "pretrained"},
+            "weights is 'pretrained': no trained gpt2-tiny is known; use 'random'",
+        ),
+        (
+            {"tokenizer": "openai-community/gpt2"},
+            "tokenizer is 'openai-community/gpt2', but synthetic data has no text: "
+            "set 'data' to a text file, or drop it",
+        ),
+    ],
+)
+def test_one_sentence_for_each_problem(settings, message):
+    assert problems(**settings) == [message]
+
+
+def test_unknown_model_names_the_nearest():
+    (message,) = problems(model="gpt2-xxl")
+    assert message.startswith("model is 'gpt2-xxl': did you mean 'gpt2-xl'? give a preset (gpt2-tiny, gpt2, ")
+    assert message.endswith("or a hub id of the form owner/name")
+
+
+def test_a_flood_of_text_is_cut():
+    (message,) = problems(precision="x" * 100_000)
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize("value", [10**400, 16**5000, [16**5000], -(16**5000)], ids=["long", "longer", "list", "minus"])
+@pytest.mark.parametrize("setting", ["tensor_parallel", "micro_batch_size", "lora_rank", "steps", "memory_limit_gib"])
+def test_a_number_of_thousands_of_digits_is_refused_in_one_short_sentence(setting, value):
+    (message,) = problems(model="gpt2-tiny", device="cpu", **{setting: value})
+    assert message.startswith(f"{setting} is ")
+    assert len(message) < 200
+
+
+def test_a_memory_limit_that_no_system_can_set():
+    assert problems(memory_limit_gib=1e12) == ["memory_limit_gib is 1000000000000.0: it must be less than 1073741824.0"]
+
+
+def test_a_flood_of_a_path_is_not_repeated():
+    assert problems(nvme_path="x" * 100_000) == ["nvme_path is set, but offload is 'none': drop it, or offload to NVMe"]
+
+
+def test_learning_rate_as_yaml_reads_it():
+    assert Experiment(learning_rate="1e-4").learning_rate == 1e-4
+
+
+def test_a_misspelled_notebook_parameter_is_refused():
+    with pytest.raises(SettingsError, match="unknown setting 'zero_stgae': did you mean 'zero_stage'"):
+        Experiment.from_namespace({"zero_stgae": 2, "zero_stage": 0, "dsnb": dsnb, "_i1": "x", "exit": "y"})
+
+
+def test_a_notebook_setting_of_a_wrong_type_is_refused():
+    with pytest.raises(SettingsError) as caught:
+        Experiment.from_namespace({"zero_stage": [3], "precision": None})
+    assert caught.value.problems == [
+        "zero_stage is [3]: allowed are 0, 1, 2 or 3",
+        "precision is None: allowed are 'fp32', 'tf32', 'fp16' or 'bf16'",
+    ]
+
+
+def test_auto_ranks_on_a_cpu_are_two_whatever_gpus_there_are(monkeypatch):
+    gpu = hardware.Gpu(0, "NVIDIA H200", "GPU-1", 140.0, (9, 0))
+    monkeypatch.setattr(hardware, "gpus", lambda: (gpu,) * 8)
+    assert Experiment(gpus="auto", device="cpu").gpus == min(2, hardware.cores())
+    assert Experiment(gpus="auto").gpus == 8
+
+
+@pytest.mark.parametrize("settings", [{"precision": "tf32"}, {"gpus": 999}])
+def test_what_a_cpu_cannot_do(settings):
+    found = checks.unsupported(Experiment(**{"device": "cpu", "precision": "fp32", **settings}).model_dump())
+    (name,) = settings
+    assert len(found) == 1
+    assert found[0].startswith(f"{name} is ")
+
+
+def test_fp16_on_a_cpu_that_cannot(monkeypatch):
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
+    assert checks.unsupported(Experiment(device="cpu", precision="fp16").model_dump()) == [
+        "precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'"
+    ]
+
+
+def test_more_gpus_than_there_are_and_formats_they_lack(monkeypatch):
+    volta = hardware.Gpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
+    monkeypatch.setattr(hardware, "gpus", lambda: (volta,))
+    assert checks.unsupported(Experiment(device="cuda", gpus=2, precision="bf16").model_dump()) == [
+        "gpus is 2: this machine has 1; use at most 1, 'auto', or a hostfile",
+        "precision is 'bf16': Tesla V100-SXM2-32GB has none; use 'fp16' or 'fp32'",
+    ]
+
+
+def test_cuda_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(hardware, "gpus", tuple)
+    assert checks.unsupported(Experiment(device="cuda").model_dump()) == [
+        "device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"
+    ]
+
+
+PARALLEL = {"model": "gpt2-tiny", "device": "cpu", "gpus": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pipeline_parallel": 2, "gradient_clipping": 1.0, "precision": "fp16"},
+            "gradient_clipping is set: at ZeRO 0 a pipeline clips by the norm of all its stages in native bf16 alone; "
+            "use zero_stage 1",
+        ),
+        (
+            {"pipeline_parallel": 2, "mixed_precision": "autocast", "precision": "fp16"},
+            "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'",
+        ),
+        (
+            {"tensor_parallel": 2, "mixed_precision": "autocast", "precision": "fp16"},
+            "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1",
+        ),
+        (
+            {"tensor_parallel": 2, "optimizer": "adafactor"},
+            "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'",
+        ),
+    ],
+)
+def test_what_would_train_wrongly_on_ranks_that_share_a_model(settings, message):
+    assert problems(**PARALLEL, **settings) == [message]
+
+
+def test_adafactor_in_a_pipeline():
+    """DeepSpeed's BF16_Optimizer hands it flat pieces: 0.23 off the losses of one process after one step of 1e-2."""
+    shared = {**PARALLEL, "pipeline_parallel": 2, "optimizer": "adafactor"}
+    (message,) = problems(**shared, precision="bf16")
+    assert message.startswith("optimizer is 'adafactor', but pipeline_parallel is set: in native bf16")
+    assert Experiment(**shared, precision="bf16", mixed_precision="autocast").optimizer == "adafactor"
+    assert Experiment(**shared, precision="fp32").optimizer == "adafactor"
+
+
+@pytest.mark.parametrize("setting", ["tensor_parallel", "pipeline_parallel"])
+def test_families_that_are_not_known_to_be_split_rightly(tmp_path, setting):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    message = f"{setting} is 2: no llama model is known to train rightly so; use gpt2, opt, bloom, or 1"
+    assert problems(**{**PARALLEL, "model": str(tmp_path)}, **{setting: 2}) == [message]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_trains_rightly_on_ranks_that_share_a_model(precision):
+    shared = {"tensor_parallel": 2, "pipeline_parallel": 2, "precision": precision}
+    assert Experiment(**PARALLEL, **shared, zero_stage=1, gradient_clipping=1.0).data_parallel == 1
+    assert Experiment(**PARALLEL, pipeline_parallel=2, precision="bf16", gradient_clipping=1.0).data_parallel == 2
+
+
+def test_a_hostfile_from_windows(tmp_path):
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfn1 slots=2 # first\r\n\r\nn2 slots = 1\r\n")
+    experiment = Experiment(hostfile=str(tmp_path / "hosts"), gpus="auto")
+    assert [(host.name, host.devices) for host in experiment.hosts] == [("n1", (0, 1)), ("n2", (0,))]

@@ -1,0 +1,404 @@
+"""Hostfiles and what is taken of them; what goes to hosts and what comes from them, as plain values."""
+
+import base64
+import io
+import json
+import shlex
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import dsnb
+from dsnb import Experiment
+from dsnb.errors import SettingsError
+from dsnb.launcher.hosts import survey, transport, wire
+from dsnb.launcher.hosts.gather import NodeRecords, differences
+from dsnb.launcher.hosts.wire import Growth, Sender, receive
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import hostfile
+from dsnb.settings.hostfile import Host
+
+EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
+IS_NONE = "is no host: write 'NAME slots=NUMBER'"
+IS_NO_NAME = "is no host's name: letters, digits, '.', '_' and '-' are allowed"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def writer(text):
+        path = tmp_path / "hosts.txt"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return writer
+
+
+def problems(call, *arguments, **named):
+    with pytest.raises(SettingsError) as caught:
+        call(*arguments, **named)
+    return caught.value.problems
+
+
+def test_a_hostfile_is_read_as_deepspeed_reads_it(write):
+    all_of = tuple(range(8))
+    assert hostfile.read(write(EIGHT)) == (Host("worker-1", all_of), Host("worker-2", all_of))
+    one = write("10.0.0.1 slots=1\nnode_2.cluster.org slots=1024")
+    assert [(host.name, len(host.devices)) for host in hostfile.read(one)] == [
+        ("10.0.0.1", 1),
+        ("node_2.cluster.org", 1024),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("worker-1", f"'worker-1' {IS_NONE}"),
+        ("worker-1 slots=", f"'worker-1 slots=' {IS_NONE}"),
+        ("worker-1 slots=-1", f"'worker-1 slots=-1' {IS_NONE}"),
+        ("worker-1 slots=2 max=4", f"'worker-1 slots=2 max=4' {IS_NONE}"),
+        ("worker-1 slots=1e3", f"'worker-1 slots=1e3' {IS_NONE}"),
+        ("worker-1 slots=9999999999", f"'worker-1 slots=9999999999' {IS_NONE}"),
+        ("worker-1 slots=0", "slots is 0: give the number of GPUs of the host, 1 to 1024"),
+        ("worker-1 slots=1025", "slots is 1025: give the number of GPUs of the host, 1 to 1024"),
+        ("-oProxyCommand=reboot slots=1", f"'-oProxyCommand=reboot' {IS_NO_NAME}"),
+        ("-lroot slots=1", f"'-lroot' {IS_NO_NAME}"),
+        ("a;reboot slots=1", f"'a;reboot' {IS_NO_NAME}"),
+        ("$(reboot) slots=1", f"'$(reboot)' {IS_NO_NAME}"),
+        ("`reboot` slots=1", f"'`reboot`' {IS_NO_NAME}"),
+        ("root@worker slots=1", f"'root@worker' {IS_NO_NAME}"),
+        ("../worker slots=1", f"'../worker' {IS_NO_NAME}"),
+        (".worker slots=1", f"'.worker' {IS_NO_NAME}"),
+        ("worker- slots=1", f"'worker-' {IS_NO_NAME}"),
+        ("wörker slots=1", f"'wörker' {IS_NO_NAME}"),
+        ("a" * 254 + " slots=1", f"'{'a' * 80}' {IS_NO_NAME}"),
+        ("worker-2 slots=4", "'worker-2' stands there twice: keep one line"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number(write, line, said):
+    path = write(f"# first\nworker-2 slots=8\n{line}\n")
+    assert problems(hostfile.read, path) == [f"hostfile {path!r}, line 3: {said}"]
+
+
+def test_all_bad_lines_are_told_at_once_but_not_thousands(write):
+    assert len(problems(hostfile.read, write("a;b slots=1\nok slots=2\nnothing\n"))) == 2
+    assert len(problems(hostfile.read, write("nothing\n" * 1000))) == 20
+
+
+def test_a_file_that_is_no_hostfile(write, tmp_path):
+    none = write("# nothing\n\n")
+    assert problems(hostfile.read, none) == [
+        f"hostfile {none!r} names no host: write one a line, as 'worker-1 slots=8'"
+    ]
+    assert problems(hostfile.read, write(b"\xff\xfe")) == [
+        f"hostfile is {none!r}: it cannot be read (it is no text file); check the path"
+    ]
+    large = write("#" * 1_000_001)
+    assert problems(hostfile.read, large) == [f"hostfile {large!r} is too large: at most 1,000,000 bytes are allowed"]
+    missing = str(tmp_path / "missing")
+    assert problems(hostfile.read, missing) == [
+        f"hostfile is {missing!r}: it cannot be read (No such file or directory); check the path"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "left"),
+    [
+        ("", "", {"worker-1": range(8), "worker-2": range(8)}),
+        ("worker-2", "", {"worker-2": range(8)}),
+        ("worker-1:0,2@worker-2", "", {"worker-1": [0, 2], "worker-2": range(8)}),
+        ("worker-2:7@worker-2:1", "", {"worker-2": [1, 7]}),
+        ("worker-2 @ worker-1:3", "", {"worker-1": [3], "worker-2": range(8)}),
+        ("", "worker-1", {"worker-2": range(8)}),
+        ("", "worker-1:0,1,2,3,4,5@worker-2:0", {"worker-1": [6, 7], "worker-2": range(1, 8)}),
+    ],
+)
+def test_filters(write, include, exclude, left):
+    found = hostfile.hosts(write(EIGHT), include, exclude)
+    assert found == tuple(Host(name, tuple(devices)) for name, devices in left.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"include": "worker-3"}, "include is 'worker-3': 'worker-3' is not in the hostfile"),
+        ({"exclude": "worker-1@"}, "exclude is 'worker-1@': '' is not in the hostfile"),
+        ({"include": "worker-1:8"}, "include is 'worker-1:8': worker-1 has the slots 0 to 7; write worker-1:0,1"),
+        ({"include": "worker-1:-1"}, "include is 'worker-1:-1': worker-1 has the slots 0 to 7; write worker-1:0,1"),
+        ({"include": "worker-1:"}, "include is 'worker-1:': worker-1 has the slots 0 to 7; write worker-1:0,1"),
+        ({"include": "worker-1:²"}, "include is 'worker-1:²': worker-1 has the slots 0 to 7; write worker-1:0,1"),
+        ({"exclude": "worker-1@worker-2"}, "exclude is 'worker-1@worker-2': no host is left; exclude less"),
+        (
+            {"include": "worker-1", "exclude": "worker-2"},
+            "include is 'worker-1' and exclude is 'worker-2': give only one of them",
+        ),
+    ],
+)
+def test_filters_that_cannot_be(write, given, said):
+    path = write(EIGHT)
+    assert problems(hostfile.hosts, path, **given) == [said]
+    assert said in problems(Experiment, hostfile=path, **given)
+
+
+@pytest.mark.parametrize(
+    ("slots", "ranks", "nodes", "taken"),
+    [
+        ([8, 8], 8, 1, [8]),
+        ([8, 8], 16, 1, [8, 8]),
+        ([8, 8], 8, 2, [4, 4]),
+        ([8, 8], 2, 2, [1, 1]),
+        ([4, 8], 8, 1, [(1, 8)]),  # as few hosts as have room: the second
+        ([2, 8, 8], 16, 1, [(1, 8), (2, 8)]),
+        ([8, 8, 8], 9, 1, [3, 3, 3]),
+        ([8, 4], 12, 1, [8, 4]),  # no equal share
+        ([8, 8], 9, 1, [8, 1]),
+        ([4, 4, 4], 12, 2, [4, 4, 4]),
+    ],
+)
+def test_places(slots, ranks, nodes, taken):
+    found = [Host(f"w{number}", tuple(range(count))) for number, count in enumerate(slots)]
+    plain = [one if isinstance(one, tuple) else (number, one) for number, one in enumerate(taken)]
+    expected = tuple(Host(f"w{number}", tuple(range(count))) for number, count in plain)
+    assert hostfile.place(found, ranks, nodes) == expected
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(17, 1), (4, 3), (1, 2)])
+def test_ranks_that_find_no_place(write, ranks, nodes):
+    path = write(EIGHT)
+    said = (
+        f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves 2 hosts with 16 slots; "
+        "use fewer, add hosts, or make gpus a multiple of nodes"
+    )
+    assert problems(hostfile.place, hostfile.read(path), ranks, nodes) == [said]
+    assert problems(Experiment, hostfile=path, gpus=ranks, nodes=nodes) == [said]
+
+
+def test_settings_follow_from_the_hostfile(write):
+    path = write(EIGHT)
+    asked = Experiment(hostfile=path, gpus="auto", exclude="worker-1:0,1,2,3")
+    assert (asked.gpus, asked.nodes, asked.device) == (12, 2, "auto")
+    assert [(host.name, host.devices[0], len(host.devices)) for host in asked.hosts] == [
+        ("worker-1", 4, 4),
+        ("worker-2", 0, 8),
+    ]
+    assert "_nodes2" in asked.name
+    assert "nodes" not in Experiment(hostfile=path, gpus=8).name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"include": "w"}, "include is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
+        ({"exclude": "w"}, "exclude is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
+        ({"nodes": 2}, "nodes is 2, but there is no hostfile: name the hosts in 'hostfile'"),
+        ({"ssh_user": "-oProxyCommand=x"}, "ssh_user is '-oProxyCommand=x': that is none; write it like 'root'"),
+        ({"ssh_user": "a b"}, "ssh_user is 'a b': that is none; write it like 'root'"),
+        ({"ssh_user": "root\n"}, "ssh_user is 'root\\n': that is none; write it like 'root'"),
+        ({"interface": "$(x)"}, "interface is '$(x)': that is none; write it like 'ib0'"),
+        ({"interface": "a" * 16}, f"interface is '{'a' * 16}': that is none; write it like 'ib0'"),
+        ({"forward_env": "A=B"}, "forward_env is 'A=B': that is none; write it like 'WANDB_MODE,MY_*'"),
+        ({"forward_env": "A;B"}, "forward_env is 'A;B': that is none; write it like 'WANDB_MODE,MY_*'"),
+    ],
+)
+def test_hostile_settings(given, said):
+    assert problems(Experiment, **given) == [said]
+
+
+def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    said = "hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc"
+    assert problems(hostfile.hosts, "slurm") == [said]
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "scontrol does not name the job's nodes" in problems(hostfile.hosts, "slurm")[0]
+    program = tmp_path / "scontrol"
+    program.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2 && echo -oX\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("variables", "slots"),
+    [
+        ({}, 1),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_ON_NODE": "64"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "h100:8"}, 8),
+        ({"SLURM_JOB_CPUS_PER_NODE": "16(x2)"}, 16),
+        ({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}, 16),
+        ({"SLURM_GPUS_ON_NODE": "", "SLURM_CPUS_ON_NODE": "2"}, 2),
+        ({"SLURM_GPUS_ON_NODE": "0"}, 1),
+        ({"SLURM_GPUS_ON_NODE": "many"}, 1),
+    ],
+)
+def test_slurms_words_for_slots(variables, slots):
+    assert hostfile._slots(variables) == slots
+
+
+def test_what_starts_an_agent(write, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    agent = [sys.executable, "-P", "-u", "-m", "dsnb.launcher.hosts.agent"]
+    path = write(EIGHT)
+    host = Host("worker-1", (0,))
+    words = transport.command(Experiment(hostfile=path), host)
+    assert words[0] == "ssh"
+    assert words[-3:] == ["--", "worker-1", shlex.join(agent)]
+    assert "BatchMode=yes" in words  # nobody is there to type a password
+    assert not {"-p", "-l"} & set(words)
+    monkeypatch.setenv("PYTHONPATH", "/a b;reboot")
+    words = transport.command(Experiment(hostfile=path, ssh_port=2222, ssh_user="me"), host)
+    assert [words[words.index("-p") + 1], words[words.index("-l") + 1]] == ["2222", "me"]
+    assert shlex.split(words[-1]) == ["env", "PYTHONPATH=/a b;reboot", *agent]
+    words = transport.command(Experiment.model_construct(hostfile="slurm"), host)
+    assert words[0] == "srun"
+    assert "--nodelist=worker-1" in words
+
+
+def test_only_what_is_named_is_forwarded_and_no_command_shows_it(write, monkeypatch):
+    for name in ("NCCL_DEBUG", "HF_TOKEN", "AWS_SECRET", "MY_KEY", "MY_OTHER", "NOT_MY_KEY", "my_key"):
+        monkeypatch.setenv(name, f"value-of-{name}")
+    asked = Experiment(hostfile=write(EIGHT), forward_env="MY_* , WANDB_MODE")
+    found = transport.forwarded(asked)
+    assert {"NCCL_DEBUG", "HF_TOKEN", "MY_KEY", "MY_OTHER"} <= set(found)
+    assert not {"AWS_SECRET", "NOT_MY_KEY", "my_key", "PATH", "HOME"} & set(found)
+    assert "value-of" not in " ".join(transport.command(asked, Host("worker-1", (0,))))
+
+
+def test_differences_between_hosts():
+    same = {"torch": "2.13.0", "gpus": [{"name": "H100", "memory_gib": 80}], "cpu": "EPYC", "date_utc": "now"}
+    assert differences({"a": same, "b": {**same, "date_utc": "later"}}) == []
+    assert differences({"a": same, "b": {**same, "torch": "2.12.0"}, "c": same}) == [
+        "torch: 2.13.0 on a, c, 2.12.0 on b"
+    ]
+    assert differences({"a": same, "b": {**same, "gpus": []}}) == ["gpus: H100 80 on a,  on b"]
+    assert differences({"a": same, "b": {**same, "cpu": None}}) == ["cpu: EPYC on a, none on b"]
+    many = {f"n{number}": same for number in range(6)} | {"odd": {**same, "torch": "1"}}
+    assert differences(many) == ["torch: 2.13.0 on n0, n1, n2 and 3 more, 1 on odd"]
+    assert differences({"a": same, "not reached": {}}) == []
+
+
+def test_growth_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 4)
+    path = tmp_path / "file"
+    growth = Growth(path)
+    assert growth.new() is None
+    path.write_bytes(b"abcdef")
+    assert [growth.new(), growth.new(), growth.new()] == [(0, b"abcd"), (4, b"ef"), None]
+    with open(path, "ab") as file:
+        file.write(b"g")
+    assert growth.new() == (6, b"g")
+    other = tmp_path / "other"
+    other.write_bytes(b"longer than before")
+    other.replace(path)  # as an atomic write does
+    assert growth.new() == (0, b"long")
+    path.write_bytes(b"x")
+    assert growth.new() == (0, b"x")
+
+
+def record_of(name, data, offset=0):
+    return {"file": name, "offset": offset, "data": base64.b64encode(data).decode()}
+
+
+def test_hosts_write_what_ranks_write_and_nothing_else(tmp_path):
+    run = RunPaths(tmp_path / "out" / "run1")
+    run.dir.mkdir(parents=True)
+    gathered = NodeRecords(run)
+    first, second = (SimpleNamespace(number=number, host=Host(f"w{number}", (0,))) for number in (0, 1))
+    for name in ("../../x", "/tmp/x", "result.json", "experiment.json", "run.ipynb", "", ".", "steps.jsonl/../x", None):
+        gathered.take(first, record_of(name, b"bad"))
+    for odd in (
+        {"data": "no base64!"},
+        {"offset": "x"},
+        {"offset": -1},
+        {"offset": 2**60},
+        {"offset": None},
+        {"offset": float("inf")},
+    ):
+        gathered.take(first, {**record_of("steps.jsonl", b"bad"), **odd})
+    gathered.take(first, {"file": "steps.jsonl"})
+    gathered.take(second, record_of("steps.jsonl", b"only rank 0 writes this"))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    gathered.take(first, record_of("steps.jsonl", b"0123"))
+    gathered.take(first, record_of("steps.jsonl", b"45", offset=4))
+    gathered.take(second, record_of("failures.jsonl", b"b\n"))
+    gathered.take(first, record_of("failures.jsonl", b"a\n"))
+    assert (run.steps.read_text(), run.failures.read_text()) == ("012345", "b\na\n")
+    gathered.take(first, record_of("steps.jsonl", b"new"))
+    assert run.steps.read_text() == "new"
+    gathered.take(second, {"gpu": {"gpu": 0, "host": "another"}})
+    gathered.take(second, {"gpu": "none"})
+    assert [json.loads(line) for line in run.gpu.read_text().splitlines()] == [{"gpu": 0, "host": "w1"}]
+
+
+def test_lines_have_their_host_in_front_and_stay_whole(tmp_path):
+    run = RunPaths(tmp_path)
+    gathered = NodeRecords(run)
+    nodes = [SimpleNamespace(number=number, host=Host(f"w{number}", (0,))) for number in (0, 1)]
+    for node, text in ((0, "one\ntw"), (1, "three\n"), (0, "o\nfo")):
+        gathered.take(nodes[node], {"console": text})
+    assert run.console.read_text() == "w0: one\nw1: three\nw0: two\n"
+    for _ in range(2):
+        gathered.take(nodes[1], {"console": "\r" + "x" * 40_000})  # a progress bar has no end of line
+    assert len(run.console.read_text()) > 80_000
+
+
+def test_garbage_between_records_is_passed_over():
+    lines = [
+        b"Welcome!\n",
+        b"\xff\xfe\n",
+        b"[1, 2]\n",
+        b'"text"\n',
+        b"{\n",
+        b"[" * 100_000 + b"\n",
+        b"9" * 5000 + b"\n",
+        b"\n",
+    ]
+    file = io.BytesIO(b"".join(lines) + b'{"hello": 1}\n' + b"half of a rec")
+    assert receive(file) == {"hello": 1}
+    assert receive(file) is None
+
+
+def test_a_record_is_one_line_whatever_is_in_it():
+    file = io.BytesIO()
+    Sender(file)(console="two\nlines \ud800 é", number=float("nan"))
+    assert file.getvalue().count(b"\n") == 1
+    json.loads(file.getvalue())
+    file.seek(0)
+    assert receive(file)["console"].startswith("two\nlines ")
+    file.close()
+    Sender(file)(lost=True)  # nobody reads any more: no error
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [(None, 20), ("5", 5), ("0", 3), ("-1", 3), ("soon", 20), ("60.5", 60.5)]
+)
+def test_the_limit_of_silence(monkeypatch, given, seconds):
+    monkeypatch.delenv("DSNB_SILENCE_S", raising=False)
+    if given is not None:
+        monkeypatch.setenv("DSNB_SILENCE_S", given)
+    assert wire.silence_s() == seconds
+
+
+@pytest.mark.parametrize(
+    ("used_gib", "pids", "said"),
+    [
+        (0.4, [], None),
+        (30.0, [], "GPU 3 is in use, 30.0 GiB"),
+        (0.4, [999_999_999], "GPU 3 is in use by process 999999999, 0.4 GiB"),
+    ],
+)
+def test_gpus_that_somebody_uses(monkeypatch, used_gib, pids, said):
+    states = {2: (0.1, []), 3: (used_gib, pids)}
+    monkeypatch.setattr(survey.hardware, "in_use", lambda indexes: {index: states[index] for index in indexes})
+    assert survey.busy_gpus([2, 3], wait_s=0) == said
+    assert survey.busy_gpus([2], wait_s=0) is None
+
+
+def test_a_gpu_that_is_given_back_late_is_waited_for(monkeypatch):
+    looks = iter([{0: (70.0, [])}, {0: (0.2, [])}])
+    monkeypatch.setattr(survey.hardware, "in_use", lambda _: next(looks))
+    assert survey.busy_gpus([0], wait_s=5) is None
+
+
+def test_the_version_is_that_of_the_package():
+    assert survey.hello()["dsnb"] == dsnb.__version__

@@ -1,0 +1,45 @@
+"""A job that trains nothing, in the place of `dsnb.sweep.job`: says when it was there, and how it is to end."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result
+from tests.support import whole
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    if "--owned" in sys.argv:
+        threading.Thread(target=end_with_owner, daemon=True).start()
+    began = time.time()
+    (folder / "began").touch()
+    if (folder / "kill").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (folder / "die").exists() or "--fail" in sys.argv:
+        print("no such thing")
+        return 7
+    plan = folder / "seconds"
+    time.sleep(float(plan.read_text() if plan.exists() else os.environ.get("DSNB_TEST_JOB_S", "0.1")))
+    if (folder / "silent").exists():
+        return 0
+    (folder / "times.json").write_text(json.dumps({"began": began, "ended": time.time()}))
+    run = RunPaths(folder)
+    whole.leave(run, (records.read_json(run.experiment) or {}).get("steps", 1))
+    Result("ok", None, {0: 0}, {"wall": 0.1}, {"tokens_per_s": 1000.0, "loss_last": 2.5}, folder).write()
+    return 0
+
+
+def end_with_owner():
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

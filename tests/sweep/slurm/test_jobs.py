@@ -1,0 +1,511 @@
+"""Runs as Slurm jobs, on a small real Slurm: submitted, followed, and ended in every way that jobs end."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsnb.cli.sweep import Given
+from dsnb.errors import LaunchError, SettingsError
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result
+from dsnb.sweep import job, schedule, subclusters
+from dsnb.sweep.progress import Progress
+from dsnb.sweep.run import run_sweep
+from dsnb.sweep.slurm import allocation, client
+from dsnb.sweep.slurm.allocation import Allocation
+from dsnb.sweep.slurm.client import Record
+from dsnb.sweep.slurm.jobs import SlurmJobs
+from dsnb.sweep.slurm.notes import submitted
+from dsnb.sweep.slurm.one_allocation import make_in_one
+from dsnb.sweep.slurm.outcome import judge, settled
+from tests import ROOT
+from tests.support import slurm as small_slurm
+
+PARAMS = """
+name: small
+defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
+           warmup_steps: 1, steps: 3, time_limit_s: 120}
+"""
+PAIR = "zs1_fp32_gpus2_bs2_sl32_stdlib_nodes2"
+POLL_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with small_slurm.running() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", running.environment["SLURM_CONF"])
+        yield running
+
+
+@pytest.fixture(scope="module")
+def late(cluster, tmp_path_factory):
+    """Start a job that is over its time at once; Slurm looks for such ones every 30 s, so the last test asks."""
+    params = tmp_path_factory.mktemp("late") / "small.yaml"
+    params.write_text(PARAMS)
+    sweep = load(params, Allocation())
+    (run,) = sweep.runs
+    records.write_text(run.paths.dir / "seconds", "100")
+    started = jobs_for(sweep, Allocation(), []).start(run)
+    wait_for(lambda: (run.paths.dir / "began").exists())
+    assert cluster.command("scontrol", "update", f"JobId={started.number}", "EndTime=now+1seconds") == ""
+    return started
+
+
+@pytest.fixture
+def params(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(PARAMS)
+    return path
+
+
+def load(params, asked, out="out", **overrides):
+    return allocation.load(params, asked, overrides, output=params.parent / out)
+
+
+def jobs_for(sweep, asked, said, **options):
+    return SlurmJobs(
+        asked, sweep.name, sweep.runs, said.append, POLL_S, 0.5, **{"module": "tests.support.jobs", **options}
+    )
+
+
+def quiet(sweep):
+    return Progress(len(sweep.runs), sweep.runs, enabled=False, foretold=False)
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def job_of(run):
+    return (submitted(run.paths.slurm) or {}).get("job")
+
+
+def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, params):
+    """Four runs that train: three on one node, one on both."""
+    params.write_text(PARAMS + "grid: {zero_stage: [0, 1, 3]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
+    words = ["--slurm", "--nodes", "2", "--gpus-per-node", "1", "--time", "9", "--output", str(params.parent / "out")]
+    command = [sys.executable, "-m", "dsnb", "sweep", str(params), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert done.returncode == 0, done.stderr + done.stdout
+    runs = [f"zs{stage}_fp32_gpus1_bs2_sl32_stdlib" for stage in (0, 1, 3)]
+    runs = [RunPaths(params.parent / "out" / name / "run1") for name in (*runs, PAIR)]
+    stopping, *lines = done.stderr.splitlines()
+    assert stopping.startswith("stop with ")
+    assert len(lines) == 4, done.stderr
+    assert all(" in job " in line and ": ok, " in line and " left)" not in line for line in lines)
+    for run in runs:
+        assert run.dir.parent.name in done.stdout
+        assert len(records.read_lines(run.steps)) == 4
+        assert records.read_json(run.slurm)["state"] == "COMPLETED"
+        assert run.job_log.read_text() == "ok: as planned\n"
+    hosts = [[node["host"] for node in records.read_json(run.dir / "nodes.json")["nodes"]] for run in runs]
+    assert [len(names) for names in hosts] == [1, 1, 1, 2]
+    assert hosts[-1] == ["n1", "n2"]
+    assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.number])
+
+
+def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
+    """In a folder whose name would run commands, or be a pattern of Slurm's, if anybody took it for one."""
+    asked = Allocation()
+    sweep = load(params, asked, out="a'; touch hacked; echo %j $(touch hacked) \"b", seed=[0, 1, 2, 3, 4])
+    ok, fails, silent, lost, cancelled = sweep.runs
+    real = replace(cancelled, experiment=cancelled.experiment.model_copy(update={"steps": 10**6}))
+    records.write_text(lost.paths.dir / "seconds", "100")
+    records.write_text(fails.paths.dir / "die", "")
+    records.write_text(silent.paths.dir / "silent", "")
+    said, problems = [], []
+
+    def make():
+        try:
+            with quiet(sweep) as shown:
+                faked = jobs_for(sweep, asked, said)
+                faked.start, plain = (lambda run: start(faked, run)), faked.start
+                start.plain = plain
+                schedule.make_all([ok, fails, silent, lost, real], faked, shown, 0.1)
+        except BaseException as error:
+            problems.append(error)
+            raise
+
+    def start(faked, run):
+        """Let the real job train, and the one whose node will fail be on the second node."""
+        faked.module = "dsnb.sweep.job" if run is real else "tests.support.jobs"
+        faked.asked = replace(asked, further={"nodelist": "n2" if run is lost else "n1"})
+        return start.plain(run)
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    try:
+        wait_for(lambda: (lost.paths.dir / "began").exists() or problems)
+        cluster.kill_node("n2")
+        wait_for(lambda: records.read_lines(real.paths.steps) or problems)
+        assert cluster.command("scancel", job_of(real)) == ""
+        maker.join(60)
+        assert not maker.is_alive()
+    finally:
+        cluster.start_node("n2")
+        wait_for(lambda: "idle" in cluster.command("sinfo", "--noheader", "--nodes=n2", "--format=%T"))
+    results = [job.recorded(run.paths) for run in sweep.runs]
+    ends = {
+        run.paths.dir.parent.name[-5:]: (one.status, one.cause) for run, one in zip(sweep.runs, results, strict=True)
+    }
+    assert ends == {
+        "tdlib": ("ok", None),
+        "seed1": ("failed", f"job {job_of(fails)} ended with exit code 7: no such thing"),
+        "seed2": (
+            "failed",
+            f"job {job_of(silent)} completed but left no result in {silent.paths.dir}: "
+            "is the outputs folder on a file system that the nodes share?",
+        ),
+        "seed3": ("failed", f"job {job_of(lost)} ended with its node: n2 (Not responding) failed"),
+        "seed4": ("interrupted", f"job {job_of(real)} was cancelled"),
+    }
+    assert results[-1].summary["loss_last"] is not None
+    assert said == []
+    assert not list(params.parent.rglob("hacked")) + list(ROOT.glob("hacked"))
+    wait_for(lambda: not [one for one in cluster.processes() if job_of(real) == one.environ()["SLURM_JOB_ID"]], 10)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from dsnb.sweep import schedule
+from dsnb.sweep.slurm import allocation
+from dsnb.sweep.progress import Progress
+from dsnb.sweep.slurm.jobs import SlurmJobs
+asked = allocation.Allocation()
+sweep = allocation.load(sys.argv[1], asked, {"seed": [0, 1, 2]}, output=sys.argv[2])
+todo = [run for run in sweep.runs if not run.paths.result.exists()]
+with Progress(3, todo, enabled=False, foretold=False) as shown:
+    jobs = SlurmJobs(asked, "small", todo, print, 0.3, 0.5, "tests.support.jobs")
+    schedule.make_all(todo, jobs, shown)
+"""
+
+
+def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cluster, params):
+    sweep = load(params, Allocation(), seed=[0, 1, 2])
+    long, other, failing = sweep.runs
+    for run in (long, other):
+        records.write_text(run.paths.dir / "seconds", "100")
+    records.write_text(failing.paths.dir / "die", "")
+    command = [sys.executable, "-c", SCRIPT, str(params), str(params.parent / "out")]
+    first = psutil.Popen(command, cwd=ROOT)
+    wait_for(lambda: all(job_of(run) and (run.paths.dir / "began").exists() for run in sweep.runs))
+    numbers = [job_of(run) for run in sweep.runs]
+    first.kill()
+    first.wait()
+    failing.paths.result.unlink(missing_ok=True)  # it may have been seen to end
+    # As if it had been killed between Slurm's answer and its own note of it.
+    note = records.read_json(other.paths.slurm)
+    records.write_json(other.paths.slurm, {**note, "job": None, "state": "submitting"})
+    second = psutil.Popen(command, cwd=ROOT)
+    wait_for(lambda: failing.paths.result.exists() and job_of(other))
+    assert [job_of(run) for run in sweep.runs] == numbers
+    assert {*cluster.command("squeue", "--noheader", "--format=%i").split()} >= {*numbers[:2]}
+    second.send_signal(signal.SIGINT)
+    assert second.wait(30) == -signal.SIGINT
+    assert not set(cluster.command("squeue", "--noheader", "--format=%i").split()) & set(numbers)
+    ends = [(one["status"], one["cause"]) for one in (records.read_json(run.paths.result) for run in sweep.runs)]
+    assert ends == [
+        ("interrupted", "stopped by the user"),
+        ("interrupted", "stopped by the user"),
+        ("failed", f"job {numbers[2]} ended with exit code 7: no such thing"),
+    ]
+
+
+def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluster, params):
+    sweep, said = load(params, Allocation()), []
+    (run,) = sweep.runs
+    records.write_text(run.paths.dir / "seconds", "100")
+    first = jobs_for(sweep, Allocation(), said)
+    going = first.start(run)
+    wait_for(lambda: (run.paths.dir / "began").exists())
+    (changed,) = load(params, Allocation(), steps=4).runs
+    here = replace(run, experiment=run.experiment.model_copy(update={"hostfile": ""}))
+    with pytest.raises(SettingsError) as caught:
+        jobs_for(replace(sweep, runs=(changed,)), Allocation(), said)
+    assert str(caught.value) == (
+        f"{run.paths.dir} is being made by job {going.number} with other settings (steps was 3 and is 4): "
+        f"wait for it, end it with `scancel {going.number}`, or choose another --output"
+    )
+    with pytest.raises(SettingsError) as caught:
+        run_sweep(replace(sweep, runs=(here,)), progress=False)
+    assert str(caught.value) == (
+        f"Slurm still makes {run.paths.dir} by job {going.number}: go on with --slurm, or end the jobs with scancel"
+    )
+    # A number that Slurm has used again: the name is another one.
+    records.write_json(run.paths.slurm, {**records.read_json(run.paths.slurm), "name": "dsnb-small-00000000"})
+    (run.paths.dir / "seconds").write_text("0")
+    fresh = jobs_for(sweep, Allocation(), said)
+    again = fresh.start(run)
+    assert int(again.number) > int(going.number)
+    assert wait_for(again.poll).status == "ok"
+    first.cancel([going])
+    wait_for(going.poll)
+
+
+def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
+    said = []
+    sweep = load(params, Allocation(partition="nope"))
+    with pytest.raises(LaunchError) as caught:
+        jobs_for(sweep, Allocation(partition="nope"), said).start(sweep.runs[0])
+    name = sweep.runs[0].name
+    assert str(caught.value) == f"Slurm refuses {name} run1: Invalid partition name specified"
+    asked = Allocation(nodes=3)
+    sweep = load(params, asked, gpus="auto")
+    assert sweep.runs[0].experiment.gpus == 3
+    jobs = jobs_for(sweep, asked, said)
+    waiting = jobs.start(sweep.runs[0])
+    wait_for(lambda: waiting.poll() or any("NodeLimit" in row for row in said))
+    time.sleep(2 * POLL_S)
+    assert waiting.poll() is None
+    assert said[-1] == f"job {waiting.number} waits: PartitionNodeLimit"
+    assert len(said) == len({*said}) <= 2  # Slurm may begin with a vaguer one
+    assert not waiting.running
+    jobs.cancel([waiting])
+    assert wait_for(waiting.poll).cause == "stopped by the user"
+
+
+def test_a_whole_sweep_as_one_job(cluster, params):
+    sweep = load(params, Allocation(), seed=[0, 1])
+    one, two = sweep.runs
+    words = [sys.executable, "-m", "tests.support.jobs", str(one.paths.dir)]
+    one.paths.dir.mkdir(parents=True)
+    with quiet(sweep) as shown, pytest.raises(LaunchError) as caught:
+        make_in_one(sweep, list(sweep.runs), Allocation(), [*words, "--fail"], shown, POLL_S)
+    number = (submitted(sweep.paths.slurm) or {})["job"]
+    assert str(caught.value) == (
+        f"job {number} ended with exit code 7: no such thing (2 of 2 runs are left: start the sweep again)"
+    )
+    with quiet(sweep) as shown:
+        assert make_in_one(sweep, list(sweep.runs), Allocation(), words, shown, POLL_S) == 0
+        assert shown._done == 1
+    assert job.recorded(one.paths).status == "ok"
+    assert job.recorded(two.paths) is None
+
+
+def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
+    """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
+    given = Given(
+        params, {"repeats": 2}, None, params.parent / "out", "1,2", Allocation(nodes=3, gpus_per_node=2), True
+    )
+    foretold = given.load()
+    assert given.notes == []
+    (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
+    hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
+    made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out").sweep
+    assert [run.paths for run in foretold.runs] == [run.paths for run in made.runs]
+    assert len(made.runs) == 2 * (3 + 1)
+
+
+def test_a_job_over_its_time(late):
+    result = wait_for(late.poll)
+    assert result.status == "timeout"
+    assert re.fullmatch(
+        rf"job {late.number} was ended by Slurm at its time limit of [\d:-]+: raise --time, or lower steps",
+        result.cause,
+    )
+
+
+def test_a_cluster_that_does_not_answer(params, tmp_path, monkeypatch):
+    sweep = load(params, Allocation())
+    configuration = f"ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort={small_slurm.free_ports(1)[0]}\n"
+    (tmp_path / "slurm.conf").write_text(configuration + "AuthType=auth/none\nMessageTimeout=1\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    if not small_slurm.shutil.which("squeue"):
+        pytest.skip("squeue is not installed")
+    with pytest.raises(LaunchError, match=r"^Slurm does not answer \(.+\): start the sweep again when it does$"):
+        jobs_for(sweep, Allocation(), [])
+
+
+def test_without_slurm_it_is_one_sentence(params, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SettingsError) as caught:
+        jobs_for(load(params, Allocation()), Allocation(), [])
+    assert str(caught.value) == (
+        "squeue is not found: --slurm needs Slurm's commands; start it on a login node of the cluster"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "a b"}, "--partition is 'a b': that is none; write it like 'gpu'"),
+        ({"account": "-x"}, "--account is '-x': that is none; write it like 'physics'"),
+        ({"constraint": "a;b"}, "--constraint is 'a;b': that is none; write it like 'h100&ib'"),
+        ({"nodes": 0}, "--nodes is 0: give a whole number from 1 to 999999"),
+        ({"time_min": -1}, "--time is -1: give a whole number from 1 to 999999"),
+        ({"further": {"mem\n": "1"}}, "--sbatch-option is 'mem\\n=1': write it like 'mem=200G' or 'exclusive'"),
+        ({"further": {"mem": "1\n#SBATCH"}},
+         "--sbatch-option is 'mem=1\\n#SBATCH': write it like 'mem=200G' or 'exclusive'"),
+        ({"further": {"wrap": "ls"}}, "--sbatch-option is 'wrap': dsnb sets that itself; leave it out"),
+        ({"further": {"nodes": "2"}}, "--sbatch-option is 'nodes': give it as --nodes"),
+    ],
+)  # fmt: skip
+def test_what_is_not_passed_on(options, message):
+    with pytest.raises(SettingsError) as caught:
+        Allocation(**options)
+    assert str(caught.value) == message
+
+
+def test_a_run_asks_for_what_it_needs(params):
+    asked = Allocation(nodes=4, gpus_per_node=8, partition="gpu", time_min=30, further={"exclusive": ""})
+    runs = load(params, asked, gpus=[1, 8, 16, "auto"]).runs
+    assert [(run.experiment.gpus, run.experiment.nodes) for run in runs] == [(1, 1), (8, 1), (16, 2), (32, 4)]
+    assert asked.options(2, 8, "auto") == {
+        "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8", "partition": "gpu", "time": "30", "exclusive": "",
+    }  # fmt: skip
+    assert asked.options(1, 4, "cpu")["cpus-per-task"] == "4"
+    with pytest.raises(SettingsError) as caught:
+        load(params, asked, gpus=[33, 9])
+    assert caught.value.problems == [
+        "gpus is 33 and nodes is 1: a job may have 4 nodes with 8 each; raise --nodes or --gpus-per-node",
+        "gpus is 9: 2 nodes cannot share that equally; use a multiple of 2",
+    ]
+
+
+def test_the_script_of_a_job():
+    for odd in (Path("/a\n#SBATCH --nodes=9/job.log"), Path("/a\rb/job.log")):
+        with pytest.raises(SettingsError, match="a job's script cannot hold '/a"):
+            allocation.script("dsnb-x-1", odd, {}, ["python"])
+    with pytest.raises(SettingsError, match="a job's script cannot hold"):
+        allocation.script("dsnb-x-1", Path("/a/job.log"), {}, ["python", "a\n#SBATCH --nodes=9"])
+    text = allocation.script("dsnb-x-1", Path("/a b/50%/job.log"), {"nodes": "2", "exclusive": ""}, ["python", "$x y"])
+    assert text.splitlines() == [
+        "#!/bin/bash",
+        "#SBATCH --job-name=dsnb-x-1",
+        "#SBATCH '--output=/a b/50%%/job.log'",
+        "#SBATCH --open-mode=truncate",
+        "#SBATCH --no-requeue",
+        "#SBATCH --nodes=2",
+        "#SBATCH --exclusive",
+        "# srun gives its steps one CPU each unless it is told.",
+        'if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
+        "exec python '$x y'",
+    ]
+
+
+def test_variables_that_would_win_over_the_script_are_left_out(monkeypatch):
+    dropped = ["SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_REQUEUE", "SLURM_JOB_ID", "DSNB_FORK_SERVER_CPU"]
+    for name in (*dropped, "SBATCH_ACCOUNT", "SLURM_CONF"):
+        monkeypatch.setenv(name, "1")
+    left = allocation.environment({"partition": "gpu", "time": "1"})
+    assert not set(dropped) & set(left)
+    assert {"SBATCH_ACCOUNT", "SLURM_CONF", "PATH"} <= set(left)
+
+
+QUEUE = """\
+2|j.sh|PENDING|PartitionNodeLimit||/tmp/j.sh
+1|dsnb-x-abc|RUNNING|None|n1|/tmp/a | b/j.sh
+3|c|NODE_FAIL|NodeDown|n[1-2]|/tmp/j.sh
+9|dsnb-y-1|PENDING|ReqNodeNotAvail, UnavailableNodes:n2||/tmp/k.sh
+"""
+SHOWN = (
+    "JobId=2 JobName=dsnb-b-1 UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901758 Nice=0 Account=(null) "
+    "QOS=(null) JobState=TIMEOUT Reason=TimeLimit Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 "
+    "ExitCode=1:0 RunTime=00:00:29 TimeLimit=00:01:00 TimeMin=N/A SubmitTime=2026-11-21T17:12:40 "
+    "EligibleTime=2026-11-21T17:12:40 Partition=main AllocNode:Sid=vm:26469 ReqNodeList=n1 ExcNodeList=(null) "
+    "NodeList=n1 BatchHost=n1 NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:* "
+    "TRES=cpu=1,node=1,billing=1 Command=/tmp/a b/j.sh WorkDir=/tmp StdErr=/tmp/slurm-2.out StdIn=/dev/null Power= "
+)
+
+
+def test_what_slurm_prints():
+    queue = client.parse_queue(QUEUE)
+    assert queue["1"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "/tmp/a | b/j.sh")
+    assert queue["9"].reason == "ReqNodeNotAvail, UnavailableNodes:n2"
+    assert [number for number, one in queue.items() if one.ended] == ["3"]
+    shown = client.parse_job(SHOWN)
+    assert shown == Record("2", "dsnb-b-1", "TIMEOUT", "TimeLimit", "n1", "/tmp/a b/j.sh", 1, 0, "00:01:00")
+    assert client.parse_job("slurm_load_jobs error: Invalid job id specified\n") is None
+    rows = "12|dsnb-x-1|NODE_FAIL|0:0|n1|01:00:00\n12|dsnb-x-1|CANCELLED by 1000|0:15|n1|01:00:00\n"
+    assert client.parse_accounting(rows) == Record(
+        "12", "dsnb-x-1", "CANCELLED", "", "n1", "", 0, 15, "01:00:00", "1000"
+    )
+    assert client.parse_accounting("Slurm accounting storage is disabled\n") is None
+
+
+def test_what_sbatch_says():
+    twice = "sbatch: error: invalid partition specified: nope\n"
+    twice += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+    assert client.said(twice) == "Invalid partition name specified"
+    assert client.said("sbatch: error: Invalid generic resource (gres) specification\n") == (
+        "Invalid generic resource (gres) specification"
+    )
+    assert client.said("sbatch: unrecognized option '--nonsense=4'\nTry \"sbatch --help\" for more information\n") == (
+        "sbatch: unrecognized option '--nonsense=4'"
+    )
+    for message, silent, full in (
+        ("Invalid account or account/partition combination specified", False, False),
+        ("Unable to contact slurm controller (connect failure)", True, False),
+        ("Socket timed out on send/recv operation", True, False),
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", False, True),
+    ):
+        refused = client.Refused(message)
+        assert (refused.silent, refused.full) == (silent, full)
+
+
+@pytest.mark.parametrize(
+    ("record", "status", "cause"),
+    [
+        (Record("7", "x", "OUT_OF_MEMORY", nodes="n1"), "oom",
+         "job 7 used more host memory on n1 than it asked for: --sbatch-option mem=... asks"),
+        (Record("7", "x", "PREEMPTED"), "interrupted", "job 7 was preempted by another job"),
+        (Record("7", "x", "CANCELLED", by_user="1000"), "interrupted", "job 7 was cancelled by user 1000"),
+        (Record("7", "x", "BOOT_FAIL", nodes="n[1-2]"), "failed", "job 7 did not start: a node of n[1-2] did not boot"),
+        (Record("7", "x", "NODE_FAIL", nodes="n[1-2]"), "failed", "job 7 ended with its node: one of n[1-2] failed"),
+        (Record("7", "x", "DEADLINE"), "timeout", "job 7 was ended by Slurm at its deadline"),
+        (Record("7", "x", "FAILED", signal=9), "failed", "job 7 was killed by signal 9"),
+        (Record("7", "x", "FAILED", nodes="n1", signal=53), "failed",
+         "job 7 did not start: n1 cannot write {dir}/job.log: "
+         "is the outputs folder on a file system that the nodes share?"),
+        (Record("7", "x", "REVOKED"), "failed", "job 7 ended as REVOKED"),
+        (None, "interrupted", "Slurm no longer knows job 7, and it left no result in {dir}: "
+         "is the outputs folder on a file system that the nodes share?"),
+    ],
+)  # fmt: skip
+def test_slurms_states_are_statuses(tmp_path, record, status, cause):
+    assert judge(RunPaths(tmp_path), "7", record, lambda _: []) == (status, cause.format(dir=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "codes", "state", "left"),
+    [
+        ("ok", {0: 0}, "TIMEOUT", True),  # it had been done before
+        ("oom", {0: 1}, "CANCELLED", True),
+        ("failed", {0: -15, 1: -15}, "TIMEOUT", False),  # the ranks saw Slurm's signal before the launch did
+        ("interrupted", {}, "PREEMPTED", False),
+        ("interrupted", {}, "FAILED", True),
+    ],
+)
+def test_what_a_run_says_of_itself_stands_unless_slurm_knows_better(tmp_path, status, codes, state, left):
+    written = Result(status, "its own", codes, {"wall": 2.0}, {"loss_last": 3.0}, tmp_path)
+    written.write()
+    result = settled(RunPaths(tmp_path), "7", Record("7", "x", state), lambda _: [])
+    assert (result == written) == left
+    assert (result.summary, result.phases_s) == (written.summary, written.phases_s)
+    assert json.loads((tmp_path / "result.json").read_text())["cause"] == result.cause
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "--help"}', '{"name": 5}', '{"name": "dsnb-a,b"}'])
+def test_a_note_that_nobody_wrote(tmp_path, text):
+    (tmp_path / "slurm.json").write_text(text)
+    with warnings.catch_warnings(action="ignore"):
+        assert submitted(tmp_path / "slurm.json") is None
+    (tmp_path / "slurm.json").write_text('{"name": "dsnb-a-1", "job": "1; rm"}')
+    assert submitted(tmp_path / "slurm.json") == {"name": "dsnb-a-1", "job": None}

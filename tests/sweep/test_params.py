@@ -1,0 +1,272 @@
+"""Params files: the grid, and everything that can be wrong with one, each in a sentence."""
+
+import os
+import time
+
+import pytest
+
+from dsnb.errors import SettingsError
+from dsnb.files import plain_yaml
+from dsnb.sweep.params import load_sweep
+
+SMALL = "name: t\ndefaults: {model: gpt2-tiny, precision: fp32}\n"
+
+
+@pytest.fixture
+def params(tmp_path):
+    def write(text):
+        path = tmp_path / "t.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def names(sweep):
+    return [run.name for run in sweep.runs]
+
+
+def error(path, **options):
+    with pytest.raises(SettingsError) as caught:
+        load_sweep(path, **options)
+    return str(caught.value).replace(str(path), "F")
+
+
+def test_grid_exclude_include_and_repeats(params, tmp_path):
+    text = """
+grid: {zero_stage: [0, 1], seq_len: [64, 128]}
+exclude: [{zero_stage: 1, seq_len: 128}]
+include: [{zero_stage: 3, grad_accum: 4}]
+repeats: 2
+"""
+    sweep = load_sweep(params(SMALL + text), output=tmp_path / "out")
+    once = [
+        "zs0_fp32_gpus1_bs8_sl64",
+        "zs0_fp32_gpus1_bs8_sl128",
+        "zs1_fp32_gpus1_bs8_sl64",
+        "zs3_fp32_gpus1_bs8_sl128_ga4",
+    ]
+    assert names(sweep) == once * 2
+    assert sweep.runs[4].paths.dir == tmp_path / "out" / once[0] / "run2"
+
+
+def test_several_models_prefix_the_names(params):
+    sweep = load_sweep(params("name: t\ndefaults: {precision: fp32}\ngrid: {model: [gpt2-tiny, opt-tiny]}\n"))
+    assert names(sweep) == ["gpt2-tiny_zs0_fp32_gpus1_bs8_sl128", "opt-tiny_zs0_fp32_gpus1_bs8_sl128"]
+
+
+def test_overrides_and_only(params):
+    path = params(SMALL + "grid: {zero_stage: [0, 1, 2, 3]}\ninclude: [{zero_stage: 1, seq_len: 64}]\nrepeats: 3\n")
+    sweep = load_sweep(path, overrides={"seq_len": 256, "repeats": 1, "zero_stage": [1, 3]}, only="zs3*")
+    assert names(sweep) == ["zs3_fp32_gpus1_bs8_sl256"]
+
+
+def test_lists_in_include_are_multiplied_within_their_entry(params):
+    text = "include:\n  - {zero_stage: 1, gpus: [1, 2]}\n  - {zero_stage: 3, grad_accum: [1, 4], seq_len: [64, 128]}\n"
+    assert names(load_sweep(params(SMALL + text))) == [
+        "zs1_fp32_gpus1_bs8_sl128",
+        "zs1_fp32_gpus2_bs8_sl128",
+        "zs3_fp32_gpus1_bs8_sl64",
+        "zs3_fp32_gpus1_bs8_sl128",
+        "zs3_fp32_gpus1_bs8_sl64_ga4",
+        "zs3_fp32_gpus1_bs8_sl128_ga4",
+    ]
+
+
+def test_overrides_reach_every_entry_and_make_equal_ones_one(params):
+    path = params(SMALL + "include:\n  - {gpus: [8, 64]}\n  - {gpus: 512, grad_accum: 4}\n")
+    assert names(load_sweep(path, overrides={"gpus": 2})) == [
+        "zs0_fp32_gpus2_bs8_sl128",
+        "zs0_fp32_gpus2_bs8_sl128_ga4",
+    ]
+    both = load_sweep(path, overrides={"gpus": [1, 2], "grad_accum": 2})
+    assert names(both) == ["zs0_fp32_gpus1_bs8_sl128_ga2", "zs0_fp32_gpus2_bs8_sl128_ga2"]
+
+
+def test_one_value_for_an_axis_leaves_the_grid_its_run(params):
+    path = params(SMALL + "grid: {zero_stage: [0, 1]}\ninclude: [{seq_len: 64}]\n")
+    sweep = load_sweep(path, overrides={"zero_stage": 2})
+    assert names(sweep) == ["zs2_fp32_gpus1_bs8_sl128", "zs2_fp32_gpus1_bs8_sl64"]
+
+
+def test_what_only_leaves_out_is_not_judged(params):
+    path = params(SMALL + "grid: {pipeline_parallel: [1, 2, 4, 8]}\n")
+    refused = "gpus is 2: it must be a multiple of tensor_parallel x pipeline_parallel (1 x 4)"
+    assert refused in error(path, overrides={"gpus": 2})
+    assert names(load_sweep(path, overrides={"gpus": 2}, only="*_pp2")) == ["zs0_fp32_gpus2_bs8_sl128_pp2"]
+    assert refused in error(path, overrides={"gpus": 2}, only="*_pp[24]")
+    assert "gpus is 'two': give a whole number" in error(path, overrides={"gpus": "two"}, only="*_pp2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "params file 'F' holds no settings: it needs at least 'name'"),
+        ("defaults: {}", "params file 'F': name is missing: add it"),
+        (SMALL + "grid: {zero_stage: []}",
+         "grid: zero_stage is an empty list: give at least one value or leave it out"),
+        (SMALL + "include: [{zero_stage: []}]",
+         "include: zero_stage is an empty list: give at least one value or leave it out"),
+        (SMALL + "include: [{seed: [0, 1], steps: [" + "1," * 10_000 + "]}]",
+         "grid: 20,000 runs: at most 10,000 are allowed; split the sweep"),
+        (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
+         "params file 'F': no run is left; exclude less, or give the grid values"),
+        (SMALL + "grd: {}", "params file 'F': unknown setting 'grd': did you mean 'grid'?"),
+        (SMALL + "repeats: 0", "params file 'F': repeats is 0: it must be at least 1"),
+        (SMALL + "name: u", "params file 'F': 'name' stands twice in the params file: keep one"),
+        ("name: ../x", "params file 'F': name is '../x': use letters, digits, '.', '_' and '-' only"),
+        ("name: &a x\ndefaults: {model: *a}",
+         "params file 'F': aliases (*name) are not allowed in a params file: write the value out"),
+        ("name: [", "params file 'F': line 1: this is not valid YAML (expected the node content, "
+         "but found '<stream end>')"),
+        (SMALL + "grid: {seed: [0, 1], steps: [" + "1," * 10_000 + "]}",
+         "grid: 20,000 runs: at most 10,000 are allowed; split the sweep"),
+        (SMALL + "grid: {zero_stage: [0, 4], seq_len: [1]}",
+         "seq_len is 1: it must be at least 2\nzero_stage is 4: allowed are 0, 1, 2 or 3"),
+        (SMALL + "exclude: [{zero_stgae: 0}]",
+         "exclude: unknown setting 'zero_stgae': did you mean 'zero_stage'?"),
+        (SMALL + "exclude: [{}]",
+         "exclude has an empty entry, which would leave nothing: name settings or drop it"),
+        (SMALL + "grid: {zero_stage: [0]}\nexclude: [{micro_batch_size: 8}]",
+         "params file 'F': no run is left; exclude less, or give the grid values"),
+        (SMALL + "grid: !!map foo",
+         "params file 'F': line 3: this is not valid YAML (expected a mapping node, but found scalar)"),
+        (SMALL + "grid: {learning_rate: [.inf]}", "learning_rate is inf: give a finite number"),
+        (SMALL + "grid: {steps: [10, 20]}",
+         "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; "
+         "give each a sweep of its own"),
+    ],
+)  # fmt: skip
+def test_bad_files(params, text, message):
+    assert error(params(text)) == message
+
+
+def test_a_python_tag_is_refused_and_not_run(params, tmp_path):
+    witness = tmp_path / "ran"
+    message = error(params(f"name: !!python/object/apply:os.system ['touch {witness}']"))
+    assert "tags such as !!python/... are not allowed, write plain values" in message
+    assert "\n" not in message
+    assert not witness.exists()
+
+
+def test_no_match_and_no_file(params, tmp_path):
+    path = params(SMALL)
+    message = "no experiment is named like 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
+    assert error(path, only="zs9*") == message
+    missing = tmp_path / "no.yaml"
+    assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: t\nquestion: " + "[" * 50_000,
+        "name: t\nquestion: 2020-13-45",
+        "name: t\ndefaults: {seed: " + "9" * 5_000 + "}",
+        "name: t\ndefaults: {model: '~nosuchuser/x'}",
+        "name: t\ndefaults: {data: " + "x" * 5_000 + "}",
+        'name: t\ndefaults: {data: "a\\0b"}',
+        "name: t\ndefaults: {" + ", ".join(f"k{number}: 1" for number in range(5_000)) + "}",
+        "name: t\ndefaults: {? [1, 2] : 3}",
+        "name: t\ndefaults: {1: 2}",
+        "name: t\ndefaults: {null: 3}",
+        "name: t\ndefaults: {seed: 0x" + "f" * 5_000 + "}",
+        "name: t\ndefaults: {seed: " + ":".join(["1"] * 5_000) + "}",
+        "name: t\ndefaults: {learning_rate: " + ":".join(["1"] * 400) + ".5}",
+        "name: t\ndefaults: {seed: !!int ''}",
+        "name: t\ndefaults: {seed: !!bool maybe}",
+        'name: t\ndefaults: {model: "\\ud800"}',
+        "name: t\ndefaults: {self: 1, __class__: 2, model_fields: 3}",
+    ],
+    ids=[
+        "deep",
+        "date",
+        "digits",
+        "user",
+        "long",
+        "nul",
+        "keys",
+        "list key",
+        "number as key",
+        "null as key",
+        "hex digits",
+        "base 60",
+        "base 60 float",
+        "no int",
+        "no bool",
+        "half a character",
+        "python",
+    ],
+)
+def test_hostile_files_are_refused_in_plain_words(params, text):
+    began = time.perf_counter()
+    with pytest.raises(SettingsError) as caught:
+        load_sweep(params(text))
+    assert time.perf_counter() - began < 5
+    assert all(len(problem) < 1_500 for problem in caught.value.problems)
+
+
+def test_the_values_of_a_file_are_counted(params, monkeypatch):
+    monkeypatch.setattr(plain_yaml, "MOST_NODES", 50)
+    assert error(params(SMALL + "grid: {seed: [" + "1," * 100 + "]}")) == (
+        "params file 'F': it has more than 50 values: split the sweep"
+    )
+
+
+def test_nesting_is_limited_long_before_python_is(params):
+    said = "params file 'F': it is nested more than 16 levels deep: nothing in it needs that"
+    assert error(params("name: t\nquestion: " + "[" * 20 + "]" * 20)) == said
+    assert "give a text" in error(params("name: t\nquestion: " + "[" * 10 + "]" * 10))
+
+
+@pytest.mark.parametrize("date", ["2024-01-01", "2024-99-99", "2024-01-01 99:99:99"])
+def test_a_date_is_refused_until_it_is_in_quotes(params, date):
+    assert error(params(f"name: t\nquestion: {date}")) == (
+        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a text"
+    )
+    assert load_sweep(params(f"name: t\nquestion: '{date}'\ndefaults: {{precision: fp32}}")).question == date
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero", "/dev/full"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "t.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(kind)
+    why = "Is a directory" if kind == "folder" else "it is no regular file"
+    assert error(path) == f"params file 'F' cannot be read: {why}; check the path"
+
+
+def test_a_file_that_grows_while_it_is_read_is_not_read_on(tmp_path, monkeypatch):
+    path = tmp_path / "t.yaml"
+    path.write_text(SMALL + "#" * 2_000_000)
+    small = os.stat_result((0o100644, *[0] * 5, 10, *[0] * 3))
+    monkeypatch.setattr(os, "fstat", lambda _: small)
+    assert error(path) == "params file 'F' cannot be read: it has more than 1,000,000 bytes; check the path"
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.yaml")
+    path.write_text(SMALL)
+    assert names(load_sweep(path, output=tmp_path / "out")) == ["zs0_fp32_gpus1_bs8_sl128"]
+    with pytest.raises(SettingsError, match="its name holds a control character or is not UTF-8; choose another"):
+        load_sweep(path, output=tmp_path / os.fsdecode(b"\xff"))
+
+
+@pytest.mark.parametrize("output", ["a\nb", "a\x1b[31m", "a\u2028b", "a\0b"])
+def test_a_folder_whose_name_is_more_than_a_line_is_refused(params, output):
+    assert error(params(SMALL), output=output) == (
+        f"--output is {output!a}: its name holds a control character or is not UTF-8; choose another"
+    )
+
+
+def test_binary_and_huge_files(tmp_path):
+    path = tmp_path / "t.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert error(path) == "params file 'F' cannot be read: it is not UTF-8 text; check the path"
+    path.write_bytes(b"#" * 1_000_001)
+    assert error(path) == "params file 'F' has 1,000,001 bytes: at most 1,000,000 are allowed"

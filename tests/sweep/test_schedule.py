@@ -1,0 +1,282 @@
+"""Sub-clusters and lanes: which hosts make which runs, side by side, and what an interrupt or a failure leaves."""
+
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import papermill
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+
+from dsnb.errors import SettingsError
+from dsnb.files import records
+from dsnb.run_folder.result import Result
+from dsnb.settings.hostfile import Host
+from dsnb.sweep import job, progress, schedule, subclusters
+from dsnb.sweep.params import load_sweep
+from dsnb.system import signals
+from tests import ROOT
+
+PARAMS = """
+name: small
+defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
+           warmup_steps: 1, steps: 2}
+grid: {zero_stage: [0, 3]}
+repeats: 2
+"""
+
+
+@pytest.fixture
+def params(tmp_path):
+    (tmp_path / "small.yaml").write_text(PARAMS)
+    (tmp_path / "hosts").write_text("".join(f"n{number} slots=2\n" for number in range(1, 6)))
+    return tmp_path / "small.yaml"
+
+
+def load(params, *sizes, **overrides):
+    overrides = {"hostfile": str(params.parent / "hosts"), **overrides}
+    return subclusters.load(params, sizes, overrides, output=params.parent / "out")
+
+
+def test_hosts_are_split_into_neighbours():
+    hosts = [Host(f"n{number}", (0, 1)) for number in range(64)]
+    began = time.perf_counter()
+    for size in (1, 2, 4, 8, 16, 32, 64, 5):
+        groups, left = subclusters.split(hosts, size)
+        assert [host for group in groups for host in group] + list(left) == hosts
+        assert {len(group) for group in groups} == {size}
+        assert len(left) == 64 % size
+    assert time.perf_counter() - began < 0.05
+    with pytest.raises(SettingsError, match="sub-cluster is 65: there are 64 hosts; give 1 to 64"):
+        subclusters.split(hosts, 65)
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("2", [2]), ("1,2, 4", [1, 2, 4]), ("64,1", [64, 1])])
+def test_sizes(text, numbers):
+    assert subclusters.sizes(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,1", "2,,4", "two", "-1", "1.5", "9" * 9])
+def test_sizes_that_are_none(text):
+    with pytest.raises(SettingsError) as caught:
+        subclusters.sizes(text)
+    assert str(caught.value) == (f"sub-cluster is {text!r}: give numbers of hosts, each once, for example 2 or 1,2,4")
+
+
+def test_every_experiment_is_made_on_every_group_repeats_outermost(params):
+    division = load(params, 2, 4, gpus=[1, 2])  # the groups say how many GPUs there are
+    runs = [(run.stage, run.lane, run.name, run.repeat) for run in division.sweep.runs]
+    zs0, zs3 = ("zs0_fp32_gpus4_bs2_sl32_stdlib_nodes2", "zs3_fp32_gpus4_bs2_sl32_stdlib_nodes2")
+    pairs = [(0, "n1@n2", zs0, 1), (0, "n3@n4", zs0, 2), (0, "n1@n2", zs3, 1), (0, "n3@n4", zs3, 2)]
+    again = [(stage, lane, name, number + 2) for stage, lane, name, number in pairs]
+    large = [(1, "n1@n2@n3@n4", name.replace("4_bs", "8_bs").replace("nodes2", "nodes4")) for name in (zs0, zs3)]
+    assert runs == [*pairs, *again, *[(*one, number) for number in (1, 2) for one in large]]
+    experiment = division.sweep.runs[1].experiment
+    assert (experiment.include, experiment.gpus, experiment.nodes) == ("n3@n4", 4, 2)
+    assert [host.name for host in experiment.hosts] == ["n3", "n4"]
+    assert list(division.notes()) == [
+        "sub-clusters of 2: left over and not used: n5",
+        "sub-clusters of 4: left over and not used: n5",
+    ]
+
+
+def test_filters_come_first_and_other_numbers_of_gpus_are_other_experiments(params):
+    (params.parent / "hosts").write_text("n1 slots=2\nn2 slots=4\nn3 slots=4\nn4 slots=4\n")
+    division = load(params, 1, exclude="n4@n3:1")
+    assert {(run.lane, run.experiment.gpus, run.repeat) for run in division.sweep.runs} == {
+        *((lane, gpus, repeat) for lane, gpus in (("n1", 2), ("n2", 4), ("n3:0,2,3", 3)) for repeat in (1, 2)),
+    }
+    with pytest.raises(SettingsError, match="sub-cluster needs hosts: name them with --hostfile"):
+        load(params, 1, hostfile="")
+
+
+def test_the_params_file_that_is_kept_is_for_all_groups(params):
+    sweep = load(params, 1, 2, repeats=3, gpus=[1, 2]).sweep
+    kept = params.with_name("kept.yaml")
+    kept.write_text(yaml.safe_dump(sweep.params))
+    again = subclusters.load(kept, (1, 2), output=params.parent / "out").sweep
+    assert again.runs == sweep.runs
+    assert again.params == sweep.params
+
+
+def test_a_name_may_be_that_of_one_size(params):
+    hosts = {"hostfile": str(params.parent / "hosts")}
+    runs = subclusters.load(params, (1, 2), hosts, only="*gpus4*").sweep.runs
+    assert {(run.stage, run.lane) for run in runs} == {(1, "n1@n2"), (1, "n3@n4")}
+    with pytest.raises(SettingsError, match=r"no experiment is named like '\*gpus5\*': there are zs0_fp32_gpus4_bs2"):
+        subclusters.load(params, (1, 2), hosts, only="*gpus5*")
+
+
+def test_sixty_four_hosts_take_seconds(params):
+    (params.parent / "hosts").write_text("".join(f"node{number:02} slots=8\n" for number in range(64)))
+    began = time.perf_counter()
+    division = load(params, 1, 2, 4, 8, 16, 32, 64)
+    assert time.perf_counter() - began < 2
+    assert len(division.sweep.runs) == 2 * 2 * 127
+    assert {run.experiment.gpus for run in division.sweep.runs} == {8 * 2**power for power in range(7)}
+    assert len({run.paths.dir for run in division.sweep.runs}) == len(division.sweep.runs)
+
+
+def times(runs):
+    return [json.loads((run.paths.dir / "times.json").read_text()) for run in runs]
+
+
+def shown_of(sweep, monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=written, width=300))
+    return progress.Progress(len(sweep.runs), sweep.runs), written
+
+
+def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeypatch):
+    monkeypatch.setenv("DSNB_TEST_JOB_S", "0.5")  # longer than two processes need to start one after the other
+    sweep = load(params, 2, 4, zero_stage=0).sweep
+    shown, written = shown_of(sweep, monkeypatch)
+    with shown:
+        schedule.make_all(sweep.runs, schedule.Processes("tests.support.jobs"), shown, poll_s=0.02)
+    first, second, large = (
+        [run for run in sweep.runs if run.lane == lane] for lane in ("n1@n2", "n3@n4", "n1@n2@n3@n4")
+    )
+    for lane in (first, second, large):
+        spans = times(lane)
+        assert all(before["ended"] <= after["began"] for before, after in itertools.pairwise(spans))
+    assert any(a["began"] < b["ended"] and b["began"] < a["ended"] for a in times(first) for b in times(second))
+    assert max(one["ended"] for one in times(first + second)) <= min(one["began"] for one in times(large))
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 6
+    zs0 = sweep.runs[0].name
+    assert any(f"{zs0} run1 on n1, n2: ok, 1,000 tokens/s" in line for line in lines[:2])
+    assert lines[-1].startswith(f"run 6/6  {sweep.runs[-1].name} run2 on n1, n2, n3, n4: ok, 1,000 tokens/s")
+    assert lines[-1].endswith(" 0 s left)")
+
+
+def test_a_job_that_fails_stops_no_other(params, monkeypatch):
+    sweep = load(params, 1).sweep
+    runs = [run for run in sweep.runs if run.lane in {"n1", "n2"} and run.repeat < 6]
+    for run, how in zip(runs, ("die", "kill"), strict=False):
+        run.paths.dir.mkdir(parents=True)
+        (run.paths.dir / how).touch()
+    shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
+    with shown:
+        schedule.make_all(runs, schedule.Processes("tests.support.jobs"), shown, poll_s=0.02)
+    results = [job.recorded(run.paths) for run in runs]
+    assert [result.status for result in results] == ["failed", "interrupted"] + ["ok"] * (len(runs) - 2)
+    assert results[0].cause == "the job ended with exit code 7: no such thing"
+    assert results[1].cause == "the job was killed by signal 9 (SIGKILL) before its run began"
+
+
+def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(params, monkeypatch):
+    sweep = load(params, 1, micro_batch_size="auto", memory_limit_gib=1, zero_stage=0).sweep
+    runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
+    shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
+    with shown:
+        schedule.make_all(runs, schedule.Processes("tests.support.jobs"), shown, poll_s=0.02)
+    first, *others = sorted(times(runs), key=lambda one: one["began"])
+    assert all(one["began"] >= first["ended"] for one in others)
+
+
+def test_time_left_counts_the_lanes(params, monkeypatch):
+    sweep = load(params, 1, 2).sweep  # 2 experiments x 2 repeats on 5 hosts, then on 2 pairs
+    shown, _ = shown_of(sweep, monkeypatch)
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    for run in sweep.runs[:5]:
+        shown.begin(run)
+    now[0] = 10.0
+    for run in sweep.runs[:5]:
+        shown.end(run, Result("ok", None, {}, {}, {}, run.paths.dir))
+    assert shown._time_left_s() == 3 * 10 + 4 * 10
+    for run in sweep.runs[5:10]:
+        shown.begin(run)
+    now[0] = 14.0
+    assert shown._time_left_s() == 3 * 10 + 4 * 10 - 4
+
+
+SCRIPT = """
+import sys
+from dsnb.sweep import schedule, subclusters
+from dsnb.sweep.progress import Progress
+sweep = subclusters.load(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3]).sweep
+with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
+    schedule.make_all(sweep.runs, schedule.Processes("tests.support.jobs"), shown)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_jobs_end_with_the_sweep_however_it_ends(params, number):
+    out = params.parent / "out"
+    environment = {**os.environ, "DSNB_TEST_JOB_S": "60"}
+    words = [sys.executable, "-c", SCRIPT, str(params), str(params.parent / "hosts"), str(out)]
+    sweep = psutil.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 30
+    while len(list(out.rglob("began"))) < 2:
+        assert time.time() < deadline
+        time.sleep(0.02)
+    family = sweep.children(recursive=True)
+    assert len(family) == 2
+    sweep.send_signal(number)
+    assert sweep.wait(20) == -number
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    found = [json.loads(file.read_text())["status"] for file in out.rglob("result.json")]
+    assert found == (["interrupted"] * 2 if number == signal.SIGINT else [])
+
+
+def test_a_run_of_a_group_is_not_taken_for_that_of_another(params):
+    sweep = load(params, 2).sweep
+    run = sweep.runs[0]
+    records.write_json(run.paths.experiment, {**run.experiment.model_dump(), "include": "n4@n5"})
+    assert job.changed(run) == "include was 'n4@n5' and is 'n1@n2'"
+    assert job.changed(replace(run, lane="")) == ""
+
+
+def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
+    run = load_sweep(params, {"device": "cpu"}, output=params.parent / "out").runs[0]
+    settings = run.experiment.model_dump()
+    for before in ({"asked": {"device": "auto"}}, {"device": "auto"}, {"asked": 5}):
+        records.write_json(run.paths.experiment, {**settings, **before})
+        assert job.changed(run) == ""
+    records.write_json(run.paths.experiment, {**settings, "device": "cuda", "asked": {"device": "auto"}})
+    assert job.changed(run) == "device was 'cuda' and is 'cpu'"
+
+
+def test_kernels_that_start_all_at_once_may_take_minutes(params, monkeypatch):
+    """A kernel and its job take 3 s of a core: those of 64 groups 200 s, and papermill would wait for 60."""
+    asked = {}
+    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **options: asked.update(options))
+    job.execute(load_sweep(params, output=params.parent / "out").runs[0])
+    assert asked["start_timeout"] > 200
+
+
+def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
+    (run, *_) = load_sweep(params, {"repeats": 1, "steps": 100_000}, output=params.parent / "out").runs
+    job.describe(run)
+    words = [sys.executable, "-m", "dsnb.sweep.job", str(run.paths.dir)]
+    process = psutil.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+    deadline = time.time() + 60
+    while not records.read_lines(run.paths.steps):
+        assert time.time() < deadline
+        time.sleep(0.1)
+    family = process.children(recursive=True)
+    assert family
+    process.terminate()
+    process.terminate()
+    assert process.wait(20) == signals.INTERRUPTED
+    assert json.loads(run.paths.result.read_text())["status"] == "interrupted"
+    assert records.read_lines(run.paths.steps)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_job_by_hand(params):
+    out = params.parent / "out"
+    done = subprocess.run([sys.executable, "-m", "dsnb.sweep.job", str(out)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr == f"error: {out}/experiment.json holds no settings: start the run again\n"

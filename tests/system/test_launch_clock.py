@@ -1,0 +1,175 @@
+"""Clocks that are set, machines that sleep: what ends a run and what it is said to have taken."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from dsnb.files import records
+from dsnb.launcher.folder import Place
+from dsnb.launcher.hosts import remote
+from dsnb.launcher.run import Watch
+from dsnb.run_folder.paths import RunPaths
+from dsnb.sweep.run import is_finished
+from dsnb.system import launch_clock
+from dsnb.system.launch_clock import Stopwatch
+
+
+class Clocks:
+    """The clocks of a machine, which go on by what each test says."""
+
+    def __init__(self, monkeypatch):
+        self.monotonic_s, self.asleep_s = 1000.0, 50.0
+        monkeypatch.setattr(launch_clock.time, "monotonic", lambda: self.monotonic_s)
+        monkeypatch.setattr(launch_clock.time, "clock_gettime", lambda _: self.monotonic_s + self.asleep_s)
+
+    def work(self, seconds):
+        self.monotonic_s += seconds
+
+    def sleep(self, seconds):
+        self.asleep_s += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    return Clocks(monkeypatch)
+
+
+class Ranks:
+    """Ranks that never end by themselves; every look at them makes something happen."""
+
+    def __init__(self, happens):
+        self.happens, self.over = happens, False
+
+    def ended(self):
+        self.happens(self)
+        return self.over
+
+    def trouble(self):
+        return None
+
+    def exit_codes(self):
+        return {}
+
+
+@pytest.fixture
+def watch(tmp_path, small, monkeypatch):
+    """Watch ranks for which no time passes but what a test says."""
+    monkeypatch.setattr("dsnb.launcher.run.POLL_S", 0.0)
+
+    def until_end(happens, **limits):
+        with Place(tmp_path) as place:
+            run = RunPaths(tmp_path)
+            return Watch(small(**limits), run, Ranks(happens), place, Stopwatch()).until_end(progress=False)
+
+    return until_end
+
+
+def test_a_stopwatch_knows_work_from_sleep(clocks):
+    stopwatch = Stopwatch()
+    clocks.work(7.0)
+    clocks.sleep(2.0)
+    assert (stopwatch.elapsed_s(), stopwatch.suspended_s()) == (7.0, 0.0)
+    clocks.sleep(3600.0)
+    assert (stopwatch.elapsed_s(), stopwatch.suspended_s()) == (7.0, 3602.0)
+
+
+def test_a_process_that_is_stopped_between_two_readings_has_not_slept(clocks, monkeypatch):
+    stopwatch = Stopwatch()
+    pauses = iter([100.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+
+    def monotonic():
+        clocks.monotonic_s += next(pauses, 0.0)
+        return clocks.monotonic_s
+
+    monkeypatch.setattr(launch_clock.time, "monotonic", monotonic)
+    assert stopwatch.suspended_s() == 0.0
+
+
+def test_a_run_that_the_machine_slept_through_is_interrupted(clocks, watch):
+    ended = watch(lambda _: clocks.sleep(3600.0), time_limit_s=100.0, hang_limit_s=100.0)
+    assert ended == ("interrupted", "the machine was suspended for 3,600 s during the run; start the sweep again")
+
+
+def test_sleep_at_the_very_end_counts_too(clocks, watch):
+    def happens(ranks):
+        clocks.sleep(10.0)
+        ranks.over = True
+
+    assert watch(happens) == ("interrupted", "the machine was suspended for 10 s during the run; start the sweep again")
+
+
+@pytest.mark.parametrize(
+    ("limits", "cause"),
+    [
+        ({"time_limit_s": 100.0}, "no end within the time limit of 100 s, 0 of 5 steps done"),
+        ({"hang_limit_s": 50.0}, "no step within hang_limit_s of 50 s, 0 of 5 steps done"),
+    ],
+)
+def test_limits_are_of_the_time_that_passed(clocks, watch, limits, cause):
+    assert watch(lambda _: clocks.work(1.0), **limits) == ("timeout", cause)
+
+
+def test_ranks_that_ended_while_nobody_looked_are_not_late(clocks, watch):
+    """As after SIGSTOP and SIGCONT of the launching process, which the ranks do not notice."""
+
+    def happens(ranks):
+        ranks.over = clocks.monotonic_s > 1500.0
+        clocks.work(1000.0)
+
+    assert watch(happens, time_limit_s=100.0) is None
+
+
+def test_a_date_that_is_set_changes_no_run(run_small, monkeypatch):
+    """A real launch, during which this process's date goes back by three hours and then on by ten."""
+    date, began = time.time, time.monotonic()
+
+    def stepped():
+        passed = time.monotonic() - began
+        return date() + (-10_800.0 if passed % 2 < 1 else 36_000.0)
+
+    monkeypatch.setattr(time, "time", stepped)
+    result, run = run_small(worker="tests.workers.sleeper", time_limit_s=60.0, hang_limit_s=30.0)
+    took_s = time.monotonic() - began
+    assert result.status == "ok", result.message()
+    phases = json.loads(run.result.read_text())["phases_s"]
+    assert 0 < phases["wall"] < took_s
+    assert all(0 <= phases[name] <= phases["wall"] for name in ("start", "warmup", "timed", "stop"))
+    assert sum(phases[name] for name in ("start", "build", "warmup", "timed", "stop")) == pytest.approx(
+        phases["wall"], abs=0.5
+    )
+    times_s = [step["t_s"] for step in records.read_lines(run.steps)]
+    assert 0 < times_s[0] < times_s[-1] < phases["wall"]
+
+
+def test_an_interrupted_run_is_made_again(run_small, small, monkeypatch):
+    monkeypatch.setattr(Stopwatch, "suspended_s", lambda _: 3600.0)
+    result, run = run_small(worker="tests.workers.silent")
+    assert (result.status, json.loads(run.result.read_text())["status"]) == ("interrupted", "interrupted")
+    assert not is_finished(SimpleNamespace(paths=run, experiment=small(), lane=""))
+
+
+class Pongs:
+    """A host whose date and whose monotonic clock are far from these, and which takes a while to answer."""
+
+    def __init__(self, clocks):
+        self.clocks, self.delays = clocks, iter([0.4, 0.02, 0.3])
+
+    def send(self, ping):
+        self.delay_s = next(self.delays)
+
+    def answer(self):
+        self.clocks.work(self.delay_s / 2)
+        there = {"time": time.time() + 86_400.0, "monotonic_s": launch_clock.now_s() - 900.0}
+        self.clocks.work(self.delay_s / 2)
+        return there
+
+
+def test_the_clock_of_another_host_is_read_by_the_quickest_answer(clocks, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: clocks.monotonic_s + 1e9)
+    host = Pongs(clocks)
+    took_s, date_s, monotonic_s = min(remote._offsets(host) for _ in range(3))
+    assert took_s == pytest.approx(0.02)
+    assert date_s == pytest.approx(86_400.0, abs=1e-4)
+    assert monotonic_s == pytest.approx(-900.0, abs=1e-4)

@@ -1,0 +1,183 @@
+"""How a sweep is stopped, by whatever signal, and what it leaves: a result, no process, no folder.
+
+Its fork server is a real one without torch (`tests/light`), and its ranks wait where the test asks for it.
+"""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsnb.system import scratch
+from tests import ROOT
+from tests.support.namespaces import wait_until
+
+pytestmark = pytest.mark.alone
+PARAMS = """
+name: small
+defaults: {model: gpt2-tiny, device: cpu, micro_batch_size: 1, seq_len: 32, warmup_steps: 1, steps: 3, seed: 7}
+"""
+END = "interrupted: finished runs are kept, start the sweep again to go on"
+
+
+def runs(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+class Started:
+    """A sweep, or another command, whose run waits after its first step until it is released.
+
+    It ignores signals as if a shell had started it so.
+    """
+
+    def __init__(self, home, command=(), ignored=(), **popen):
+        self.temporary, self.out, self.wait = home / "tmp", home / "out", home / "wait"
+        self.temporary.mkdir(parents=True)
+        (home / "small.yaml").write_text(PARAMS)
+        self.wait.write_text("7")
+        env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
+        env |= {"TMPDIR": str(self.temporary), "DSNB_TEST_WAIT": str(self.wait)}
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)])
+        self.env = env
+        words = [sys.executable, "-m", *(command or ["dsnb", "sweep", home / "small.yaml", "--output", self.out])]
+        trap = ["sh", "-c", f'trap "" {" ".join(ignored)}; exec "$0" "$@"'] if ignored else []
+        self.process = psutil.Popen(
+            [*trap, *map(str, words)], env=env, text=True, **{"stderr": subprocess.PIPE, **popen}
+        )
+        wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 100)
+        assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
+        self.family = self.process.children(recursive=True)
+
+    def pid_of_rank(self):
+        return next((int(file.read_text().split()[0]) for file in self.out.rglob("pids0") if file.read_text()), None)
+
+    def result(self):
+        (file,) = self.out.rglob("result.json")
+        return json.loads(file.read_text())
+
+    def kernel(self):
+        (kernel,) = (one for one in self.family if "dsnb.execute.kernel_process" in one.cmdline())
+        return kernel
+
+    def assert_nothing_is_left(self):
+        wait_until(lambda: not any(map(runs, self.family)), f"{self.family} are gone")
+
+    def assert_interrupted(self):
+        self.assert_nothing_is_left()
+        assert self.result()["status"] == "interrupted"
+        assert list(self.temporary.iterdir()) == []
+
+    def close(self):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.process.kill()
+        self.process.wait()
+        if self.process.stderr:
+            self.process.stderr.close()
+
+
+def in_the_background(home):
+    """As a script's `&` under `nohup` starts it: SIGINT and SIGHUP come and go, SIGTERM ends it."""
+    sweep = Started(home, ignored=("INT", "HUP"))
+    for number in (signal.SIGINT, signal.SIGHUP):
+        sweep.process.send_signal(number)
+    time.sleep(0.5)
+    assert sweep.process.poll() is None
+    sweep.process.send_signal(signal.SIGTERM)
+    sweep.process.send_signal(signal.SIGTERM)  # impatient, which must not cut the cleanup short
+    _, said = sweep.process.communicate(timeout=30)
+    pid = sweep.process.pid
+    assert said == f"stop with `kill {pid}`; finished runs are kept\n{END}\n"
+    assert sweep.process.returncode == 130
+    sweep.assert_interrupted()
+    sweep.close()
+
+
+def by_closing_its_terminal(home):
+    master, slave = pty.openpty()
+    line = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True}
+    sweep = Started(home, **line, preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)))  # takes it over
+    os.close(slave)
+    said = os.read(master, 65536).decode(errors="replace")
+    assert f"stop with Ctrl-C or `kill {sweep.process.pid}`; finished runs are kept" in said
+    os.close(master)
+    sweep.process.wait(timeout=30)
+    sweep.assert_interrupted()
+    sweep.close()
+
+
+def stopped_and_continued(home):
+    sweep = Started(home)
+    for process in (sweep.process, sweep.kernel(), psutil.Process(sweep.pid_of_rank())):
+        process.suspend()
+        time.sleep(1.2)  # nbclient looks every second whether the kernel lives
+        process.resume()
+    sweep.process.suspend()
+    sweep.wait.write_text("")  # it may be looking at the file just now
+    time.sleep(1.2)
+    sweep.process.resume()
+    _, said = sweep.process.communicate(timeout=30)
+    assert (sweep.process.returncode, sweep.result()["cause"]) == (0, None), said
+    sweep.assert_nothing_is_left()
+    assert list(sweep.temporary.iterdir()) == []
+    sweep.close()
+    report_hung_up_on(sweep)
+
+
+def report_hung_up_on(sweep):
+    env = {**sweep.env, "PYTHONPATH": str(ROOT)}  # a report needs the real plots
+    report = psutil.Popen([sys.executable, "-m", "dsnb", "report", str(sweep.out)], env=env)
+    wait_until(lambda: list(sweep.temporary.glob("*/kernel-*")), "the kernel has its sockets", 100)
+    family = report.children(recursive=True)
+    report.send_signal(signal.SIGHUP)
+    assert report.wait(30) == 130
+    wait_until(lambda: not any(map(runs, family)), "its kernel is gone")
+    assert list(sweep.temporary.iterdir()) == []
+
+
+def papermill_is_ended(home):
+    """There papermill handles signals, or does not: then its kernel, the kernel's fork server and ranks go as well."""
+    settings = {"model": "gpt2-tiny", "device": "cpu", "seed": 7, "run_dir": home / "out" / "run1"}
+    words = [word for name, value in settings.items() for word in ("-p", name, value)]
+    notebook = ROOT / "notebooks" / "10_run.ipynb"
+    command = ["papermill", "--no-progress-bar", notebook, home / "out.ipynb", *words]
+    run = Started(home, command, stderr=subprocess.DEVNULL)
+    run.process.terminate()
+    run.process.wait(timeout=30)
+    run.assert_nothing_is_left()
+    assert list(run.temporary.glob(f"{scratch.PREFIX}*")) == []
+    run.close()
+
+
+def killed_while_it_is_stopped(home):
+    """So is its kernel, which cannot notice by itself. What was left is removed by the next start."""
+    sweep = Started(home)
+    sweep.kernel().suspend()
+    sweep.process.suspend()
+    sweep.process.kill()
+    sweep.process.wait()
+    sweep.assert_nothing_is_left()
+    assert not list(sweep.out.rglob("result.json"))
+    assert [path for path in sweep.temporary.iterdir() if path.name.startswith(scratch.PREFIX)]
+    scratch.remove_abandoned(str(sweep.temporary))
+    assert list(sweep.temporary.iterdir()) == []
+    sweep.close()
+
+
+def test_a_sweep_ends_well_however_it_is_stopped():
+    """All at once, for each waits most of its time."""
+    ways = [stopped_and_continued, in_the_background, by_closing_its_terminal, killed_while_it_is_stopped]
+    ways.append(papermill_is_ended)
+    with tempfile.TemporaryDirectory(prefix="stop-") as home, ThreadPoolExecutor(5) as pool:  # short, for sockets
+        list(pool.map(lambda way: way(Path(home) / way.__name__[:12]), ways))

@@ -1,0 +1,132 @@
+"""The params files of the published benchmarks, row by row against the tables, and their small versions."""
+
+import re
+import shlex
+
+import pytest
+
+import dsnb
+from dsnb.cli.sweep import overrides
+from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import unsupported
+from tests import ROOT
+
+PARAMS = ROOT / "params"
+TABLES = {
+    "opt_scaling": "lambda_1cc_opt",
+    "gpt1b3_parallelism": "bigscience_1b3",
+    "bloom7b_strategies": "jean_zay_bloom7b",
+    "gpt2_zero_precision": "dist_training_gpt2",
+}
+COMPARED = [
+    "model",
+    "gpus",
+    "data_parallel",
+    "micro_batch_size",
+    "grad_accum",
+    "global_batch_size",
+    "seq_len",
+    "strategy",
+    "zero_stage",
+    "precision",
+    "optimizer",
+    "gradient_compression",
+    "gradient_clipping",
+    "lora_rank",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "activation_checkpointing",
+    "attention",
+    "dropout",
+]
+GPU_GIB = {"V100-32GB": 32, "V100-16GB": 16}
+
+
+def published(table):
+    """Give the settings of each row: those that its publication tells, strategies by dsnb's names."""
+    for row in dsnb.published(table).to_dict("records"):
+        told = {name: row[name] for name in COMPARED if row[name] is not None and row[name] == row[name]}
+        told["strategy"] = told["strategy"].removeprefix("megatron-")
+        yield told | ({"memory_limit_gib": GPU_GIB[row["gpu"]]} if row["gpu"] in GPU_GIB else {})
+
+
+def experiments(name):
+    return {run.name: run.experiment for run in load_sweep(PARAMS / f"{name}.yaml").runs}
+
+
+def agree(experiment, told):
+    return all(getattr(experiment, name) == value for name, value in told.items())
+
+
+@pytest.mark.parametrize(("name", "table"), TABLES.items())
+def test_every_published_row_is_one_experiment(name, table):
+    for told in published(table):
+        assert len([one for one in experiments(name).values() if agree(one, told)]) == 1, told
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("opt_scaling", 16), ("gpt1b3_parallelism", 27), ("bloom7b_strategies", 27)]
+)
+def test_every_experiment_is_a_published_row(name, count):
+    rows = list(published(TABLES[name]))
+    found = experiments(name)
+    assert len(found) == count
+    for one in found.values():
+        assert [told for told in rows if agree(one, told)], one.name_with_model
+
+
+def test_what_was_published_twice_is_one_experiment():
+    (twice,) = [one for one in experiments("bloom7b_strategies").values() if
+                sum(agree(one, told) for told in published("jean_zay_bloom7b")) > 1]  # fmt: skip
+    assert (twice.zero_stage, twice.gpus, twice.grad_accum) == (3, 32, 16)
+    assert not twice.activation_checkpointing
+
+
+def test_every_batch_of_the_1b3_benchmark_is_512():
+    assert {one.global_batch_size for one in experiments("gpt1b3_parallelism").values()} == {512}
+
+
+@pytest.mark.parametrize(("name", "table"), TABLES.items())
+def test_no_published_step_counts_as_hanging(name, table):
+    rates = dsnb.published(table)["tokens_per_s"]
+    for told, rate in zip(published(table), rates, strict=True):
+        for one in experiments(name).values():
+            if agree(one, told) and rate == rate:
+                assert 2 * one.tokens_per_step / rate < one.hang_limit_s, one.name
+
+
+def small_version(name):
+    """Give the words of the command that a file's own comment says runs on a laptop."""
+    (command,) = re.findall(r"^# +(dsnb sweep params/.*)$", (PARAMS / f"{name}.yaml").read_text(), re.M)
+    words = shlex.split(command)
+    assert words[:3] == ["dsnb", "sweep", f"params/{name}.yaml"]
+    return words[3:]
+
+
+@pytest.mark.parametrize("name", ["opt_scaling", "gpt1b3_parallelism", "bloom7b_strategies", "memory"])
+def test_the_small_version_can_run_here(name, monkeypatch):
+    monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
+    words = small_version(name)
+    pairs = dict(zip(words[::2], words[1::2], strict=True))
+    assert set(pairs) <= {"--set", "--only"}
+    settings = overrides([value for key, value in zip(words[::2], words[1::2], strict=True) if key == "--set"])
+    sweep = load_sweep(PARAMS / f"{name}.yaml", settings, pairs.get("--only"))
+    assert unsupported(sweep) == []
+    assert 4 <= len(sweep.runs) <= 12
+    assert all(run.experiment.gpus <= 2 for run in sweep.runs)
+
+
+def test_the_memory_sweep_changes_one_setting_at_a_time(monkeypatch):
+    from dsnb.settings import checks
+
+    found = [run.experiment.model_dump() for run in load_sweep(PARAMS / "memory.yaml", {"gpus": 4}).runs]
+    for own in found:
+        alike = [other for other in found if other is not own and other["model"] == own["model"]]
+        assert min(len([name for name in own if own[name] != other[name]]) for other in alike) == 1
+    assert sum(len([name for name in found[0] if found[0][name] != other[name]]) == 1 for other in found) >= 12
+    for gpus in (2, 4):
+        cards = tuple(checks.hardware.Gpu(n, "NVIDIA H200", f"GPU-{n}", 140.0, (9, 0)) for n in range(gpus))
+        monkeypatch.setattr("dsnb.system.hardware.gpus", lambda cards=cards: cards)
+        sweep = load_sweep(PARAMS / "memory.yaml")
+        assert unsupported(sweep) == []
+        assert {run.experiment.gpus for run in sweep.runs} == {gpus}

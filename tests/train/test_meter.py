@@ -1,0 +1,103 @@
+"""The meter with a clock whose times are known, and with a real one."""
+
+import time
+
+import pytest
+import torch
+
+from dsnb.files import records
+from dsnb.system import launch_clock
+from dsnb.train.meter import Meter
+
+CPU = torch.device("cpu")
+
+
+class FakeClock:
+    """Marks fall at given times; a mark has passed once `now` has come to it."""
+
+    def __init__(self, times_s):
+        self.times_s, self.count, self.now = times_s, 0, float("inf")
+
+    def mark(self):
+        self.count += 1
+        return self.count - 1
+
+    def passed(self, mark):
+        return self.times_s[mark] <= self.now
+
+    def seconds(self, first, second):
+        return self.times_s[second] - self.times_s[first]
+
+    def synchronize(self):
+        self.now = float("inf")
+
+
+def test_known_times_come_out_exactly(tmp_path):
+    # zero, warm-up begins, two steps, timed begins after a pause, two steps
+    clock = FakeClock([0.0, 1.0, 3.0, 4.0, 10.0, 10.5, 11.25])
+    meter = Meter(tmp_path / "steps.jsonl", 4, 64, CPU, launch_clock.now_s(), clock)
+    for phase in ("warmup", "timed"):
+        meter.begin(phase, lambda: None)
+        for loss in (2.0, 1.0):
+            meter.step(torch.tensor(loss), skipped=phase == "warmup")
+        meter.end()
+    meter.close()
+    rows = records.read_lines(tmp_path / "steps.jsonl")
+    assert [row["step_time_s"] for row in rows] == [2.0, 1.0, 0.5, 0.75]
+    assert [row["phase"] for row in rows] == ["warmup", "warmup", "timed", "timed"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["loss"] for row in rows] == [2.0, 1.0, 2.0, 1.0]
+    assert [row["skipped"] for row in rows] == [True, True, False, False]
+    assert rows[3]["t_s"] - rows[2]["t_s"] == pytest.approx(0.75)
+    assert "allocated_gib" not in rows[0]  # a CPU has no such figure: missing, not 0
+
+
+def test_the_first_forward_pass_of_each_step_is_timed(tmp_path):
+    # zero, timed begins, then of two steps: the first forward pass, the end
+    clock = FakeClock([0.0, 1.0, 1.25, 3.0, 3.5, 4.0])
+    meter = Meter(None, 3, 64, CPU, launch_clock.now_s(), clock)
+    meter.begin("timed", lambda: None)
+    for _ in range(2):
+        for name in ("forward", "backward", "forward", "optimizer"):
+            with meter.section(name):
+                pass
+        meter.step(torch.tensor(1.0), skipped=False)
+    meter.end()
+    assert meter.times_s("timed") == [2.0, 1.0]
+    assert meter.forwards_s("timed") == [0.25, 0.5]
+    assert (meter.times_s("warmup"), meter.forwards_s("warmup")) == ([], [])
+
+
+def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
+    clock = FakeClock([0.0, 0.0, 1.0, 2.0])
+    meter = Meter(tmp_path / "steps.jsonl", 2, 64, CPU, launch_clock.now_s(), clock)
+    meter.begin("timed", lambda: None)
+    clock.now, meter._flushed_at = 0.5, float("-inf")
+    meter.step(torch.tensor(1.0), skipped=False)
+    assert records.read_lines(tmp_path / "steps.jsonl") == []
+    clock.now, meter._flushed_at = 1.5, float("-inf")
+    meter.step(torch.tensor(1.0), skipped=False)
+    assert [row["step"] for row in records.read_lines(tmp_path / "steps.jsonl")] == [1]
+
+
+@pytest.mark.alone
+def test_a_sleeper_reports_its_sleep(tmp_path):
+    meter = Meter(tmp_path / "steps.jsonl", 10, 64, CPU, launch_clock.now_s())
+    meter.begin("timed", lambda: None)
+    for _ in range(10):
+        time.sleep(0.05)
+        meter.step(torch.tensor(1.0), skipped=False)
+    meter.end()
+    meter.close()
+    times_s = [row["step_time_s"] for row in records.read_lines(tmp_path / "steps.jsonl")]
+    assert sum(times_s) == pytest.approx(10 * 0.05, rel=0.05)
+    assert sum(times_s) == pytest.approx(meter.wall_s["timed"], rel=0.01)
+
+
+def test_the_mean_over_ranks_replaces_rank_0s_loss(tmp_path):
+    meter = Meter(tmp_path / "steps.jsonl", 1, 64, CPU, launch_clock.now_s())
+    meter.begin("timed", lambda: None)
+    meter.step(torch.tensor(3.0), skipped=False)
+    meter.end()
+    meter.close([2.5])
+    assert [row["loss"] for row in records.read_lines(tmp_path / "steps.jsonl")] == [2.5]

@@ -1,0 +1,306 @@
+"""`profile: true`: what it measures, that it disturbs nothing, and that no profiler can cost a run."""
+
+import gzip
+import itertools
+import json
+import time
+
+import einops
+import pytest
+import torch
+from torch.nn import functional as F
+
+import dsnb
+from dsnb.analysis.summary import summarize
+from dsnb.files import records
+from dsnb.launcher import run
+from dsnb.launcher.folder import clear
+from dsnb.render import plots
+from dsnb.render.tables import readable
+from dsnb.run_folder.paths import RunPaths
+from dsnb.train import flops, traces
+from dsnb.train.step_breakdown import split_step
+from dsnb.train.trainer import no_section
+
+PARTS = ("forward_s", "backward_s", "optimizer_s")
+
+
+@pytest.mark.parametrize(
+    ("intervals", "merged"),
+    [
+        ([], []),
+        ([(1, 3)], [(1, 3)]),
+        ([(5, 6), (1, 3), (2, 4)], [(1, 4), (5, 6)]),
+        ([(1, 2), (2, 3)], [(1, 3)]),
+        ([(1, 9), (2, 3), (4, 5)], [(1, 9)]),
+        ([(4, 4), (7, 6)], []),
+    ],
+)
+def test_what_overlaps_counts_once(intervals, merged):
+    for order in itertools.permutations(intervals):
+        assert traces.union(order) == merged
+    assert traces.length(intervals) == sum(end - begin for begin, end in merged)
+
+
+def test_what_lies_outside():
+    assert traces.outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
+    assert traces.outside([(0, 1), (0, 1)], []) == 1
+    assert traces.outside([], [(0, 1)]) == 0
+
+
+def event(name, begin_us, end_us, cat="kernel"):
+    return {"ph": "X", "cat": cat, "name": name, "ts": begin_us, "dur": end_us - begin_us}
+
+
+def test_communication_in_a_gpus_trace_is_that_of_its_kernels():
+    events = [
+        event("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 100, 300),
+        event("ncclDevKernel_AllGather_RING_LL(...)", 250, 500),
+        event("ampere_sgemm", 0, 150),
+        event("adam", 400, 420),
+        event("nccl:all_reduce", 0, 9000, "user_annotation"),
+        event("nccl:all_reduce", 0, 9000, "gpu_user_annotation"),
+        event("c10d::allreduce_", 0, 9000, "cpu_op"),
+        event("ProfilerStep#1", 0, 700, "user_annotation"),
+        event("ProfilerStep#1", 0, 650, "gpu_user_annotation"),
+        {"ph": "i", "name": "nccl", "ts": 3},
+    ]
+    assert traces.communication_s(events, "cuda") == (pytest.approx(400e-6), pytest.approx(330e-6))
+    assert traces.step_s(events) == pytest.approx(700e-6)
+
+
+def test_without_gpu_kernels_a_gpus_communication_is_missing():
+    assert traces.communication_s([event("nccl:all_reduce", 0, 9, "user_annotation")], "cuda") == (None, None)
+    assert traces.communication_s([], "cpu") == (None, None)
+    assert traces.step_s([]) is None
+
+
+def test_communication_on_a_cpu_is_that_of_gloo():
+    events = [
+        event("gloo:all_reduce", 0, 100, "user_annotation"),
+        event("gloo:all_reduce", 50, 150, "user_annotation"),
+        event("c10d::allreduce_", 0, 9000, "cpu_op"),
+    ]
+    assert traces.communication_s(events, "cpu") == (pytest.approx(150e-6), None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b'{"traceEvents": 1}')],
+    ids=["empty", "no gzip", "no JSON", "no events"],  # gzip writes the time: two workers would name them differently
+)
+def test_a_damaged_trace_is_an_error(tmp_path, content):
+    (tmp_path / "trace.json.gz").write_bytes(content)
+    with pytest.raises((OSError, ValueError)):
+        traces.read(tmp_path / "trace.json.gz")
+
+
+class Sleeper:
+    """Sleeps known times in each part of a step, two micro-batches a step; each step has its own length."""
+
+    def __init__(self, *lengths, parts=("forward", "backward", "optimizer")):
+        self.section, self.lengths, self.parts = no_section, iter(lengths), parts
+
+    def step(self, micro_batches):
+        length_s = next(self.lengths)
+        for _ in micro_batches:
+            for share, part in enumerate(self.parts, start=1):
+                with self.section(part):
+                    time.sleep(length_s * share)
+        time.sleep(length_s)
+        return torch.zeros(()), False
+
+
+@pytest.mark.alone
+def test_a_sleepers_parts_are_its_sleeps():
+    waits = []
+    trainer = Sleeper(0.03, 0.01, 0.02)
+    split = split_step(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
+    seconds = [split[name] for name in (*PARTS, "step_s")]
+    slept = [0.04, 0.08, 0.12, 0.26]  # of the step of middle length
+    assert all(found >= known for found, known in zip(seconds, slept, strict=True))
+    assert seconds == pytest.approx(slept, abs=0.03)  # a busy machine wakes a sleeper late
+    assert waits.count("ranks") == 3
+    assert waits.count("device") == 3 * (1 + 2 + 2 * 6)  # before a step, at its edges and at those of its parts
+    assert trainer.section is no_section
+
+
+def test_parts_that_a_trainer_does_not_mark_are_missing():
+    split = split_step(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
+    assert [split[name] for name in PARTS] == [None, None, None]
+    assert split["step_s"] > 0
+
+
+@pytest.mark.alone
+def test_a_pipelines_handover_is_told_beside_its_parts():
+    trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
+    split = split_step(trainer, lambda: [1], lambda: None, lambda: None)
+    assert split["handover_s"] == pytest.approx(0.02, abs=0.02)
+    assert "communication_s" not in split
+
+
+def patched():
+    places = (torch, torch.Tensor, F, einops)
+    return [name for place in places for name, value in vars(place).items() if "wrapFunc" in str(value)]
+
+
+class Model(torch.nn.Module):
+    """One product of (tokens, 8) and (8, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4, bias=False)
+
+    def forward(self, values):
+        return self.linear(values)
+
+
+class OneProduct:
+    def __init__(self):
+        self.section, self.module, self.seen = no_section, Model(), []
+
+    def step(self, micro_batches):
+        for batch in micro_batches:
+            with self.section("forward"):
+                self.seen.append(len(patched()))
+                self.module(torch.ones(batch.numel(), 8))
+            self.seen.append(len(patched()))
+
+
+def test_flops_are_those_of_one_forward_pass_and_torch_is_put_back(tmp_path):
+    trainer = OneProduct()
+    counted = flops.count_forward(trainer, lambda: [torch.ones(2, 3)] * 2, tmp_path / "flops.txt")
+    assert counted == (2 * 8 * 4, None)
+    first, *rest = trainer.seen
+    assert first > 30
+    assert rest == [0, 0, 0]
+    text = (tmp_path / "flops.txt").read_text()
+    assert text.startswith("One forward pass over 6 tokens, on rank 0.")
+    assert "fwd flops per GPU: " in text
+    assert "(linear): Linear(32 = 100% Params" in text
+    assert not vars(trainer.module.linear).keys() & {"__flops__", "original_extra_repr"}
+
+
+def test_a_flops_profiler_that_fails_halfway_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail():
+        raise RuntimeError("no such function")
+
+    monkeypatch.setattr(flops.profiler, "_patch_miscellaneous_operations", fail)
+    counted = flops.count_forward(OneProduct(), lambda: [torch.ones(2, 3)], tmp_path / "flops.txt")
+    assert counted == (None, "RuntimeError: no such function")
+    assert patched() == []
+    assert not (tmp_path / "flops.txt").exists()
+
+
+def test_a_strategy_without_forward_passes_has_no_flops():
+    trainer = Sleeper(0, parts=())
+    trainer.module = Model()
+    assert flops.count_forward(trainer, lambda: [], None) == (None, "the strategy marks no forward pass")
+
+
+@pytest.fixture(scope="module", params=["deepspeed", "ddp"])
+def profiled(request, small, tmp_path_factory):
+    """Train the same with and without a profile; give both folders."""
+    settings = {"gpus": 2, "strategy": request.param, "zero_stage": int(request.param == "deepspeed")}
+    folder = tmp_path_factory.mktemp("profiled") / "sweep"
+    for name in ("plain", "profiled"):
+        result = run.launch(small(profile=name == "profiled", **settings), folder / name / "run1", progress=False)
+        assert result.status == "ok", result.message()
+    return folder
+
+
+@pytest.mark.alone
+def test_the_parts_of_a_step_add_up_to_it(profiled):
+    profile = records.read_json(RunPaths(profiled / "profiled" / "run1").profile)
+    assert profile["missing"] == {}
+    assert all(profile[name] > 0 for name in PARTS)
+    parts_s = sum(profile[name] for name in PARTS)
+    assert parts_s <= profile["step_s"]
+    assert parts_s == pytest.approx(profile["step_s"], rel=0.05, abs=0.002)
+    assert 0 < profile["communication_s"] <= profile["traced_step_s"]
+    assert profile["exposed_communication_s"] is None
+    assert profile["flops_per_token_profiled"] == pytest.approx(profile["flops_per_token_formula"], rel=0.25)
+
+
+@pytest.mark.alone
+def test_the_trace_and_the_flops_can_be_read(profiled):
+    paths = RunPaths(profiled / "profiled" / "run1")
+    trace = json.loads(gzip.decompress(paths.trace.read_bytes()))
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert {"forward", "backward", "optimizer", "gloo:all_reduce"} <= names
+    assert "gloo:barrier" not in names
+    assert records.read_json(paths.profile)["trace_bytes"] == paths.trace.stat().st_size < 500_000
+    assert "GPT2Attention" in paths.flops.read_text()
+
+
+@pytest.mark.alone
+def test_what_is_timed_is_as_without_a_profile(profiled):
+    plain, paths = (RunPaths(profiled / name / "run1") for name in ("plain", "profiled"))
+    steps = [records.read_lines(one.steps) for one in (plain, paths)]
+    assert [row.keys() for row in steps[0]] == [row.keys() for row in steps[1]]
+    assert [row["loss"] for row in steps[0]] == [row["loss"] for row in steps[1]]
+    workers = [records.read_json(one.worker) for one in (plain, paths)]
+    assert workers[0].keys() == workers[1].keys()
+    profile = records.read_json(paths.profile)
+    assert workers[1]["timed_to_s"] <= workers[1]["ended_s"] <= profile["from_s"] <= profile["ended_s"]
+    result = records.read_json(paths.result)
+    assert result["phases_s"]["profile"] == pytest.approx(profile["ended_s"] - workers[1]["ended_s"])
+    assert not [path for path in (plain.profile, plain.trace, plain.flops) if path.exists()]
+
+
+@pytest.mark.alone
+def test_the_figures_reach_every_table(profiled):
+    runs = dsnb.load_runs(profiled)
+    plain, measured = (runs[runs["experiment"] == name].iloc[0] for name in ("plain", "profiled"))
+    profile = records.read_json(RunPaths(profiled / "profiled" / "run1").profile)
+    assert [measured[name] for name in (*PARTS, "communication_s")] == [
+        profile[name] for name in (*PARTS, "communication_s")
+    ]
+    assert plain[[*PARTS, "communication_s"]].isna().all()
+    headings = {"forward (ms)", "backward (ms)", "optimizer step (ms)", "communication (ms)"}
+    assert headings <= set(readable(summarize(runs)))
+    assert not headings & set(readable(summarize(runs[runs["experiment"] == "plain"])))
+
+
+@pytest.mark.alone
+def test_a_run_shows_its_profile(profiled, monkeypatch):
+    folder = profiled / "profiled" / "run1"
+    monkeypatch.chdir(profiled)
+    stored = records.read_json(RunPaths(folder).result)
+    shown = run.Result(**stored, run_dir=folder)._repr_html_()
+    assert '<a href="profiled/run1/trace.json.gz">' in shown
+    assert '<a href="profiled/run1/flops.txt">' in shown
+    assert "profile_missing" not in shown
+    assert "<img alt=" in plots.step_parts(folder)._repr_html_()
+    assert plots.step_parts(profiled / "plain" / "run1") is None
+
+
+def test_a_run_that_is_repeated_loses_its_old_profile(tmp_path):
+    paths = RunPaths(tmp_path / "run1")
+    paths.dir.mkdir()
+    for path in (paths.profile, paths.trace, paths.flops):
+        path.write_text("{}")
+    clear(paths)
+    assert not list(paths.dir.iterdir())
+
+
+@pytest.mark.parametrize("broken", ["profilers", "step", "rank", "hang"])
+def test_no_profiler_can_cost_a_run(run_small, monkeypatch, broken):
+    monkeypatch.setenv("DSNB_TEST_PROFILE", broken)
+    monkeypatch.setattr(run, "GRACE_S", 0.5)
+    result, paths = run_small(worker="tests.workers.badprofile", gpus=2, profile=True)
+    assert (result.status, result.cause) == ("ok", None), result.message()
+    assert result.summary["tokens_per_s"] > 0
+    profile = records.read_json(paths.profile)
+    assert profile["step_s"] > sum(result.summary[name] for name in PARTS) * 0.99
+    assert result.summary["communication_s"] is None
+    why = "RuntimeError: no counters on this host"
+    rest = ("trace", "communication", "flops")
+    reasons = {
+        "profilers": {"trace": why, "communication": "there is no trace", "flops": why},
+        "step": dict.fromkeys(rest, why),
+    }.get(broken, dict.fromkeys(rest, "the profile was cut off before it was measured"))
+    assert profile["missing"] == reasons
+    assert result.summary["profile_missing"] == "; ".join(f"{part}: {said}" for part, said in reasons.items())
+    told = {"rank": "", "hang": "dsnb: the profile took too long and is left unfinished"}
+    assert told.get(broken, f"dsnb: no trace in the profile: {why}") in paths.console.read_text()

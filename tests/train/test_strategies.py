@@ -1,0 +1,161 @@
+"""Every strategy trains as one process does, and does what it is named for: real ranks, losses step by step.
+
+Gradients are compared with plain gradient descent, for Adam divides out whatever a gradient is wrong by. fp32 sums
+differ in order only, by 1e-6 of a loss; 5e-6 was the largest difference seen in ten steps.
+"""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dsnb.files import records
+
+PLAIN, ADAM, BF16 = 2e-5, 1e-4, 2e-2
+SGD = "tests.workers.sgd"
+TEN = {"steps": 9, "learning_rate": 1e-3}
+OFFLOADED = {"activation_checkpointing": True, "checkpoint_every": 2, "checkpoint_offload": True}
+ACCUMULATED = {"micro_batch_size": 1, "grad_accum": 2}
+CLIP = {"gradient_clipping": 0.5}
+DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_compression": "powersgd"}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("gpt2-tiny", DDP),
+        ("opt-tiny", {**DDP, **ACCUMULATED, **CLIP, **OFFLOADED}),
+        ("bloom-tiny", {**DDP, "activation_checkpointing": True, "attention": "eager"}),
+        ("gpt2-tiny", {**FSDP, **ACCUMULATED, **CLIP}),
+        ("opt-tiny", {**FSDP, **OFFLOADED}),
+        ("bloom-tiny", FSDP),
+        ("gpt2-tiny", {"zero_stage": 0, **ACCUMULATED, **CLIP}),
+        ("opt-tiny", {"zero_stage": 1, **OFFLOADED}),
+        ("bloom-tiny", {"zero_stage": 2, **CLIP}),
+        ("gpt2-tiny", {"zero_stage": 3, **OFFLOADED, **ACCUMULATED, **CLIP}),
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_one_process(losses, model, settings):
+    same = {name: settings[name] for name in ("gradient_clipping", "attention") if name in settings}
+    curve = losses(worker=SGD, model=model, **TEN, micro_batch_size=4, **same)
+    assert len(set(curve)) == len(curve)
+    assert losses(worker=SGD, model=model, gpus=2, **{**TEN, **settings}) == pytest.approx(curve, abs=PLAIN)
+
+
+def test_the_comparison_would_notice_a_gradient_that_is_summed_instead_of_averaged(losses):
+    """As Ulysses' gradients are at ZeRO 0 to 2: twice as large on two ranks."""
+    curve = losses(worker=SGD, **TEN, micro_batch_size=4)
+    assert losses(worker="tests.workers.doubled", gpus=2, **DDP, **TEN) != pytest.approx(curve, abs=100 * PLAIN)
+
+
+@pytest.mark.parametrize("settings", [(1, "optimizer-cpu"), (2, "optimizer-cpu"), (3, "all-cpu")], ids=str)
+def test_offload_changes_no_loss(losses, settings):
+    stage, offload = settings
+    curve = losses(gpus=2, **TEN)
+    assert losses(gpus=2, **TEN, zero_stage=stage, offload=offload) == pytest.approx(curve, abs=ADAM)
+
+
+def test_adafactor_is_the_same_with_and_without_deepspeed(losses):
+    settings = {"optimizer": "adafactor", "gpus": 2, "steps": 9, "learning_rate": 1e-2}
+    curve = losses(**settings)
+    assert losses(**settings, **DDP) == pytest.approx(curve, abs=ADAM)
+    assert curve != pytest.approx(losses(**{**settings, "optimizer": "adamw"}), abs=0.01)
+
+
+def test_autocast_keeps_fp32_weights_and_stays_near(run_small):
+    curves = {}
+    for mixed, stage in (("native", 1), ("autocast", 0), ("autocast", 3)):
+        settings = {"precision": "bf16", "mixed_precision": mixed, "zero_stage": stage, "gpus": 2}
+        result, paths = run_small(**settings, **TEN)
+        result.raise_for_status()
+        curves[mixed, stage] = [row["loss"] for row in records.read_lines(paths.steps)]
+        expected = "bfloat16" if mixed == "native" else "float32"
+        assert records.read_json(paths.worker)["parameter_dtype"] == expected
+    assert curves["autocast", 0] == pytest.approx(curves["native", 1], abs=BF16)
+    assert curves["autocast", 3] == pytest.approx(curves["autocast", 0], abs=BF16)
+
+
+@pytest.mark.parametrize("settings", [DDP, {"zero_stage": 2}], ids=str)
+def test_lora_changes_adapters_alone(run_small, settings):
+    result, paths = run_small(worker="tests.workers.frozen", **TEN, **settings, lora_rank=4, precision="bf16", gpus=2)
+    result.raise_for_status()
+    found = records.read_json(paths.dir / "parameters.json")
+    assert {name for name, one in found.items() if one["changed"]} == {name for name in found if "lora_" in name}
+    assert {one["dtype"] for name, one in found.items() if "lora_" not in name} == {"torch.bfloat16"}
+    adapters = 4 * 4 * 128 * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)  # rank x blocks x (in + out of four layers), hidden 128
+    assert result.summary["trainable_parameters"] == adapters
+    assert result.summary["parameters"] > 10 * adapters
+
+
+def test_lora_trains_the_same_with_every_strategy(losses):
+    settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 9, "learning_rate": 1e-2}
+    curve = losses(**settings)
+    assert curve[-1] < curve[0] - 0.3
+    for other in (DDP, FSDP, {"zero_stage": 3, **OFFLOADED}):
+        assert losses(**settings, **other) == pytest.approx(curve, abs=BF16)
+
+
+def test_powersgd_compresses_and_converges(losses):
+    settings = {**DDP, "gpus": 2, "steps": 60, "learning_rate": 1e-3, "seq_len": 48}
+    plain, compressed = losses(**settings), losses(**settings, **POWERSGD, powersgd_rank=2)
+    assert compressed != pytest.approx(plain, abs=1e-3)
+    assert sum(compressed[-5:]) / 5 == pytest.approx(sum(plain[-5:]) / 5, abs=0.15)
+    assert compressed[-1] < compressed[0] - 2
+
+
+def test_a_compiled_model_trains_as_it_did(losses, tmp_path):
+    shape = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 1, "n_positions": 64, "vocab_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    settings = {**TEN, "model": str(tmp_path / "config.json"), "time_limit_s": 280}
+    assert losses(**settings, compile=True) == pytest.approx(losses(**settings), abs=ADAM)
+
+
+def test_fused_alibi_is_transformers_attention():
+    """With weights as large as after a training: freshly drawn ones hardly attend."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from dsnb.formulas.model_shapes import PRESETS
+    from dsnb.train import alibi
+
+    config = AutoConfig.for_model(**PRESETS["bloom-tiny"].config(), hidden_dropout=0.0, attention_dropout=0.0)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    ids = torch.randint(config.vocab_size, (2, 256))
+
+    def gradients(dtype):
+        model.to(dtype).zero_grad()
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss.item(), torch.cat([one.grad.flatten().float() for one in model.parameters()])
+
+    weights = {name: one.clone() for name, one in model.state_dict().items()}
+    (loss, exact), (_, eager) = gradients(torch.float32), gradients(torch.bfloat16)
+    model.to(torch.float32).load_state_dict(weights)
+    alibi.fuse(model)
+    (fused_loss, same), (_, fused) = gradients(torch.float32), gradients(torch.bfloat16)
+    assert fused_loss == pytest.approx(loss, abs=1e-5)
+    assert (same - exact).norm() < 2e-5 * exact.norm()
+    assert (fused - exact).norm() < (eager - exact).norm()
+
+
+def test_an_engine_that_is_not_what_was_asked_for(monkeypatch):
+    from dsnb.train import verify_engine
+
+    right = {"ZeRO stage": 2, "optimizer offloaded to": "cpu"}
+    monkeypatch.setattr(verify_engine, "wanted", lambda experiment: right)
+    monkeypatch.setattr(verify_engine, "actual", lambda engine: {**right, **engine.differing})
+    verify_engine.check(None, SimpleNamespace(differing={}))
+    with pytest.raises(RuntimeError, match="ZeRO stage 1 where 2 was asked for, optimizer offloaded to none where"):
+        verify_engine.check(None, SimpleNamespace(differing={"ZeRO stage": 1, "optimizer offloaded to": "none"}))
+
+
+def test_an_engine_that_deepspeed_changed_ends_the_run(run_small):
+    """DeepSpeed takes a configuration with a stage that is not the one of the settings without a word."""
+    result, _ = run_small(worker="tests.workers.otherstage", gpus=2, zero_stage=1)
+    assert result.status == "failed"
+    assert "RuntimeError: DeepSpeed built ZeRO stage 2 where 1 was asked for" in result.cause

@@ -1,0 +1,154 @@
+"""The training itself is right: real DeepSpeed, real ranks, losses compared step by step."""
+
+import json
+
+import pytest
+
+from dsnb.files import records
+from dsnb.formulas.model_shapes import PRESETS
+from dsnb.system import hardware
+
+TWO = {"gpus": 2, "steps": 6, "seq_len": 48}
+# fp32 sums differ in order only; bf16 keeps 8 bits, so one rounding at a loss of 6 is up to 0.016.
+FP32, BF16 = 1e-5, 1e-2
+
+
+@pytest.mark.parametrize(
+    ("model", "stages"), [("gpt2-tiny", (0, 1, 2, 3)), ("opt-tiny", (0, 3)), ("bloom-tiny", (0, 3))]
+)
+def test_zero_stages_agree_in_fp32(losses, model, stages):
+    """ZeRO 1 and 2 know no modules, only one flat row of numbers: one family shows what they do."""
+    curves = [losses(**TWO, model=model, zero_stage=stage) for stage in stages]
+    assert len(set(curves[0])) == len(curves[0])
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], abs=FP32)
+
+
+def test_zero_stages_agree_in_bf16(losses):
+    """ZeRO 0 parts from the others by 0.016 after one step if DeepSpeed's first step is left in."""
+    curves = [losses(**TWO, precision="bf16", zero_stage=stage, learning_rate=1e-3) for stage in range(4)]
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], abs=BF16)
+
+
+def test_the_first_step_of_bf16_zero_0_is_a_first_step(losses):
+    bf16 = losses(gpus=1, steps=3, precision="bf16", zero_stage=0, learning_rate=1e-3)
+    fp32 = losses(gpus=1, steps=3, precision="fp32", zero_stage=0, learning_rate=1e-3)
+    assert bf16[1] == pytest.approx(fp32[1], abs=5e-3)
+
+
+@pytest.mark.skipif(not hardware.cpu_computes_fp16(), reason="this CPU has no fp16 arithmetic")
+def test_zero_0_and_1_agree_in_fp16(run_small):
+    """As DeepSpeed has it, ZeRO 0 does not scale its loss, so it does not skip the steps that ZeRO 1 skips."""
+    steps = []
+    for stage in (0, 1):
+        _, paths = run_small(model="opt-tiny", precision="fp16", zero_stage=stage, steps=6)
+        steps.append(records.read_lines(paths.steps))
+    alike = [first["skipped"] == second["skipped"] for first, second in zip(*steps, strict=True)]
+    common = [*alike, False].index(False)  # after their loss scalers skip different steps nothing can be compared
+    assert common >= 3
+    losses = [[row["loss"] for row in curve[:common]] for curve in steps]
+    assert losses[1] == pytest.approx(losses[0], abs=2e-3)
+
+
+def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypatch):
+    """DeepSpeed counts none of them; DDP, with the same scaler, shows which they are."""
+    monkeypatch.setattr(hardware, "cpu_computes_fp16", lambda: True)  # torch does, only slowly
+    settings = {"precision": "fp16", "steps": 5, "micro_batch_size": 1}
+    ours, _ = run_small(**settings, mixed_precision="autocast")
+    theirs, _ = run_small(**settings, strategy="ddp")
+    assert ours.summary["skipped_steps"] == theirs.summary["skipped_steps"] > 0
+
+
+def test_accumulation_is_a_larger_batch(losses):
+    whole = losses(**TWO, micro_batch_size=8)
+    assert losses(**TWO, micro_batch_size=4, grad_accum=2) == pytest.approx(whole, abs=FP32)
+    assert losses(**{**TWO, "gpus": 1}, micro_batch_size=16) == pytest.approx(whole, abs=FP32)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_activation_checkpointing_changes_no_loss(losses, stage):
+    plain = losses(**TWO, zero_stage=stage)
+    assert losses(**TWO, zero_stage=stage, activation_checkpointing=True) == pytest.approx(plain, abs=FP32)
+
+
+def test_attention_changes_no_loss(losses):
+    assert losses(**TWO, attention="eager") == pytest.approx(losses(**TWO, attention="sdpa"), abs=1e-4)
+
+
+def test_step_times_are_the_timed_wall_time(run_small):
+    result, paths = run_small(steps=60, gpus=2, zero_stage=1)
+    timed = [row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"]
+    assert len(timed) == 60
+    assert sum(timed) == pytest.approx(result.summary["timed_wall_s"], rel=0.01)
+    assert result.summary["tokens_per_s"] == pytest.approx(60 * 2 * 2 * 32 / sum(timed))
+
+
+def test_a_cpu_gives_what_it_can_and_nothing_else(run_small):
+    result, paths = run_small()
+    for name in ("peak_allocated_gib", "device_memory_gib", "gpu_util_pct", "power_w", "mfu"):
+        assert result.summary[name] is None
+    assert result.summary["host_memory_gib"] > 0.1
+    assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
+    assert not paths.gpu.exists()
+
+
+def test_pretrained_weights_are_the_stored_ones(losses, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "stored"
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**PRESETS["gpt2-tiny"].config()))
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+    model.save_pretrained(folder)
+    drawn = losses(**TWO, model=str(folder))
+    stored = [losses(**TWO, model=str(folder), weights="pretrained", zero_stage=stage) for stage in (0, 3)]
+    assert stored[1] == pytest.approx(stored[0], abs=FP32)
+    assert abs(stored[0][0] - drawn[0]) > 1e-3
+
+
+def test_a_text_with_its_own_tokenizer(losses, run_small, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["the", "cat", "sat", "on", "mat", "[UNK]"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path / "tok")
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat " * 50)
+    curve = losses(data=str(text), tokenizer=str(tmp_path / "tok"), steps=20, learning_rate=3e-3)
+    assert curve[-1] < curve[0] - 2
+    text.write_text("the cat")
+    result, _ = run_small(data=str(text), tokenizer=str(tmp_path / "tok"))
+    assert result.status == "failed"
+    assert result.cause.endswith("has 2 tokens: seq_len 32 needs more text")
+
+
+def test_a_vocabulary_that_is_too_small(run_small, tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 50}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "text.txt").write_text("~" * 100)
+    result, _ = run_small(model=str(tmp_path / "config.json"), data=str(tmp_path / "text.txt"))
+    assert (result.status, result.cause.partition(": ")[2]) == (
+        "failed",
+        "ValueError: tokenizer 'bytes' gives token 126: the model's vocabulary ends at 49",
+    )
+
+
+def test_dropout_is_really_set(losses):
+    assert losses(gpus=1, dropout=0.5)[0] != losses(gpus=1)[0]
+
+
+def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small, large):
+    """ZeRO 3 never holds the whole model in one rank; ZeRO 0, which must, shows that the test would notice."""
+    model, parameters = large
+    whole = 2 * parameters
+    grown = {}
+    for stage, gpus in ((0, 1), (3, 4)):
+        settings = {"model": model, "precision": "bf16", "gpus": gpus, "zero_stage": stage}
+        _, paths = run_small(worker="tests.workers.builder", **settings)
+        ranks = [records.read_json(paths.dir / f"rank{rank}.json") for rank in range(gpus)]
+        assert not any(rank["not_finite"] for rank in ranks)
+        grown[stage] = max(rank["grown_bytes"] for rank in ranks)
+    assert grown[3] < 0.6 * whole < whole <= 1.05 * grown[0]
