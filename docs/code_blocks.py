@@ -1,7 +1,8 @@
 """The code blocks of the README and the documentation: found, run, and their output blocks compared or written anew.
 
-A block is run unless `<!-- not run: REASON -->` stands on the line before it; a `text` block after `<!-- output -->` is what
-the block before it printed. The shell blocks of a page run first, line by line, then its Python blocks as one program.
+A block is run unless `<!-- not run: REASON -->` stands on the line before it; a `text` block after `<!-- output -->` is
+what the block before it printed. The shell blocks of a page run first, line by line, then its Python blocks as one
+program.
 
 `python docs/code_blocks.py` writes the output blocks of all pages anew.
 """
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 NOT_RUN = "not run: "
 OUTPUT = "output"
 END_OF_BLOCK = "\x1e"
@@ -74,7 +77,7 @@ class Home:
     done: dict[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        """Return an environment in which `dsnb` and `papermill` are those of this interpreter, and dsnb this checkout."""
+        """Return an environment with the commands of this interpreter, in which dsnb is this checkout."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 

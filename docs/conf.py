@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`. Nothing is fetched, and nothing is executed but the code that is described."""
+"""How Sphinx builds the site: `make docs`. Nothing is fetched, and no notebook is executed."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ import reference_tables  # noqa: E402
 
 from dsnb.version import __version__  # noqa: E402
 
-project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"  # noqa: A001
+project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 html_theme = "pydata_sphinx_theme"

@@ -21,6 +21,8 @@ from dsnb.runs.labels import METRICS
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import Training
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+
 
 class MissingMeaning(Exception):
     """Something in the reference that nobody has described."""
@@ -90,8 +92,13 @@ def run_meaning(name: str) -> str:
 def run_columns() -> str:
     """Return the columns of `load_runs` that are no settings, with unit, meaning and formula."""
     names = [name for name in RUN_COLUMNS if name not in Experiment.model_fields or name == "device"]
-    rows = [[f"`{name}`", meanings.unit(name), run_meaning(name), meanings.FORMULAS.get(name, "")] for name in names]
+    rows = [[f"`{name}`", meanings.unit(name), run_meaning(name), formula(name)] for name in names]
     return table(["column", "unit", "meaning", "formula"], rows)
+
+
+def formula(name: str) -> str:
+    """Return how a column of runs is derived; empty for a measured one."""
+    return meanings.FORMULAS.get(name, "").replace(" x ", f" {TIMES} ")
 
 
 def columns(names: Iterable[str], about: dict[str, str]) -> str:
@@ -120,7 +127,9 @@ def summary_columns() -> str:
 def files(paths: type[RunPaths] | type[SweepPaths]) -> dict[str, str]:
     """Return the files that a class of paths names, each with its meaning."""
     example = paths(Path())
-    names = [name for base in reversed(paths.__mro__) for name, item in vars(base).items() if isinstance(item, property)]
+    names = [
+        name for base in reversed(paths.__mro__) for name, item in vars(base).items() if isinstance(item, property)
+    ]
     found = {}
     for name in dict.fromkeys(names):
         value = getattr(example, name)

@@ -81,7 +81,7 @@ RUNS = {
     "wall_s": "Launch to the end of the last process.",
     "notebook_s": "Execution of the run's notebook, its kernel's start included.",
     "host": "Name of the machine, of the first one where there are several.",
-    "gpu_name": "Model of the GPU.",
+    "gpu": "Model of the GPU.",
     "cpu": "Model of the CPU.",
     "cores": "CPU cores that the run could use.",
     "driver": "Version of the NVIDIA driver.",
@@ -96,7 +96,7 @@ RUNS = {
     "git_commit": "Commit of the dsnb checkout; `-dirty` where files differ from it.",
     "date_utc": "Date and time of the launch, UTC.",
     "note": "What is unusual about this run, such as skipped or slow steps.",
-    "provenance": "Which figures of a log or table are as logged (or published) and which are derived.",
+    "origins": "Which figures of a log or table are as logged (or published) and which are derived.",
     "run_dir": "Folder of the run, or path of the log.",
 }
 """Columns of `load_runs` that `dsnb.runs.labels` does not describe; settings are described where they are defined."""
@@ -116,23 +116,23 @@ TITLED = {
 """Figures that `dsnb.runs.labels` names without describing them, since the title is enough there."""
 
 FORMULAS = {
-    "tokens_per_s": "tokens per step × timed steps / sum of the timed step times",
-    "trained_tokens_per_s": "tokens_per_s × (1 - skipped_steps / timed_steps)",
+    "tokens_per_s": "tokens per step x timed steps / sum of the timed step times",
+    "trained_tokens_per_s": "tokens_per_s x (1 - skipped_steps / timed_steps)",
     "tokens_per_s_per_gpu": "tokens_per_s / gpus",
     "samples_per_s": "tokens_per_s / seq_len",
-    "global_batch_size": "micro_batch_size × grad_accum × data_parallel",
-    "data_parallel": "gpus / (tensor_parallel × pipeline_parallel)",
-    "tflops_per_gpu": "(6 × parameters + 12 × layers × hidden × seq_len) × tokens_per_s_per_gpu / 10¹²",
-    "hardware_tflops_per_gpu": "(FLOPs per token of the model + those recomputed) × tokens_per_s_per_gpu / 10¹²",
+    "global_batch_size": "micro_batch_size x grad_accum x data_parallel",
+    "data_parallel": "gpus / (tensor_parallel x pipeline_parallel)",
+    "tflops_per_gpu": "(6 x parameters + 12 x layers x hidden x seq_len) x tokens_per_s_per_gpu / 1e12",
+    "hardware_tflops_per_gpu": "(FLOPs per token of the model + those recomputed) x tokens_per_s_per_gpu / 1e12",
     "mfu": "tflops_per_gpu / dense peak in the vendor's data sheet",
     "mfu_of_matmul": "tflops_per_gpu / measured rate of a large matrix product",
-    "masked_flops_pct": "100 × 6 × layers × hidden × seq_len / FLOPs per token",
-    "days_per_100b_tokens": "10¹¹ / tokens_per_s / 86 400",
+    "masked_flops_pct": "100 x 6 x layers x hidden x seq_len / FLOPs per token",
+    "days_per_100b_tokens": "1e11 / tokens_per_s / 86,400",
     "needed_gib": "oom_allocated_gib + oom_requested_gib",
     "power_w": "energy_j / timed_wall_s / gpus",
     "tokens_per_joule": "tokens_per_s_per_gpu / power_w",
-    "gpu_hours": "wall_s / 3600 × gpus",
-    "cost": "gpu_hours × price_per_gpu_hour",
+    "gpu_hours": "wall_s / 3600 x gpus",
+    "cost": "gpu_hours x price_per_gpu_hour",
 }
 """How a column of runs is derived from others; the functions and their sources are in `dsnb.formulas.metrics`."""
 
@@ -167,7 +167,7 @@ GPU_SAMPLES = {
 
 SUMMARY = {
     "n": "Runs that are `ok`; medians and spreads are over these.",
-    "n_failed": "All other runs.",
+    "not_ok": "All other runs.",
     "<metric>_median": "Median over the `ok` runs; missing where nothing was measured.",
     "<metric>_std": "Sample standard deviation over the `ok` runs (n - 1); missing for a single run.",
 }

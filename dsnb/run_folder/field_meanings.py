@@ -31,6 +31,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "ended_s": "End of the last step, since the launch.",
         "first_bad_step": "First step whose loss was not a finite number.",
         "weights_moved": "False if the steps did not change the weights beyond weight decay.",
+        "gpu_name": "Model of the GPU.",
         "attention": "Attention implementation that the model really used.",
         "phases_s": "Wall time by phase, as rank 0 measured it.",
         "versions": "Versions that only torch knows: CUDA, NCCL.",
@@ -73,7 +74,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "calls": "All-reduces that were timed.",
         "time_us": "Mean time of one all-reduce on the slowest rank.",
         "algbw_gb_per_s": "Bytes of the message over its time.",
-        "busbw_gb_per_s": "algbw × 2(n - 1)/n, as nccl-tests defines it.",
+        "busbw_gb_per_s": "algbw x 2(n - 1)/n, as nccl-tests defines it.",
         "errors": "Elements with a wrong sum.",
     },
 }
