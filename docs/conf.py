@@ -20,6 +20,7 @@ from dsnb.version import __version__  # noqa: E402
 project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+WIDE = ["reference/settings", "reference/columns", "reference/run_folder", "reference/command_line", "TRAPS"]
 html_theme = "pydata_sphinx_theme"
 html_title = "dsnb"
 html_static_path = ["_static"]
@@ -28,13 +29,15 @@ html_extra_path = ["_build/extra"]
 html_theme_options = {
     "navigation_depth": 2,
     "show_prev_next": True,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {"**": ["page-toc"], **{page: [] for page in WIDE}},
     "footer_start": ["copyright"],
     "footer_end": [],
 }
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the example's notebooks hold their outputs already
+default_role = "code"  # what stands in single backticks in docstrings
+toc_object_entries_show_parents = "hide"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_typehints = "none"  # signatures say them
