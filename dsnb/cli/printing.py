@@ -27,7 +27,7 @@ class Format(StrEnum):
     json = "json"
 
 
-def show_summary(runs: Any, format_: Format) -> None:
+def print_summary(runs: Any, format_: Format) -> None:
     """Print the aggregated table."""
     from dsnb.analysis.summary import summarize
     from dsnb.render.tables import readable
@@ -36,7 +36,7 @@ def show_summary(runs: Any, format_: Format) -> None:
     show(table, readable(table), format_)
 
 
-def show_groups(runs: Any, format_: Format) -> None:
+def print_groups(runs: Any, format_: Format) -> None:
     """Print how groups of nodes compare, and in words who is slow."""
     from dsnb.render.node_report import compared
 

@@ -51,7 +51,7 @@ def measure_bandwidth(
         raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs two ranks at least; give 2 or more")
     if most_bytes is not None and not LEAST_BYTES <= most_bytes <= LARGEST_BYTES:
         raise SettingsError(f"most_bytes is {most_bytes}: give a number from {LEAST_BYTES} to {LARGEST_BYTES}")
-    home = paths.named_well(Path(folder or paths.outputs_root()), "--output")
+    home = paths.require_plain_name(Path(folder or paths.outputs_root()), "--output")
     run = RunPaths(next_run(SweepPaths(home), BANDWIDTH))
     try:
         records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})

@@ -176,7 +176,7 @@ class SweepPaths(_JobPaths):
         return RunPaths(self.dir / experiment / f"run{repeat}")
 
 
-def named_well(path: Path, option: str) -> Path:
+def require_plain_name(path: Path, option: str) -> Path:
     """Return a path to write to, if its name is one that scripts, notebooks and tables can hold.
 
     Raises

@@ -10,7 +10,7 @@ from typing import TextIO
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.sweep.params import Run
-from dsnb.sweep.schedule import Job, Maker
+from dsnb.sweep.schedule import Executor, Job
 
 ATTEMPTS = 100
 
@@ -85,15 +85,15 @@ def _hold(sweep: SweepPaths, file: TextIO) -> None:
         ) from None
 
 
-class Guarded:
-    """Makes jobs as another maker does, as long as the sweep's folder is its own."""
+class GuardedExecutor:
+    """Makes jobs as another executor does, as long as the sweep's folder is its own."""
 
-    def __init__(self, maker: Maker, lock: Lock) -> None:
-        self._maker, self._lock = maker, lock
+    def __init__(self, executor: Executor, lock: Lock) -> None:
+        self._executor, self._lock = executor, lock
 
     def lane(self, run: Run) -> str:
         """Return the lane of a run."""
-        return self._maker.lane(run)
+        return self._executor.lane(run)
 
     def start(self, run: Run) -> Job | None:
         """Start a run.
@@ -104,8 +104,8 @@ class Guarded:
             If the folder is another's.
         """
         self._lock.check()
-        return self._maker.start(run)
+        return self._executor.start(run)
 
     def cancel(self, jobs: Collection[Job]) -> None:
         """Tell all jobs to end."""
-        self._maker.cancel(jobs)
+        self._executor.cancel(jobs)

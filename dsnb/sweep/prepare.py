@@ -86,7 +86,7 @@ def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
 
 def _home(folder: str | Path) -> Path:
     try:
-        return paths.named_well(Path(folder).expanduser().absolute(), "--cache")
+        return paths.require_plain_name(Path(folder).expanduser().absolute(), "--cache")
     except RuntimeError as error:  # no such user
         raise SettingsError(f"--cache is {str(folder)!r}: {error}; give a folder") from error
 
