@@ -126,7 +126,7 @@ def main() -> None:
     warnings.showwarning = lambda message, category, *_: say(
         f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
     )
-    signals.take_over()
+    signals.install_handlers()
     try:
         app()
     except KeyboardInterrupt:

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.files import records
-from dsnb.launcher.folder import clear, prepare
-from dsnb.launcher.outcome import broken_off
+from dsnb.launcher.folder import prepare, remove_leftovers
+from dsnb.launcher.outcome import exception_status
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import SUPERVISION, Experiment
 from dsnb.system import launch_clock
 
-MOST = 2**16
+MAX_MICRO_BATCH_SIZE = 2**16
 WARMUP_STEPS, STEPS = 1, 2
 """The first step makes the optimizer's states, so memory is at its peak in the second."""
 FITS = {"ok": True, "nan": True, "untrained": True, "oom": False}
-LENGTH = {"warmup_steps", "steps", "grad_accum", "profile"}
+LENGTH_SETTINGS = {"warmup_steps", "steps", "grad_accum", "profile"}
 """Settings in which a whole run differs from its probe."""
 
 
-def largest(fits: Callable[[int], bool], most: int = MOST) -> int:
-    """Give the largest number from 1 to `most` that fits, 0 if none does.
+def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_SIZE) -> int:
+    """Return the largest number from 1 to `most` that fits, 0 if none does.
 
     Parameters
     ----------
@@ -47,11 +47,11 @@ def largest(fits: Callable[[int], bool], most: int = MOST) -> int:
     return low
 
 
-Once = Callable[[Experiment, RunPaths, Experiment], Result]
+RunOnce = Callable[[Experiment, RunPaths, Experiment], Result]
 """Makes one run: the settings, its folder, and the settings that were asked for."""
 
 
-def launch(experiment: Experiment, run: RunPaths, once: Once) -> Result:
+def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce) -> Result:
     """Find the largest micro-batch that fits, and make the run with it.
 
     A probe of a few steps may fit where the whole run does not, for memory is fragmented as it goes on: then that run
@@ -65,57 +65,57 @@ def launch(experiment: Experiment, run: RunPaths, once: Once) -> Result:
     began = launch_clock.now_s()
     prepare(run, experiment)  # a row, whatever happens to the probes
     try:
-        found, cause = _search(experiment, run, once)
+        found, cause = _search(experiment, run, run_once)
     except BaseException as error:
-        _end(run, began, *broken_off(error))
+        _write_result(run, began, *exception_status(error))
         raise
     if cause:
-        return _end(run, began, "failed", cause)
+        return _write_result(run, began, "failed", cause)
     while found:
         settings = experiment.model_copy(update={"micro_batch_size": found})
-        result = once(settings, run, experiment)
+        result = run_once(settings, run, experiment)
         if result.status != "oom":
             return result
-        set_aside(run, RunPaths(probe_dir(run, found)))
+        replace_probe(run, RunPaths(probe_dir(run, found)))
         found -= 1
     prepare(run, experiment)
-    return _end(run, began, "oom", "not even micro_batch_size 1 fits")
+    return _write_result(run, began, "oom", "not even micro_batch_size 1 fits")
 
 
-def _search(experiment: Experiment, run: RunPaths, once: Once) -> tuple[int, str | None]:
-    """Give the largest micro-batch that fits, or why the search ended before."""
+def _search(experiment: Experiment, run: RunPaths, run_once: RunOnce) -> tuple[int, str | None]:
+    """Return the largest micro-batch that fits, or why the search ended before."""
     odd: list[str] = []
 
     def fits(micro_batch_size: int) -> bool:
-        probe, folder = probe_of(experiment, micro_batch_size), probe_dir(run, micro_batch_size)
-        status, cause = _recorded(probe, RunPaths(folder))
+        probe, folder = probe_settings(experiment, micro_batch_size), probe_dir(run, micro_batch_size)
+        status, cause = _recorded_status(probe, RunPaths(folder))
         if status not in FITS and not odd:
-            result = once(probe, RunPaths(folder), probe)
+            result = run_once(probe, RunPaths(folder), probe)
             status, cause = result.status, result.cause
         if status not in FITS:
             odd.append(f"the probe of micro_batch_size {micro_batch_size} is {status}: {cause}")
         return FITS.get(status, False)
 
-    return largest(fits), odd[0] if odd else None
+    return largest_that_fits(fits), odd[0] if odd else None
 
 
-def _end(run: RunPaths, began: float, status: str, cause: str) -> Result:
+def _write_result(run: RunPaths, began: float, status: str, cause: str) -> Result:
     result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
     result.write()
     return result
 
 
-def set_aside(run: RunPaths, probe: RunPaths) -> None:
+def replace_probe(run: RunPaths, probe: RunPaths) -> None:
     """Let a run that ran out of memory take the place of its probe; the notebook, which goes on, stays."""
     probe.dir.mkdir(parents=True, exist_ok=True)
-    clear(probe)
+    remove_leftovers(probe)
     for path in run.dir.iterdir():
         if path != run.notebook:
             os.replace(path, probe.dir / path.name)
 
 
-def probe_of(experiment: Experiment, micro_batch_size: int) -> Experiment:
-    """Give the settings of a probe: as few steps and micro-batches as reach the same peak of memory."""
+def probe_settings(experiment: Experiment, micro_batch_size: int) -> Experiment:
+    """Return the settings of a probe: as few steps and micro-batches as reach the same peak of memory."""
     in_flight = max(2, experiment.pipeline_parallel)
     changes: dict[str, Any] = {"micro_batch_size": micro_batch_size, "warmup_steps": WARMUP_STEPS, "steps": STEPS}
     changes |= {"grad_accum": min(experiment.grad_accum, in_flight), "profile": False}
@@ -123,20 +123,20 @@ def probe_of(experiment: Experiment, micro_batch_size: int) -> Experiment:
 
 
 def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
-    """Give a probe's folder: its experiment is a neighbour of the run's, and serves every repeat."""
+    """Return a probe's folder: its experiment is a neighbour of the run's, and serves every repeat."""
     experiment = run.dir.parent
     return experiment.with_name(f"{experiment.name}{PROBE}{micro_batch_size}") / "run1"
 
 
-def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
-    """Give how a probe with these very settings ended, if it was made before; one that tells nothing makes way.
+def _recorded_status(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
+    """Return how a probe with these very settings ended, if it was made before; one that tells nothing makes way.
 
     A whole run that was set aside tells that its micro-batch does not fit.
     """
     known = {**finished.DEFAULTS, **(record_schema.read(folder.experiment) or {})}
     result = record_schema.read(folder.result) or {}
     free = {*SUPERVISION, *(["device"] if probe.device == "auto" else [])}  # which one it is, the hosts said
-    free |= LENGTH if result.get("status") == "oom" and known.get("asked") else set()
+    free |= LENGTH_SETTINGS if result.get("status") == "oom" and known.get("asked") else set()
     other = any(known.get(name) != value for name, value in probe.model_dump().items() if name not in free)
     if told := finished.trouble(folder) if result.get("status") in FITS and not other else None:
         records.warn(f"{folder.dir}: {told}; the probe is made again")

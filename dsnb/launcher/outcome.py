@@ -23,21 +23,21 @@ PHASES = {
 """The phases of a rank's work as sentences name them."""
 
 
-def broken_off(error: BaseException) -> tuple[str, str]:
-    """Give the status and cause of a run that an exception ended on this side."""
+def exception_status(error: BaseException) -> tuple[str, str]:
+    """Return the status and cause of a run that an exception ended on this side."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "stopped by the user"
     return "failed", str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
 
 
-def judge(
+def run_status(
     experiment: Experiment,
     paths: RunPaths,
     exit_codes: dict[int, int],
     host_oom_kills: int,
     where: Callable[[int], str] = lambda rank: "",
 ) -> tuple[str, str | None]:
-    """Give the status and cause of a run whose ranks ended by themselves.
+    """Return the status and cause of a run whose ranks ended by themselves.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsnb.files import records
-from dsnb.launcher.folder import Place
+from dsnb.launcher.folder import FolderGuard
 from dsnb.launcher.hosts import remote
 from dsnb.launcher.run import Watch
 from dsnb.run_folder.paths import RunPaths
@@ -59,7 +59,7 @@ def watch(tmp_path, small, monkeypatch):
     monkeypatch.setattr("dsnb.launcher.run.POLL_S", 0.0)
 
     def until_end(happens, **limits):
-        with Place(tmp_path) as place:
+        with FolderGuard(tmp_path) as place:
             run = RunPaths(tmp_path)
             return Watch(small(**limits), run, Ranks(happens), place, Stopwatch()).until_end(progress=False)
 
