@@ -95,7 +95,7 @@ def test_three_silent_ranks_are_a_failure(run_small):
 @BOTH
 def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, launcher, monkeypatch):
     monkeypatch.setenv("DSNB_TEST_KILL_RANK", "1")
-    monkeypatch.setattr(run, "GRACE_S", 1.0)
+    monkeypatch.setattr(run, "GRACE_PERIOD_S", 1.0)
     result, paths = run_small(worker="tests.workers.hanger", gpus=2, launcher=launcher)
     who = "rank 1" if launcher == "fork" else "a rank"
     assert (result.status, result.cause) == ("failed", f"{who} was killed by signal 9 (SIGKILL)")

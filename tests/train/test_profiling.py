@@ -287,7 +287,7 @@ def test_a_run_that_is_repeated_loses_its_old_profile(tmp_path):
 @pytest.mark.parametrize("broken", ["profilers", "step", "rank", "hang"])
 def test_no_profiler_can_cost_a_run(run_small, monkeypatch, broken):
     monkeypatch.setenv("DSNB_TEST_PROFILE", broken)
-    monkeypatch.setattr(run, "GRACE_S", 0.5)
+    monkeypatch.setattr(run, "GRACE_PERIOD_S", 0.5)
     result, paths = run_small(worker="tests.workers.badprofile", gpus=2, profile=True)
     assert (result.status, result.cause) == ("ok", None), result.message()
     assert result.summary["tokens_per_s"] > 0
