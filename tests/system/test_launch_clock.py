@@ -46,7 +46,7 @@ class Ranks:
         self.happens(self)
         return self.over
 
-    def trouble(self):
+    def external_failure(self):
         return None
 
     def exit_codes(self):
@@ -55,7 +55,7 @@ class Ranks:
 
 @pytest.fixture
 def watch(tmp_path, small, monkeypatch):
-    """Supervisor ranks for which no time passes but what a test says."""
+    """Supervise ranks for which no time passes but what a test says."""
     monkeypatch.setattr("dsnb.launcher.run.POLL_S", 0.0)
 
     def until_end(happens, **limits):
