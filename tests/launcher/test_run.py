@@ -74,7 +74,7 @@ def test_three_silent_ranks_are_a_failure(run_small):
     result, paths = run_small(worker="tests.workers.silent", gpus=3)
     assert (result.status, result.cause) == (
         "failed",
-        "the ranks ended after 0 of 4 timed steps without saying why",
+        "the ranks ended after 0 of 4 timed steps without an error message",
     )
     assert result.summary["tokens_per_s"] is None
     assert json.loads(paths.result.read_text())["summary"]["tokens_per_s"] is None
