@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from dsnb.analysis.tradeoffs import beyond_noise, effects, front
+from dsnb.analysis.tradeoffs import beyond_noise, effects, pareto_front
 from dsnb.render import answer
 from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
 from dsnb.runs import labels
@@ -36,10 +36,10 @@ RUNS = table(
 def test_the_front_is_what_nothing_else_beats():
     speed = pd.Series({"slow": 1.0, "light": 2.0, "good": 5.0, "heavy": 5.0, "fast": 6.0, "unknown": float("nan")})
     memory = pd.Series({"slow": 3.0, "light": 1.0, "good": 2.0, "heavy": 4.0, "fast": 5.0, "unknown": 0.0})
-    assert front(memory, speed, "lower", "higher") == ["light", "good", "fast"]
-    assert front(memory, speed, "lower", "lower") == ["light", "slow"]
-    assert front(speed, memory, "higher", "lower") == ["fast", "good", "light"]
-    assert front(speed.head(0), memory.head(0), "lower", "higher") == []
+    assert pareto_front(memory, speed, "lower", "higher") == ["light", "good", "fast"]
+    assert pareto_front(memory, speed, "lower", "lower") == ["light", "slow"]
+    assert pareto_front(speed, memory, "higher", "lower") == ["fast", "good", "light"]
+    assert pareto_front(speed.head(0), memory.head(0), "lower", "higher") == []
 
 
 def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
