@@ -92,7 +92,7 @@ def test_no_published_step_counts_as_hanging(name, table):
     for told, rate in zip(published(table), rates, strict=True):
         for one in experiments(name).values():
             if agree(one, told) and rate == rate:
-                assert 2 * one.tokens_per_step / rate < one.hang_limit_s, one.name
+                assert 2 * one.tokens_per_step / rate < one.step_timeout_s, one.name
 
 
 def small_version(name):

@@ -50,6 +50,7 @@ def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, l
     found = {
         name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in (EXPERIMENT, MACHINE, RESULT)
     }
+    found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
     problems: dict[int, str] = {}
     columns = _columns(found)
     if not _is_sound(columns, found):  # seldom
