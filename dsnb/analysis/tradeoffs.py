@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from dsnb.analysis.noise import beyond_noise
 from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -57,7 +58,7 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     pandas.DataFrame
         One row per other experiment, ordered by axis and value: `axis`, `before`, `after` (the setting's values),
         `experiment`, `n`, `n_failed`, and for each metric `<metric>_change` (0.1 is 10 % more than the base; NaN where
-        either was not measured) and `<metric>_beyond_noise` (see `beyond_noise`; missing where it cannot be known).
+        either was not measured) and `<metric>_beyond_noise` (see `dsnb.analysis.noise`; None if unknown).
     """
     summary = summarize(runs)
     runs = qualify_experiments(rename_old_columns(runs))
@@ -84,15 +85,3 @@ def _comparison(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dic
         spreads = own[f"{metric}_std"], other[f"{metric}_std"]
         result[f"{metric}_beyond_noise"] = beyond_noise(before, after, *spreads)
     return result
-
-
-def beyond_noise(before: float, after: float, before_std: float, after_std: float) -> bool | None:
-    """Say whether two medians differ by more than the noise between repeats; None where that cannot be known.
-
-    They do where `median ± standard deviation` of one does not reach that of the other. With three repeats of each,
-    two settings that are in truth equal are called different in one case of ten (simulated with normal noise: 10.5 %;
-    with two repeats 21.5 %, with five 2.6 %), so look at several differences before believing a small one.
-    """
-    if any(value != value for value in (before, after, before_std, after_std)):
-        return None
-    return bool(abs(after - before) > before_std + after_std)

@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from dsnb.analysis.tradeoffs import beyond_noise, effects, pareto_front
+from dsnb.analysis.noise import beyond_noise
+from dsnb.analysis.tradeoffs import effects, pareto_front
 from dsnb.render import answer
 from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
 from dsnb.runs import labels
@@ -65,6 +66,17 @@ def test_noise_is_what_repeats_differ_by():
     assert beyond_noise(100, 109, 4, 5) is False
     assert beyond_noise(100, 91, 4, 5) is False
     assert beyond_noise(100, 200, float("nan"), 5) is None
+
+
+def test_one_run_alone_says_nothing_about_noise_in_any_view():
+    twins = table(("a", 1, 0, "bf16", 100, 7), ("b", 1, 1, "bf16", 100, 7), ("b", 2, 1, "bf16", 98, 7))
+    assert (
+        effects(twins, "a", ["zero_stage"], ["tokens_per_s_per_gpu"]).loc[0, "tokens_per_s_per_gpu_beyond_noise"]
+        is None
+    )
+    text = answer.answer(twins).text
+    assert "(noise unknown)" in text
+    assert "as fast" not in text
 
 
 def test_the_answer_says_what_each_axis_is_worth():
