@@ -314,10 +314,10 @@ def test_in_what_the_nodes_differ(tmp_path):
         environment = record["nodes"][0]["environment"]
         environment["memory_gib"] = 2000 + number / 50
         if number == 4:
-            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200"}] * 7}
+            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * 7}
         records.write_json(path, {**record, "differences": ["clocks: 2 s apart", "driver: told already"]})
     assert nodes.differences(dsnb.load_runs(tmp_path)) == [
-        f"gpus: 8 x NVIDIA H200 on 5 nodes, 7 x NVIDIA H200 on {HOSTS[4]}",
+        f"gpus: 8 x NVIDIA H200 140 GiB on 5 nodes, 7 x NVIDIA H200 140 GiB on {HOSTS[4]}",
         f"driver: 570.1 on 5 nodes, 535.1 on {HOSTS[4]}",
         "clocks: 2 s apart",
     ]
