@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import axes, summarize, told_apart
+from dsnb.analysis.summary import axes, qualify_experiments, summarize
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -51,7 +51,7 @@ class Data:
     constant
         The settings that are the same for all runs.
     figures
-        Columns of `columns.METRICS` that were measured anywhere, in the units of `columns`, to 5 digits: the very
+        Columns of `labels.METRIC_LABELS` that were measured anywhere, in the units of `columns`, to 5 digits: the very
         numbers that the page holds, so that both select the same runs.
     """
 
@@ -80,7 +80,7 @@ def read(runs: pd.DataFrame) -> Data:
         raise SettingsError(f"explore needs the table that load_runs gives; it has no column {', '.join(missing)}")
     runs = rename_old_columns(runs)
     known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
-    named = [labels.text(name) for name in told_apart(known)["experiment"]]
+    named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
     choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
@@ -89,7 +89,7 @@ def read(runs: pd.DataFrame) -> Data:
 
 def medians(data: Data) -> pd.DataFrame:
     """Summarize the runs from their figures, in the units that `summarize` has."""
-    raw = {name: data.figures[name].to_numpy() / labels.METRICS[name].factor for name in data.figures}
+    raw = {name: data.figures[name].to_numpy() / labels.METRIC_LABELS[name].factor for name in data.figures}
     status = data.runs["status"].map(labels.text).to_numpy()
     return summarize(pd.DataFrame({"experiment": data.experiments, "sweep": "", "status": status, **raw}))
 
@@ -121,7 +121,7 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
     """
     ok = (runs["status"] == "ok").to_numpy()
     found = {}
-    for name, metric in labels.METRICS.items():
+    for name, metric in labels.METRIC_LABELS.items():
         if name in runs:
             values = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype=float, na_value=math.nan) * metric.factor
             values[~ok | ~np.isfinite(values)] = math.nan

@@ -53,7 +53,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "runs": len(data.runs),
         "axes": [_axis(data, name) for name in data.choices],
         "experimentAxes": data.axes,
-        "figures": [_figure(name, labels.METRICS[name], data.figures[name]) for name in data.figures]
+        "figures": [_figure(name, labels.METRIC_LABELS[name], data.figures[name]) for name in data.figures]
         + ([_figure("days", DAYS, None)] if "tokens_per_s" in data.figures else []),
         "memory": next((name for name in labels.MEMORY if name in data.figures), None),
         "experiments": {

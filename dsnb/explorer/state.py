@@ -26,7 +26,7 @@ FAR = 1e300
 
 def metric(name: str) -> Metric:
     """Give a figure's words; `days` is the one that is derived from the state."""
-    return DAYS if name == "days" else labels.METRICS[name]
+    return DAYS if name == "days" else labels.METRIC_LABELS[name]
 
 
 def options(data: Data) -> dict[str, list[Any]]:

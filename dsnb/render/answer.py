@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis.noise import beyond_noise
 from dsnb.analysis.summary import axes, summarize
 from dsnb.analysis.tradeoffs import effects
 from dsnb.render.tables import Html
@@ -93,11 +94,13 @@ def _fastest(summary: pd.DataFrame, speed: pd.Series) -> str:
 
 
 def _as_fast(summary: pd.DataFrame, speed: pd.Series) -> list[str]:
-    """Name the settings whose spread overlaps that of the fastest: repeats cannot tell them apart."""
-    spread = summary[f"{RATE}_std"].fillna(0.0)
-    fastest = speed.idxmax()
-    reached = speed + spread.loc[speed.index] >= speed[fastest] - spread[fastest]
-    others = [name for name in speed.index[reached] if name != fastest]
+    """Name the settings whose difference from the fastest is within noise; where noise is unknown, none."""
+    spread, fastest = summary[f"{RATE}_std"], speed.idxmax()
+    others = [
+        name
+        for name in speed.index
+        if name != fastest and beyond_noise(speed[fastest], speed[name], spread[fastest], spread[name]) is False
+    ]
     if not others:
         return []
     more = f" and {len(others) - MOST} more" if len(others) > MOST else ""

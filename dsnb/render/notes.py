@@ -7,16 +7,16 @@ import pandas as pd
 from dsnb.analysis.summary import summarize
 from dsnb.render import tables
 from dsnb.render.tables import Html
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 
 
 def meanings(runs: pd.DataFrame) -> Html:
     """Return what a reader must know of each figure of the summary table, as a list of definitions."""
     summary = summarize(runs)
     shown = tables.readable(summary)
-    told = {words.heading: words.about for words in METRICS.values() if words.about and words.heading in shown}
+    told = {words.heading: words.about for words in METRIC_LABELS.values() if words.about and words.heading in shown}
     if summary["tflops_per_gpu_median"].notna().any() and (masked := _masked(runs)):
-        told[METRICS["tflops_per_gpu"].heading] += f" It makes {masked} of the figures here."
+        told[METRIC_LABELS["tflops_per_gpu"].heading] += f" It makes {masked} of the figures here."
     items = "".join(f"<dt>{html.escape(title)}</dt><dd>{html.escape(about)}</dd>" for title, about in told.items())
     return Html(f"<dl>{items}</dl>" if items else "")
 

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter
 
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.labels import MEMORY, METRICS, PRECISION_COLOURS
+from dsnb.runs.labels import MEMORY, METRIC_LABELS, PRECISION_COLOURS
 from dsnb.runs.load import load_steps
 
 STYLE = {
@@ -95,7 +95,7 @@ def overview(runs: pd.DataFrame) -> Picture:
 
 def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     """Draw one metric of ok runs against the ZeRO stage: medians as bars, the range as a line, every run as a dot."""
-    words = METRICS[metric]
+    words = METRIC_LABELS[metric]
     axis.set(xlabel="ZeRO stage", ylabel=words.heading)
     shown = ok[ok["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=[metric, "zero_stage"])
     shown = shown.assign(**{metric: shown[metric] * words.factor})

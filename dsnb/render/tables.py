@@ -16,7 +16,7 @@ from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, SETTINGS
 from dsnb.runs import discover
 from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Figures that stand in the explorer and in `load_runs` only: the table is wide enough."""
@@ -41,12 +41,12 @@ def readable(summary: pd.DataFrame) -> pd.DataFrame:
     """Give a summary as texts: `median ± std` under titles with units, without the metrics that say nothing here."""
     summary = rename_old_columns(summary)
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
-    for metric in METRICS:
+    for metric in METRIC_LABELS:
         if metric in _repeated(summary):
             continue
         median, spread = summary[f"{metric}_median"], summary[f"{metric}_std"]
         if median.notna().any():
-            words = METRICS[metric]
+            words = METRIC_LABELS[metric]
             digits = words.digits + 2 * (median.max() * words.factor < 1)
             table[words.heading] = [
                 figure(value * words.factor, deviation * words.factor, digits)
@@ -57,7 +57,7 @@ def readable(summary: pd.DataFrame) -> pd.DataFrame:
 
 def _repeated(summary: pd.DataFrame) -> set[str]:
     """Name the metrics to leave out: details, and what repeats others, such as one GPU's share of one GPU."""
-    median = {metric: summary[f"{metric}_median"] for metric in METRICS}
+    median = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
     repeated = set(DETAILS)
     if median["tokens_per_s"].equals(median["tokens_per_s_per_gpu"]):
         repeated.add("tokens_per_s")
