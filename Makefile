@@ -1,8 +1,9 @@
 # make demo: set up, sweep a small model, write a report.    make test: set up, run every check and test.
+# make docs: set up, build the documentation into docs/_build/html.    make example: measure the example in outputs/ anew.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test env
+.PHONY: demo test docs example env
 
 demo: env
 	$(BIN)/dsnb sweep params/quickstart.yaml
@@ -15,11 +16,18 @@ test: env
 	$(BIN)/python -m pytest -q -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -q -m alone
 
+docs: env
+	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+example: env
+	$(BIN)/python docs/make_example.py
+
 env: .venv/.installed
 
 # The stamp is newer than what it was made from, so a second call installs nothing.
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "dsnb needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,lab,test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,lab,test,docs]'
 	touch $@

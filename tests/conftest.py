@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
 }
 # Two workers take whole files, these first: the longest, so that both end at about the same time.
 LONG = (
-    "readme",
+    "code_blocks",
     "slurm",
     "parallel",
     "sweep",

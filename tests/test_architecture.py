@@ -141,7 +141,7 @@ def test_conda_and_pip_ask_for_the_same():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["train"], *extras["lab"], *extras["test"]]
+    wanted = [*project["dependencies"], *extras["train"], *extras["lab"], *extras["test"], *extras["docs"]]
     assert conda[-1]["pip"] == [*wanted, "--editable ."]
     assert f"python{project['requires-python']}" in conda
     lines = (ROOT / "environment.yml").read_text().splitlines()

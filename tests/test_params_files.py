@@ -47,7 +47,7 @@ def published(table):
     for row in dsnb.published(table).to_dict("records"):
         told = {name: row[name] for name in COMPARED if row[name] is not None and row[name] == row[name]}
         told["strategy"] = told["strategy"].removeprefix("megatron-")
-        yield told | ({"memory_limit_gib": GPU_GIB[row["gpu"]]} if row["gpu"] in GPU_GIB else {})
+        yield told | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {})
 
 
 def experiments(name):
@@ -92,7 +92,7 @@ def test_no_published_step_counts_as_hanging(name, table):
     for told, rate in zip(published(table), rates, strict=True):
         for one in experiments(name).values():
             if agree(one, told) and rate == rate:
-                assert 2 * one.tokens_per_step / rate < one.hang_limit_s, one.name
+                assert 2 * one.tokens_per_step / rate < one.step_timeout_s, one.name
 
 
 def small_version(name):

@@ -12,6 +12,7 @@ import pandas as pd
 from dsnb.analysis.summary import axes, told_apart
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.settings.experiment import Experiment
 from dsnb.system.hardware import GIB
 
@@ -22,7 +23,7 @@ WHERE = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "de
 """Figures of a GPU's memory, the nearest to theory first: reserved adds fragments, the device adds CUDA itself."""
 NO_MATTER = {
     "source",
-    "gpu",
+    "gpu_name",
     "seed",
     "steps",
     "warmup_steps",
@@ -69,6 +70,7 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """Give the ok runs that have a figure, every setting filled in."""
+    runs = rename_old_columns(runs)
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
     runs = told_apart(runs.reindex(columns=[*runs.columns, *missing]))
     ok = runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)]

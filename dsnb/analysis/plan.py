@@ -4,11 +4,12 @@ import pandas as pd
 
 from dsnb.analysis.summary import told_apart
 from dsnb.formulas import metrics
+from dsnb.runs.column_aliases import rename_old_columns
 
 COLUMNS = [
     "experiment",
     "source",
-    "gpu",
+    "gpu_name",
     "gpus",
     "tokens_per_s",
     "days",
@@ -41,10 +42,10 @@ def plan(
         One row per experiment, the quickest first: medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
         alone), `cost`. Days are those of training without a pause: restarts, checkpoints and evaluation come on top.
     """
-    known = told_apart(runs)
+    known = told_apart(rename_old_columns(runs))
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
     groups = ok.groupby("experiment", sort=False)
-    table = groups[["source", "gpu"]].first()
+    table = groups[["source", "gpu_name"]].first()
     table[["gpus", "tokens_per_s", "power_w"]] = groups[["gpus", "tokens_per_s", "power_w"]].median()
     if power_w is not None:
         table["power_w"] = table["power_w"].fillna(power_w)

@@ -5,6 +5,7 @@ import pandas as pd
 from dsnb.analysis.summary import axes
 from dsnb.formulas import metrics
 from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
 
 SIZES = (
     "gpus",
@@ -42,6 +43,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         `tokens_per_s` (median), `lowest`, `highest` (tokens/s of single runs: the spread between sub-clusters where
         each is a run), `base_gpus`, `speed_up`, `efficiency`, `days`.
     """
+    runs = rename_old_columns(runs)
     ok = runs[(runs["status"] == "ok") & runs["tokens_per_s"].notna() & runs["gpus"].notna()]
     rows = []
     for workload, part in workloads(ok):

@@ -8,6 +8,7 @@ import pandas as pd
 
 from dsnb.run_folder.table_columns import PHASES, SETTINGS
 from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
 
 METRICS = list(labels.METRICS)
 
@@ -26,20 +27,20 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     Returns
     -------
     pandas.DataFrame
-        Indexed by `by`, in order of appearance: `n` (runs that are ok), `not_ok` (all others), and `<metric>_median`
+        Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and `<metric>_median`
         and `<metric>_std` over the ok ones; NaN where nothing was measured, and for the spread of one run.
     """
-    runs = told_apart(runs)
+    runs = told_apart(rename_old_columns(runs))
     is_ok = runs["status"] == "ok"
     ok = runs[is_ok]
     ok = ok.reindex(columns=[*ok.columns, *(name for name in METRICS if name not in ok)])
     measured = ok.groupby(by, sort=False, dropna=False)[METRICS]
     keys = runs[[by]] if isinstance(by, str) else runs[list(by)]
-    counts = keys.assign(n=is_ok.astype(int), not_ok=(~is_ok).astype(int)).groupby(by, sort=False, dropna=False).sum()
+    counts = keys.assign(n=is_ok.astype(int), n_failed=(~is_ok).astype(int)).groupby(by, sort=False, dropna=False).sum()
     medians = measured.median().add_suffix("_median")
     spreads = measured.std(ddof=1).add_suffix("_std")
     columns = [f"{metric}_{statistic}" for metric in METRICS for statistic in ("median", "std")]
-    return counts.join(medians).join(spreads)[["n", "not_ok", *columns]]
+    return counts.join(medians).join(spreads)[["n", "n_failed", *columns]]
 
 
 def told_apart(runs: pd.DataFrame) -> pd.DataFrame:
@@ -70,6 +71,7 @@ def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
     dict
         Title of the part (the settings that vary between parts) -> its runs.
     """
+    runs = rename_old_columns(runs)
     names = [
         name for name in dict.fromkeys([*SETTINGS, *axes(runs)]) if name not in {"zero_stage", "precision", "source"}
     ]

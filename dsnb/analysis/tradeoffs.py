@@ -10,6 +10,7 @@ import pandas as pd
 
 from dsnb.analysis.summary import summarize, told_apart
 from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
 
 
 def front(x: pd.Series, y: pd.Series, x_better: str, y_better: str) -> list[str]:
@@ -55,11 +56,11 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     -------
     pandas.DataFrame
         One row per other experiment, ordered by axis and value: `axis`, `before`, `after` (the setting's values),
-        `experiment`, `n`, `not_ok`, and for each metric `<metric>_change` (0.1 is 10 % more than the base; NaN where
+        `experiment`, `n`, `n_failed`, and for each metric `<metric>_change` (0.1 is 10 % more than the base; NaN where
         either was not measured) and `<metric>_beyond_noise` (see `beyond_noise`; missing where it cannot be known).
     """
     summary = summarize(runs)
-    runs = told_apart(runs)
+    runs = told_apart(rename_old_columns(runs))
     settings = runs.drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     settings = settings.where(settings.notna(), None)
     own = settings.loc[base]
@@ -70,13 +71,13 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
             row = {"axis": changed[0], "before": own[changed[0]], "after": other[changed[0]], "experiment": name}
             rows.append({**row, **_compared(summary.loc[base], summary.loc[str(name)], metrics)})
     names = [f"{metric}_{what}" for metric in metrics for what in ("change", "beyond_noise")]
-    table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "not_ok", *names])
+    table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed", *names])
     order = [(list(axes).index(row.axis), labels.axis(row.axis).rank(row.after)) for row in table.itertuples()]
     return table.iloc[sorted(range(len(table)), key=order.__getitem__)].reset_index(drop=True)
 
 
 def _compared(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dict[str, object]:
-    result: dict[str, object] = {"n": int(other["n"]), "not_ok": int(other["not_ok"])}
+    result: dict[str, object] = {"n": int(other["n"]), "n_failed": int(other["n_failed"])}
     for metric in metrics:
         before, after = own[f"{metric}_median"], other[f"{metric}_median"]
         result[f"{metric}_change"] = after / before - 1 if before else float("nan")

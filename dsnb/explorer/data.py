@@ -10,6 +10,7 @@ import pandas as pd
 from dsnb.analysis.summary import axes, summarize, told_apart
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
 
 NEEDED = ("experiment", "repeat", "status")
 SIGNIFICANT_DIGITS = 5
@@ -77,6 +78,7 @@ def read(runs: pd.DataFrame) -> Data:
     missing = [name for name in NEEDED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs gives; it has no column {', '.join(missing)}")
+    runs = rename_old_columns(runs)
     known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     named = [labels.text(name) for name in told_apart(known)["experiment"]]
     choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]

@@ -57,6 +57,6 @@ def measure_bandwidth(
         records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another --output") from error
-    limit_s = max(experiment.hang_limit_s, experiment.time_limit_s)  # there are no steps to be missed
-    experiment = experiment.model_copy(update={"hang_limit_s": limit_s})
+    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # there are no steps to be missed
+    experiment = experiment.model_copy(update={"step_timeout_s": limit_s})
     return launch(experiment, run.dir, progress=False, worker=WORKER)

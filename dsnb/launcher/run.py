@@ -170,8 +170,8 @@ class Watch:
         elapsed_s, limits = self.stopwatch.elapsed_s(), self.experiment
         if elapsed_s > limits.time_limit_s:
             return f"no end within the time limit of {limits.time_limit_s:g} s"
-        if done < total and elapsed_s > self.moved_s + limits.hang_limit_s:
-            return f"no step within hang_limit_s of {limits.hang_limit_s:g} s"
+        if done < total and elapsed_s > self.moved_s + limits.step_timeout_s:
+            return f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
         return None
 
     def _show(self, bar: Any, tail: records.Tail, last: bool = False) -> None:

@@ -12,13 +12,14 @@ from dsnb.analysis.tradeoffs import effects
 from dsnb.render.tables import Html
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY
 
 RATE = "tokens_per_s_per_gpu"
 NEAR = 0.9
 SAME = 1.02
 """Memory figures that differ by less than 2 % are called equal."""
-TASK = ("model", "seq_len", "gpu")
+TASK = ("model", "seq_len", "gpu_name")
 """What is to be trained, and on what; settings are compared within it."""
 MINUS = "\N{MINUS SIGN}"
 NOTHING = 0.0005
@@ -35,7 +36,7 @@ def answer(runs: pd.DataFrame) -> Html:
     runs
         One row a run, as `dsnb.load_runs` gives it.
     """
-    runs = _without_probes(runs)
+    runs = _without_probes(rename_old_columns(runs))
     if runs.empty:
         return _box(["There are no runs here yet: start the sweep first."])
     bad = runs[runs["status"] != "ok"]
@@ -130,7 +131,7 @@ def _lightest(summary: pd.DataFrame, speed: pd.Series) -> list[str]:
 
 def _lost(row: "pd.Series | dict[str, Any]") -> str:
     """Say how many runs of a setting did not end well, if any: a figure of the others alone would hide it."""
-    return f"; {int(row['not_ok'])} of {int(row['n'] + row['not_ok'])} runs not ok" if row["not_ok"] else ""
+    return f"; {int(row['n_failed'])} of {int(row['n'] + row['n_failed'])} runs not ok" if row["n_failed"] else ""
 
 
 def _worth(runs: pd.DataFrame, summary: pd.DataFrame, fastest: str) -> list[str]:
@@ -151,12 +152,12 @@ def _worth(runs: pd.DataFrame, summary: pd.DataFrame, fastest: str) -> list[str]
 def _one_change(row: dict[str, Any], memory: str | None) -> str:
     to = f"with {html.escape(labels.text(row['after']))}"
     if not row["n"]:
-        return f"{to} not one of {row['not_ok']} runs ended well"
+        return f"{to} not one of {row['n_failed']} runs ended well"
     noise = {True: "", False: " (within the noise)", None: " (noise unknown)"}[row[f"{RATE}_beyond_noise"]]
     speed = f"{percent(row[f'{RATE}_change'])} tokens/s{noise}"
     change = row.get(f"{memory}_change")
     said = f"{to} {speed}" + (f", {percent(change)} memory" if isinstance(change, float) and change == change else "")
-    return said + (f" ({_lost(row).removeprefix('; ')})" if row["not_ok"] else "")
+    return said + (f" ({_lost(row).removeprefix('; ')})" if row["n_failed"] else "")
 
 
 def percent(change: object) -> str:

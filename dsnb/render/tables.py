@@ -15,6 +15,7 @@ from dsnb.files import plain_yaml, records
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, SETTINGS
 from dsnb.runs import discover
+from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import METRICS
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
@@ -38,7 +39,8 @@ class Html:
 
 def readable(summary: pd.DataFrame) -> pd.DataFrame:
     """Give a summary as texts: `median ± std` under titles with units, without the metrics that say nothing here."""
-    table = summary[["n", "not_ok"]].astype(str).rename(columns={"not_ok": "not ok"})
+    summary = rename_old_columns(summary)
+    table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     for metric in METRICS:
         if metric in _repeated(summary):
             continue
@@ -132,6 +134,7 @@ def settings(runs: pd.DataFrame) -> Html:
 
 
 def _facts(runs: pd.DataFrame, names: list[str], join: Callable[[list[str]], str]) -> Html:
+    runs = rename_old_columns(runs)
     found = {}
     for name in names:
         values = runs[name].dropna().drop_duplicates().tolist()

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from dsnb.files import plain_text, records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, GPU_COLUMNS, METRICS, STEP_COLUMNS
+from dsnb.settings import aliases
 from dsnb.settings.experiment import Experiment
 
 STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
@@ -118,7 +119,7 @@ SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRICS}
 TEXTS = ("attention_used", "oom_phase", "note")
 """Columns of a run's summary that hold no number."""
 SUMMARY |= dict.fromkeys((*TEXTS, "profile_missing"), TEXT)
-MACHINE = {name: TEXT for name in ENVIRONMENT if name != "gpu"} | {"os": TEXT, "nccl_package": TEXT}
+MACHINE = {name: TEXT for name in ENVIRONMENT if name != "gpu_name"} | {"os": TEXT, "nccl_package": TEXT}
 MACHINE |= {
     "cores": COUNT,
     "memory_gib": AMOUNT,
@@ -182,8 +183,18 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
         Its content.
     """
     told: list[str] = []
+    if name == _RUN.experiment.name:
+        record = with_current_names(record)
     content: dict[str, Any] = _cleaned(record, FORMS[name], "", told)
     return content, f"{name}: {told[0]}" if told else None
+
+
+def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run under their current names, those that were asked for too."""
+    settings = aliases.with_current_names(settings)
+    if isinstance(asked := settings.get("asked"), dict):
+        settings["asked"] = aliases.with_current_names(asked)
+    return settings
 
 
 def _cleaned(value: Any, kind: Kind, where: str, told: list[str]) -> Any:

@@ -65,8 +65,8 @@ METRICS = [
     "trainable_parameters",
 ]
 PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
-ENVIRONMENT = ["host", "gpu", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl", "deepspeed", "transformers"]
-ENVIRONMENT += ["power_source", "dsnb", "git_commit", "date_utc"]
+ENVIRONMENT = ["host", "gpu_name", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl", "deepspeed"]
+ENVIRONMENT += ["transformers", "power_source", "dsnb", "git_commit", "date_utc"]
 KEYS = ["sweep", "experiment", "repeat"]
 RUN_COLUMNS = [
     *KEYS,
@@ -84,7 +84,7 @@ RUN_COLUMNS = [
     "notebook_s",
     *ENVIRONMENT,
     "note",
-    "origins",
+    "provenance",
     "run_dir",
 ]
 _DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}

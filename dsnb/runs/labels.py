@@ -178,7 +178,7 @@ AXES = {
     "nodes": Axis("nodes", "nodes {}"),
     "micro_batch_size": Axis("micro-batch", "micro-batch {}"),
     "seq_len": Axis("sequence length", "sequence {}"),
-    "gpu": Axis("GPU", "{}"),
+    "gpu_name": Axis("GPU", "{}"),
     "source": Axis("source", "{}"),
     "sweep": Axis("sweep", "{}"),
     "status": Axis("status", "{}", ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")),

@@ -41,7 +41,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     pandas.DataFrame
         One row per run, in the order of their folders: `sweep`, `experiment`, `repeat`, `status`, `cause`, `source`,
         every setting, every figure with its unit in its name (missing where it was not measured), wall seconds by
-        phase, the environment, `origins` (which figures of a foreign log are as logged, and which derived),
+        phase, the environment, `provenance` (which figures of a foreign log are as logged, and which derived),
         `run_dir` (of a foreign run: its log). A run of dsnb's without a result counts as `interrupted`.
 
     Raises

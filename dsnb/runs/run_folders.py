@@ -45,7 +45,7 @@ def columns(folders: Sequence[str], stepless: Collection[str] = ()) -> dict[str,
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
     found |= _spent(found, settings)
     found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
-    peaks = [hardware.matmul_tflops(*one) for one in zip(found["gpu"], found["precision"], strict=True)]
+    peaks = [hardware.matmul_tflops(*one) for one in zip(found["gpu_name"], found["precision"], strict=True)]
     found["mfu_of_matmul"] = _each(metrics.mfu, found["tflops_per_gpu"], peaks)
     found["notebook_s"] = [_notebook_s(f"{folder}/{_FILES['notebook']}") for folder in folders]
     found["run_dir"] = list(folders)

@@ -22,7 +22,7 @@ _KINDS = {
     **{name: record_schema.SETTINGS[name] for name in (*SETTINGS, "device")},
     **{name: record_schema.SUMMARY[name] for name in (*METRICS, *record_schema.TEXTS)},
     **{name: record_schema.MACHINE[name] for name in ENVIRONMENT if name in record_schema.MACHINE},
-    "gpu": record_schema.TEXT,
+    "gpu_name": record_schema.TEXT,
     **dict.fromkeys((f"{phase}_s" for phase in PHASES), record_schema.AMOUNT),
 }
 """Of columns that stand in the records as such."""
@@ -50,6 +50,7 @@ def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, l
     found = {
         name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in (EXPERIMENT, MACHINE, RESULT)
     }
+    found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
     problems: dict[int, str] = {}
     columns = _columns(found)
     if not _is_sound(columns, found):  # seldom
@@ -78,7 +79,7 @@ def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
     columns = _fields(settings, ["device"]) | _settings(settings)
     columns |= _fields([mapping(result, "summary") for result in results], [*METRICS, *record_schema.TEXTS])
-    columns |= _fields(machines, ENVIRONMENT) | {"gpu": [_gpu(machine.get("gpus")) for machine in machines]}
+    columns |= _fields(machines, ENVIRONMENT) | {"gpu_name": [_gpu(machine.get("gpus")) for machine in machines]}
     phases = _fields([mapping(result, "phases_s") for result in results], PHASES)
     return columns | {f"{phase}_s": times for phase, times in phases.items()}
 

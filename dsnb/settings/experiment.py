@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.settings import checks, hostfile
+from dsnb.settings import aliases, checks, hostfile
 from dsnb.settings.hostfile import Host
 from dsnb.settings.training import MOST, Training
 from dsnb.system import hardware
@@ -29,7 +29,7 @@ SUPERVISION = (
     "master_port",
     "forward_env",
     "time_limit_s",
-    "hang_limit_s",
+    "step_timeout_s",
     "price_per_gpu_hour",
 )
 """Settings that change nothing of what is measured: in no name and no column, free to differ when a sweep goes on."""
@@ -70,15 +70,17 @@ class Experiment(Training):
     """Further environment variables to take along to the hosts, `*` allowed: `WANDB_MODE,MY_*`."""
     time_limit_s: float = Field(default=1800.0, gt=0)
     """Seconds after which the whole run is ended as `timeout`."""
-    hang_limit_s: float = Field(default=900.0, gt=0)
+    step_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds without a finished step, the start included, after which the run is ended as `timeout`."""
     price_per_gpu_hour: float = Field(default=0.0, ge=0)
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for none."""
 
     def __init__(self, /, **settings: Any) -> None:
+        problems = aliases.conflicts(settings)
+        settings = aliases.with_current_names(settings)
         unknown = [key for key in settings if key not in type(self).model_fields]
         known = {key: value for key, value in settings.items() if key not in unknown}
-        problems = [checks.unknown_key(key, type(self).model_fields) for key in unknown]
+        problems += [checks.unknown_key(key, type(self).model_fields) for key in unknown]
         invalid: set[str] = set()
         try:
             super().__init__(**known)
@@ -123,13 +125,18 @@ class Experiment(Training):
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
         """Take the settings out of a notebook's `globals()`.
 
-        A plain value whose name is nearly that of a setting is refused: papermill would only warn about it.
+        A plain value whose name is nearly that of a setting is refused: papermill would only warn about it. The former
+        name of a setting replaces the default of the parameters cell.
         """
-        settings = {key: value for key, value in names.items() if key in cls.model_fields}
+        known = {*cls.model_fields, *aliases.CURRENT_NAMES}
+        settings = {key: value for key, value in names.items() if key in known}
+        for former, current in aliases.CURRENT_NAMES.items():
+            if former in settings and settings.get(current) == _default(current):
+                del settings[current]
         misspelled = {
             key: value
             for key, value in names.items()
-            if key not in settings
+            if key not in known
             and isinstance(value, str | int | float)
             and not key.startswith("_")
             and checks.nearest(key, cls.model_fields, 0.8)
@@ -147,7 +154,8 @@ class Experiment(Training):
     @classmethod
     def recorded(cls, record: Mapping[str, Any]) -> Self:
         """Return the settings that a record holds, unjudged, with defaults for those that it does not name."""
-        return cls.model_construct(**{key: value for key, value in record.items() if key in cls.model_fields})
+        settings = aliases.with_current_names(record)
+        return cls.model_construct(**{key: value for key, value in settings.items() if key in cls.model_fields})
 
     @property
     def name(self) -> str:

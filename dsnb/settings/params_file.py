@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text, plain_yaml
-from dsnb.settings import checks
+from dsnb.settings import aliases, checks
 
 
 class ParamsFile(BaseModel):
@@ -67,6 +67,23 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
                 )
             else:
                 problems.append(checks.invalid_value(dict(detail)))
+    else:
+        problems += [problem for settings in _mappings(file) for problem in aliases.conflicts(settings)]
     if problems:
         raise SettingsError([f"params file {str(path)!r}: {problem}" for problem in problems])
-    return file
+    return _with_current_names(file)
+
+
+def _mappings(file: ParamsFile) -> list[dict[str, Any]]:
+    return [file.defaults, file.grid, *file.include, *file.exclude]
+
+
+def _with_current_names(file: ParamsFile) -> ParamsFile:
+    return file.model_copy(
+        update={
+            "defaults": aliases.with_current_names(file.defaults),
+            "grid": aliases.with_current_names(file.grid),
+            "include": [aliases.with_current_names(entry) for entry in file.include],
+            "exclude": [aliases.with_current_names(entry) for entry in file.exclude],
+        }
+    )

@@ -20,7 +20,7 @@ from typing import Any
 from dsnb.errors import NotNamedError, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.settings import checks
+from dsnb.settings import aliases, checks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
@@ -119,7 +119,9 @@ def overridden(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsF
     SettingsError
         If it is none.
     """
-    file, overrides = read_params(path), dict(overrides or {})
+    if problems := aliases.conflicts(overrides or {}):
+        raise SettingsError([f"--set: {problem}" for problem in problems])
+    file, overrides = read_params(path), aliases.with_current_names(overrides or {})
     if own := {key: overrides.pop(key) for key in OF_THE_SWEEP if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}

@@ -175,7 +175,7 @@ def set_up(experiment: Experiment) -> torch.device:
         # Training never uses this op, which DeepSpeed would compile for 40 to 77 s at the first start on a CPU.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     limit_memory(experiment, device)
-    limit = timedelta(seconds=min(experiment.hang_limit_s, LONGEST_WAIT_S))
+    limit = timedelta(seconds=min(experiment.step_timeout_s, LONGEST_WAIT_S))
     # DeepSpeed makes groups of its own without a timeout: each would wait half an hour for a rank that is gone.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -51,7 +51,7 @@ def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
         ("precision", "bf16", "fp32"),
     ]
     assert list(found["n"]) == [0, 2, 1]
-    assert list(found["not_ok"]) == [2, 0, 0]
+    assert list(found["n_failed"]) == [2, 0, 0]
     changes = found["tokens_per_s_per_gpu_change"]
     assert changes.isna().tolist() == [True, False, False]
     assert changes[1] == pytest.approx(52 / 102 - 1)
@@ -97,9 +97,12 @@ def test_the_answer_hides_no_failed_repeat_and_no_missing_figure():
 
 def test_gpus_are_not_compared_as_if_they_were_settings():
     both = pd.concat(
-        [RUNS.assign(gpu="H200"), RUNS.assign(gpu="A100", tokens_per_s_per_gpu=RUNS["tokens_per_s_per_gpu"] / 4)]
+        [
+            RUNS.assign(gpu_name="H200"),
+            RUNS.assign(gpu_name="A100", tokens_per_s_per_gpu=RUNS["tokens_per_s_per_gpu"] / 4),
+        ]
     )
-    both["experiment"] = both["gpu"] + "/" + both["experiment"]
+    both["experiment"] = both["gpu_name"] + "/" + both["experiment"]
     text = answer.answer(both).text
     assert text.count("Fastest: ") == 2
     assert f"{answer.MINUS}75 %" not in text

@@ -85,7 +85,7 @@ def test_dry_runs_say_who_would_make_what(tmp_path):
 
 def test_summary_in_every_format(folder):
     csv = dsnb("summary", folder, "--format", "csv").stdout.splitlines()
-    assert csv[0].startswith("experiment,n,not_ok,tokens_per_s_median,tokens_per_s_std,tokens_per_s_per_gpu_median,")
+    assert csv[0].startswith("experiment,n,n_failed,tokens_per_s_median,tokens_per_s_std,tokens_per_s_per_gpu_median,")
     assert csv[1].startswith(f"{NAMES[0]},2,0,")
     (row,) = json.loads(dsnb("summary", folder, "--format", "json").stdout)
     assert row["tokens_per_s_median"] > 0

@@ -1,5 +1,6 @@
 """The explorer in a real JupyterLab with a live kernel, driven by a real browser that reaches this machine alone."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import nbformat.v4 as nbf
 import pytest
 
 from tests.support import made_up
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -50,22 +52,18 @@ def lab(tmp_path):
         server = subprocess.Popen(command, env={**os.environ, **homes}, stdout=log, stderr=log, cwd=tmp_path)
     address = f"http://127.0.0.1:{port}"
     try:
-        wait_for(f"{address}/api?token={TOKEN}", server, tmp_path / "lab.log")
+        wait_until(lambda: server.poll() is not None or answers(f"{address}/api?token={TOKEN}"), "JupyterLab answers")
+        assert server.poll() is None, (tmp_path / "lab.log").read_text()
         yield address
     finally:
         server.terminate()
         server.wait(30)
 
 
-def wait_for(url, server, log):
-    for _ in range(120):
-        assert server.poll() is None, log.read_text()
-        try:
-            urllib.request.urlopen(url, timeout=5)
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    pytest.fail(log.read_text())
+def answers(url):
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
 
 
 def test_the_explorer_lives_in_jupyterlab(lab, chromium):

@@ -286,7 +286,7 @@ def test_hostile_text_stays_text(tmp_path, watched):
     texts = [HOSTILE[index // 3] for index in range(len(table))]
     bad = np.arange(len(table)) % 3 == 2
     table = table.assign(
-        experiment=texts, model=texts, sweep=texts[::-1], gpu=texts, data=texts, cause=np.where(bad, texts, None),
+        experiment=texts, model=texts, sweep=texts[::-1], gpu_name=texts, data=texts, cause=np.where(bad, texts, None),
         status=np.where(bad, "failed", "ok"), precision=texts,
     )  # fmt: skip
     explorer = dsnb.explore(table)
@@ -299,7 +299,7 @@ def test_hostile_text_stays_text(tmp_path, watched):
         shown = tab.locator(".dsnb-card", has_text="One run").first.evaluate("(node) => node.textContent")
         assert texts[run] in shown
         tab.evaluate(f"{ROOT}.describe({run})")
-    tab.evaluate(f"{ROOT}.set({{ colour: 'model', along: 'gpu', x: 'precision' }})")
+    tab.evaluate(f"{ROOT}.set({{ colour: 'model', along: 'gpu_name', x: 'precision' }})")
     tab.evaluate(SETTLED)
     tab.mouse.move(400, 500)
     names = tab.locator(".dsnb-link").all_inner_texts()

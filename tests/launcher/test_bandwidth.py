@@ -127,7 +127,7 @@ def test_ranks_that_say_nothing_are_a_failure(tmp_path, monkeypatch):
 
 
 def test_it_has_no_steps_that_could_be_missed(tmp_path):
-    result = measure_bandwidth(settings(hang_limit_s=0.1), tmp_path, most_bytes=64)
+    result = measure_bandwidth(settings(step_timeout_s=0.1), tmp_path, most_bytes=64)
     assert result.status == "ok", result.message()
 
 

@@ -20,20 +20,10 @@ from dsnb.launcher.run import launch
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from tests import ROOT
+from tests.support.waiting import wait_until, wait_until_ended
 
 pytestmark = pytest.mark.alone
 BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
-
-
-def gone(numbers, timeout_s=10):
-    """Say whether all processes have ended (a zombie has)."""
-    deadline = time.time() + timeout_s
-    while time.time() < deadline:
-        left = [number for number in numbers if psutil.pid_exists(number)]
-        if not [n for n in left if psutil.Process(n).status() != psutil.STATUS_ZOMBIE]:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def free(port):
@@ -52,11 +42,9 @@ def group(number):
         return None
 
 
-def wait_for(path, timeout_s=60):
-    deadline = time.time() + timeout_s
-    while not (path.exists() and path.read_text()):
-        assert time.time() < deadline, f"{path} never came"
-        time.sleep(0.05)
+def wait_for_ranks(folder):
+    """Wait until both ranks of a run have started their children."""
+    wait_until(lambda: len(pids(folder)) == 4, "two ranks have started a child each")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +89,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, launche
     assert (result.status, result.cause) == ("failed", f"{who} was killed by signal 9 (SIGKILL)")
     left = pids(paths.dir)
     assert len(left) == 4
-    assert gone(left)
+    wait_until_ended(left)
     assert not [p for p in psutil.process_iter(["pid"]) if os.getpgid(0) != group(p.pid) == left[0]]
     assert free(int((paths.dir / "port").read_text()))
 
@@ -121,8 +109,7 @@ def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch
     folder = tmp_path / "run1"
 
     def kill_the_server():
-        for rank in (0, 1):
-            wait_for(folder / f"pids{rank}")
+        wait_for_ranks(folder)
         fork._servers["cpu"].process.kill()
 
     threading.Thread(target=kill_the_server, daemon=True).start()
@@ -130,7 +117,7 @@ def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch
     assert (result.status, result.cause) == ("failed", "rank 0 was killed by signal 9 (SIGKILL)")
     left = pids(folder)
     assert len(left) == 4
-    assert gone(left)
+    wait_until_ended(left)
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
 
 
@@ -146,7 +133,7 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_
     assert records.read_json(folder / "result.json")["status"] == "interrupted"
     server.resume()
     time.sleep(2)
-    assert gone(pids(folder))
+    wait_until_ended(pids(folder))
     assert server.children() == []
 
 
@@ -198,7 +185,7 @@ def test_the_time_limit_leaves_nothing_behind(run_small, launcher, limit_s):
     )
     left = pids(paths.dir)
     assert len(left) == 4
-    assert gone(left)
+    wait_until_ended(left)
     assert free(int((paths.dir / "port").read_text()))
 
 
@@ -207,8 +194,7 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
     folder = tmp_path / "run1"
 
     def interrupt():
-        for rank in (0, 1):
-            wait_for(folder / f"pids{rank}")
+        wait_for_ranks(folder)
         os.kill(os.getpid(), 2)
 
     threading.Thread(target=interrupt, daemon=True).start()
@@ -216,7 +202,7 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
         launch(small(gpus=2, launcher=launcher), folder, progress=False, worker="tests.workers.hanger")
     record = records.read_json(folder / "result.json")
     assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
-    assert gone(pids(folder))
+    wait_until_ended(pids(folder))
     assert free(int((folder / "port").read_text()))
 
 
@@ -306,7 +292,7 @@ def test_a_fixed_port_that_is_in_use(run_small):
 
 
 def test_a_limit_without_end(run_small):
-    result, _ = run_small(hang_limit_s=1e300, time_limit_s=1e300, gpus=2)
+    result, _ = run_small(step_timeout_s=1e300, time_limit_s=1e300, gpus=2)
     assert result.status == "ok", result.message()
 
 
@@ -332,7 +318,7 @@ def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp
     monkeypatch.setattr(run, "describe", full)
     with pytest.raises(OSError, match="No space left"):
         launch(small(hostfile=str(tmp_path / "hosts"), gpus=1), tmp_path / "run1", progress=False)
-    assert gone([one.pid for one in set(psutil.Process().children(recursive=True)) - before])
+    wait_until_ended([one.pid for one in set(psutil.Process().children(recursive=True)) - before])
 
 
 def test_no_op_is_compiled_for_a_cpu():
@@ -389,9 +375,8 @@ def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):
     )
     settings = repr({**small(gpus=2, launcher="deepspeed").model_dump()})
     owner = psutil.Popen([os.sys.executable, "-c", script, settings, str(folder)], cwd=ROOT)
-    for rank in (0, 1):
-        wait_for(folder / f"pids{rank}")
+    wait_for_ranks(folder)
     ranks = [int((folder / f"pids{rank}").read_text().split()[0]) for rank in (0, 1)]
     owner.kill()
     owner.wait()
-    assert gone(ranks)
+    wait_until_ended(ranks)

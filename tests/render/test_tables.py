@@ -49,7 +49,7 @@ def test_throughput_median_and_spread_are_exact(make_run, tmp_path):
     make_run("a", 3, [0.5, 0.5])  # 200 tokens/s
     summary = summarize(dsnb.load_runs(tmp_path / "out"))
     row = summary.loc["a"]
-    assert (row["n"], row["not_ok"]) == (3, 0)
+    assert (row["n"], row["n_failed"]) == (3, 0)
     assert row["tokens_per_s_median"] == 100.0
     assert row["tokens_per_s_std"] == pytest.approx(
         math.sqrt(((50 - 350 / 3) ** 2 + (100 - 350 / 3) ** 2 + (200 - 350 / 3) ** 2) / 2)
@@ -75,7 +75,7 @@ def test_runs_that_are_not_ok_are_rows_but_not_figures(make_run, tmp_path):
     runs = dsnb.load_runs(tmp_path / "out")
     summary = summarize(runs)
     assert summary["n"].to_dict() == {"a": 1, "b": 0}
-    assert summary["not_ok"].to_dict() == {"a": 1, "b": 1}
+    assert summary["n_failed"].to_dict() == {"a": 1, "b": 1}
     assert summary.loc["a", "tokens_per_s_median"] == 100.0
     assert pd.isna(summary.loc["b", "tokens_per_s_median"])
     assert "rank 0: out of memory" in str(tables.failures(runs))

@@ -27,7 +27,8 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.system import signals
 from tests import ROOT
 from tests.support.hosts import cluster
-from tests.support.namespaces import HOST_ENV, wait_until
+from tests.support.namespaces import HOST_ENV
+from tests.support.waiting import wait_until
 
 SETTINGS = {"model": "gpt2-tiny", "seq_len": 32, "micro_batch_size": 1, "warmup_steps": 1, "steps": 4, "device": "cpu"}
 SILENCE_S = 3.0
@@ -232,8 +233,5 @@ class Run:
 
     def until_empty(self, *which, limit_s=20.0):
         """Wait until hosts have no process of a run any more, and give the seconds since the run began or was hit."""
-        deadline = time.monotonic() + limit_s
-        while (left := self.lab.left(*which)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not left, left
+        wait_until(lambda: not self.lab.left(*which), "hosts have no process of a run", limit_s)
         return time.monotonic() - self.began

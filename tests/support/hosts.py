@@ -24,7 +24,8 @@ from pathlib import Path
 
 from tests.support import host_init, namespaces
 from tests.support.host_ssh import SshFiles
-from tests.support.namespaces import HOST_ENV, OF_A_HOST, OF_A_SWITCH, POWER, WAIT_S, Holder, refusal, tool, wait_until
+from tests.support.namespaces import HOST_ENV, OF_A_HOST, OF_A_SWITCH, POWER, WAIT_S, Holder, refusal, tool
+from tests.support.waiting import wait_until
 
 NETWORK = "10.77.0"
 INTERFACE = "eth0"

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.support import host_init
@@ -45,15 +44,6 @@ def refusal():
     command = [tool("unshare"), *OF_A_HOST, "--fork", "sh", "-c", tried]
     done = subprocess.run(command, env=HOST_ENV, capture_output=True, text=True, check=False)
     return f"namespaces are refused: {done.stderr.strip()}" if done.returncode else ""
-
-
-def wait_until(true, what, limit_s=WAIT_S):
-    """Wait until something holds."""
-    deadline = time.monotonic() + limit_s
-    while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {limit_s:g} s not yet: {what}")
-        time.sleep(0.005)
 
 
 class Holder:

@@ -20,6 +20,7 @@ import pytest
 
 from dsnb.launcher import fork
 from tests import ROOT
+from tests.support.waiting import wait_until
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 NODES = ("n1", "n2")
@@ -122,15 +123,15 @@ class Slurm:
         return done.stdout + done.stderr
 
     def wait_idle(self, timeout_s: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while (states := self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%t").split()) != ["idle", "idle"]:
-            assert time.monotonic() < deadline, (states, self.log())
-            time.sleep(0.1)
+        words = ("sinfo", "-h", "-N", "-p", "main", "-o", "%t")
+        try:
+            wait_until(lambda: self.command(*words).split() == ["idle", "idle"], "two nodes are idle", timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.log()}") from None
 
-    def processes(self) -> list[psutil.Process]:
-        """List what its jobs run."""
-        found = processes({"SLURM_CONF": str(self.home / "slurm.conf")})
-        return [process for process in found if "SLURM_JOB_ID" in process.environ()]
+    def processes(self, job: str) -> list[psutil.Process]:
+        """Return what a job runs."""
+        return processes({"SLURM_CONF": str(self.home / "slurm.conf"), "SLURM_JOB_ID": job})
 
     def log(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.home.glob("*.log"))

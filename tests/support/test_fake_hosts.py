@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tests import ROOT
 from tests.support import hosts as test_hosts
 from tests.support import namespaces
 from tests.support.hosts import cluster
+from tests.support.waiting import wait_until, wait_until_ended
 
 KINDS = ("net", "pid", "mnt", "uts", "ipc")
 HOLDER = """
@@ -59,21 +59,13 @@ def sleeper(hosts, which):
     """Leave a process behind on a host, and give the machine's number of it."""
     hosts.run_on(which, ["sh", "-c", "setsid sleep 1234 >/dev/null 2>&1 &"])
     found = []
-    namespaces.wait_until(lambda: found.extend(pids(hosts, which, "sleep 1234")) or found, "a process sleeps")
+    wait_until(lambda: found.extend(pids(hosts, which, "sleep 1234")) or found, "a process sleeps")
     return found[0]
 
 
 def pids(hosts, which, command):
     """Give the machine's numbers of what runs a command on a host."""
     return [pid for pid, line in hosts.processes(which) if line == command]
-
-
-def gone(pid):
-    """Say whether a process has ended, be it that nobody has asked for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def answer(hosts, which, command="hostname"):
@@ -125,7 +117,7 @@ def test_hosts_do_not_see_each_others_processes_nor_memory(pair):
     assert pair.processes(2) == []
     assert not Path("/dev/shm/mine").exists()
     os.kill(pid, signal.SIGKILL)
-    namespaces.wait_until(lambda: pair.processes(1) == [], "mnhost1 has no process")
+    wait_until(lambda: pair.processes(1) == [], "mnhost1 has no process")
 
 
 def test_storage_of_its_own_is_full_on_one_host_alone(pair, tmp_path):
@@ -151,7 +143,7 @@ def test_a_cut_link_is_silent_until_it_is_healed(pair):
 def test_a_host_that_is_switched_off_loses_everything(pair, goodbye):
     pid = sleeper(pair, 2)
     talking = pair.inside(["ssh", "mnhost2", "sleep 60"], stderr=subprocess.PIPE, text=True)
-    namespaces.wait_until(lambda: len(pair.processes(2)) > 1, "a command runs on mnhost2")
+    wait_until(lambda: len(pair.processes(2)) > 1, "a command runs on mnhost2")
     pair.kill(2, goodbye=goodbye)
     assert not Path(f"/proc/{pid}").exists()
     assert pair.processes(2) == []
@@ -226,10 +218,8 @@ def test_nothing_is_left_when_the_process_that_has_hosts_is_killed(tmp_path):
     assert len(found) >= 5, found
     spaces = {space for pid in found for space in spaces_of(pid).values()} - set(spaces_of("self").values())
     process.kill()
-    start = time.monotonic()
     process.communicate(timeout=10)
-    namespaces.wait_until(lambda: all(gone(pid) for pid in found), f"{found} have ended")
-    assert time.monotonic() - start < 5
+    wait_until_ended(map(int, found), 5)
     assert still_used(spaces) == []
 
 

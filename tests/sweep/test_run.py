@@ -25,6 +25,7 @@ from dsnb.sweep.job import execute
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep
 from tests import ROOT
+from tests.support.waiting import is_running, wait_until, wait_until_ended
 
 PARAMS = """
 name: small
@@ -232,8 +233,7 @@ def kill(words, out, seconds, steps):
     assert sweep.poll() is None, "the sweep was over before it was killed"
     sweep.kill()
     sweep.wait()
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    wait_until_ended(one.pid for one in family)
     for result in out.rglob("result.json"):
         assert json.loads(result.read_text())["status"] == "ok"
     return stepping
@@ -357,10 +357,7 @@ def interrupt(words, out, number):
     long = [*words[:-1], str(out), "--set", "steps=100000"]
     sweep = psutil.Popen(long, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     folder = out / NAMES[0] / "run1"
-    deadline = time.time() + 60
-    while not ((folder / "steps.jsonl").exists() and (folder / "steps.jsonl").stat().st_size):
-        assert time.time() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: records.read_lines(folder / "steps.jsonl"), "the run trains")
     family = sweep.children(recursive=True)
     sweep.send_signal(number)
     _, said = sweep.communicate(timeout=60)
@@ -371,8 +368,7 @@ def interrupt(words, out, number):
     )
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
     assert records.read_lines(folder / "steps.jsonl")
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    wait_until_ended(one.pid for one in family)
 
 
 def reply_to(client, number):
@@ -392,18 +388,14 @@ def test_a_kernel_interrupt_ends_the_run_and_the_kernel_lives_on(tmp_path):
             "experiment = Experiment(model='gpt2-tiny', device='cpu', precision='fp32', gpus=2)\n"
             f"launch(experiment, {str(tmp_path / 'run1')!r}, progress=False, worker='tests.workers.hanger')"
         )
-        deadline = time.time() + 60
-        while len(list(tmp_path.glob("run1/pids*"))) < 2:
-            assert time.time() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: len(list(tmp_path.glob("run1/pids*"))) == 2, "both ranks hang")
         manager.interrupt_kernel()
         reply = reply_to(client, number)
         assert reply["content"]["ename"] == "KeyboardInterrupt"
         assert json.loads((tmp_path / "run1" / "result.json").read_text())["status"] == "interrupted"
         numbers = [int(word) for file in tmp_path.glob("run1/pids*") for word in file.read_text().split()]
         assert len(numbers) == 4
-        for number in numbers:
-            assert not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+        assert not any(map(is_running, numbers))
         assert reply_to(client, client.execute("1 + 1"))["content"]["status"] == "ok"
     finally:
         client.stop_channels()

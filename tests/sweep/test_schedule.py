@@ -24,6 +24,7 @@ from dsnb.sweep import job, progress, schedule, subclusters
 from dsnb.sweep.params import load_sweep
 from dsnb.system import signals
 from tests import ROOT
+from tests.support.waiting import wait_until, wait_until_ended
 
 PARAMS = """
 name: small
@@ -215,16 +216,12 @@ def test_jobs_end_with_the_sweep_however_it_ends(params, number):
     environment = {**os.environ, "DSNB_TEST_JOB_S": "60"}
     words = [sys.executable, "-c", SCRIPT, str(params), str(params.parent / "hosts"), str(out)]
     sweep = psutil.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 30
-    while len(list(out.rglob("began"))) < 2:
-        assert time.time() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: len(list(out.rglob("began"))) == 2, "two jobs have begun")
     family = sweep.children(recursive=True)
     assert len(family) == 2
     sweep.send_signal(number)
     assert sweep.wait(20) == -number
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    wait_until_ended(one.pid for one in family)
     found = [json.loads(file.read_text())["status"] for file in out.rglob("result.json")]
     assert found == (["interrupted"] * 2 if number == signal.SIGINT else [])
 
@@ -260,10 +257,7 @@ def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     job.describe(run)
     words = [sys.executable, "-m", "dsnb.sweep.job", str(run.paths.dir)]
     process = psutil.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
-    deadline = time.time() + 60
-    while not records.read_lines(run.paths.steps):
-        assert time.time() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: records.read_lines(run.paths.steps), "the run trains")
     family = process.children(recursive=True)
     assert family
     process.terminate()
@@ -271,8 +265,7 @@ def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     assert process.wait(20) == signals.INTERRUPTED
     assert json.loads(run.paths.result.read_text())["status"] == "interrupted"
     assert records.read_lines(run.paths.steps)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    wait_until_ended(one.pid for one in family)
 
 
 def test_a_job_by_hand(params):

@@ -88,7 +88,7 @@ def test_a_process_that_is_stopped_between_two_readings_has_not_slept(clocks, mo
 
 
 def test_a_run_that_the_machine_slept_through_is_interrupted(clocks, watch):
-    ended = watch(lambda _: clocks.sleep(3600.0), time_limit_s=100.0, hang_limit_s=100.0)
+    ended = watch(lambda _: clocks.sleep(3600.0), time_limit_s=100.0, step_timeout_s=100.0)
     assert ended == ("interrupted", "the machine was suspended for 3,600 s during the run; start the sweep again")
 
 
@@ -104,7 +104,7 @@ def test_sleep_at_the_very_end_counts_too(clocks, watch):
     ("limits", "cause"),
     [
         ({"time_limit_s": 100.0}, "no end within the time limit of 100 s, 0 of 5 steps done"),
-        ({"hang_limit_s": 50.0}, "no step within hang_limit_s of 50 s, 0 of 5 steps done"),
+        ({"step_timeout_s": 50.0}, "no step within step_timeout_s of 50 s, 0 of 5 steps done"),
     ],
 )
 def test_limits_are_of_the_time_that_passed(clocks, watch, limits, cause):
@@ -130,7 +130,7 @@ def test_a_date_that_is_set_changes_no_run(run_small, monkeypatch):
         return date() + (-10_800.0 if passed % 2 < 1 else 36_000.0)
 
     monkeypatch.setattr(time, "time", stepped)
-    result, run = run_small(worker="tests.workers.sleeper", time_limit_s=60.0, hang_limit_s=30.0)
+    result, run = run_small(worker="tests.workers.sleeper", time_limit_s=60.0, step_timeout_s=30.0)
     took_s = time.monotonic() - began
     assert result.status == "ok", result.message()
     phases = json.loads(run.result.read_text())["phases_s"]

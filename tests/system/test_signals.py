@@ -20,7 +20,7 @@ import pytest
 
 from dsnb.system import scratch
 from tests import ROOT
-from tests.support.namespaces import wait_until
+from tests.support.waiting import wait_until, wait_until_ended
 
 pytestmark = pytest.mark.alone
 PARAMS = """
@@ -28,12 +28,6 @@ name: small
 defaults: {model: gpt2-tiny, device: cpu, micro_batch_size: 1, seq_len: 32, warmup_steps: 1, steps: 3, seed: 7}
 """
 END = "interrupted: finished runs are kept, start the sweep again to go on"
-
-
-def runs(process):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 class Started:
@@ -72,7 +66,7 @@ class Started:
         return kernel
 
     def assert_nothing_is_left(self):
-        wait_until(lambda: not any(map(runs, self.family)), f"{self.family} are gone")
+        wait_until_ended(one.pid for one in self.family)
 
     def assert_interrupted(self):
         self.assert_nothing_is_left()
@@ -142,7 +136,7 @@ def report_hung_up_on(sweep):
     family = report.children(recursive=True)
     report.send_signal(signal.SIGHUP)
     assert report.wait(30) == 130
-    wait_until(lambda: not any(map(runs, family)), "its kernel is gone")
+    wait_until_ended(one.pid for one in family)
     assert list(sweep.temporary.iterdir()) == []
 
 

@@ -48,8 +48,8 @@ def published(name: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row per published figure in the columns of `load_runs`: `source` is `published: <name>`, and `origins` says
-        which figures are as published, and which follow from them.
+        One row per published figure in the columns of `load_runs`: `source` is `published: <name>`, and
+        `provenance` says which figures are as published and which are derived.
 
     Raises
     ------
@@ -83,12 +83,13 @@ def _own(name: str) -> pd.DataFrame:
     table["data_parallel"] = table["gpus"] // (table["tensor_parallel"] * table["pipeline_parallel"])
     table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["data_parallel"]
     table["samples_per_s"] = table["tokens_per_s"] / table["seq_len"]
-    peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu"], table["precision"], strict=True)]
+    peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu_name"], table["precision"], strict=True)]
     table["mfu_of_matmul"] = table["tflops_per_gpu"] / peaks
     table["tokens_per_joule"] = table["tokens_per_s_per_gpu"] / table["power_w"]
     table["hardware_tflops_per_gpu"] = [_hardware_tflops(row) for row in table.to_dict("records")]
     table["power_source"] = table["power_source"].astype(object).where(table["power_w"].isna(), POWER_AVERAGE)
-    return table.astype({name: object for name in ("cause", "note", "origins", "run_dir") if table[name].isna().all()})
+    texts = ("cause", "note", "provenance", "run_dir")
+    return table.astype({name: object for name in texts if table[name].isna().all()})
 
 
 def _hardware_tflops(row: dict[str, Any]) -> float:
@@ -103,7 +104,13 @@ def _hardware_tflops(row: dict[str, Any]) -> float:
 
 
 def schedule() -> pd.DataFrame:
-    """Load the batch-size ramp-up of the 1.3B benchmark: `gpu`, `nodes`, `global_batch_size`, `micro_batch_size`."""
+    """Load the batch-size ramp-up of the 1.3B benchmark.
+
+    Returns
+    -------
+    pandas.DataFrame
+        `gpu_name`, `nodes`, `global_batch_size`, `micro_batch_size`.
+    """
     return pd.read_csv(paths.literature("bigscience_1b3_rampup"))
 
 
@@ -111,8 +118,8 @@ def _row(name: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
     known = {key: value for key, value in record.items() if value == value}
     start = Start(program=f"published: {name}", configured=True, ended=True)
     experiment = TABLES[name](start, known)
-    if "gpu" in known:
-        start.environment["gpu"] = str(known["gpu"])
+    if "gpu_name" in known:
+        start.environment["gpu_name"] = str(known["gpu_name"])
     status = str(known.get("status", "ok"))
     repeat = int(known.get("repeat", 1))
     row = rows.run(start, paths.literature(name), {"sweep": name, "experiment": experiment, "repeat": repeat})
@@ -147,7 +154,8 @@ def _bigscience(start: Start, known: dict[str, Any]) -> str:
         factor = metrics.flops_factor(False) / metrics.flops_factor(checkpointing)
         start.measure(DERIVED, tflops_per_gpu=known["tflops_per_gpu"] * factor)
     start.notes.append("memory is printed in GB and taken as GiB; TFLOP/s without attention")
-    parts = [known["gpu"], *(f"{axis}{known[axis]}" for axis in ("tp", "pp", "dp")), f"bs{known['micro_batch_size']}"]
+    sizes = [f"{axis}{known[axis]}" for axis in ("tp", "pp", "dp")]
+    parts = [known["gpu_name"], *sizes, f"bs{known['micro_batch_size']}"]
     return "_".join([*map(str, parts), *(["ac"] if checkpointing else [])])
 
 

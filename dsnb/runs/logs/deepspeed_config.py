@@ -68,7 +68,7 @@ def _precision(start: Start, name: str, value: str) -> None:
         start.print(precision=name)
     elif seen == {"fp16": False, "bf16": False}:
         start.print(precision="fp32")
-        start.origins["precision"] = DERIVED
+        start.provenance["precision"] = DERIVED
 
 
 def _offload(start: Start, part: str, device: str) -> None:

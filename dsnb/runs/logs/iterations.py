@@ -128,7 +128,7 @@ def _without_first(start: Start, line: str, said: dict[str, Any]) -> dict[str, A
 def _count(start: Start, name: str, more: float | None) -> None:
     if more is not None and more >= 0 and (more or name not in start.figures):
         start.figures[name] = start.figures.get(name, 0) + more
-        start.origins[name] = LOGGED
+        start.provenance[name] = LOGGED
 
 
 def memory(start: Start, line: str) -> None:

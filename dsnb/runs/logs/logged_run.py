@@ -64,7 +64,7 @@ class Start:
     """Which program wrote the log; the most telling line wins."""
     settings: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
     """`as logged` or `derived`, for every figure and every setting that is not as it was logged."""
     environment: dict[str, str] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Start:
         for name, value in figures.items():
             if value is not None:
                 self.figures[name] = value
-                self.origins[name] = origin
+                self.provenance[name] = origin
 
     def peak(self, **figures: float | None) -> None:
         """Take figures of which the largest counts."""

@@ -31,14 +31,14 @@ def run(start: Start, path: Path, names: dict[str, Any]) -> dict[str, Any]:
         **start.environment,
         "host": next(iter(start.slots), None),
         "note": "; ".join(dict.fromkeys(start.notes)) or None,
-        "origins": origins(start),
+        "provenance": provenance(start),
         "run_dir": str(path),
     }
 
 
-def origins(start: Start) -> str:
+def provenance(start: Start) -> str:
     """Say of each figure whether it is as logged or derived: `as logged: a, b; derived: c`."""
-    kinds = {kind: [name for name, origin in start.origins.items() if origin == kind] for kind in ORIGINS}
+    kinds = {kind: [name for name, origin in start.provenance.items() if origin == kind] for kind in ORIGINS}
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
@@ -110,7 +110,7 @@ def _derive(start: Start, **settings: int | None) -> None:
     for name, value in settings.items():
         if value and name not in start.settings:
             start.settings[name] = value
-            start.origins[name] = DERIVED
+            start.provenance[name] = DERIVED
 
 
 def _first_is_warmup(start: Start) -> bool:
@@ -214,10 +214,10 @@ def _flops(start: Start) -> None:
         again = metrics.recomputed_flops_per_token(shape.block_parameters, *blocks)
         start.measure(DERIVED, hardware_tflops_per_gpu=metrics.tflops(per_token + again, rate))
     precision = start.settings.get("precision")
-    peak = hardware.peak_tflops(start.environment.get("gpu"), precision) if precision else None
+    peak = hardware.peak_tflops(start.environment.get("gpu_name"), precision) if precision else None
     if peak:
         start.measure(DERIVED, mfu=metrics.mfu(start.figures["tflops_per_gpu"], peak))
-    matmul = hardware.matmul_tflops(start.environment.get("gpu"), precision) if precision else None
+    matmul = hardware.matmul_tflops(start.environment.get("gpu_name"), precision) if precision else None
     if matmul:
         start.measure(DERIVED, mfu_of_matmul=metrics.mfu(start.figures["tflops_per_gpu"], matmul))
 
@@ -228,6 +228,6 @@ def _shape(start: Start) -> model_shapes.Shape | None:
     if {"layers", "hidden", "vocab"} <= set(start.shape):
         layers, hidden, vocab = (start.shape[name] for name in ("layers", "hidden", "vocab"))
         start.settings.setdefault("model", f"gpt-{layers}x{hidden}")
-        start.origins["model"] = DERIVED
+        start.provenance["model"] = DERIVED
         return model_shapes.Shape("gpt2", layers, hidden, 1, vocab, start.settings.get("seq_len"))
     return None

@@ -18,7 +18,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep.run import run_sweep
 from tests.support.fault_lab import HANGER, SILENCE_S, Run, lab
 from tests.support.hosts import NETWORK
-from tests.support.namespaces import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -176,9 +176,9 @@ def test_the_launcher_is_interrupted_while_a_host_does_not_answer(pair, tmp_path
 
 
 def test_ranks_hang(pair):
-    run = pair.begin(hang_limit_s=6.0)
-    status, cause = ends(run, "all ranks hang, hang_limit_s 6", 6 + 3)
-    assert (status, cause) == ("timeout", "no step within hang_limit_s of 6 s, 0 of 5 steps done")
+    run = pair.begin(step_timeout_s=6.0)
+    status, cause = ends(run, "all ranks hang, step_timeout_s 6", 6 + 3)
+    assert (status, cause) == ("timeout", "no step within step_timeout_s of 6 s, 0 of 5 steps done")
 
 
 def test_one_host_lacks_the_interface(pair):

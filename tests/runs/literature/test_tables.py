@@ -95,7 +95,7 @@ def test_tables_in_the_columns_of_runs(name, count):
     assert set(table["source"]) == {f"published: {name}"}
     assert not table.duplicated(["experiment", "repeat"]).any()
     if name in tables.TABLES:
-        assert table["origins"].str.contains("as published: ")[table["status"] == "ok"].mean() > 0.9
+        assert table["provenance"].str.contains("as published: ")[table["status"] == "ok"].mean() > 0.9
 
 
 def test_published_figures_are_those_of_the_table():
@@ -159,7 +159,8 @@ def test_mfu_against_the_data_sheet_and_a_measured_matmul():
 
 
 def runs_of(*rates, gpus=(1, 2, 4), **more):
-    settings = {"sweep": "s", "status": "ok", "model": "gpt2", "source": "dsnb", "gpu": "H200", "power_w": 500.0} | more
+    settings = {"sweep": "s", "status": "ok", "model": "gpt2", "source": "dsnb", "gpu_name": "H200"}
+    settings |= {"power_w": 500.0} | more
     table = pd.DataFrame({"gpus": gpus, "tokens_per_s": rates, "experiment": [f"gpus{count}" for count in gpus]})
     return table.assign(**settings)
 

@@ -38,7 +38,9 @@ def check(row, **expected):
 
 def kinds(row):
     """Give the figures of a row by where they come from."""
-    return {kind: set(names.split(", ")) for kind, names in (part.split(": ") for part in row["origins"].split("; "))}
+    return {
+        kind: set(names.split(", ")) for kind, names in (part.split(": ") for part in row["provenance"].split("; "))
+    }
 
 
 CHAT = {
@@ -56,9 +58,9 @@ CHAT = {
 def test_deepspeed_chat(tmp_path, text):
     row = only(read(tmp_path, text))
     check(row, **CHAT)
-    origins = kinds(row)
-    assert {"samples_per_s", "samples_per_s_running", "peak_allocated_gib", "skipped_steps"} <= origins["as logged"]
-    assert {"tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "tflops_per_gpu"} <= origins["derived"]
+    provenance = kinds(row)
+    assert {"samples_per_s", "samples_per_s_running", "peak_allocated_gib", "skipped_steps"} <= provenance["as logged"]
+    assert {"tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "tflops_per_gpu"} <= provenance["derived"]
     assert "secret" not in str(dict(row))
 
 
@@ -347,7 +349,7 @@ def test_names_in_json_are_no_code(tmp_path):
     text = logs.chat().replace("facebook/opt-350m", "</script><script>alert(1)</script>")
     row = only(read(tmp_path, text))
     assert "<" not in str(row["model"])
-    assert json.dumps(row["origins"])
+    assert json.dumps(row["provenance"])
 
 
 def test_megatrons_tflops_are_a_mean_over_time(tmp_path):

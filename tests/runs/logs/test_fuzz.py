@@ -91,7 +91,7 @@ def test_damaged_logs(tmp_path, name):
             row = rows.run(start, path, {})
             steps = rows.steps(start)
             read += 1
-            for figure, origin in start.origins.items():
+            for figure, origin in start.provenance.items():
                 value = row[figure]
                 if not isinstance(value, float | int) or isinstance(value, bool):
                     continue

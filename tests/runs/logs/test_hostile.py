@@ -90,7 +90,7 @@ def console_text(path):
 def told(starts):
     """Give all that a reader found out, to compare."""
     return [
-        (start.program, start.settings, start.figures, start.origins, start.environment, start.slots, start.shape, start.notes,
+        (start.program, start.settings, start.figures, start.provenance, start.environment, start.slots, start.shape, start.notes,
          start.trouble, start.ended, start.configured, [[*map(repr, start.steps.column(name))] for name in FIELDS])
         for start in starts
     ]  # fmt: skip

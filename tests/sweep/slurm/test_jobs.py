@@ -31,6 +31,7 @@ from dsnb.sweep.slurm.one_allocation import make_in_one
 from dsnb.sweep.slurm.outcome import judge, settled
 from tests import ROOT
 from tests.support import slurm as small_slurm
+from tests.support.waiting import wait_until
 
 PARAMS = """
 name: small
@@ -57,7 +58,7 @@ def late(cluster, tmp_path_factory):
     (run,) = sweep.runs
     records.write_text(run.paths.dir / "seconds", "100")
     started = jobs_for(sweep, Allocation(), []).start(run)
-    wait_for(lambda: (run.paths.dir / "began").exists())
+    wait_until((run.paths.dir / "began").exists, "the job has begun")
     assert cluster.command("scontrol", "update", f"JobId={started.number}", "EndTime=now+1seconds") == ""
     return started
 
@@ -81,14 +82,6 @@ def jobs_for(sweep, asked, said, **options):
 
 def quiet(sweep):
     return Progress(len(sweep.runs), sweep.runs, enabled=False, foretold=False)
-
-
-def wait_for(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 def job_of(run):
@@ -150,15 +143,15 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     maker = threading.Thread(target=make)
     maker.start()
     try:
-        wait_for(lambda: (lost.paths.dir / "began").exists() or problems)
+        wait_until(lambda: (lost.paths.dir / "began").exists() or problems, "the job on n2 has begun")
         cluster.kill_node("n2")
-        wait_for(lambda: records.read_lines(real.paths.steps) or problems)
+        wait_until(lambda: records.read_lines(real.paths.steps) or problems, "the real job trains")
         assert cluster.command("scancel", job_of(real)) == ""
         maker.join(60)
         assert not maker.is_alive()
     finally:
         cluster.start_node("n2")
-        wait_for(lambda: "idle" in cluster.command("sinfo", "--noheader", "--nodes=n2", "--format=%T"))
+        wait_until(lambda: "idle" in cluster.command("sinfo", "--noheader", "--nodes=n2", "--format=%T"), "n2 is back")
     results = [job.recorded(run.paths) for run in sweep.runs]
     ends = {
         run.paths.dir.parent.name[-5:]: (one.status, one.cause) for run, one in zip(sweep.runs, results, strict=True)
@@ -177,7 +170,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     assert results[-1].summary["loss_last"] is not None
     assert said == []
     assert not list(params.parent.rglob("hacked")) + list(ROOT.glob("hacked"))
-    wait_for(lambda: not [one for one in cluster.processes() if job_of(real) == one.environ()["SLURM_JOB_ID"]], 10)
+    wait_until(lambda: not cluster.processes(job_of(real)), "the cancelled job has ended", 10)
 
 
 SCRIPT = """
@@ -204,7 +197,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     records.write_text(failing.paths.dir / "die", "")
     command = [sys.executable, "-c", SCRIPT, str(params), str(params.parent / "out")]
     first = psutil.Popen(command, cwd=ROOT)
-    wait_for(lambda: all(job_of(run) and (run.paths.dir / "began").exists() for run in sweep.runs))
+    wait_until(lambda: all(job_of(run) and (run.paths.dir / "began").exists() for run in sweep.runs), "3 jobs")
     numbers = [job_of(run) for run in sweep.runs]
     first.kill()
     first.wait()
@@ -213,7 +206,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     note = records.read_json(other.paths.slurm)
     records.write_json(other.paths.slurm, {**note, "job": None, "state": "submitting"})
     second = psutil.Popen(command, cwd=ROOT)
-    wait_for(lambda: failing.paths.result.exists() and job_of(other))
+    wait_until(lambda: failing.paths.result.exists() and job_of(other), "the jobs are taken over")
     assert [job_of(run) for run in sweep.runs] == numbers
     assert {*cluster.command("squeue", "--noheader", "--format=%i").split()} >= {*numbers[:2]}
     second.send_signal(signal.SIGINT)
@@ -233,7 +226,7 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     records.write_text(run.paths.dir / "seconds", "100")
     first = jobs_for(sweep, Allocation(), said)
     going = first.start(run)
-    wait_for(lambda: (run.paths.dir / "began").exists())
+    wait_until((run.paths.dir / "began").exists, "the job has begun")
     (changed,) = load(params, Allocation(), steps=4).runs
     here = replace(run, experiment=run.experiment.model_copy(update={"hostfile": ""}))
     with pytest.raises(SettingsError) as caught:
@@ -253,9 +246,9 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     fresh = jobs_for(sweep, Allocation(), said)
     again = fresh.start(run)
     assert int(again.number) > int(going.number)
-    assert wait_for(again.poll).status == "ok"
+    assert wait_until(again.poll, "the job has ended").status == "ok"
     first.cancel([going])
-    wait_for(going.poll)
+    wait_until(going.poll, "the job is cancelled")
 
 
 def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
@@ -270,14 +263,14 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     assert sweep.runs[0].experiment.gpus == 3
     jobs = jobs_for(sweep, asked, said)
     waiting = jobs.start(sweep.runs[0])
-    wait_for(lambda: waiting.poll() or any("NodeLimit" in row for row in said))
+    wait_until(lambda: waiting.poll() or any("NodeLimit" in row for row in said), "Slurm says why it waits")
     time.sleep(2 * POLL_S)
     assert waiting.poll() is None
     assert said[-1] == f"job {waiting.number} waits: PartitionNodeLimit"
     assert len(said) == len({*said}) <= 2  # Slurm may begin with a vaguer one
     assert not waiting.running
     jobs.cancel([waiting])
-    assert wait_for(waiting.poll).cause == "stopped by the user"
+    assert wait_until(waiting.poll, "the job is cancelled").cause == "stopped by the user"
 
 
 def test_a_whole_sweep_as_one_job(cluster, params):
@@ -314,7 +307,7 @@ def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
 
 
 def test_a_job_over_its_time(late):
-    result = wait_for(late.poll)
+    result = wait_until(late.poll, "Slurm has ended the job")
     assert result.status == "timeout"
     assert re.fullmatch(
         rf"job {late.number} was ended by Slurm at its time limit of [\d:-]+: raise --time, or lower steps",

@@ -1,0 +1,75 @@
+"""How Sphinx builds the site: `make docs`. Nothing is fetched, and no notebook is executed."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
+
+import reference_tables  # noqa: E402
+
+from dsnb.version import __version__  # noqa: E402
+
+project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+WIDE = ["reference/settings", "reference/columns", "reference/run_folder", "reference/command_line", "TRAPS"]
+html_theme = "pydata_sphinx_theme"
+html_title = "dsnb"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["_build/extra"]
+html_theme_options = {
+    "navigation_depth": 2,
+    "show_prev_next": True,
+    "secondary_sidebar_items": {"**": ["page-toc"], **{page: [] for page in WIDE}},
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # the example's notebooks hold their outputs already
+default_role = "code"  # what stands in single backticks in docstrings
+toc_object_entries_show_parents = "hide"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+autodoc_typehints = "none"  # signatures say them
+autodoc_member_order = "bysource"
+nitpick_ignore_regex = [(r"py:.*", r"(?!dsnb\b).*")]  # other projects' names: there is no network to look them up in
+
+
+class Generated(SphinxDirective):
+    """A table of the reference, by its name in `reference_tables.TABLES`."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Parse the table's Markdown in place of the directive."""
+        text = reference_tables.TABLES[self.arguments[0]]()
+        holder = nodes.section() if text.startswith("#") else nodes.container()
+        holder.document = self.state.document
+        self.state.nested_parse(StringList(text.splitlines(), "generated"), self.content_offset, holder, match_titles=1)
+        return holder.children
+
+
+def example_files(app: Sphinx) -> None:
+    """Take the example's executed notebooks among the pages, and its report among the files beside them."""
+    made = ROOT / "outputs" / "examples" / "quickstart"
+    pages, extra = DOCS / "example", DOCS / "_build" / "extra" / "example"
+    for folder, files in ((pages, made.glob("*.ipynb")), (extra, made.glob("*.html"))):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copyfile(file, folder / file.name)
+
+
+def setup(app: Sphinx) -> None:
+    """Register what is defined here."""
+    app.add_directive("generated", Generated)
+    example_files(app)

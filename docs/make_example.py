@@ -1,0 +1,80 @@
+"""Measure the quickstart on this machine and keep it as the open example: `make example`, about four minutes.
+
+What is kept under `outputs/examples/quickstart/`: the records of every run, the report, and two executed notebooks for
+the documentation, whose output blocks then get the new figures. What would name this machine or its user is replaced,
+and nothing else: `outputs/README.md` lists it.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import code_blocks
+import nbformat
+import papermill
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "outputs" / "examples" / "quickstart"
+RECORDS = ("experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "worker.json", "result.json")
+HOST = "example-host"
+
+
+def main() -> None:
+    """Run the sweep in a temporary folder, then build the example from it; or from a sweep that an argument names."""
+    with tempfile.TemporaryDirectory() as home:
+        made = Path(sys.argv[1]).absolute() if sys.argv[1:] else Path(home) / "quickstart"
+        if not sys.argv[1:]:
+            dsnb("sweep", str(ROOT / "params" / "quickstart.yaml"), "--output", str(made))
+        shutil.rmtree(TARGET, ignore_errors=True)
+        TARGET.mkdir(parents=True)
+        keep_records(made)
+        first = sorted(made.glob("*/run1/run.ipynb"))[0]
+        keep_notebook(first, "one_run.ipynb", {str(made): "outputs/quickstart"})
+        dsnb("report", str(TARGET))
+        (TARGET / "report.ipynb").unlink()
+        compared = Path(home) / "compare.ipynb"
+        template, parameters = ROOT / "notebooks" / "20_compare.ipynb", {"sweep_dir": "outputs/examples/quickstart"}
+        papermill.execute_notebook(str(template), str(compared), parameters, cwd=str(ROOT), progress_bar=False)
+        keep_notebook(compared, "compare.ipynb", {str(ROOT): "."})
+    code_blocks.main()
+
+
+def dsnb(*words: str) -> None:
+    """Run one of dsnb's commands."""
+    subprocess.run([sys.executable, "-m", "dsnb", *words], check=True, cwd=ROOT)
+
+
+def keep_records(made: Path) -> None:
+    """Copy the params file and the records of every run, without the names of host and kernel."""
+    shutil.copyfile(made / "params.yaml", TARGET / "params.yaml")
+    for run in sorted(made.glob("*/run*")):
+        target = TARGET / run.relative_to(made)
+        target.mkdir(parents=True)
+        for name in RECORDS:
+            shutil.copyfile(run / name, target / name)
+        machine = json.loads((target / "environment.json").read_text())
+        machine |= {"host": HOST, "os": machine["os"].partition("-")[0]}
+        (target / "environment.json").write_text(json.dumps(machine, indent=1) + "\n")
+
+
+def keep_notebook(path: Path, name: str, replaced: dict[str, str]) -> None:
+    """Copy an executed notebook without metadata, the explorer (the report has it) and this machine's paths."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
+    for cell in notebook.cells:
+        cell.metadata = {"tags": cell.metadata.get("tags", [])}
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "application/vnd.jupyter.widget-view+json" in data:
+                output.data = {"text/markdown": "*The explorer is in [the report](report.html).*"}
+    text = nbformat.writes(notebook)
+    for private, public in replaced.items():
+        text = text.replace(private, public)
+    (TARGET / name).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Old names of columns: tables that an earlier version wrote, such as a CSV file of runs, keep working.
+
+dsnb's own index and cache need no aliases: they are ignored once dsnb's code has changed.
+"""
+
+import pandas as pd
+
+ALIASES = {"gpu": "gpu_name", "origins": "provenance", "not_ok": "n_failed"}
+"""Old name of a column of runs or of a summary -> its name now. (In samples of GPUs, `gpu` is an index and stays.)"""
+
+
+def rename_old_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of runs or a summary under the current column names.
+
+    Parameters
+    ----------
+    table
+        As it was given; it is not changed.
+
+    Returns
+    -------
+    pandas.DataFrame
+        With old columns renamed; one whose current name is also there is left alone.
+    """
+    return table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})

@@ -1,0 +1,76 @@
+"""Every code block of the README and the documentation is run, or says why it is not."""
+
+import re
+
+import pytest
+
+from docs.code_blocks import BLOCK, ROOT, Home, blocks, outputs, pages, run_page, runnable
+from dsnb.run_folder.record_schema import STATUSES
+from dsnb.sweep.params import load_sweep
+
+PAGES = pages()
+RUN = [page for page in PAGES if runnable(page, "sh") or runnable(page, "python")]
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_is_run_or_says_why_not(page):
+    for block in blocks(page):
+        if block.is_output:
+            assert block.language == "text", block.where
+        elif block.note:
+            assert len(block.reason) > 10, f"{block.where}: write <!-- not run: REASON -->"
+        else:
+            assert block.language in {"sh", "python", "yaml"}, f"{block.where}: say why it is not run"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_fence_escapes_the_search(page):
+    text = page.read_text()
+    fences = len(re.findall(r"^\s*(?:```|~~~)", text, re.M))
+    assert fences == 2 * len(BLOCK.findall(text))
+    assert not re.search(r"\n\n {4}\S", BLOCK.sub("", text)), "an indented code block: use a fence"
+
+
+@pytest.mark.parametrize("page", RUN, ids=name)
+def test_blocks_run_and_print_what_the_page_shows(page, home):
+    printed = run_page(page, home)
+    assert printed
+    for block, result in outputs(page, printed):
+        assert block.text.rstrip() == result.rstrip(), block.where
+
+
+def test_yaml_blocks_are_valid_params_files(tmp_path):
+    found = [block for page in PAGES for block in runnable(page, "yaml")]
+    assert len(found) >= 2
+    for block in found:
+        path = tmp_path / "my_sweep.yaml"
+        path.write_text(block.text)
+        assert load_sweep(path).runs, block.where
+
+
+def test_a_block_that_fails_is_told(tmp_path):
+    with pytest.raises(AssertionError, match="exit code 3 of:\nexit 3"):
+        Home(tmp_path).run_line("exit 3")
+
+
+def test_make_targets_that_pages_name_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    named = {target for page in PAGES for target in re.findall(r"\bmake (\w+)  ", page.read_text())}
+    assert {"demo", "test", "docs"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_every_file_that_a_page_names_exists():
+    for page in PAGES:
+        for path in re.findall(r"`((?:dsnb|docs|params|benchmarks|notebooks)/[\w./-]+\.\w+)`", page.read_text()):
+            assert (ROOT / path).is_file() or path == "params/my_sweep.yaml", f"{name(page)} names {path}"
+
+
+def test_every_status_says_what_to_do():
+    text = (ROOT / "docs" / "how-to" / "statuses.md").read_text()
+    assert re.findall(r"^## (\w+)$", text, re.M) == list(STATUSES)

@@ -1,0 +1,106 @@
+"""Whatever users can set, read or type has an entry with a meaning in the reference."""
+
+import re
+
+import pytest
+import typer
+
+from docs import reference_tables
+from docs.code_blocks import ROOT
+from docs.reference_tables import MissingMeaning
+from dsnb.analysis.summary import summarize
+from dsnb.cli.app import app
+from dsnb.run_folder import column_meanings as meanings
+from dsnb.run_folder.field_meanings import FIELDS
+from dsnb.run_folder.record_schema import FORMS
+from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
+from dsnb.runs.labels import METRICS
+from dsnb.runs.load import load_runs, load_steps
+from dsnb.settings.experiment import Experiment
+
+EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
+
+
+def entries(markdown):
+    """Return the first and the last but one or last cell of every row of a table."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in markdown.splitlines() if line.startswith("| `")]
+    return {row[0].strip().strip("`"): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_every_setting_has_a_type_and_a_meaning():
+    found = entries(reference_tables.training_settings()) | entries(reference_tables.supervision_settings())
+    assert list(found) == list(Experiment.model_fields)
+    assert found["steps"] == ["`int`", "`20`", "", "Timed optimizer steps."]
+    assert found["time_limit_s"][2] == "s"
+    assert all(row[0] and row[1] and len(row[3]) > 10 for row in found.values())
+
+
+def test_every_column_of_runs_has_a_meaning():
+    settings = set(Experiment.model_fields) - {"device"}
+    found = entries(reference_tables.run_columns())
+    assert list(found) == [name for name in RUN_COLUMNS if name not in settings]
+    assert list(load_runs(EXAMPLE).columns) == RUN_COLUMNS
+    assert found["samples_per_s"][0] == "samples/s"
+    assert found["samples_per_s"][2] == "tokens_per_s / seq_len"
+
+
+def test_every_column_of_steps_has_a_meaning():
+    assert list(entries(reference_tables.step_columns())) == list(load_steps(EXAMPLE).columns)
+    assert set(STEP_COLUMNS) <= set(meanings.STEPS)
+
+
+def test_every_column_of_gpu_samples_has_a_meaning():
+    assert list(entries(reference_tables.gpu_columns())) == GPU_COLUMNS
+
+
+def test_every_column_of_the_summary_has_a_meaning():
+    text = reference_tables.summary_columns()
+    known = [*entries(text)]
+    for column in summarize(load_runs(EXAMPLE)).columns:
+        stem = re.sub(r"_(median|std)$", "", column)
+        assert column in known or (stem in METRICS and f"`{stem}`" in text), column
+
+
+def test_nothing_is_described_that_is_gone():
+    assert set(meanings.RUNS) | set(meanings.TITLED) | set(meanings.FORMULAS) <= set(RUN_COLUMNS)
+    assert set(FIELDS) <= set(FORMS)
+    for file, fields in FIELDS.items():
+        assert set(fields) <= set(FORMS[file].fields), file
+
+
+def test_no_column_is_described_twice():
+    told = {name for name, metric in METRICS.items() if metric.about}
+    assert not told & (set(meanings.RUNS) | set(meanings.TITLED))
+    assert not set(meanings.RUNS) & set(Experiment.model_fields) - {"device"}
+
+
+def test_every_command_and_option_has_a_meaning():
+    text = reference_tables.command_line()
+    for name, command in typer.main.get_command(app).commands.items():
+        section = text.split(f"## dsnb {name}\n")[1].split("\n## ")[0]
+        found = entries(section)
+        for parameter in command.params:
+            if parameter.name != "help":
+                (row,) = [row for form, row in found.items() if form.split()[0] == parameter.opts[0]]
+                assert len(row[0]) > 5, f"dsnb {name} {parameter.opts[0]}"
+
+
+def test_every_field_of_a_run_folder_has_a_meaning():
+    text = reference_tables.run_fields()
+    for file, kind in FORMS.items():
+        section = text.split(f"### `{file}`\n")[1].split("\n### ")[0]
+        settings = set(Experiment.model_fields) if file == "experiment.json" else set()
+        assert list(entries(section)) == [name for name in kind.fields if name not in settings]
+
+
+def test_what_has_no_meaning_is_an_error():
+    with pytest.raises(MissingMeaning, match="column odd has no meaning: describe it where it is defined"):
+        reference_tables.columns(["odd"], {})
+
+
+def test_every_public_name_is_in_the_api_page():
+    import dsnb
+
+    text = (ROOT / "docs" / "reference" / "python_api.md").read_text()
+    assert re.findall(r"dsnb\.(\w+)$", text, re.M).__len__() >= len(dsnb.__all__)
+    assert set(dsnb.__all__) <= set(re.findall(r"dsnb\.(\w+)$", text, re.M))

@@ -1,0 +1,55 @@
+"""Tables that were written before some columns were renamed: every reader of tables takes them as it did."""
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis.memory_use import footprint, savings
+from dsnb.analysis.plan import plan
+from dsnb.analysis.scaling import scaling
+from dsnb.analysis.summary import variants
+from dsnb.analysis.tradeoffs import effects
+from dsnb.explorer.data import read
+from dsnb.render import answer, tables
+from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.runs.column_aliases import ALIASES, rename_old_columns
+from tests.support import made_up
+
+OLD = {new: old for old, new in ALIASES.items()}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    table = made_up.runs(12).reindex(columns=RUN_COLUMNS)
+    names = table["zero_stage"].map({0: "H200", 1: "H200"}).fillna("A100")
+    return table.assign(gpu_name=names, host="h", provenance="as logged: tokens_per_s")
+
+
+@pytest.mark.parametrize("reader", [dsnb.summarize, footprint, savings, scaling, lambda runs: plan(runs, 1e9)])
+def test_old_tables_of_runs_give_the_same_tables(runs, reader):
+    pd.testing.assert_frame_equal(reader(runs.rename(columns=OLD)), reader(runs))
+
+
+def test_old_tables_are_split_compared_and_explored_by_the_same_columns(runs):
+    old = runs.rename(columns=OLD)
+    assert "gpu" in old
+    assert "origins" in old
+    assert variants(old, 0).keys() == variants(runs, 0).keys()
+    assert "gpu_name" in read(old).choices
+    pd.testing.assert_frame_equal(read(old).runs, runs)
+    base = runs["experiment"].iloc[0]
+    columns = ["gpu_name", "zero_stage", "precision"], ["tokens_per_s_per_gpu"]
+    pd.testing.assert_frame_equal(effects(old, base, *columns), effects(runs, base, *columns))
+    assert str(answer.answer(old)) == str(answer.answer(runs))
+    assert str(tables.environment(old)) == str(tables.environment(runs))
+
+
+def test_old_summaries_are_shown_as_new_ones(runs):
+    summary = dsnb.summarize(runs)
+    assert "n_failed" in summary
+    assert str(tables.summary_table(summary.rename(columns=OLD))) == str(tables.summary_table(summary))
+
+
+def test_a_column_whose_current_name_is_there_is_left_alone():
+    table = pd.DataFrame({"gpu": [0], "gpu_name": ["H200"], "n": [1]})
+    pd.testing.assert_frame_equal(rename_old_columns(table), table)

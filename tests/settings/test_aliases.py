@@ -1,0 +1,147 @@
+"""Former names of settings: read wherever settings are read, and never written."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+import dsnb
+from dsnb import Experiment
+from dsnb.cli.sweep import overrides
+from dsnb.errors import SettingsError
+from dsnb.files import records
+from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder.paths import SweepPaths
+from dsnb.settings import aliases
+from dsnb.sweep import job
+from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import is_finished
+from tests import ROOT
+
+OLD_LAYOUT = ROOT / "tests" / "data" / "old_layout"
+NAME = "zs0_fp32_gpus1_bs2_sl16"
+BOTH = "hang_limit_s is the former name of step_timeout_s, and both are given: remove hang_limit_s"
+
+
+@pytest.fixture
+def old_run(tmp_path):
+    """Return the paths of a run folder of the old layout."""
+    shutil.copytree(OLD_LAYOUT, tmp_path / "old")
+    return SweepPaths(tmp_path / "old").run(NAME, 1)
+
+
+@pytest.fixture
+def params(tmp_path):
+    def write(text):
+        path = tmp_path / "t.yaml"
+        path.write_text(f"name: t\n{text}\n")
+        return path
+
+    return write
+
+
+def timeouts(sweep):
+    return [run.experiment.step_timeout_s for run in sweep.runs]
+
+
+def test_every_alias_leads_to_a_setting_and_is_none():
+    assert set(aliases.CURRENT_NAMES.values()) <= set(Experiment.model_fields)
+    assert aliases.CURRENT_NAMES.keys().isdisjoint(Experiment.model_fields)
+
+
+def test_an_experiment_takes_the_former_name():
+    assert Experiment(hang_limit_s=5.0) == Experiment(step_timeout_s=5.0)
+    assert "hang_limit_s" not in Experiment(hang_limit_s=5.0).model_dump()
+
+
+def test_a_wrong_value_is_reported_under_the_current_name():
+    with pytest.raises(SettingsError) as caught:
+        Experiment(hang_limit_s=0)
+    assert str(caught.value) == "step_timeout_s is 0: it must be more than 0.0"
+
+
+def test_both_names_are_one_problem_beside_the_others():
+    with pytest.raises(SettingsError) as caught:
+        Experiment(hang_limit_s=5.0, step_timeout_s=6.0, zero_stage=4)
+    assert caught.value.problems == [BOTH, "zero_stage is 4: allowed are 0, 1, 2 or 3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("defaults: {hang_limit_s: 5}", [5.0]),
+        ("defaults: {step_timeout_s: 7}\ninclude: [{hang_limit_s: 5}]", [5.0]),
+        ("grid: {hang_limit_s: [5], zero_stage: [0, 1]}", [5.0, 5.0]),
+        ("defaults: {hang_limit_s: 5}\ngrid: {zero_stage: [0, 1]}\nexclude: [{hang_limit_s: 5, zero_stage: 0}]", [5.0]),
+    ],
+)
+def test_a_params_file_takes_the_former_name(params, text, expected):
+    sweep = load_sweep(params(text))
+    assert timeouts(sweep) == expected
+    assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
+
+
+@pytest.mark.parametrize("text", ["defaults: {}", "defaults: {step_timeout_s: 7}", "defaults: {hang_limit_s: 7}"])
+@pytest.mark.parametrize("name", ["hang_limit_s", "step_timeout_s"])
+def test_set_takes_either_name_and_replaces_either(params, text, name):
+    assert timeouts(load_sweep(params(text), overrides([f"{name}=5"]))) == [5.0]
+
+
+@pytest.mark.parametrize("place", ["defaults: {%s}", "grid: {%s}", "include: [{%s}]", "exclude: [{%s}]"])
+def test_both_names_in_one_place_of_a_params_file_are_refused(params, place):
+    both = "hang_limit_s: [5], step_timeout_s: [6]"
+    path = params(place % both)
+    with pytest.raises(SettingsError) as caught:
+        load_sweep(path)
+    assert str(caught.value) == f"params file {str(path)!r}: {BOTH}"
+
+
+def test_both_names_in_set_are_refused(params):
+    with pytest.raises(SettingsError) as caught:
+        load_sweep(params("defaults: {}"), {"hang_limit_s": 5, "step_timeout_s": 6})
+    assert str(caught.value) == f"--set: {BOTH}"
+
+
+def test_a_notebook_takes_the_former_name_instead_of_the_default():
+    default = Experiment().step_timeout_s
+    injected = {"hang_limit_s": 5.0, "step_timeout_s": default, "run_dir": ""}
+    assert Experiment.from_namespace(injected).step_timeout_s == 5.0
+    assert Experiment.from_namespace({"hang_limit_s": 5.0}).step_timeout_s == 5.0
+    with pytest.raises(SettingsError) as caught:
+        Experiment.from_namespace({"hang_limit_s": 5.0, "step_timeout_s": 6.0})
+    assert str(caught.value) == BOTH
+
+
+def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):
+    record = json.loads(old_run.experiment.read_text())
+    assert record["hang_limit_s"] == 120.0
+    assert "step_timeout_s" not in record
+    assert Experiment.read(old_run.experiment).step_timeout_s == 120.0
+    runs = dsnb.load_runs(old_run.dir.parents[1])
+    assert runs[["experiment", "status", "model", "seq_len"]].values.tolist() == [[NAME, "ok", "gpt2-tiny", 16]]
+    assert runs["tokens_per_s"].tolist() == [9.837443157503454]
+    assert dsnb.load_steps(old_run.dir.parents[1])["loss"].tolist()[-1] == 6.359505653381348
+
+
+def test_an_old_run_is_finished_for_a_sweep_of_the_same_settings(old_run):
+    assert finished.trouble(old_run) is None
+    sweep = load_sweep(old_run.dir.parents[1] / "params.yaml", output=old_run.dir.parents[1])
+    (run,) = sweep.runs
+    assert run.experiment.step_timeout_s == 120.0
+    assert job.changed(run) == ""
+    assert is_finished(run)
+
+
+def test_settings_that_were_asked_for_have_the_current_name(old_run):
+    record = records.read_json(old_run.experiment)
+    records.write_json(old_run.experiment, {**record, "asked": {"hang_limit_s": 60.0, "micro_batch_size": "auto"}})
+    assert job.planned(old_run).experiment.step_timeout_s == 60.0
+
+
+def test_a_record_with_both_names_counts_by_the_current_one():
+    record = {"model": "gpt2", "hang_limit_s": 5.0, "step_timeout_s": 6.0}
+    content, problem = record_schema.cleaned("experiment.json", record)
+    assert (content, problem) == ({"model": "gpt2", "step_timeout_s": 6.0}, None)
+    _, problem = record_schema.cleaned("experiment.json", {"hang_limit_s": "soon"})
+    assert problem == "experiment.json: step_timeout_s is 'soon', not a number, 0 or more"
