@@ -22,8 +22,8 @@ SAME = 1.02
 TASK = ("model", "seq_len", "gpu_name")
 """What is to be trained, and on what; settings are compared within it."""
 MINUS = "\N{MINUS SIGN}"
-NOTHING = 0.0005
-"""Shares below it would be shown as 0.0 %."""
+NEGLIGIBLE_CHANGE = 0.0005
+"""Smaller changes would be displayed as 0.0 %."""
 MOST = 6
 """Tasks that are spoken of, and values of an axis."""
 
@@ -164,7 +164,7 @@ def percent(change: object) -> str:
     """Give a share as a signed percentage: 0.1 is `+10 %`."""
     if not isinstance(change, float) or change != change:
         return "unknown"
-    if abs(change) < NOTHING:
+    if abs(change) < NEGLIGIBLE_CHANGE:
         return "0 %"
     return f"{MINUS if change < 0 else '+'}{abs(100 * change):.{1 if abs(change) < 0.0995 else 0}f} %"
 
