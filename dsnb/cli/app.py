@@ -51,9 +51,9 @@ def summary(
         show_groups(runs, format_)
     elif timing:
         from dsnb.analysis.summary import timing as seconds
-        from dsnb.render.tables import timing_texts
+        from dsnb.render.tables import format_timing
 
-        show(seconds(runs), timing_texts(seconds(runs)), format_)
+        show(seconds(runs), format_timing(seconds(runs)), format_)
     else:
         show_summary(runs, format_)
 

@@ -398,12 +398,12 @@ def test_the_command_line_prints_groups_and_suspects(cluster, tmp_path):
     assert len(json.loads(done.stdout)) == 127
     assert f"Suspect: {SLOW}, " in done.stderr
     done = CliRunner().invoke(app, ["summary", "--groups", str(cluster)])
-    assert "off the median (%)" in done.stdout
+    assert "off median (%)" in done.stdout
     assert f"Suspect: {SLOW}, " in done.stdout
     made_up.write_folders(made_up.runs(1), tmp_path / "alone", steps=6)
     done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path)])
     assert str(done.exception) == (
-        "no run here was made on hosts of a hostfile: there are no groups of nodes to compare"
+        "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
     )
 
 
