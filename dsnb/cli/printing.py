@@ -30,10 +30,10 @@ class Format(StrEnum):
 def print_summary(runs: Any, format_: Format) -> None:
     """Print the aggregated table."""
     from dsnb.analysis.summary import summarize
-    from dsnb.render.tables import readable
+    from dsnb.render.tables import format_summary
 
     table = summarize(runs)
-    show(table, readable(table), format_)
+    show(table, format_summary(table), format_)
 
 
 def print_groups(runs: Any, format_: Format) -> None:

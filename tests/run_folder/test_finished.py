@@ -169,7 +169,7 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
         (path / "run.ipynb").touch()
     links = payload._files(read(runs), [ZS0, ZS3], folder)
     assert links["parents"] == [None, None]
-    assert links["kinds"][0]["there"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
+    assert links["kinds"][0]["available"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
 def test_a_copy_whose_number_is_taken_gets_another(sweep):
