@@ -204,6 +204,7 @@ def test_hostile_settings(given, said):
     assert problems(Experiment, **given) == [said]
 
 
+@pytest.mark.process
 def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     said = "hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc"
@@ -387,5 +388,6 @@ def test_a_gpu_that_is_given_back_late_is_waited_for(monkeypatch):
     assert survey.busy_gpus([0], wait_s=5) is None
 
 
+@pytest.mark.process
 def test_the_version_is_that_of_the_package():
     assert survey.hello()["dsnb"] == dsnb.__version__
