@@ -112,7 +112,7 @@ def _notebooks() -> Iterator[Check]:
     yield Check(
         state, "notebooks", f"without {missing}" if missing else str(folder), "check dsnb out again" if missing else ""
     )
-    if other := kernels.other_python():
+    if other := kernels.foreign_kernelspec():
         advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
         yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
     lab = find_spec("jupyterlab") is not None

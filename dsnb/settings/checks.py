@@ -191,7 +191,7 @@ def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str
             problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 a core); use fewer")
         if precision == "tf32":
             problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
-        if precision == "fp16" and not hardware.cpu_computes_fp16():
+        if precision == "fp16" and not hardware.cpu_supports_fp16():
             problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
     return problems + (_no_nvme(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
 

@@ -120,7 +120,7 @@ def _make_here(todo: list[Run], shown: "Progress", lock: Lock) -> None:
         raise SettingsError(
             f"Slurm still makes {', '.join(made[:3])}: go on with --slurm, or end the jobs with scancel"
         )
-    with fork.shared(_devices(todo)), servers.kept(run.experiment for run in todo):
+    with fork.shared_servers(_devices(todo)), servers.keep_servers(run.experiment for run in todo):
         if any(run.lane for run in todo):
             schedule.run_all(todo, GuardedExecutor(schedule.LocalExecutor(), lock), shown)
             return
@@ -141,7 +141,7 @@ def _shown(sweep: Sweep, todo: list[Run], progress: bool, show_eta: bool) -> Ite
     from dsnb.sweep.progress import Progress
 
     with Progress(total=len(sweep.runs), todo=todo, enabled=progress, show_eta=show_eta) as shown:
-        if todo and (told := signals.how_to_stop()):
+        if todo and (told := signals.stop_hint()):
             shown.say(told)
         yield shown
 
@@ -157,7 +157,7 @@ def check_notebook() -> None:
     template = paths.notebook_template(job.NOTEBOOK)
     if not template.is_file():
         raise SettingsError(f"notebook {str(template)!r} is missing: install dsnb from a complete checkout")
-    known = notebook.parameters(template)
+    known = notebook.parameter_names(template)
     if missing := [name for name in (*Experiment.model_fields, "run_dir") if name not in known]:
         raise SettingsError(
             f"notebook {str(template)!r} does not take {', '.join(missing)}: "

@@ -16,7 +16,7 @@ from dsnb.cli import printing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.outcome import judge
+from dsnb.launcher.outcome import run_status
 from dsnb.render import all_reduce, answer, node_report, plots, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
@@ -77,7 +77,7 @@ def read_like_a_sweep(run, experiment):
         job.planned(run.paths)
     job.recorded(run.paths)
     submitted(run.paths.slurm)
-    judge(experiment, run.paths, {0: 0}, 0)
+    run_status(experiment, run.paths, {0: 0}, 0)
     summarize_run(experiment, run.paths)
 
 
@@ -132,7 +132,7 @@ def campaign(draw, home, real, batches, runs_a_batch, charts_every):
         with only_our_warnings():
             for name in names:
                 read_like_a_sweep(replace(planned, paths=RunPaths(folder / name)), planned.experiment)
-                auto_batch_size._recorded(planned.experiment, RunPaths(folder / name))
+                auto_batch_size._recorded_status(planned.experiment, RunPaths(folder / name))
             runs = show_like_a_report(folder, charts=batch % charts_every == 0)
         assert len(runs) == sum((folder / name / "experiment.json").is_file() for name in names)
         count += 4
