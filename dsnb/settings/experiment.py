@@ -88,9 +88,8 @@ class Experiment(Training):
             details = {str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))}
             invalid = set(details)
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
         chosen = known if invalid else self.model_dump()  # with every `auto` resolved
-        problems += checks.contradictions({**defaults, **chosen}, given=set(known), ignore=invalid)
+        problems += checks.contradictions({**DEFAULTS, **chosen}, given=set(known), ignore=invalid)
         if problems:
             raise SettingsError(problems)
 
@@ -131,7 +130,7 @@ class Experiment(Training):
         known = {*cls.model_fields, *aliases.CURRENT_NAMES}
         settings = {key: value for key, value in names.items() if key in known}
         for former, current in aliases.CURRENT_NAMES.items():
-            if former in settings and settings.get(current) == _default(current):
+            if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
         misspelled = {
             key: value
@@ -189,7 +188,7 @@ class Experiment(Training):
             model_shapes.slug(self.data) if self.data != "synthetic" else "",
             f"tok-{model_shapes.slug(self.tokenizer)}" if self.tokenizer != "bytes" else "",
             f"nodes{self.nodes}" if self.nodes > 1 else "",
-            f"lr{self.learning_rate:g}" if self.learning_rate != _default("learning_rate") else "",
+            f"lr{self.learning_rate:g}" if self.learning_rate != DEFAULTS["learning_rate"] else "",
             f"clip{self.gradient_clipping:g}" if self.gradient_clipping else "",
             f"seed{self.seed}" if self.seed else "",
             "deepspeed-launcher" if self.launcher == "deepspeed" else "",
@@ -239,5 +238,5 @@ def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
         return ()
 
 
-def _default(name: str) -> Any:
-    return Experiment.model_fields[name].default
+DEFAULTS: dict[str, Any] = {name: field.default for name, field in Experiment.model_fields.items()}
+"""The default of every setting, `auto` as it stands."""

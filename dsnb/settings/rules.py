@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsnb.formulas.model_shapes import SPLIT, facts, not_split
+from dsnb.settings.training import Training
 
 Settings = Mapping[str, Any]
 Rule = Callable[[Settings], str | None]
@@ -24,9 +25,9 @@ def _zero_is_deepspeeds(s: Settings) -> str | None:
     )
 
 
-def _only_deepspeed(name: str, off: object, what: str) -> Rule:
+def _only_deepspeed(name: str, what: str) -> Rule:
     def rule(s: Settings) -> str | None:
-        if s["strategy"] == "deepspeed" or s[name] == off:
+        if s["strategy"] == "deepspeed" or _is_default(name, s):
             return None
         return f"{name} is {s[name]!r}, but strategy is '{s['strategy']}': {what}; use strategy 'deepspeed'"
 
@@ -97,20 +98,18 @@ def _clipping(s: Settings) -> str | None:
 
 
 def _one_of(first: str, second: str, why: str) -> Rule:
-    """Refuse two settings that are both away from `off`."""
+    """Return a rule against two settings that both differ from their defaults."""
 
     def rule(s: Settings) -> str | None:
-        if _is_off(first, s) or _is_off(second, s):
+        if _is_default(first, s) or _is_default(second, s):
             return None
         return f"{first} is {s[first]!r}, but {second} is {s[second]!r}: {why}"
 
     return rule
 
 
-def _is_off(name: str, s: Settings) -> bool:
-    off = {"tensor_parallel": 1, "pipeline_parallel": 1, "checkpoint_every": 1, "offload": "none", "optimizer": "adamw"}
-    off |= {"gradient_compression": "none", "mixed_precision": "native"}
-    return bool(s[name] == off.get(name, 0))
+def _is_default(name: str, s: Settings) -> bool:
+    return bool(s[name] == Training.model_fields[name].default)
 
 
 def _offload(s: Settings) -> str | None:
@@ -198,7 +197,7 @@ def _fsdp_fp16(s: Settings) -> str | None:
 
 def _checkpointing_off(name: str) -> Rule:
     def rule(s: Settings) -> str | None:
-        if s["activation_checkpointing"] or _is_off(name, s):
+        if s["activation_checkpointing"] or _is_default(name, s):
             return None
         return f"{name} is {s[name]!r}, but activation_checkpointing is off: turn it on, or drop {name}"
 
@@ -220,9 +219,9 @@ def _auto_on_a_cpu(s: Settings) -> str | None:
 
 RULES: list[tuple[set[str], Rule]] = [
     ({"strategy", "zero_stage"}, _zero_is_deepspeeds),
-    ({"strategy", "offload"}, _only_deepspeed("offload", "none", "offload is ZeRO's")),
-    ({"strategy", "tensor_parallel"}, _only_deepspeed("tensor_parallel", 1, "tensor parallel is AutoTP's")),
-    ({"strategy", "pipeline_parallel"}, _only_deepspeed("pipeline_parallel", 1, "pipelines are DeepSpeed's")),
+    ({"strategy", "offload"}, _only_deepspeed("offload", "offload is ZeRO's")),
+    ({"strategy", "tensor_parallel"}, _only_deepspeed("tensor_parallel", "tensor parallel is AutoTP's")),
+    ({"strategy", "pipeline_parallel"}, _only_deepspeed("pipeline_parallel", "pipelines are DeepSpeed's")),
     ({"gpus", "tensor_parallel", "pipeline_parallel"}, _ranks),
     ({"model", "tensor_parallel"}, _heads),
     ({"model", "pipeline_parallel"}, _layers),

@@ -21,7 +21,7 @@ from dsnb.errors import NoMatchError, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.settings import aliases, checks
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 MOST_RUNS = 10_000
@@ -177,7 +177,7 @@ def _product(settings: dict[str, Any], axes: dict[str, list[Any]]) -> Iterator[d
 
 
 def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
-    complete = {**{name: field.default for name, field in Experiment.model_fields.items()}, **settings}
+    complete = {**DEFAULTS, **settings}
     return any(all(complete[key] == value for key, value in entry.items()) for entry in exclude)
 
 
