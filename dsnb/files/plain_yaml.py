@@ -48,11 +48,11 @@ class _Loader(yaml.SafeLoader):
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         counts = Counter(key.value for key, _ in pairs if isinstance(key.value, str))
         if doubled := sorted(key for key, count in counts.items() if count > 1):
-            raise SettingsError(f"{plain_text.short_repr(doubled[0])} stands twice in the params file: keep one")
+            raise SettingsError(f"duplicate key {plain_text.short_repr(doubled[0])}: remove one")
         found = super().construct_mapping(node, deep)
         if odd := [key for key in found if not isinstance(key, str)]:
             raise SettingsError(
-                f"{plain_text.short_repr(odd[0])} is no name of a setting: put it in quotes if it is one"
+                f"{plain_text.short_repr(odd[0])} is not the name of a setting: put it in quotes if it is"
             )
         return found
 
@@ -67,7 +67,9 @@ class _Loader(yaml.SafeLoader):
     def text(self, node: Any) -> str:
         value = self.construct_scalar(node)
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise SettingsError(f"{plain_text.short_repr(value)} holds half a character: write the whole one")
+            raise SettingsError(
+                f"{plain_text.short_repr(value)} holds an unpaired surrogate: write the whole character"
+            )
         return value
 
     def date(self, node: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Settings that exclude each other, each pair with the reason in one sentence.
+"""Rules for settings that exclude each other, each with the reason in one sentence.
 
-What DeepSpeed or torch would reject only after minutes, or silently do differently, is rejected here (docs/TRAPS.md).
+Combinations that DeepSpeed or torch rejects only after minutes, or silently treats differently, are rejected here
+(docs/TRAPS.md).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ SHARED = ("tensor_parallel", "pipeline_parallel")
 def _zero_is_deepspeeds(s: Settings) -> str | None:
     if s["strategy"] == "deepspeed" or s["zero_stage"] == 0:
         return None
-    own = "FSDP shares out everything by itself" if s["strategy"] == "fsdp" else "DDP shares out nothing"
+    own = "FSDP shards everything by itself" if s["strategy"] == "fsdp" else "DDP shards nothing"
     return (
         f"zero_stage is {s['zero_stage']}, but strategy is '{s['strategy']}': {own}; "
         "leave zero_stage at 0, or use strategy 'deepspeed'"
@@ -138,12 +139,12 @@ def _optimizer(s: Settings) -> str | None:
         gone = f"optimizer is '{s['optimizer']}': DeepSpeed has no 1-bit optimizer since 0.19; use 'adamw'"
         return gone if s["optimizer"].startswith("onebit") else None
     if s["strategy"] == "deepspeed" and s["zero_stage"] > 0:
-        why = "ZeRO hands it flat pieces, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
+        why = "ZeRO passes it flat shards, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
         return f"optimizer is 'adafactor', but zero_stage is {s['zero_stage']}: {why}"
     if s["tensor_parallel"] > 1:
         return "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
     if s["pipeline_parallel"] > 1 and s["precision"] == "bf16" and s["mixed_precision"] == "native":
-        why = "in native bf16 a pipeline hands it flat pieces, which it cannot factor; use mixed_precision 'autocast'"
+        why = "in native bf16 a pipeline passes it flat shards, which it cannot factor; use mixed_precision 'autocast'"
         return f"optimizer is 'adafactor', but pipeline_parallel is set: {why}"
     if s["strategy"] == "fsdp":
         return "optimizer is 'adafactor', but strategy is 'fsdp': its factors would be those of shards; use 'ddp'"
@@ -173,7 +174,7 @@ def _mixed_precision(s: Settings) -> str | None:
     if s["precision"] not in HALF:
         return f"mixed_precision is 'autocast', but precision is '{s['precision']}': nothing is mixed; use 'native'"
     if s["strategy"] == "ddp":
-        return "mixed_precision is 'autocast', but strategy is 'ddp': that is its native way already; use 'native'"
+        return "mixed_precision is 'autocast', but strategy is 'ddp': DDP computes under autocast anyway; use 'native'"
     return None
 
 
@@ -246,4 +247,4 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"offload", "pipeline_parallel"}, _one_of("offload", "pipeline_parallel", "stages keep their states on the GPU")),
     ({"compile", "pipeline_parallel"}, _one_of("compile", "pipeline_parallel", "the pipeline engine cannot compile")),
 ]
-"""The settings that a rule is about, and the rule: None, or what is wrong."""
+"""The settings that a rule is about, and the rule, which returns None or what is wrong."""

@@ -147,7 +147,7 @@ def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
     """Give the settings of every experiment, as they stand in the file."""
     for entry in file.exclude:
         if not entry:
-            raise SettingsError("exclude has an empty entry, which would leave nothing: name settings or drop it")
+            raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")
         if unknown := [key for key in entry if key not in Experiment.model_fields]:
             raise SettingsError([f"exclude: {checks.unknown_setting(key, Experiment.model_fields)}" for key in unknown])
     grid = [("grid", file.grid)] if file.grid or not file.include else []
@@ -201,7 +201,7 @@ def _experiments(
         _add(named, _name(experiment, several_models), experiment)
     kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
     if not kept:
-        raise NoMatchError(f"no experiment is named like {only!r}: there are {', '.join(named)}")
+        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join(named)}")
     return kept
 
 

@@ -64,7 +64,7 @@ class Allocation:
 
     def __post_init__(self) -> None:
         problems = [
-            f"--{name} is {getattr(self, name)[:80]!r}: that is none; write it like {example!r}"
+            f"--{name} is {getattr(self, name)[:80]!r}: write it like {example!r}"
             for name, (form, example) in PATTERNS.items()
             if getattr(self, name) and not re.fullmatch(form, getattr(self, name))
         ]

@@ -352,9 +352,9 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "a b"}, "--partition is 'a b': that is none; write it like 'gpu'"),
-        ({"account": "-x"}, "--account is '-x': that is none; write it like 'physics'"),
-        ({"constraint": "a;b"}, "--constraint is 'a;b': that is none; write it like 'h100&ib'"),
+        ({"partition": "a b"}, "--partition is 'a b': write it like 'gpu'"),
+        ({"account": "-x"}, "--account is '-x': write it like 'physics'"),
+        ({"constraint": "a;b"}, "--constraint is 'a;b': write it like 'h100&ib'"),
         ({"nodes": 0}, "--nodes is 0: give a whole number from 1 to 999999"),
         ({"time_min": -1}, "--time is -1: give a whole number from 1 to 999999"),
         ({"extra_options": {"mem\n": "1"}}, "--sbatch-option is 'mem\\n=1': write it like 'mem=200G' or 'exclusive'"),
