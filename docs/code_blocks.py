@@ -78,7 +78,7 @@ class Home:
 
     def environment(self) -> dict[str, str]:
         """Return an environment with the commands of this interpreter, in which dsnb is this checkout."""
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        path = os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
         return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
     def run_line(self, line: str) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import code_blocks
 import nbformat
-import papermill
+
+from dsnb.execute.notebook import execute
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "outputs" / "examples" / "quickstart"
@@ -36,9 +37,8 @@ def main() -> None:
         dsnb("report", str(TARGET))
         (TARGET / "report.ipynb").unlink()
         compared = Path(home) / "compare.ipynb"
-        template, parameters = ROOT / "notebooks" / "20_compare.ipynb", {"sweep_dir": "outputs/examples/quickstart"}
-        papermill.execute_notebook(str(template), str(compared), parameters, cwd=str(ROOT), progress_bar=False)
-        keep_notebook(compared, "compare.ipynb", {str(ROOT): "."})
+        execute(ROOT / "notebooks" / "20_compare.ipynb", compared, {"sweep_dir": str(TARGET)})
+        keep_notebook(compared, "compare.ipynb", {f"{ROOT}/": ""})
     code_blocks.main()
 
 
