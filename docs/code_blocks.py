@@ -4,7 +4,7 @@ A block is run unless `<!-- not run: REASON -->` stands on the line before it; a
 what the block before it printed. The shell blocks of a page run first, line by line, then its Python blocks as one
 program.
 
-`python docs/code_blocks.py` writes the output blocks of all pages anew.
+`python -m docs.code_blocks` writes the output blocks of all pages anew.
 """
 
 import os
