@@ -72,7 +72,7 @@ def _server(request: pytest.FixtureRequest) -> Iterator[None]:
     if find_spec("torch") is None:  # results can be looked at where nothing can be trained
         yield
         return
-    with fork.shared({"cpu", hardware.default_device()}):
+    with fork.shared_servers({"cpu", hardware.default_device()}):
         yield
 
 
