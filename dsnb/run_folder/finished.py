@@ -1,6 +1,6 @@
-"""Whether a run is finished: all of its record is there, of the right kinds, and of as many steps as were asked for.
+"""Whether a run is finished: its records are complete and valid, with as many timed steps as its settings say.
 
-A sweep, its probes, Slurm jobs and the tables of runs all go by this. A run that is not finished is made again.
+Sweeps, probes, Slurm jobs and the tables of runs share this definition. An unfinished run is executed again.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from dsnb.settings.experiment import DEFAULTS
 _RUN = RunPaths(Path())
 EXPERIMENT, MACHINE, STEPS = _RUN.experiment.name, _RUN.environment.name, _RUN.steps.name
 ENDED = tuple(status for status in record_schema.STATUSES if status != "interrupted")
-"""How a run can have ended that need not be made again."""
+"""Statuses of runs that do not have to be executed again."""
 CUT_OFF = "it was cut off before its end"
 AGAIN = "start the sweep again"
 
@@ -25,33 +25,33 @@ def lacking(
     result: dict[str, Any] | None,
     has_steps: bool,
 ) -> str | None:
-    """Say what a run lacks to be a finished one, None if nothing.
+    """Return what a run lacks to be finished, in words; None if nothing.
 
-    A run that is not `ok` needs no more than its settings and how it ended.
+    A run that is not `ok` needs only settings and a status.
 
     Parameters
     ----------
     settings, environment, result
-        Its records; None for one that is not there or cannot be read.
+        Its records; None for one that is missing or cannot be read.
     has_steps
-        Whether it has a file of steps.
+        Whether the run has a file of steps.
     """
     status = result.get("status") if result else None
     if status is None:
         return CUT_OFF
     if not settings or ("model" not in settings and settings.keys().isdisjoint(DEFAULTS)):
-        return f"{EXPERIMENT} is missing or says nothing"
+        return f"{EXPERIMENT} is missing or empty"
     if status != "ok":
         return None
     if not environment:
-        return f"{MACHINE} is missing or says nothing"
+        return f"{MACHINE} is missing or empty"
     return None if has_steps else f"{STEPS} is missing"
 
 
 def trouble(run: RunPaths) -> str | None:
-    """Say why a run that has ended is to be made again all the same; None if it is finished.
+    """Return why a run that has ended has to be executed again, in words; None if it is finished.
 
-    Beside what `lacking` looks at, the timed steps of an `ok` run are counted.
+    In addition to the checks of `lacking`, the timed steps of an `ok` run are counted.
     """
     found: list[dict[str, Any] | None] = []
     for path in (run.experiment, run.environment, run.result):

@@ -1,7 +1,4 @@
-"""The name of every file that dsnb writes or looks for, and nothing else.
-
-Nobody else joins strings to a path: a file that moves is moved here.
-"""
+"""The path of every file that dsnb writes or reads; no other module builds paths from strings."""
 
 import os
 from dataclasses import dataclass
@@ -14,30 +11,30 @@ from dsnb.files import plain_text
 
 PACKAGE = Path(__file__).parents[1]
 PROBE = "_probe-bs"
-"""What stands in an experiment's name between that of the run that it is a probe for and its micro-batch."""
+"""Part of a probe's experiment name, between the name of the probed experiment and the micro-batch size."""
 BANDWIDTH = "bandwidth"
-"""The folder of all-reduce tests beside a sweep's experiments, none of which can have this name."""
+"""The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
 
 @dataclass(frozen=True)
 class _JobPaths:
-    """The files of a job, which makes one run or a whole sweep."""
+    """The files of a job, which executes one run or a whole sweep."""
 
     dir: Path
 
     @property
     def job_log(self) -> Path:
-        """What the job's own process said; the ranks' words are in each run's console."""
+        """Output of the job's own process; the output of the ranks is in each run's console log."""
         return self.dir / "job.log"
 
     @property
     def slurm(self) -> Path:
-        """Which Slurm job it is, written before it is waited for."""
+        """Record of the submitted Slurm job."""
         return self.dir / "slurm.json"
 
     @property
     def job_script(self) -> Path:
-        """What was submitted to Slurm."""
+        """Batch script that was submitted to Slurm."""
         return self.dir / "job.sh"
 
 
@@ -52,7 +49,7 @@ class RunPaths(_JobPaths):
 
     @property
     def deepspeed(self) -> Path:
-        """The configuration handed to DeepSpeed, to the letter."""
+        """The exact configuration that was passed to DeepSpeed."""
         return self.dir / "deepspeed.json"
 
     @property
@@ -67,37 +64,37 @@ class RunPaths(_JobPaths):
 
     @property
     def gpu(self) -> Path:
-        """One JSON object per sample and GPU."""
+        """One JSON object per sample of a GPU."""
         return self.dir / "gpu.jsonl"
 
     @property
     def console(self) -> Path:
-        """All that the ranks printed."""
+        """Output of the ranks."""
         return self.dir / "console.log"
 
     @property
     def worker(self) -> Path:
-        """What rank 0 measured and what engine it really built; only of a run that reached its end."""
+        """Measurements of rank 0 and the engine that it built; only of a run that reached its end."""
         return self.dir / "worker.json"
 
     @property
     def profile(self) -> Path:
-        """Where the time of a step goes, with `profile: true`; written anew as parts of it are measured."""
+        """Times of the parts of a step, with `profile: true`; rewritten after each part."""
         return self.dir / "profile.json"
 
     @property
     def trace(self) -> Path:
-        """One step as torch's profiler saw it, for Perfetto or Chrome."""
+        """Trace of one step by torch's profiler, for Perfetto or Chrome."""
         return self.dir / "trace.json.gz"
 
     @property
     def flops(self) -> Path:
-        """What DeepSpeed's flops profiler says of one forward pass."""
+        """Report of DeepSpeed's flops profiler about one forward pass."""
         return self.dir / "flops.txt"
 
     @property
     def bandwidth_plan(self) -> Path:
-        """What an all-reduce test is to measure, written before its launch: what has it is no training run."""
+        """Settings of an all-reduce test, written before its launch; a folder with this file is no training run."""
         return self.dir / "bandwidth.json"
 
     @property
@@ -112,7 +109,7 @@ class RunPaths(_JobPaths):
 
     @property
     def result(self) -> Path:
-        """Written last and atomically: its presence means that the run is finished."""
+        """Status and summary, written last and atomically: it marks a finished run."""
         return self.dir / "result.json"
 
     @property
@@ -122,17 +119,17 @@ class RunPaths(_JobPaths):
 
     @property
     def nodes(self) -> Path:
-        """What every host of a run was and how it ended; only of a run with a hostfile."""
+        """Environment and end of every host; only of a run with a hostfile."""
         return self.dir / "nodes.json"
 
     @property
     def written_by_ranks(self) -> tuple[Path, ...]:
-        """What is fetched from hosts that do not share this folder."""
+        """Files that are fetched from hosts that do not share this folder."""
         return self.steps, self.worker, self.failures, self.profile, self.trace, self.flops, self.bandwidth
 
     @property
     def repeat(self) -> int | None:
-        """The k of `run<k>`, None for a folder of another name."""
+        """The k of `run<k>`, None for another folder name."""
         return repeat(self.dir.name)
 
 
@@ -142,17 +139,17 @@ class SweepPaths(_JobPaths):
 
     @property
     def params(self) -> Path:
-        """The params file as it was run, with what `--set` changed."""
+        """The params file after the changes of `--set`."""
         return self.dir / "params.yaml"
 
     @property
     def lock(self) -> Path:
-        """Held while a sweep writes here."""
+        """Lock of the sweep that writes here."""
         return self.dir / ".lock"
 
     @property
     def index(self) -> Path:
-        """What its run folders say, for a quick first load; taken only while it fits them."""
+        """Index of the run folders, for a quick first load; ignored when they have changed."""
         return self.dir / ".index.arrow"
 
     @property
@@ -166,12 +163,12 @@ class SweepPaths(_JobPaths):
         return self.dir / "report.html"
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
-        """Give the folder of one run.
+        """Return the paths of one run.
 
         Raises
         ------
         SettingsError
-            If the name would lead out of the sweep's folder.
+            If the name leads out of the sweep's folder.
         """
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
@@ -179,7 +176,7 @@ class SweepPaths(_JobPaths):
 
 
 def require_plain_name(path: Path, option: str) -> Path:
-    """Return a path to write to, if its name is one that scripts, notebooks and tables can hold.
+    """Return a path to write to, if scripts, notebooks and tables can contain its name.
 
     Raises
     ------
@@ -188,18 +185,18 @@ def require_plain_name(path: Path, option: str) -> Path:
     """
     if not plain_text.is_name(str(path.absolute())):
         shown = ascii(str(path))[:200]
-        raise SettingsError(f"{option} is {shown}: its name holds a control character or is not UTF-8; choose another")
+        raise SettingsError(f"{option} is {shown}: it contains a control character or is not UTF-8; choose another")
     return path
 
 
 def repeat(folder_name: str) -> int | None:
-    """Give the k of `run<k>`, None for another name."""
+    """Return the k of `run<k>`, None for another name."""
     digits = folder_name.removeprefix("run")
     return int(digits) if digits.isdecimal() and len(digits) < 10 and folder_name != digits else None
 
 
 def outputs_root() -> Path:
-    """Give the folder of all outputs: `$DSNB_OUTPUTS`, or `outputs` beside the nearest `notebooks` folder."""
+    """Return the folder of all outputs: `$DSNB_OUTPUTS`, or `outputs` beside the nearest `notebooks` folder."""
     if chosen := os.environ.get("DSNB_OUTPUTS"):
         return Path(chosen)
     here = Path.cwd()
@@ -219,21 +216,21 @@ def cache_home() -> Path | None:
 
 
 def notebook_template(name: str) -> Path:
-    """Give the path of one of dsnb's notebooks, in a checkout or an installed package."""
+    """Return the path of one of dsnb's notebooks, in a checkout or an installed package."""
     candidates = [PACKAGE / "notebooks" / f"{name}.ipynb", PACKAGE.parent / "notebooks" / f"{name}.ipynb"]
     return next((path for path in candidates if path.is_file()), candidates[-1])
 
 
 def literature(name: str) -> Path:
-    """Give the path of a published table."""
+    """Return the path of a published table."""
     return PACKAGE / "runs" / "literature" / f"{name}.csv"
 
 
 def web() -> Path:
-    """Give the folder of the explorer's scripts and style."""
+    """Return the folder of the explorer's scripts and styles."""
     return PACKAGE / "explorer" / "web"
 
 
 def templates() -> Path:
-    """Give the folder of the HTML templates."""
+    """Return the folder of the HTML templates."""
     return PACKAGE / "render" / "templates"

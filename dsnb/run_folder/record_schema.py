@@ -1,7 +1,7 @@
-"""What each record of a run holds: field by field, of which kind. The one place that decides what is nonsense.
+"""The schema of a run's records: their fields and the kind of value of each.
 
-Records come from other machines, other versions and other people's editors. What is not of its kind is left out where
-it is read, and said in one sentence. Fields that are not named here may hold anything, and nobody reads them.
+Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
+and described in one sentence. Fields that are not in the schema are not read and may have any value.
 """
 
 import re
@@ -20,31 +20,31 @@ from dsnb.settings.experiment import Experiment
 
 STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
 LARGEST = 1e18
-"""No figure is larger: sums and ratios of such figures are still numbers."""
+"""Largest figure; sums and ratios of such figures stay finite."""
 LONGEST_TEXT = 100_000
 _NUMBERS = frozenset({int, float})
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of value. `None` is of every kind: what was not measured is missing."""
+    """One kind of value; None, a missing measurement, is of every kind."""
 
     says: str
-    """What is allowed, for messages."""
+    """Allowed values, for messages."""
     types: frozenset[type]
     least: float = -LARGEST
     most: float = LARGEST
     allowed: frozenset[str] = frozenset()
-    """Of a text: the only ones; empty for any."""
+    """For a text: its allowed values; empty for any."""
     fields: Mapping[str, "Kind"] = field(default_factory=dict)
-    """Of an object: those of its fields that are read."""
+    """For an object: the fields that are read."""
     each: "Kind | None" = None
-    """Of a list its items, of an object all fields that `fields` does not name."""
+    """For a list its items, for an object all fields that are not in `fields`."""
     keys: str = ""
-    """Of an object: the pattern of its keys; empty for any."""
+    """For an object: the pattern of its keys; empty for any."""
 
     def holds(self, value: Any) -> bool:
-        """Say whether a value is of this kind, without what is inside of it."""
+        """Return whether a value is of this kind, nested values aside."""
         if value is None:
             return True
         if type(value) not in self.types:
@@ -56,7 +56,7 @@ class Kind:
         return not self.keys or all(re.fullmatch(self.keys, key) for key in value)
 
     def holds_all(self, values: list[Any]) -> bool:
-        """Say whether all values of a column are of this kind, with what is inside of them; columns are long."""
+        """Return whether all values of a column and their nested values are of this kind; fast for long columns."""
         types = set(map(type, values))
         if type(None) in types:
             types.remove(type(None))
@@ -117,7 +117,7 @@ SETTINGS = {name: _setting(name, about) for name, about in Experiment.model_fiel
 SIGNED = {"loss_first", "loss_last", "loss_mean", "step_skew", "forward_skew"}
 SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRIC_COLUMNS}
 TEXTS = ("attention_used", "oom_phase", "note")
-"""Columns of a run's summary that hold no number."""
+"""Columns of a run's summary that are texts."""
 SUMMARY |= dict.fromkeys((*TEXTS, "profile_missing"), TEXT)
 MACHINE = {name: TEXT for name in ENVIRONMENT if name != "gpu_name"} | {"os": TEXT, "nccl_package": TEXT}
 MACHINE |= {
@@ -169,24 +169,24 @@ FORMS = {
     _RUN.bandwidth_plan.name: _object(fields={"most_bytes": COUNT}),
     _RUN.bandwidth.name: _object(fields=BANDWIDTH),
 }
-"""By the name of the file: of a `.json` its object, of a `.jsonl` each line's."""
+"""The kind of object by file name: the object in a `.json`, each line of a `.jsonl`."""
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a record without what is missing or not of its kind, and the first thing of a wrong kind in words.
+    """Return a record without missing values and values of a wrong kind, and the first wrong one in words.
 
     Parameters
     ----------
     name
-        The file that it was read from, without its folder.
+        The name of its file.
     record
         Its content.
     """
-    told: list[str] = []
+    problems: list[str] = []
     if name == _RUN.experiment.name:
         record = with_current_names(record)
-    content: dict[str, Any] = _cleaned(record, FORMS[name], "", told)
-    return content, f"{name}: {told[0]}" if told else None
+    content: dict[str, Any] = _cleaned(record, FORMS[name], "", problems)
+    return content, f"{name}: {problems[0]}" if problems else None
 
 
 def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
@@ -197,29 +197,29 @@ def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _cleaned(value: Any, kind: Kind, where: str, told: list[str]) -> Any:
+def _cleaned(value: Any, kind: Kind, where: str, problems: list[str]) -> Any:
     if not kind.holds(value):
-        told.append(f"{where} is {plain_text.short_repr(value)}, not {kind.says}")
+        problems.append(f"{where} is {plain_text.short_repr(value)}, not {kind.says}")
         return None
     if type(value) is dict:
-        content = {key: _inside(value, key, kind, where, told) for key in value}
+        content = {key: _inside(value, key, kind, where, problems) for key in value}
         return {key: item for key, item in content.items() if item is not None}
     if type(value) is list and kind.each is not None:
-        items = [_cleaned(item, kind.each, f"{where}[{place}]", told) for place, item in enumerate(value)]
+        items = [_cleaned(item, kind.each, f"{where}[{place}]", problems) for place, item in enumerate(value)]
         return [item for item in items if item is not None]
     return value
 
 
-def _inside(record: dict[str, Any], key: str, kind: Kind, where: str, told: list[str]) -> Any:
+def _inside(record: dict[str, Any], key: str, kind: Kind, where: str, problems: list[str]) -> Any:
     inside = kind.fields.get(key, kind.each)
     if inside is None:
         return record[key]
     name = plain_text.short_repr(key)[1:-1]
-    return _cleaned(record[key], inside, f"{where}.{name}" if where else name, told)
+    return _cleaned(record[key], inside, f"{where}.{name}" if where else name, problems)
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Read one of a run's `.json` files; None where there is none, with a warning for what is left out of it."""
+    """Read one of a run's `.json` files, None if it is missing; values of a wrong kind are left out with a warning."""
     record = records.read_json(path)
     if record is None:
         return None
@@ -230,7 +230,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read one of a run's `.jsonl` files; values that are not of their kind are left out with one warning."""
+    """Read one of a run's `.jsonl` files; values of a wrong kind are left out with one warning."""
     lines = [cleaned(path.name, record) for record in records.read_lines(path)]
     if problems := [problem for _, problem in lines if problem]:
         more = f", and so are those of {len(problems) - 1} more lines" if problems[1:] else ""
@@ -239,7 +239,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def steps(tail: records.Tail) -> Iterator[dict[str, Any]]:
-    """Yield the steps that were added to a file of steps, those with a number."""
+    """Yield the numbered steps that were appended to a file of steps since the last call."""
     for record in tail.new():
         step, _ = cleaned(tail.path.name, record)
         if step.get("step") is not None:

@@ -1,4 +1,4 @@
-"""`result.json`, the record that makes a run a finished one, and how a run that is not ok is reported."""
+"""`result.json`, the record that marks a finished run, and the report about a run that is not ok."""
 
 import html
 import os
@@ -34,21 +34,21 @@ class Result:
     run_dir: Path
 
     def write(self) -> None:
-        """Write `result.json`, which makes the run a finished one.
+        """Write `result.json`, which marks the run as finished.
 
         Raises
         ------
         LaunchError
-            If the run's folder is gone: a result alone would be a run without settings.
+            If the run's folder was removed: a result alone would be a run without settings.
         """
         if not self.run_dir.is_dir():
-            raise LaunchError(f"{self.run_dir} was removed while the run went on: start the sweep again")
+            raise LaunchError(f"{self.run_dir} was removed during the run: start the sweep again")
         record = asdict(self)
         del record["run_dir"]
         records.write_json(RunPaths(self.run_dir).result, record)
 
     def message(self) -> str:
-        """Say how a run that is not ok ended, with the log's last lines and what to try next."""
+        """Return how a run that is not ok ended, with the last lines of the log and advice."""
         log = RunPaths(self.run_dir).console
         lines = [f"{self.status}: {self.cause}", *(f"  | {line}" for line in last_lines(log)), f"Log: {log}"]
         return "\n".join([*lines, f"Next: {ADVICE.get(self.status, '')}"])
@@ -74,7 +74,7 @@ class Result:
         return f"<table><caption>{html.escape(self.run_dir.parent.name)}</caption>{rows}</table>{self._links()}"
 
     def _links(self) -> str:
-        """Link what a profile left, from the notebook that shows this: in the run's folder, or working here."""
+        """Return links to the files of a profile, relative to its notebook or to the current folder."""
         run = RunPaths(self.run_dir)
         home = self.run_dir if run.notebook.exists() else Path.cwd()
         files = [(run.trace, "trace of one step, for https://ui.perfetto.dev"), (run.flops, "FLOPs by module")]
@@ -87,15 +87,13 @@ class Result:
 
 
 def _short(value: object) -> str:
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and abs(value) < 1e4
-        else (f"{value:,.0f}" if isinstance(value, int | float) else str(value))
-    )
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """Give the last lines of a log, however large or garbled it is."""
+    """Return the last lines of a log of any size and encoding that are not blank."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - 20_000))

@@ -7,7 +7,7 @@ from dsnb.settings.experiment import DEFAULTS, SUPERVISION
 
 SETTINGS = [name for name in DEFAULTS if name not in {"device", *SUPERVISION}]
 SHARING = ["data_parallel", "global_batch_size"]
-"""How the work is shared out, as it follows from the settings of dsnb's own runs; other programs name it themselves."""
+"""Derived from the settings of dsnb's own runs; logs of other programs state them."""
 METRIC_COLUMNS = [
     "tokens_per_s",
     "trained_tokens_per_s",

@@ -1,7 +1,7 @@
-"""Makes one run: its notebook through papermill, and a result whatever happens.
+"""Executes one run: its notebook through papermill, with a result whatever happens.
 
-`python -m dsnb.sweep.job RUN_DIR` executes the run described in that folder, in a process of its own: next to others
-on further hosts, or as a Slurm job. A stop signal (`dsnb.system.signals`) ends the run as `interrupted`.
+`python -m dsnb.sweep.job RUN_DIR` executes the run described in that folder, in a process of its own: in parallel to
+runs on other hosts, or as a Slurm job. A stop signal (`dsnb.system.signals`) ends the run as `interrupted`.
 """
 
 from dsnb.system import interpreter
@@ -62,20 +62,20 @@ def _execute(run: Run, place: FolderGuard, began: float) -> Result:
     except KeyboardInterrupt:
         finish(run.paths, "interrupted", "stopped by the user", began, place)
         raise
-    except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's error_seen alone
+    except Exception as error:  # papermill, nbclient, zmq and the kernel raise many kinds; each concerns this run only
         error_seen = error
     return finish(run.paths, "failed", _cause(error_seen), began, place)
 
 
 def _raise_if_disk_full(run: Run, error: OSError) -> OSError:
-    """Return an error of the operating system, but for a full disk, which is the whole sweep's error_seen."""
+    """Return an error of the operating system; a full disk is an error of the whole sweep and is raised."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
     return error
 
 
 def initialize(run: Run) -> None:
-    """Make a run's folder an unfinished run of these settings: a row even if it never gets to its launch.
+    """Turn a run's folder into an unfinished run with these settings: a row even if it is never launched.
 
     Raises
     ------
@@ -88,17 +88,17 @@ def initialize(run: Run) -> None:
 
 
 def was_launched(run: RunPaths) -> bool:
-    """Check whether a described run got to its launch; one that did not says nothing about its settings."""
+    """Return whether an initialized run was launched; if not, its end tells nothing about its settings."""
     return run.console.exists()
 
 
 def finish(run: RunPaths, status: str, cause: str, began: float, place: FolderGuard | None = None) -> Result:
-    """Return the result that the launch wrote, or write the one that it could not write any more.
+    """Return the result that the launch wrote, or write one in its place.
 
     Raises
     ------
     LaunchError
-        If the run's folder is gone, or not the one that was at that place.
+        If the run's folder was removed or replaced.
     """
     if place:
         place.check()
@@ -110,7 +110,7 @@ def finish(run: RunPaths, status: str, cause: str, began: float, place: FolderGu
 
 
 def read_result(run: RunPaths) -> Result | None:
-    """Return the result that lies in a run's folder; None if there is none that says how the run ended."""
+    """Return the result in a run's folder; None if there is none with a status."""
     record = record_schema.read(run.result)
     if not record or not record.get("status"):
         return None
@@ -126,18 +126,18 @@ def read_result(run: RunPaths) -> Result | None:
 
 
 def changed_settings(run: Run) -> str:
-    """Say which settings a run's folder was made with other than it has now; empty if with the same, or none it tells.
+    """Return how the settings in a run's folder differ from the current ones, in words; empty if they do not.
 
-    A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing. A
-    setting that the folder does not name came after it, and had its default.
+    A run of a sub-cluster belongs to its hosts: with other hosts, the spread between groups would have no meaning. A
+    setting that the folder lacks is newer than the run, and had its default.
     """
     known, problem = record_schema.cleaned(run.paths.experiment.name, records.read_json(run.paths.experiment) or {})
     if problem or known.keys().isdisjoint(DEFAULTS):
         return ""
     before = {**DEFAULTS, **known}
     now, asked = run.experiment.model_dump(), before.get("asked")
-    unknown = "auto" in (now["device"], before.get("device"))  # which device it is, only the hosts can say
-    if isinstance(asked, dict):  # of the device, what it was found to be is compared
+    unknown = "auto" in (now["device"], before.get("device"))  # only the hosts can resolve it
+    if isinstance(asked, dict):  # of the device, the resolved one is compared
         before |= {key: value for key, value in asked.items() if key != "device"}
     free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}
     keys = [key for key in now if key not in free and before[key] != now[key]]
@@ -154,12 +154,12 @@ def _cause(error: BaseException | None) -> str:
 
 
 def main() -> int:
-    """Make the run whose folder the command line names."""
+    """Execute the run whose folder the command line names."""
     parser = argparse.ArgumentParser(
-        prog="python -m dsnb.sweep.job", description="Make the run that a folder describes."
+        prog="python -m dsnb.sweep.job", description="Execute the run that a folder describes."
     )
-    parser.add_argument("run_dir", type=Path, help="the run's folder, with its experiment.json")
-    parser.add_argument("--owned", action="store_true", help="end when stdin closes: whoever started this is gone")
+    parser.add_argument("run_dir", type=Path, help="folder of the run, with its experiment.json")
+    parser.add_argument("--owned", action="store_true", help="stop when stdin closes: the parent has ended")
     given = parser.parse_args()
     signals.install_handlers()
     if given.owned:
@@ -176,19 +176,19 @@ def main() -> int:
 
 
 def load_run(run: RunPaths) -> Run:
-    """Return the run that a folder's settings ask for.
+    """Return the run that the settings in a folder describe.
 
     Raises
     ------
     SettingsError
-        If there are none.
+        If there are none, or a value is invalid.
     """
-    settings = Experiment.read(run.experiment)  # the notebook judges them
+    settings = Experiment.read(run.experiment)  # the notebook checks them
     known, problem = record_schema.cleaned(run.experiment.name, records.read_json(run.experiment) or {})
     if problem:
         raise SettingsError(f"{run.dir / problem}: start the sweep again")
     asked = known.get("asked")
-    if asked:  # what was found with an `auto` is to be found again
+    if asked:  # every `auto` is to be resolved again
         settings = settings.model_copy(update={key: asked[key] for key in asked if key in Experiment.model_fields})
     return Run(run.dir.parent.name, settings, run.repeat or 1, run)
 

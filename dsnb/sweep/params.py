@@ -1,7 +1,7 @@
-"""A params file -> the list of runs: multiplying the grid, naming, and refusing what cannot be run.
+"""A params file -> the list of runs: expands the grid, names experiments, and rejects invalid settings.
 
 name: gpt2_zero            # folder under outputs/
-question: ...              # stands on top of the report
+question: ...              # heads the report
 defaults: {model: gpt2}    # settings of every run
 grid: {zero_stage: [0, 1]} # every combination of the lists
 exclude: [{zero_stage: 1, precision: fp32}]
@@ -26,26 +26,26 @@ from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 MOST_RUNS = 10_000
 SWEEP_SETTINGS = ("repeats", "expect_samples_per_s")
-"""What `--set` can change beside the settings of runs."""
+"""Fields of the params file that `--set` can change, besides settings of runs."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run to be made."""
+    """One run of a sweep."""
 
     name: str
     experiment: Experiment
     repeat: int
     paths: RunPaths
     lane: str = ""
-    """The hosts that make it, of a sub-cluster: runs of one lane come one after the other, lanes side by side."""
+    """Hosts of a sub-cluster: runs of one lane are executed one after the other, lanes in parallel."""
     stage: int = 0
-    """Lanes of a later stage wait for those of this one, whose hosts they share."""
+    """Later stages wait for earlier ones, with which they share hosts."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a params file, repeats outermost, so that a drift of the machine meets every setting alike."""
+    """All runs of a params file, repeats outermost, so that a drift of the machine affects every setting alike."""
 
     name: str
     question: str
@@ -72,15 +72,15 @@ def load_sweep(
         The params file.
     overrides
         Settings that replace those of the file in every run; a list becomes an axis. `repeats` and
-        `expect_samples_per_s` as well. Experiments that do not differ any more are one.
+        `expect_samples_per_s` can be replaced too. Experiments that become equal are one.
     only
-        A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are judged.
+        A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are checked.
     output
         The folder of the sweep, by default `outputs/<name>`.
     auto_values
-        What `auto` stands for in settings, where it is not what this machine has.
+        Values of `auto` by setting, where this machine's do not apply.
     adapt
-        Changes an experiment before it gets its name; what it raises counts as a problem of that experiment.
+        Changes an experiment before it is named; a SettingsError counts as a problem of that experiment.
 
     Raises
     ------
@@ -111,17 +111,17 @@ def _output_folder(output: str | Path | None, name: str) -> Path:
 
 
 def content(file: ParamsFile) -> dict[str, Any]:
-    """Give what is to be written of a params file."""
+    """Return the content of a params file, without defaults."""
     return file.model_dump(exclude_defaults=True)
 
 
 def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
-    """Read a params file, and replace what `overrides` names.
+    """Read a params file and apply `overrides`.
 
     Raises
     ------
     SettingsError
-        If it is none.
+        If the file or `overrides` are invalid.
     """
     if problems := aliases.conflicts(overrides or {}):
         raise SettingsError([f"--set: {problem}" for problem in problems])
@@ -144,7 +144,7 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
 
 
 def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
-    """Give the settings of every experiment, as they stand in the file."""
+    """Return the settings of every experiment, unchecked."""
     for entry in file.exclude:
         if not entry:
             raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")
@@ -165,7 +165,7 @@ def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
 
 
 def _size(where: str, axes: dict[str, list[Any]]) -> int:
-    """Count the combinations of lists, without making them."""
+    """Return the number of combinations, without building them."""
     if empty := [key for key, values in axes.items() if not values]:
         raise SettingsError(f"{where}: {empty[0]} is an empty list: give at least one value or leave it out")
     return math.prod(len(values) for values in axes.values())
@@ -220,7 +220,7 @@ def _name(experiment: Experiment, several_models: bool) -> str:
 
 
 def _tentative_name(settings: dict[str, Any], several_models: bool) -> str | None:
-    """Name settings that are refused; None for those that are not even of the right types."""
+    """Return the name that rejected settings would have; None if they have wrong types."""
     try:
         machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
         resolved = Experiment(**machine).model_dump()

@@ -1,8 +1,8 @@
-"""`dsnb prepare`: brings what the runs of a params file take from elsewhere into one folder that all nodes see.
+"""`dsnb prepare`: collects the external files of a params file's runs in one folder that all nodes see.
 
-Models' configurations, weights where they are asked for, and tokenizers come from the hub; files of one's own are
-copied. Complete items are listed in the folder's index (`dsnb.settings.prepared.lookup`), so nothing is fetched twice
-and no partial download is used.
+Model configurations, pretrained weights and tokenizers come from the hub; local files are copied. Complete items are
+listed in the folder's index (`dsnb.settings.prepared.lookup`), so nothing is fetched twice and no partial download is
+used.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ from dsnb.sweep.params import load_sweep
 
 MIB = 2**20
 PART = ".part-"
-"""Copies under way; what a killed process left of them is removed by the next."""
+"""Prefix of unfinished copies; those of a killed process are removed by the next call."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a shared folder holds of a params file's needs."""
+    """The external files of a params file in a shared folder."""
 
     shared: SharedPaths
     fetched: list[Need] = field(default_factory=list)
     there: list[Need] = field(default_factory=list)
-    """Those that were there before."""
+    """Files that were present before."""
 
     def __str__(self) -> str:
         if not self.fetched and not self.there:
@@ -47,16 +47,16 @@ class Prepared:
         index = lookup.read_index(self.shared)
         lines = [
             f"{state} {need} ({sum(index[need.key]['files'].values()) / MIB:,.1f} MiB)"
-            for state, needs in (("fetched:", self.fetched), ("there already:", self.there))
+            for state, needs in (("fetched:", self.fetched), ("already there:", self.there))
             for need in needs
         ]
         return "\n".join(
-            [*lines, f"Runs take it from there, without a network: export {SHARED}={shlex.quote(str(self.shared.dir))}"]
+            [*lines, f"Runs read from there without a network: export {SHARED}={shlex.quote(str(self.shared.dir))}"]
         )
 
 
 def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
-    """Fetch everything that the runs of a params file take from elsewhere.
+    """Fetch all external files of the runs of a params file.
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
     Raises
     ------
     SettingsError
-        If no folder is named, or the params file is not right.
+        If no folder is named, or the params file is invalid.
     FetchError
-        Saying all that is missing; what could be fetched is kept.
+        With everything that is missing; what could be fetched is kept.
     OSError
         If the folder cannot be written.
     """
@@ -93,7 +93,7 @@ def _home(folder: str | Path) -> Path:
 
 
 def all_needs(params: str | Path) -> list[Need]:
-    """List what the runs of a params file need: each thing once with all of its parts, files before the hub's."""
+    """Return the external files that the runs of a params file need, each once, local files before those of the hub."""
     found: dict[str, Need] = {}
     for run in load_sweep(params).runs:
         for need in lookup.needs(run.experiment.model_dump()):
@@ -149,7 +149,7 @@ def _fetch_all(shared: SharedPaths, wanted: list[Need]) -> Prepared:
 
 
 def _from_hub(shared: SharedPaths, index: dict[str, Any], need: Need) -> dict[str, Any]:
-    """Fetch from the hub; parts that come later are of the same commit as those that are there."""
+    """Fetch from the hub; further parts are of the same commit as those already fetched."""
     known = index.get(need.key) or {}
     parts = need.parts | {part for part in known.get("parts") or () if isinstance(part, str)}
     commit = known.get("commit")
@@ -160,7 +160,7 @@ def _from_hub(shared: SharedPaths, index: dict[str, Any], need: Need) -> dict[st
 
 
 def _copied(shared: SharedPaths, need: Need) -> dict[str, Any]:
-    """Copy files of one's own into a folder named by the hash of their names and content."""
+    """Copy local files into a folder named by the hash of their names and content."""
     named, sources = _own_files(need)
     before = {str(source): lookup.state(source) for source in sources}
     part = shared.files / f"{PART}{secrets.token_hex(4)}"
@@ -191,13 +191,13 @@ def _size(path: Path) -> int | None:
 
 
 def _own_files(need: Need) -> tuple[Path, list[Path]]:
-    """Give the file or folder that a setting names, and the files of it that a run reads."""
+    """Return the file or folder that a setting names, and the files in it that a run reads."""
     named = Path(need.name).expanduser().absolute()
     config = model_shapes.local_config(need.name) if "config" in need.parts else None
     folder = config.absolute().parent if config else named
     if config is None and not named.is_dir():
         if not named.is_file():
-            raise FetchError(f"{need.setting} is {need.name[:200]!r}: that is no file")
+            raise FetchError(f"{need.setting} is {need.name[:200]!r}: it is not a file")
         return named, [named]
     there = {path.name for path in folder.iterdir() if path.is_file()}
 

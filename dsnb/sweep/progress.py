@@ -1,6 +1,6 @@
 """The progress of a sweep on a terminal: which run of how many, its step, loss and tokens/s, and the time left.
 
-Where the output is no terminal it prints one line a run. Of runs side by side it shows how many there are.
+Without a terminal it prints one line per run. Of parallel runs it shows the number.
 """
 
 import threading
@@ -24,16 +24,16 @@ REFRESH_S = 0.5
 
 
 class Progress:
-    """Shown while its `with` block runs.
+    """The progress bar of a sweep, shown within its `with` block.
 
     Parameters
     ----------
     total
         Runs of the whole sweep, finished ones included.
     todo
-        The runs to be made.
+        The runs to be executed.
     show_eta
-        Say when the sweep will be over; not for runs that wait for others' jobs to end.
+        Show the estimated time left; it is unknown for runs that wait in a queue.
     """
 
     def __init__(self, total: int, todo: Sequence[Run], enabled: bool = True, show_eta: bool = True) -> None:
@@ -70,7 +70,7 @@ class Progress:
         self._bar.stop()
 
     def begin(self, run: Run) -> None:
-        """Show a run that starts; one that is shown already goes on."""
+        """Show that a run has started; nothing changes if it is shown already."""
         if run.paths.dir in self._began:
             return
         self._began[run.paths.dir] = time.monotonic()
@@ -86,22 +86,22 @@ class Progress:
         self._watcher.start()
 
     def count(self, running: int, waiting: int) -> None:
-        """Show how many jobs go on."""
-        told = [f"{running} running", f"{waiting} queued" if waiting else ""]
+        """Show the number of running and queued jobs."""
+        parts = [f"{running} running", f"{waiting} queued" if waiting else ""]
         left_s = self._time_left_s()
-        told += [f"{_minutes(left_s)} left"] if left_s is not None and self._show_eta else []
+        parts += [f"{_minutes(left_s)} left"] if left_s is not None and self._show_eta else []
         self._bar.update(
             self._task,
             description=f"{self._done} of {self._total} runs",
             completed=self._done,
             total=self._total,
-            note=", ".join(filter(None, told)),
+            note=", ".join(filter(None, parts)),
         )
 
-    def end(self, run: Run, result: Result, where: str = "") -> None:
-        """Print the line of a run that ended, `where` says on which hosts or in which job.
+    def end(self, run: Run, result: Result, location: str = "") -> None:
+        """Print the line of a run that has ended; `location` is in words, such as `in job 7`.
 
-        One that was not seen to start took as long as its launch says.
+        The duration of a run whose start was not seen is the wall time in its result.
         """
         self._end_watch()
         began = self._began.pop(run.paths.dir, None)
@@ -114,7 +114,7 @@ class Progress:
         loss_text = f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
         left = f", {_minutes(self._time_left_s())} left" if self._show_eta else ""
         self.say(
-            f"run {self._done}/{self._total}  {run.name} run{run.repeat}{f' {where}' if where else ''}: "
+            f"run {self._done}/{self._total}  {run.name} run{run.repeat}{f' {location}' if location else ''}: "
             f"{result.status}, {figure}{loss_text}  ({self._ran_s[-1]:.0f} s{left})"
         )
 
@@ -123,9 +123,9 @@ class Progress:
         self.console.print(plain_text.line(text), markup=False, highlight=False, soft_wrap=True)
 
     def _time_left_s(self, part: float = 0.0) -> float | None:
-        """Estimate the seconds to the end, from finished runs or else from the `part` of the first that is done.
+        """Estimate the time left in seconds, from finished runs or from the finished `part` of the first one.
 
-        Lanes go on side by side, so a stage takes as long as its runs divided by its lanes.
+        Lanes run in parallel, so a stage takes as long as its runs divided by its lanes.
         """
         began = [] if self._alone and not part else list(self._began.values())
         running_s = sum(time.monotonic() - one for one in began)

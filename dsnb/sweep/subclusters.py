@@ -1,6 +1,6 @@
 """Sub-clusters: the hosts of a hostfile split into groups, and every experiment of a params file on every group.
 
-A run on a group is an ordinary run; which group made it, its `include` tells.
+A run on a group is an ordinary run; its `include` names the group.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,16 +23,16 @@ class Division:
 
     sweep: Sweep
     left_over: dict[int, tuple[str, ...]]
-    """By the size of groups: the hosts for which there is no group."""
+    """By group size: the hosts that are in no group."""
 
     def notes(self) -> Iterator[str]:
-        """Name the hosts that do nothing."""
+        """Yield a note for every group size with unused hosts."""
         for size, names in self.left_over.items():
-            yield f"sub-clusters of {size}: left over and not used: {', '.join(names)}"
+            yield f"sub-clusters of {size}: unused hosts: {', '.join(names)}"
 
 
 def split(hosts: Sequence[Host], size: int) -> tuple[tuple[Group, ...], tuple[Host, ...]]:
-    """Split hosts into disjoint groups, neighbours together; give the groups and the hosts that are left over.
+    """Split hosts into disjoint groups of neighbours; return the groups and the unused hosts.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def split(hosts: Sequence[Host], size: int) -> tuple[tuple[Group, ...], tuple[Ho
 
 
 def sizes(text: str) -> list[int]:
-    """Read `2` or `1,2,4`.
+    """Parse group sizes, such as `2` or `1,2,4`.
 
     Raises
     ------
@@ -69,13 +69,13 @@ def load(
 ) -> Division:
     """Read a params file and list its runs on every group of hosts, as `dsnb.load_sweep` does for one machine.
 
-    `gpus` and `nodes` of the file give way to those of the groups. One size is made after the other, the groups of a
-    size side by side. Runs of one experiment are numbered over the groups, repeats outermost.
+    `gpus` and `nodes` of the groups replace those of the file. Sizes are executed one after the other, groups of one
+    size in parallel. Runs of one experiment are numbered over the groups, repeats outermost.
 
     Parameters
     ----------
     hosts
-        Stand for those of a Slurm job that is yet to come: the runs then say how many hosts they have, not which.
+        Placeholders for the hosts of a future Slurm job: the runs then have a number of hosts, but no names.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def load(
 def _divide(
     hosts: Sequence[Host], whole: Sequence[Host], sizes: Sequence[int], load: Callable[[dict[str, Any]], Sweep]
 ) -> Division:
-    """Make the runs of all groups; `whole` are the hosts with all of their GPUs."""
+    """Return the runs of all groups; `whole` are the hosts with all of their GPUs."""
     sweeps: list[Sweep] = []
     runs: list[Run] = []
     left_over = {}
@@ -117,7 +117,7 @@ def _divide(
             names = [_names(group, whole) for group in alike]
             try:
                 sweeps.append(load({"include": names[0], "exclude": "", "nodes": size, "gpus": gpus}))
-            except NoMatchError as error:  # names differ by the size of the groups
+            except NoMatchError as error:  # experiment names differ between group sizes
                 unnamed = error
                 continue
             runs += _runs_on_groups(sweeps[-1], names, stage)
@@ -129,7 +129,7 @@ def _divide(
 
 
 def _by_gpus(groups: Sequence[Group]) -> dict[int, list[Group]]:
-    """Sort groups by their GPUs: with other numbers of them they make other experiments."""
+    """Return groups by their number of GPUs, which is part of the experiment."""
     found: dict[int, list[Group]] = {}
     for group in groups:
         found.setdefault(sum(len(host.devices) for host in group), []).append(group)
@@ -137,7 +137,7 @@ def _by_gpus(groups: Sequence[Group]) -> dict[int, list[Group]]:
 
 
 def _runs_on_groups(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[Run]:
-    """Give every run of a sweep on every group."""
+    """Yield every run of a sweep on every group."""
     for run in sweep.runs:
         for group, lane in enumerate(lanes, start=1):
             number = (run.repeat - 1) * len(lanes) + group
@@ -146,7 +146,7 @@ def _runs_on_groups(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[
 
 
 def _names(group: Group, whole: Sequence[Host]) -> str:
-    """Name the hosts of a group as a filter does, with the GPUs of those that do not give all."""
+    """Return the hosts of a group as an `include` filter, with the GPUs of hosts that are used in part."""
     known = {host.name: host.devices for host in whole}
     return "@".join(
         host.name if host.devices == known[host.name] else f"{host.name}:{','.join(map(str, host.devices))}"

@@ -78,7 +78,7 @@ def test_dry_runs_say_who_would_make_what(tmp_path):
     few = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
     done = dsnb(*few, "--set", "repeats=1", "--hostfile", tmp_path / "hosts", "--sub-cluster", "2")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "note: sub-clusters of 2: left over and not used: c\n"
+    assert done.stderr == "note: sub-clusters of 2: unused hosts: c\n"
     assert "  ranks 2 to 3: ssh " in done.stdout
     done = dsnb(*few, "--slurm", "--nodes", "2", "--gpus-per-node", "4", "--set", "gpus=auto", "--partition", "gpu")
     assert done.returncode == 0, done.stderr

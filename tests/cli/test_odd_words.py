@@ -100,7 +100,7 @@ def test_every_command_that_writes_refuses_the_same_names(monkeypatch, here, com
     code, out, err = dsnb(monkeypatch, *words.get(command, ["prepare", "params/quickstart.yaml"]), option, here / word)
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {option} is ")
-    assert err.endswith("its name holds a control character or is not UTF-8; choose another\n")
+    assert err.endswith("it contains a control character or is not UTF-8; choose another\n")
 
 
 @pytest.mark.timeout(60)
@@ -112,7 +112,7 @@ def test_runs_in_a_folder_of_an_odd_name_can_be_read_but_not_reported_there(monk
         assert out
     code, out, err = dsnb(monkeypatch, "report", here / name)
     assert (code, out) == (1, "")
-    assert "its name holds a control character or is not UTF-8" in err
+    assert "it contains a control character or is not UTF-8" in err
 
 
 @pytest.mark.parametrize("format_", ["table", "csv", "markdown", "json"])

@@ -59,9 +59,9 @@ def cut(path, lines):
 
 
 DAMAGE = {
-    "no settings": (lambda run: run.experiment.unlink(), "experiment.json is missing or says nothing"),
-    "empty settings": (lambda run: run.experiment.write_text("{}"), "experiment.json is missing or says nothing"),
-    "no machine": (lambda run: run.environment.unlink(), "environment.json is missing or says nothing"),
+    "no settings": (lambda run: run.experiment.unlink(), "experiment.json is missing or empty"),
+    "empty settings": (lambda run: run.experiment.write_text("{}"), "experiment.json is missing or empty"),
+    "no machine": (lambda run: run.environment.unlink(), "environment.json is missing or empty"),
     "no steps": (lambda run: run.steps.unlink(), "steps.jsonl is missing"),
     "empty steps": (lambda run: run.steps.write_text(""), "steps.jsonl has 0 of 3 timed steps"),
     "few steps": (lambda run: cut(run.steps, 2), "steps.jsonl has 2 of 3 timed steps"),
@@ -266,7 +266,7 @@ def test_a_result_is_not_written_into_a_folder_that_another_sweep_has_made(tmp_p
     run.dir.mkdir(parents=True)
     with FolderGuard(run.dir) as place:
         shutil.rmtree(run.dir)
-        with pytest.raises(LaunchError, match="was removed while the run went on"):
+        with pytest.raises(LaunchError, match="was removed during the run"):
             Result("ok", None, {}, {}, {}, run.dir).write()
         run.dir.mkdir()
         (run.dir / "theirs").touch()

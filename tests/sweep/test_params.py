@@ -253,14 +253,14 @@ def test_a_name_that_is_not_utf_8(tmp_path):
     path = tmp_path / os.fsdecode(b"\xff.yaml")
     path.write_text(SMALL)
     assert names(load_sweep(path, output=tmp_path / "out")) == ["zs0_fp32_gpus1_bs8_sl128"]
-    with pytest.raises(SettingsError, match="its name holds a control character or is not UTF-8; choose another"):
+    with pytest.raises(SettingsError, match="it contains a control character or is not UTF-8; choose another"):
         load_sweep(path, output=tmp_path / os.fsdecode(b"\xff"))
 
 
 @pytest.mark.parametrize("output", ["a\nb", "a\x1b[31m", "a\u2028b", "a\0b"])
 def test_a_folder_whose_name_is_more_than_a_line_is_refused(params, output):
     assert error(params(SMALL), output=output) == (
-        f"--output is {output!a}: its name holds a control character or is not UTF-8; choose another"
+        f"--output is {output!a}: it contains a control character or is not UTF-8; choose another"
     )
 
 

@@ -88,7 +88,7 @@ def test_a_model_a_tokenizer_and_a_text_are_fetched_once_and_trained_from_withou
         assert "Bearer hf_verysecret" in hub.tokens
         hub.asked.clear()
         again = dsnb("prepare", params(**asked), "--cache", shared, env=online)
-        assert again.stdout.count("there already: ") == 2
+        assert again.stdout.count("already there: ") == 2
         assert hub.asked == []
     assert b"hf_verysecret" not in b"".join([*content(shared).values(), done.stdout.encode(), done.stderr.encode()])
 

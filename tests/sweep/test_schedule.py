@@ -84,8 +84,8 @@ def test_every_experiment_is_made_on_every_group_repeats_outermost(params):
     assert (experiment.include, experiment.gpus, experiment.nodes) == ("n3@n4", 4, 2)
     assert [host.name for host in experiment.hosts] == ["n3", "n4"]
     assert list(division.notes()) == [
-        "sub-clusters of 2: left over and not used: n5",
-        "sub-clusters of 4: left over and not used: n5",
+        "sub-clusters of 2: unused hosts: n5",
+        "sub-clusters of 4: unused hosts: n5",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What is asked of Slurm: nodes and GPUs, for whom and for how long; and the script of a job that asks for it."""
+"""What a Slurm job requests: nodes, GPUs, partition, account and time; and its batch script."""
 
 import math
 import os
@@ -28,9 +28,9 @@ RESERVED_OPTIONS = {
     "wait",
     "wrap",
 }
-"""Options that would break how a job is followed."""
+"""Options of sbatch that dsnb sets itself, because it could not follow the job otherwise."""
 NAMED_OPTIONS = {"nodes", "gpus-per-node", "partition", "account", "constraint", "time"}
-"""Options that have a name of their own."""
+"""Options of sbatch that are options of `dsnb sweep`."""
 PATTERNS = {
     "partition": (r"[A-Za-z0-9_][A-Za-z0-9_.,-]{0,199}", "gpu"),
     "account": (r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "physics"),
@@ -38,29 +38,29 @@ PATTERNS = {
 }
 SERVERS = ("DSNB_FORK_SERVER", "DSNB_NODE_SERVERS")
 VARIABLES = {"time": "SBATCH_TIMELIMIT"}
-"""Variables that win over the script's lines, where they are not named as the option is."""
+"""Environment variables that override the script's options and are named differently."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The most that one job may take.
+    """The most that one job may use.
 
     Raises
     ------
     SettingsError
-        With everything that `sbatch` should not be told.
+        With every invalid option.
     """
 
     nodes: int = 1
     gpus_per_node: int = 1
-    """On nodes without GPUs: ranks."""
+    """GPUs per node; on nodes without GPUs, ranks."""
     partition: str = ""
     account: str = ""
     time_min: int = 0
-    """Minutes after which Slurm ends a job; 0 for what the partition says."""
+    """Time limit of a job in minutes; 0 for that of the partition."""
     constraint: str = ""
     extra_options: Mapping[str, str] = field(default_factory=dict)
-    """More of `sbatch`'s options, without the dashes; an empty value for one that has none."""
+    """Further options of `sbatch` without the dashes; the value is empty for flags."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -85,16 +85,16 @@ class Allocation:
             raise SettingsError(problems)
 
     def placeholder_hosts(self) -> tuple[Host, ...]:
-        """Give hosts like those that a job of all nodes will get, whose names only Slurm will know."""
+        """Return placeholders for the hosts of a job with all nodes, whose names are not known yet."""
         return tuple(Host(f"node-{number}", tuple(range(self.gpus_per_node))) for number in range(self.nodes))
 
     def place(self, experiment: Experiment) -> Experiment:
-        """Give an experiment its nodes: as few as have room.
+        """Return the experiment on as few nodes as possible.
 
         Raises
         ------
         SettingsError
-            If there is no room for it, or no equal share for its nodes.
+            If there are too few nodes, or the nodes cannot share the ranks equally.
         """
         nodes = max(experiment.nodes, math.ceil(experiment.gpus / self.gpus_per_node))
         if nodes > self.nodes:
@@ -109,7 +109,7 @@ class Allocation:
         return experiment.model_copy(update={"nodes": nodes, "hostfile": hostfile.SLURM})
 
     def options(self, nodes: int, ranks_per_node: int, device: str) -> dict[str, str]:
-        """Give what a job asks `sbatch` for."""
+        """Return the options of `sbatch` for a job."""
         share = "cpus-per-task" if device == "cpu" else "gpus-per-node"
         asked = {"nodes": str(nodes), "ntasks-per-node": "1", share: str(ranks_per_node)}
         named = {"partition": self.partition, "account": self.account, "constraint": self.constraint}
@@ -127,7 +127,7 @@ def load(
 ) -> Sweep:
     """Read a params file and list its runs, as `dsnb.load_sweep` does, for jobs of this allocation.
 
-    `gpus: auto` is all GPUs of the allocation; whether a node can run a setting is found out on the node.
+    `gpus: auto` is all GPUs of the allocation; whether a node can run the settings is checked on the node.
 
     Raises
     ------
@@ -141,21 +141,21 @@ def load(
 
 
 def is_name(text: str) -> bool:
-    """Say whether a text can be the name of dsnb's jobs."""
+    """Return whether a text has the form of dsnb's job names."""
     return bool(re.fullmatch(r"dsnb-[A-Za-z0-9._-]{1,120}", text))
 
 
-def script(name: str, log: Path, options: Mapping[str, str], words: Sequence[str]) -> str:
-    """Write the script of a job that runs `words`.
+def script(name: str, log: Path, options: Mapping[str, str], command: Sequence[str]) -> str:
+    """Return the batch script of a job that runs `command`.
 
     Raises
     ------
     SettingsError
-        If something in it would be a line of its own.
+        If a part of it holds a line break or another control character.
     """
-    if odd := next((one for one in (name, str(log), *options.values(), *words) if not plain_text.is_name(one)), None):
+    if odd := next((one for one in (name, str(log), *options.values(), *command) if not plain_text.is_name(one)), None):
         raise SettingsError(f"a job's script cannot hold {ascii(odd)[:200]}: leave out its control characters")
-    # A requeued job would start a run anew behind our back; a node's failure is to be told.
+    # A requeued job would silently start its run again; the failure of a node has to be reported.
     lines = {"job-name": name, "output": str(log).replace("%", "%%"), "open-mode": "truncate", "no-requeue": ""}
     asked = [f"--{key}={value}" if value else f"--{key}" for key, value in {**lines, **options}.items()]
     return "\n".join(
@@ -164,17 +164,17 @@ def script(name: str, log: Path, options: Mapping[str, str], words: Sequence[str
             *(f"#SBATCH {shlex.quote(option)}" for option in asked),
             "# srun gives its steps one CPU each unless it is told.",
             'if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
-            f"exec {shlex.join(words)}",
+            f"exec {shlex.join(command)}",
             "",
         ]
     )
 
 
 def environment(options: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables for `sbatch`, which hands them on to the job.
+    """Return the environment variables for `sbatch`, which passes them on to the job.
 
-    Without those that would win over the script's lines, those of an allocation in which this process may be, and the
-    fork servers of this machine.
+    Those that would override the script's options are left out, and so are those of this process's own allocation and
+    of this machine's fork servers.
     """
     ours = {VARIABLES.get(name, f"SBATCH_{name.upper().replace('-', '_')}") for name in {*options, *RESERVED_OPTIONS}}
     keep = {"SLURM_CONF", "SLURM_CLUSTERS"}
