@@ -29,7 +29,7 @@ docs: env
 	@echo docs/_build/html/index.html
 
 example: env
-	$(BIN)/python docs/make_example.py
+	$(BIN)/python -m docs.make_example
 
 env: .venv/.installed
 

@@ -87,7 +87,7 @@ _session = contextlib.ExitStack()
 def _share_fork_server() -> None:
     """Let all launches of the session, those in notebook kernels too, share one warm fork server."""
     if find_spec("torch"):  # where nothing can be trained, results can still be read
-        _session.enter_context(fork.shared({"cpu", hardware.default_device()}))
+        _session.enter_context(fork.shared_servers({"cpu", hardware.default_device()}))
 
 
 @pytest.hookimpl(tryfirst=True)

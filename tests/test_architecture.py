@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from importlib.metadata import packages_distributions
 
 import nbformat
 import papermill
@@ -158,6 +159,28 @@ def test_conda_and_pip_ask_for_the_same():
     assert f"python{project['requires-python']}" in conda
     lines = (ROOT / "environment.yml").read_text().splitlines()
     assert all("#" in line for line in lines if line.startswith("      - "))
+
+
+def test_every_direct_import_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    declared = {distribution(re.split(r"[<>=]", name)[0]) for name in wanted}
+    origins = packages_distributions()
+    direct = {name for path in MODULES for name in foreign_imports(path)}
+    assert {"numpy", "yaml", "torch", "PIL"} <= direct
+    assert not {name for name in direct if declared.isdisjoint(map(distribution, origins.get(name, [])))}
+
+
+def distribution(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def foreign_imports(path):
+    """Yield the top-level packages outside dsnb and the standard library that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        yield from {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"dsnb"}
 
 
 def test_every_requirement_is_pinned():

@@ -138,7 +138,7 @@ def test_a_run_is_opened_and_leads_to_its_notebook(folder, page, watched):
     report.tab.locator(".dsnb-link").first.click()
     report.tab.evaluate(SETTLED)
     assert report.tab.locator(".dsnb-series canvas").count() >= 2
-    link = report.tab.get_by_role("link", name="The executed notebook").evaluate("(node) => node.href")
+    link = report.tab.get_by_role("link", name="Executed notebook").evaluate("(node) => node.href")
     assert Path(link.removeprefix("file://")) == folder / NAMES[0] / "run1" / "run.ipynb"
     assert Path(link.removeprefix("file://")).is_file()
 

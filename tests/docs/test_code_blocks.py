@@ -35,6 +35,7 @@ def test_no_fence_escapes_the_search(page):
     assert not re.search(r"\n\n {4}\S", BLOCK.sub("", text)), "an indented code block: use a fence"
 
 
+@pytest.mark.timeout(900)  # the first page makes the sweep that all use
 @pytest.mark.parametrize("page", RUN, ids=name)
 @pytest.mark.process
 def test_blocks_run_and_print_what_the_page_shows(page, home):

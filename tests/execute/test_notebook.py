@@ -93,5 +93,5 @@ def test_a_kernelspec_of_another_environment_is_found(tmp_path, monkeypatch, arg
     spec.mkdir(parents=True)
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    said = kernels.other_python()
+    said = kernels.foreign_kernelspec()
     assert said is None if found is None else said.startswith(found.format(spec=spec))

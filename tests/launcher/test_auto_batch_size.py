@@ -17,12 +17,12 @@ AUTO = {"micro_batch_size": "auto", "memory_limit_gib": 1.0}
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 9, 100])
 def test_doubling_then_bisection_finds_the_largest(largest):
     asked = []
-    assert auto_batch_size.largest(lambda number: asked.append(number) or number <= largest) == largest
+    assert auto_batch_size.largest_that_fits(lambda number: asked.append(number) or number <= largest) == largest
     assert len(asked) == len(set(asked)) <= 2 * (largest.bit_length() + 1)
 
 
 def test_the_search_ends_where_everything_fits():
-    assert auto_batch_size.largest(lambda number: True, most=100) == 100
+    assert auto_batch_size.largest_that_fits(lambda number: True, most=100) == 100
 
 
 class Machine:

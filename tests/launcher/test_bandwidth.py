@@ -12,7 +12,7 @@ from dsnb.files import records
 from dsnb.formulas import metrics
 from dsnb.launcher import bandwidth
 from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-from dsnb.render.all_reduce import section, texts
+from dsnb.render.all_reduce import format_table, section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.all_reduce import load_bandwidth
 from dsnb.runs.load import load_runs, load_steps
@@ -107,7 +107,7 @@ def test_hosts_that_are_none(measured, tmp_path, nodes):
 
 def test_a_folder_without_a_test_shows_nothing(swept):
     assert list(section(swept)) == []
-    assert texts(load_bandwidth(swept)).empty
+    assert format_table(load_bandwidth(swept)).empty
 
 
 @pytest.mark.process

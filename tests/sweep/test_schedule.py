@@ -142,7 +142,7 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
     sweep = load(params, 2, 4, zero_stage=0).sweep
     shown, written = shown_of(sweep, monkeypatch)
     with shown:
-        schedule.make_all(sweep.runs, schedule.Processes("tests.support.jobs"), shown, poll_s=0.02)
+        schedule.run_all(sweep.runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
     first, second, large = (
         [run for run in sweep.runs if run.lane == lane] for lane in ("n1@n2", "n3@n4", "n1@n2@n3@n4")
     )
@@ -168,7 +168,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
         (run.paths.dir / how).touch()
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
-        schedule.make_all(runs, schedule.Processes("tests.support.jobs"), shown, poll_s=0.02)
+        schedule.run_all(runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
     results = [job.recorded(run.paths) for run in runs]
     assert [result.status for result in results] == ["failed", "interrupted"] + ["ok"] * (len(runs) - 2)
     assert results[0].cause == "the job ended with exit code 7: no such thing"
@@ -181,7 +181,7 @@ def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(pa
     runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
-        schedule.make_all(runs, schedule.Processes("tests.support.jobs"), shown, poll_s=0.02)
+        schedule.run_all(runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
     first, *others = sorted(times(runs), key=lambda one: one["began"])
     assert all(one["began"] >= first["ended"] for one in others)
 
@@ -209,7 +209,7 @@ from dsnb.sweep import schedule, subclusters
 from dsnb.sweep.progress import Progress
 sweep = subclusters.load(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3]).sweep
 with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
-    schedule.make_all(sweep.runs, schedule.Processes("tests.support.jobs"), shown)
+    schedule.run_all(sweep.runs, schedule.LocalExecutor("tests.support.jobs"), shown)
 """
 
 

@@ -72,4 +72,4 @@ def test_a_temporary_folder_that_cannot_be_listed_is_no_trouble(tmp_path):
 
 def test_sockets_need_a_short_name(monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + 80 * "a")
-    assert scratch.for_sockets() == "/tmp"
+    assert scratch.socket_home() == "/tmp"

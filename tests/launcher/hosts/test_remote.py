@@ -34,7 +34,7 @@ def train(pair):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DSNB_NODE_SERVERS")  # the light ones
         patch.chdir(ROOT)
-        with servers.kept([asked]):
+        with servers.keep_servers([asked]):
             pair.keep()
             yield lambda **given: trained(pair, **given)
 
