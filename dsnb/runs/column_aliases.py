@@ -5,7 +5,7 @@ dsnb's own index and cache need no aliases: they are ignored once dsnb's code ha
 
 import pandas as pd
 
-ALIASES = {"gpu": "gpu_name", "origins": "provenance", "not_ok": "n_failed"}
+ALIASES = {"gpu": "gpu_name", "origins": "provenance", "not_ok": "n_failed", "timed_wall_s": "timed_s"}
 """Old name of a column of runs or of a summary -> its name now. (In samples of GPUs, `gpu` is an index and stays.)"""
 
 

@@ -22,7 +22,7 @@ _CHAT_EXPERIENCE = re.compile(
 def done(start: Start, line: str) -> None:
     """Take `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark made with DeepSpeed-Chat."""
     if found := _DONE.search(line):
-        start.measure(timed_wall_s=positive(found[1]), timed_steps=count(found[2]))
+        start.measure(timed_s=positive(found[1]), timed_steps=count(found[2]))
 
 
 def throughput(start: Start, line: str) -> None:
