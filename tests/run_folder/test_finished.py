@@ -284,5 +284,5 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
     shutil.rmtree(tmp_path / "run1")
     _, said = process.communicate(timeout=60)
     assert "LaunchError: " in said.splitlines()[-1]
-    assert "was removed or replaced while the run went on" in said.splitlines()[-1]
+    assert "was removed or replaced during the run" in said.splitlines()[-1]
     assert not (tmp_path / "run1").exists()
