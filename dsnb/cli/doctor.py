@@ -29,7 +29,7 @@ class Check:
     advice: str = ""
 
 
-def examine() -> list[Check]:
+def check_machine() -> list[Check]:
     """Look at everything that a run needs."""
     return [*_machine(), *_compilers(), *_training(), *_notebooks(), *_environment()]
 

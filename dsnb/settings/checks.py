@@ -20,15 +20,15 @@ from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
 
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+def closest_match(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Give the most similar of `names`, None if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
 
 
-def unknown_key(key: str, names: Iterable[str]) -> str:
-    """Say that a setting does not exist, with the nearest that does, or all of them."""
+def unknown_setting(key: str, names: Iterable[str]) -> str:
+    """Say that a setting does not exist, with the closest one that does, or all of them."""
     known = list(names)
-    match = nearest(str(key), known)
+    match = closest_match(str(key), known)
     hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
     return f"unknown setting {short_repr(key)}: {hint}"
 
@@ -59,7 +59,7 @@ def _unknown_model(s: Mapping[str, Any]) -> str | None:
     model = s["model"]
     if model in model_shapes.PRESETS or model_shapes.local_config(model) or model_shapes.is_hub_id(model):
         return None
-    match = nearest(model, model_shapes.PRESETS)
+    match = closest_match(model, model_shapes.PRESETS)
     hint = f"did you mean '{match}'? " if match else ""
     return (
         f"model is {short_repr(model)}: {hint}give a preset ({', '.join(model_shapes.PRESETS)}), "

@@ -58,7 +58,7 @@ def _execute(run: Run, place: FolderGuard, began: float) -> Result:
     except OSError as error:
         trouble = _unless_full(run, error)
     except KernelDiedError as error:
-        return close(run.paths, "failed" if has_begun(run.paths) else "interrupted", str(error), began, place)
+        return close(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began, place)
     except KeyboardInterrupt:
         close(run.paths, "interrupted", "stopped by the user", began, place)
         raise
@@ -87,7 +87,7 @@ def describe(run: Run) -> None:
     write_experiment(run.paths, run.experiment)
 
 
-def has_begun(run: RunPaths) -> bool:
+def was_launched(run: RunPaths) -> bool:
     """Check whether a described run got to its launch; one that did not says nothing about its settings."""
     return run.console.exists()
 

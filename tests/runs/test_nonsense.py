@@ -22,7 +22,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
-from dsnb.sweep.slurm.notes import submitted
+from dsnb.sweep.slurm.submissions import submitted
 from tests.support import nonsense
 
 PARAMS = {
@@ -102,9 +102,9 @@ def show_like_a_report(folder, charts):
     for format_ in printing.Format:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            printing.show_summary(runs, format_)
+            printing.print_summary(runs, format_)
             with contextlib.suppress(SettingsError):
-                printing.show_groups(runs, format_)
+                printing.print_groups(runs, format_)
         assert all(one.isprintable() or one == "\n" for one in out.getvalue())
     if len(runs) and (profiled := plots.step_parts(runs["run_dir"].iloc[0])):
         shown.append(profiled)
