@@ -51,7 +51,7 @@ CHAT = {
     "learning_rate": 1e-5, "gradient_clipping": 1.0, "seed": 7, "lora_rank": 0, "strategy": "deepspeed",
     "deepspeed": "0.14.4", "samples_per_s": 640.0, "samples_per_s_running": 650.25, "tokens_per_s": 640.0 * 256,
     "tokens_per_s_per_gpu": 640.0 * 32, "step_time_s": 0.1, "peak_allocated_gib": 33.78, "skipped_steps": 3,
-    "timed_steps": 20, "timed_wall_s": 2.0,
+    "timed_steps": 20, "timed_s": 2.0,
 }  # fmt: skip
 
 
