@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
         found = super().construct_mapping(node, deep)
         if odd := [key for key in found if not isinstance(key, str)]:
             raise SettingsError(
-                f"{plain_text.short_repr(odd[0])} is no setting name: names are texts, put it in quotes if it is one"
+                f"{plain_text.short_repr(odd[0])} is not the name of a setting: put it in quotes if it is"
             )
         return found
 
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
         value = self.construct_scalar(node)
         if any("\ud800" <= character <= "\udfff" for character in value):
             raise SettingsError(
-                f"{plain_text.short_repr(value)} holds a lone surrogate, half of a character: write the whole character"
+                f"{plain_text.short_repr(value)} holds an unpaired surrogate: write the whole character"
             )
         return value
 

@@ -101,7 +101,7 @@ def test_what_only_leaves_out_is_not_judged(params):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "params file 'F' holds no settings: it needs at least 'name'"),
+        ("", "params file 'F' holds no settings: give at least 'name'"),
         ("defaults: {}", "params file 'F': name is missing: add it"),
         (SMALL + "grid: {zero_stage: []}",
          "grid: zero_stage is an empty list: give at least one value or leave it out"),
@@ -126,7 +126,7 @@ def test_what_only_leaves_out_is_not_judged(params):
         (SMALL + "exclude: [{zero_stgae: 0}]",
          "exclude: unknown setting 'zero_stgae': did you mean 'zero_stage'?"),
         (SMALL + "exclude: [{}]",
-         "exclude has an empty entry, which would leave nothing: name settings or drop it"),
+         "exclude has an empty entry, which would exclude every run: name settings or remove it"),
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{micro_batch_size: 8}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "grid: !!map foo",
@@ -151,7 +151,7 @@ def test_a_python_tag_is_refused_and_not_run(params, tmp_path):
 
 def test_no_match_and_no_file(params, tmp_path):
     path = params(SMALL)
-    message = "no experiment is named like 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
+    message = "no experiment's name matches 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
     assert error(path, only="zs9*") == message
     missing = tmp_path / "no.yaml"
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
