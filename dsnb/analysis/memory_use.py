@@ -42,12 +42,12 @@ CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"
 
 
 def footprint(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give measured and theoretical memory of a GPU.
+    """Return measured and theoretical memory of a GPU.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it; ok runs with a figure of a GPU's memory count.
+        One row per run, as `dsnb.load_runs` returns it; ok runs with a figure of a GPU's memory count.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give the ok runs that have a figure, every setting filled in."""
+    """Return the ok runs that have a figure, every setting filled in."""
     runs = rename_old_columns(runs)
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
     runs = qualify_experiments(runs.reindex(columns=[*runs.columns, *missing]))
@@ -79,7 +79,7 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
-    """Give the parts of one GPU's memory in GiB by theory; empty where the model's shape is not known.
+    """Return the parts of one GPU's memory in GiB by theory; empty where the model's shape is not known.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     base
         The experiment, as `footprint` names it; where it is not among them, the one that has most to be compared with.
 

@@ -49,7 +49,7 @@ def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None)
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it; runs that chose no hosts are left out.
+        One row per run, as `dsnb.load_runs` returns it; runs that chose no hosts are left out.
     expected
         Samples/s that every node is to reach: one number, or sweep -> number; by default what the params files say.
 

@@ -28,7 +28,7 @@ def plan(
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` and `dsnb.published` give them; only ok runs count.
+        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
     tokens
         To be trained.
     price_per_gpu_hour

@@ -29,7 +29,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` and `dsnb.published` give them; only ok runs count.
+        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
     base_gpus
         The number of GPUs that efficiency is relative to, for example those of one node; the smallest measured one
         where it is not given or was not measured.
@@ -73,7 +73,7 @@ COLUMNS = ["workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_g
 
 
 def gpus_per_node(runs: pd.DataFrame) -> int | None:
-    """Give the number of GPUs that one node has, for efficiency relative to it; None where no run tells its nodes."""
+    """Return the number of GPUs that one node has, for efficiency relative to it; None where no run tells its nodes."""
     known = runs.dropna(subset=["gpus", "nodes"])
     per_node = (known["gpus"] / known["nodes"])[known["nodes"] > 0]
     return int(per_node.max()) if len(per_node) else None

@@ -35,7 +35,7 @@ class Evidence:
 
 
 def limits(table: pd.DataFrame) -> pd.Series:
-    """Give the per cent below the median from which on each group counts as slow; NaN where too few can be compared."""
+    """Return how far below the median, in per cent, each group counts as slow; NaN if too few can be compared."""
     off = table["off_median_pct"]
     spread = off.abs().groupby(table["experiment"]).transform("median")
     return (DEVIATIONS * 1.4826 * spread).clip(lower=LEAST_PCT).where((table["compared_with"] >= FEWEST) & off.notna())
@@ -47,7 +47,7 @@ def suspects(table: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     table
-        As `dsnb.analysis.node_groups.groups` gives it.
+        As `dsnb.analysis.node_groups.groups` returns it.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def suspects(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def evidence(table: pd.DataFrame) -> list[Evidence]:
-    """Give what is known of every set of hosts that can be compared with others, small sets first."""
+    """Return what is known of every set of hosts that can be compared with others, small sets first."""
     rows = table.assign(limit=limits(table)).dropna(subset=["hosts", "limit"])
     rows = rows.assign(members=[frozenset(hosts.split(",")) for hosts in rows["hosts"]])
     found = [
@@ -76,7 +76,7 @@ def evidence(table: pd.DataFrame) -> list[Evidence]:
 
 
 def _explained(known: list[Evidence]) -> tuple[list[tuple[Evidence, list[str]]], list[Evidence]]:
-    """Give the slow sets that smaller ones do not explain, each with its suspects, and those that nobody explains."""
+    """Return the slow sets that smaller ones do not explain, each with its suspects, and those that nobody explains."""
     found: list[tuple[Evidence, list[str]]] = []
     riddles: list[Evidence] = []
     cleared = set().union(*(one.hosts for one in known if len(one.hosts) > 1 and not one.is_slow))

@@ -19,7 +19,7 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     by
         The column or columns that make a group. Experiments of several sweeps are named `sweep/experiment`: one name
         can stand for different models in two of them.
@@ -62,7 +62,7 @@ def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     most
         The parts with the most runs, so many of them, in their order; 0 for all.
 
@@ -91,7 +91,7 @@ def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
 
 
 def timing(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give the median wall seconds of each experiment's ok runs by phase.
+    """Return the median wall seconds of each experiment's ok runs by phase.
 
     Returns
     -------

@@ -45,7 +45,7 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     base
         The experiment that is compared with the others, by its name in `summarize`.
     axes

@@ -13,7 +13,7 @@ COLUMNS = [
 
 
 def newest(folder: str | Path) -> RunPaths | None:
-    """Give the newest test in a sweep's folder that ended well, or the one that the folder itself is; None if none."""
+    """Return the newest successful test of a sweep, or the folder itself if it is a test; None if there is none."""
     here = RunPaths(Path(folder))
     if here.bandwidth_plan.is_file():
         return here

@@ -32,7 +32,7 @@ def names(folders: Sequence[str], recorded: Sequence[Any], of_models: Sequence[A
     recorded, of_models
         The name and the model in each run's settings; None where an old run does not say them.
     """
-    found = [discover.run_names(folder) for folder in folders]
+    found = [discover.names_from_path(folder) for folder in folders]
     strangers: dict[int, Made] = {}
     for first, last in _neighbours(folders):
         kinds = set(zip(recorded[first:last], of_models[first:last], strict=True))
@@ -99,7 +99,7 @@ def _rename(found: list[dict[str, Any]], strangers: dict[int, Made], folders: Se
         repeat = before["repeat"] if before["repeat"] not in numbers else max(numbers) + 1
         numbers.add(repeat)
         found[place] = {**before, "experiment": experiment, "repeat": repeat}
-        first = f"{discover.shown(folders[place])} was made as {experiment}, not as {before['experiment']}"
+        first = f"{discover.displayable(folders[place])} was made as {experiment}, not as {before['experiment']}"
         told[f"{first}: it counts as a run of {experiment}"] += 1
     for sentence in told:
         warnings.warn(sentence, DsnbWarning, stacklevel=3)

@@ -47,7 +47,7 @@ class Axis:
         return "" if self.usual is not None and value == self.usual else self.say(value)
 
     def rank(self, value: object) -> tuple[int, float, str]:
-        """Give what orders its values: their own order, numbers before texts, what is missing last."""
+        """Return what orders its values: their own order, numbers before texts, what is missing last."""
         if value is None or value != value:
             return 3, 0, ""
         if isinstance(value, int | float):
@@ -191,12 +191,12 @@ PRECISION_COLOURS = {"fp32": "#0072b2", "tf32": "#56b4e9", "fp16": "#e69f00", "b
 
 
 def axis(name: str) -> Axis:
-    """Give a column's axis; one that has no words of its own goes by its name."""
+    """Return a column's axis; one that has no words of its own goes by its name."""
     return AXES.get(name, Axis(name.replace("_", " ")))
 
 
 def text(value: object) -> str:
-    """Give one value of an axis as text: `true` and `false` in lower case, a dash where there is none."""
+    """Return one value of an axis as text: `true` and `false` in lower case, a dash where there is none."""
     if value is None or str(value) in {"nan", "<NA>", "NaT"}:
         return "-"
     if isinstance(value, bool):

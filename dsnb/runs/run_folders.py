@@ -30,17 +30,17 @@ _DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
 _FILES = {name: getattr(RunPaths(Path()), name).name for name in ("notebook", "steps", "nodes")}
 
 
-def columns(folders: Sequence[str], stepless: Collection[str] = ()) -> dict[str, list[Any]]:
+def read_columns(folders: Sequence[str], without_steps: Collection[str] = ()) -> dict[str, list[Any]]:
     """Return what every run folder says, by column; one that is not finished counts as `interrupted`.
 
     Parameters
     ----------
     folders
         Of runs.
-    stepless
+    without_steps
         Those of them that have a result and no file of steps.
     """
-    found, settings = run_records.read(folders, stepless)
+    found, settings = run_records.read(folders, without_steps)
     found |= _shared(found) | _placed(folders, settings)
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
     found |= _spent(found, settings)
@@ -78,14 +78,14 @@ def _placed(folders: Sequence[str], settings: run_records.Records) -> dict[str, 
 
 
 def _hosts(path: str) -> str | None:
-    """Give the names of a run's hosts, `a,b`, as a table can hold them."""
+    """Return the names of a run's hosts, `a,b`, as a table can hold them."""
     nodes = (records.read_json(path) or {}).get("nodes")
     names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     return ",".join(_plain(name) for name in names if isinstance(name, str)) or None
 
 
 def _asked_hosts(settings: dict[str, Any]) -> str | None:
-    """Give the hosts that were asked for, where a run ended before they were reached: those of a sub-cluster."""
+    """Return the hosts that were asked for, where a run ended before they were reached: those of a sub-cluster."""
     names = [_plain(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
     return ",".join(names) if names[0] and len(names) == settings.get("nodes") else None
 
@@ -120,7 +120,7 @@ def _ratio(formula: Any, above: Any, below: Any) -> float | None:
 
 
 def _notebook_s(path: str) -> float | None:
-    """Give the wall seconds of the whole notebook, kernel start included, as papermill wrote them down."""
+    """Return the wall seconds of the whole notebook, kernel start included, as papermill wrote them down."""
     end = records.read_end(path, NOTEBOOK_END_BYTES)
     if end is None:
         return None
@@ -133,7 +133,7 @@ def _notebook_s(path: str) -> float | None:
 
 
 def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
-    """Give the steps of all run folders one after the other, and how many each has.
+    """Return the steps of all run folders one after the other, and how many each has.
 
     Files are parsed together by pyarrow, in batches; where one is damaged, the files of its batch are read line by
     line, and what is whole is kept.

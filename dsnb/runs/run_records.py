@@ -39,7 +39,7 @@ _OTHERS.append((RESULT, "summary", record_schema.OBJECT))
 """What is looked at beside them; the fields of a summary are columns."""
 
 
-def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
+def read(folders: Sequence[str], without_steps: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
     """Read the records of run folders, of which some are known to have no file of steps.
 
     Returns
@@ -57,7 +57,7 @@ def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, l
         problems = _clean(found)
         columns = _columns(found)
     ends = [
-        _ending(settings, machine, result, folder not in stepless, problems.get(place))
+        _ending(settings, machine, result, folder not in without_steps, problems.get(place))
         for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
     ]
     columns[NAME] = [record.get("name") if record else None for record in found[EXPERIMENT]]
@@ -85,7 +85,7 @@ def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
 
 
 def _is_sound(columns: dict[str, list[Any]], found: dict[str, Records]) -> bool:
-    """Say whether everything that columns are made of is of its kind."""
+    """Return whether everything that columns are made of is of its kind."""
     if not all(kind.holds_all(columns[name]) for name, kind in _KINDS.items()):
         return False
     return all(kind.holds_all([record.get(name) for record in found[file] if record]) for file, name, kind in _OTHERS)
