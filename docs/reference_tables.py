@@ -1,4 +1,4 @@
-"""The reference's tables, made from the code: settings, columns, files of a run folder, command line.
+"""The reference, made from the code: settings, columns, files of a run folder, command line, public names.
 
 Every function returns Markdown. Something without a meaning raises `MissingMeaning`, so that neither a test nor a build
 of the documentation lets it pass.
@@ -7,10 +7,12 @@ of the documentation lets it pass.
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer
 
+import dsnb
 from dsnb.cli.app import app
 from dsnb.run_folder import column_meanings as meanings
 from dsnb.run_folder.field_meanings import FIELDS
@@ -186,6 +188,31 @@ def command_line() -> str:
     return "\n\n".join(parts)
 
 
+def python_api() -> str:
+    """Return every public name of dsnb, for autodoc."""
+    parts = []
+    for name in dsnb.__all__:
+        thing = getattr(dsnb, name)
+        target = thing.__name__ if isinstance(thing, ModuleType) else f"dsnb.{name}"
+        options = "".join(f"   {option}\n" for option in API_OPTIONS.get(name, []))
+        parts.append(f"```{{eval-rst}}\n.. auto{_kind(thing)}:: {target}\n{options}```")
+    return "\n\n".join(parts)
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, ModuleType):
+        return "module"
+    if isinstance(thing, type):
+        return "exception" if issubclass(thing, Exception) else "class"
+    return "function"
+
+
+API_OPTIONS = {
+    "Experiment": [
+        ":members: name, name_with_model, data_parallel, global_batch_size, tokens_per_step, hosts, from_namespace",
+    ],
+}
+"""What autodoc is told about a name; the settings themselves are in a table of their own."""
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
@@ -199,6 +226,7 @@ TABLES: dict[str, Callable[[], str]] = {
         sweep_files,
         run_fields,
         command_line,
+        python_api,
     )
 }
 """By the name that a page asks for them with: `{generated} run_columns`."""

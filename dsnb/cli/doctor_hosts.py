@@ -19,7 +19,7 @@ MOST_LOAD = 0.5
 """Busy cores, as a share of all, from which somebody else is at work."""
 
 
-def examine_hosts(experiment: Experiment) -> list[Check]:
+def check_hosts(experiment: Experiment) -> list[Check]:
     """Look at every host that an experiment with a hostfile would use; one that is not reached is a finding as well."""
     nodes, failures = remote.reach(experiment, lambda *_: None)
     try:

@@ -6,8 +6,10 @@ Used for the hosts of one run when it is launched, and for those of all runs whe
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-COMPARED = ["os", "cpu", "cores", "memory_gib", "gpus", "clocks", "driver", "cuda", "nccl", "nccl_package", "python"]
-COMPARED += ["torch", "deepspeed", "transformers", "dsnb", "git_commit"]
+COMPARED = (
+    "os", "cpu", "cores", "memory_gib", "gpus", "clocks", "driver", "cuda", "nccl", "nccl_package",
+    "python", "torch", "deepspeed", "transformers", "dsnb", "git_commit",
+)  # fmt: skip
 """The fields of a host's `environment` that should be the same everywhere."""
 UNITS = {"memory_gib": "GiB", "sm_clock_max_mhz": "MHz", "power_limit_w": "W"}
 MAX_NAMED_HOSTS = 4

@@ -186,10 +186,6 @@ AXES = {
 """The settings that are asked for most, in the order in which they are shown; the others follow under their names."""
 
 
-PRECISION_COLOURS = {"fp32": "#0072b2", "tf32": "#56b4e9", "fp16": "#e69f00", "bf16": "#009e73"}
-"""Okabe and Ito's colours, which readers with any colour vision can tell apart."""
-
-
 def axis(name: str) -> Axis:
     """Return a column's axis; one that has no words of its own goes by its name."""
     return AXES.get(name, Axis(name.replace("_", " ")))

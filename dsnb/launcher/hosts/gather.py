@@ -7,11 +7,11 @@ from typing import Any
 
 from dsnb.files import records
 from dsnb.launcher.hosts.node import Node
-from dsnb.launcher.hosts.wire import MOST_BYTES
+from dsnb.launcher.hosts.wire import MAX_BYTES
 from dsnb.run_folder import node_comparison
 from dsnb.run_folder.paths import RunPaths
 
-MOST_LINE = 2**16
+MAX_LINE = 2**16
 """Characters of a line that has no end, such as a progress bar, that are kept back at most."""
 
 
@@ -37,7 +37,7 @@ class NodeRecords:
     def _console(self, host: str, text: str) -> None:
         """Append whole lines with the host in front, as pdsh does."""
         *lines, self._rest[host] = (self._rest.get(host, "") + text).split("\n")
-        if len(self._rest[host]) > MOST_LINE:
+        if len(self._rest[host]) > MAX_LINE:
             lines, self._rest[host] = [*lines, self._rest[host]], ""
         if lines:
             with open(self._run.console, "a", encoding="utf-8", errors="replace") as file:
@@ -52,7 +52,7 @@ class NodeRecords:
             return
         if path == self._run.failures:
             _append(path, raw)
-        elif path and is_first and 0 <= offset <= MOST_BYTES:
+        elif path and is_first and 0 <= offset <= MAX_BYTES:
             _write(path, offset, raw)
 
     def write(self, nodes: list[Node]) -> None:

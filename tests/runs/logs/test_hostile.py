@@ -208,7 +208,7 @@ def test_a_line_that_fails_is_counted_by_line_feeds(tmp_path, monkeypatch):
         (console, "_begins_new_run", logs.CONFIG * 2 + "using world size: 3\n", "bad.log"),
         (trainer_state, "_entry", logs.trainer_state(), "trainer_state.json"),
         (step_csv, "_summarize", logs.step_csv(), "step_log.csv"),
-        (rows, "ending", logs.chat(), "bad.log"),
+        (rows, "status_and_cause", logs.chat(), "bad.log"),
         (runs_module, "log_names", logs.chat(), "bad.log"),
         (find, "encoding", logs.chat(), "bad.log"),
     ],
@@ -260,7 +260,7 @@ def test_a_gpu_log_that_cannot_be_read_costs_its_figures_only(tmp_path, monkeypa
     (tmp_path / "step_log.csv").write_text(logs.step_csv())
     (tmp_path / "gpu_log.csv").write_text(logs.GPU_CSV)
     monkeypatch.setattr(step_csv, "_column", boom)
-    with pytest.warns(DsnbWarning, match=f"{tmp_path / 'gpu_log.csv'} cannot be read"):
+    with pytest.warns(DsnbWarning, match=f"{tmp_path / 'gpu_log.csv'} is left out: it cannot be read"):
         row = dsnb.load_runs(tmp_path / "step_log.csv").iloc[0]
     assert row["step_time_s"] == pytest.approx(0.05, rel=1e-4)
     assert pd.isna(row["gpu_util_pct"])
