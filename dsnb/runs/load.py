@@ -143,7 +143,7 @@ def _step_rows(path: Path, names: Names, logged: LoggedRun) -> pd.DataFrame:
 
 def _runs(found: Found) -> pd.DataFrame:
     own = run_folders.read_columns(found.runs, found.without_steps)
-    names = experiment_names.names(found.runs, own[run_records.NAME], own["model"])
+    names = experiment_names.name_runs(found.runs, own[run_records.NAME], own["model"])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
     others = [row for _, row in _logged(found, _row)]
@@ -199,8 +199,8 @@ def write_index(folder: Path) -> None:
 
 
 def _steps(found: Found) -> pd.DataFrame:
-    own, counts = run_folders.steps(found.runs)
-    names, parts = experiment_names.names(found.runs, *run_records.names(found.runs)), [own]
+    own, counts = run_folders.read_steps(found.runs)
+    names, parts = experiment_names.name_runs(found.runs, *run_records.names(found.runs)), [own]
     for start_names, steps in _logged(found, _step_rows):
         parts.append(steps)
         counts.append(len(steps))
