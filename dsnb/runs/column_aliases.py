@@ -1,4 +1,4 @@
-"""Old names of columns: tables that an earlier version wrote, such as a CSV file of runs, keep working.
+"""Former names of columns: tables written by an earlier version, such as a CSV file of runs, keep working.
 
 dsnb's own index and cache need no aliases: they are ignored once dsnb's code has changed.
 """

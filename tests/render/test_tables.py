@@ -142,7 +142,8 @@ def test_foreign_types_in_records_do_not_raise(make_run, tmp_path):
 
 def test_no_folder_and_an_empty_folder(tmp_path):
     with pytest.raises(
-        SettingsError, match="is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
+        SettingsError,
+        match="is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log",
     ):
         dsnb.load_runs(tmp_path / "none")
     runs = dsnb.load_runs(tmp_path)

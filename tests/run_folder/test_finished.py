@@ -156,7 +156,7 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     shutil.copytree(folder / ZS0 / "run1", folder / ZS3 / "run4")
     with pytest.warns(DsnbWarning) as caught:
         runs = dsnb.load_runs(folder)
-    said = f"{folder / ZS3 / 'run4'} was made as {ZS0}, not as {ZS3}: it counts as a run of {ZS0}"
+    said = f"{folder / ZS3 / 'run4'} belongs to {ZS0}, not to {ZS3}, by its settings: it is listed as a run of {ZS0}"
     assert [str(one.message) for one in caught] == [said]
     assert len(runs) == 7
     stranger = runs[runs["run_dir"] == str(folder / ZS3 / "run4")].iloc[0]
@@ -194,7 +194,7 @@ def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, nam
 def test_a_copy_of_another_model_is_told_apart_though_its_name_is_the_same(sweep):
     copy = shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS0 / "run7")
     change(copy / "experiment.json", model="opt-tiny")
-    with pytest.warns(DsnbWarning, match=f"was made as opt-tiny_{ZS0}, not as {ZS0}"):
+    with pytest.warns(DsnbWarning, match=f"belongs to opt-tiny_{ZS0}, not to {ZS0}"):
         runs = dsnb.load_runs(sweep.paths.dir)
     assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 3}
 
@@ -202,7 +202,7 @@ def test_a_copy_of_another_model_is_told_apart_though_its_name_is_the_same(sweep
 def test_a_lone_copy_goes_by_its_settings(sweep):
     shutil.rmtree(sweep.paths.dir / ZS3)
     shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS3 / "run5")
-    with pytest.warns(DsnbWarning, match=f"was made as {ZS0}, not as {ZS3}"):
+    with pytest.warns(DsnbWarning, match=f"belongs to {ZS0}, not to {ZS3}"):
         assert set(dsnb.load_runs(sweep.paths.dir)["experiment"]) == {ZS0}
 
 

@@ -126,7 +126,7 @@ def test_an_unknown_table():
     with pytest.raises(PublishedError) as caught:
         dsnb.published("lambda")
     assert str(caught.value) == (
-        "there is no published table 'lambda': there are bigscience_1b3, dist_training_gpt2, jean_zay_bloom7b, "
+        "unknown published table 'lambda': choose one of bigscience_1b3, dist_training_gpt2, jean_zay_bloom7b, "
         "lambda_1cc_opt, h200_gpt2_zero_precision, h200_memory"
     )
 
