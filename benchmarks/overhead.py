@@ -72,7 +72,7 @@ def main(repeats: int) -> None:
     }
     walls: dict[str, list[float]] = {name: [] for name in ways}
     inside: dict[str, list[float]] = {name: [] for name in ways}
-    with tempfile.TemporaryDirectory() as folder, fork.shared({"cpu"}):
+    with tempfile.TemporaryDirectory() as folder, fork.shared_servers({"cpu"}):
         with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run1"))
         with_launcher("fork")(RunPaths(Path(folder) / "warm" / "run2"))
         for repeat in range(repeats):

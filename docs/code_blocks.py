@@ -4,7 +4,7 @@ A block is run unless `<!-- not run: REASON -->` stands on the line before it; a
 what the block before it printed. The shell blocks of a page run first, line by line, then its Python blocks as one
 program.
 
-`python docs/code_blocks.py` writes the output blocks of all pages anew.
+`python -m docs.code_blocks` writes the output blocks of all pages anew.
 """
 
 import os
@@ -78,7 +78,7 @@ class Home:
 
     def environment(self) -> dict[str, str]:
         """Return an environment with the commands of this interpreter, in which dsnb is this checkout."""
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        path = os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
         return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
     def run_line(self, line: str) -> str:

@@ -11,10 +11,9 @@ from sphinx.util.docutils import SphinxDirective
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-sys.path[:0] = [str(DOCS), str(ROOT)]
+sys.path.insert(0, str(ROOT))
 
-import reference_tables  # noqa: E402
-
+from docs import reference_tables  # noqa: E402
 from dsnb.version import __version__  # noqa: E402
 
 project, author, release, copyright = "dsnb", "the dsnb authors", __version__, "the dsnb authors; Apache-2.0"
@@ -26,6 +25,7 @@ html_title = "dsnb"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_build/extra"]
+html_sidebars = {"index": [], "tutorial": []}  # they have no pages below them
 html_theme_options = {
     "navigation_depth": 2,
     "show_prev_next": True,

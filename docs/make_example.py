@@ -12,14 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-import code_blocks
 import nbformat
-import papermill
+
+from docs import code_blocks
+from dsnb.execute.notebook import execute
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "outputs" / "examples" / "quickstart"
 RECORDS = ("experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "worker.json", "result.json")
 HOST = "example-host"
+MOST_LINES = 10
+"""Longer cells of parameters are folded in the documentation."""
 
 
 def main() -> None:
@@ -32,13 +35,12 @@ def main() -> None:
         TARGET.mkdir(parents=True)
         keep_records(made)
         first = sorted(made.glob("*/run1/run.ipynb"))[0]
-        keep_notebook(first, "one_run.ipynb", {str(made): "outputs/quickstart"})
+        keep_notebook(first, "one_run.ipynb", "outputs/quickstart")
         dsnb("report", str(TARGET))
         (TARGET / "report.ipynb").unlink()
         compared = Path(home) / "compare.ipynb"
-        template, parameters = ROOT / "notebooks" / "20_compare.ipynb", {"sweep_dir": "outputs/examples/quickstart"}
-        papermill.execute_notebook(str(template), str(compared), parameters, cwd=str(ROOT), progress_bar=False)
-        keep_notebook(compared, "compare.ipynb", {str(ROOT): "."})
+        execute(ROOT / "notebooks" / "20_compare.ipynb", compared, {"sweep_dir": str(TARGET)})
+        keep_notebook(compared, "compare.ipynb", "outputs/examples/quickstart")
     code_blocks.main()
 
 
@@ -60,20 +62,20 @@ def keep_records(made: Path) -> None:
         (target / "environment.json").write_text(json.dumps(machine, indent=1) + "\n")
 
 
-def keep_notebook(path: Path, name: str, replaced: dict[str, str]) -> None:
-    """Copy an executed notebook without metadata, the explorer (the report has it) and this machine's paths."""
+def keep_notebook(path: Path, name: str, sweep: str) -> None:
+    """Copy an executed notebook without metadata and explorer (the report has it); call its sweep's folder `sweep`."""
     notebook = nbformat.read(path, as_version=4)
+    parameters = notebook.metadata["papermill"]["parameters"]
+    private = parameters.get("sweep_dir") or str(Path(parameters["run_dir"]).parents[1])
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     for cell in notebook.cells:
-        cell.metadata = {"tags": cell.metadata.get("tags", [])}
+        tags = cell.metadata.get("tags", [])
+        folded = {"parameters", "injected-parameters"} & set(tags) and len(cell.source.splitlines()) > MOST_LINES
+        cell.metadata = {"tags": [*tags, *(["hide-input"] if folded else [])]}
         for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if "application/vnd.jupyter.widget-view+json" in data:
+            if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
                 output.data = {"text/markdown": "*The explorer is in [the report](report.html).*"}
-    text = nbformat.writes(notebook)
-    for private, public in replaced.items():
-        text = text.replace(private, public)
-    (TARGET / name).write_text(text + "\n")
+    (TARGET / name).write_text(nbformat.writes(notebook).replace(private, sweep) + "\n")
 
 
 if __name__ == "__main__":

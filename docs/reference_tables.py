@@ -1,4 +1,4 @@
-"""The reference's tables, made from the code: settings, columns, files of a run folder, command line.
+"""The reference, made from the code: settings, columns, files of a run folder, command line, public names.
 
 Every function returns Markdown. Something without a meaning raises `MissingMeaning`, so that neither a test nor a build
 of the documentation lets it pass.
@@ -7,17 +7,19 @@ of the documentation lets it pass.
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer
 
+import dsnb
 from dsnb.cli.app import app
 from dsnb.run_folder import column_meanings as meanings
 from dsnb.run_folder.field_meanings import FIELDS
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FORMS
 from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import Training
 
@@ -83,9 +85,9 @@ def run_meaning(name: str) -> str:
     """Return what a column of the table of runs means."""
     if name in Experiment.model_fields:
         return f"Setting: {described(name, Experiment.model_fields[name].description)}"
-    if name in METRICS and METRICS[name].about:
-        title = METRICS[name].title
-        return f"{title[0].upper()}{title[1:]}. {METRICS[name].about}"
+    if name in METRIC_LABELS and METRIC_LABELS[name].about:
+        title = METRIC_LABELS[name].title
+        return f"{title[0].upper()}{title[1:]}. {METRIC_LABELS[name].about}"
     return described(f"column {name} of runs", meanings.TITLED.get(name) or meanings.RUNS.get(name))
 
 
@@ -120,7 +122,7 @@ def gpu_columns() -> str:
 def summary_columns() -> str:
     """Return the columns of `summarize`, and the figures that it aggregates."""
     rows = [[f"`{name}`", described(name, about)] for name, about in meanings.SUMMARY.items()]
-    listed = ", ".join(f"`{name}`" for name in METRICS)
+    listed = ", ".join(f"`{name}`" for name in METRIC_LABELS)
     return f"{table(['column', 'meaning'], rows)}\n\n`<metric>` is one of {listed}."
 
 
@@ -186,6 +188,31 @@ def command_line() -> str:
     return "\n\n".join(parts)
 
 
+def python_api() -> str:
+    """Return every public name of dsnb, for autodoc."""
+    parts = []
+    for name in dsnb.__all__:
+        thing = getattr(dsnb, name)
+        target = thing.__name__ if isinstance(thing, ModuleType) else f"dsnb.{name}"
+        options = "".join(f"   {option}\n" for option in API_OPTIONS.get(name, []))
+        parts.append(f"```{{eval-rst}}\n.. auto{_kind(thing)}:: {target}\n{options}```")
+    return "\n\n".join(parts)
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, ModuleType):
+        return "module"
+    if isinstance(thing, type):
+        return "exception" if issubclass(thing, Exception) else "class"
+    return "function"
+
+
+API_OPTIONS = {
+    "Experiment": [
+        ":members: name, name_with_model, data_parallel, global_batch_size, tokens_per_step, hosts, from_namespace",
+    ],
+}
+"""What autodoc is told about a name; the settings themselves are in a table of their own."""
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
@@ -199,6 +226,7 @@ TABLES: dict[str, Callable[[], str]] = {
         sweep_files,
         run_fields,
         command_line,
+        python_api,
     )
 }
 """By the name that a page asks for them with: `{generated} run_columns`."""

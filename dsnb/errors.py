@@ -25,7 +25,7 @@ class SettingsError(DsnbError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
-class NotNamedError(SettingsError):
+class NoMatchError(SettingsError):
     """A pattern that no experiment's name matches."""
 
 

@@ -43,8 +43,8 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     LaunchError
         If the notebook failed.
     """
-    sweep = SweepPaths(paths.named_well(Path(folder).absolute(), "the folder"))
-    target = paths.named_well(Path(output).absolute(), "--output") if output else sweep.report
+    sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
+    target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
     if load_runs(sweep.dir).empty:
         raise SettingsError(no_run(folder))
     executed = _executed(sweep, target)

@@ -1,6 +1,7 @@
 """The shape of the project itself: what may import what, what is public, how large things are."""
 
 import ast
+import functools
 import importlib
 import json
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from importlib.metadata import packages_distributions
 
 import nbformat
 import papermill
@@ -49,32 +51,44 @@ def layer(path):
     return path.relative_to(ROOT / "dsnb").parts[0].removesuffix(".py")
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imported(path):
-    """Give the parts of dsnb that a module imports, wherever in it, except for types alone."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    """Return the parts of dsnb that a module imports, wherever in it, except for types alone."""
+    names, nodes = set(), [parsed(path)]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+            nodes += node.orelse
+            continue
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dsnb":
             parts = node.module.split(".")[1:]
-            yield from [parts[0]] if parts else [alias.name for alias in node.names]
+            names |= {parts[0]} if parts else {alias.name for alias in node.names}
         if isinstance(node, ast.Import):
-            yield from [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dsnb.")]
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dsnb.")}
+    return frozenset(names)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path):
-    if layer(path) == "__init__":
-        return
-    own = LAYERS.index(layer(path))
-    for name in imported(path):
-        assert LAYERS.index(name) > own or name == layer(path) != path.stem, name
+def points_down(path, name):
+    own = layer(path)
+    return LAYERS.index(name) > LAYERS.index(own) or name == own != path.stem
+
+
+def test_imports_point_down():
+    modules = [path for path in MODULES if layer(path) != "__init__"]
+    up = [f"{path.relative_to(ROOT)}: {name}" for path in modules for name in imported(path)
+          if not points_down(path, name)]  # fmt: skip
+    assert up == []
 
 
 @pytest.mark.parametrize(("half", "other"), [(READING, MAKING), (MAKING, READING)])
 def test_neither_half_imports_the_other(half, other):
-    users = {str(path.relative_to(ROOT)): other & {*imported(path)} for path in MODULES if layer(path) in half}
+    users = {str(path.relative_to(ROOT)): other & imported(path) for path in MODULES if layer(path) in half}
     assert not {path: names for path, names in users.items() if names}
 
 
@@ -88,11 +102,9 @@ def test_no_file_name_stands_three_times():
     assert not [name for name, count in names.items() if count > 2]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_are_short_and_say_what_they_are(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 250
-    assert ast.get_docstring(ast.parse(text))
+def test_modules_are_short_and_say_what_they_are():
+    assert [path for path in MODULES if len(path.read_text().splitlines()) > 250] == []
+    assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
@@ -112,6 +124,7 @@ def test_only_training_imports_torch(package):
         ("dsnb", ["pydantic", "pandas", "torch"]),
     ],
 )
+@pytest.mark.process
 def test_what_is_not_needed_is_not_loaded(module, unwanted):
     code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -192,6 +205,28 @@ def test_conda_and_pip_ask_for_the_same():
     assert f"python{project['requires-python']}" in conda
     lines = (ROOT / "environment.yml").read_text().splitlines()
     assert all("#" in line for line in lines if line.startswith("      - "))
+
+
+def test_every_direct_import_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    declared = {distribution(re.split(r"[<>=]", name)[0]) for name in wanted}
+    origins = packages_distributions()
+    direct = {name for path in MODULES for name in foreign_imports(path)}
+    assert {"numpy", "yaml", "torch", "PIL"} <= direct
+    assert not {name for name in direct if declared.isdisjoint(map(distribution, origins.get(name, [])))}
+
+
+def distribution(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def foreign_imports(path):
+    """Yield the top-level packages outside dsnb and the standard library that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        yield from {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"dsnb"}
 
 
 def test_every_requirement_is_pinned():

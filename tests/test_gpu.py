@@ -11,10 +11,11 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware, launch_clock
 from dsnb.train import traces
-from dsnb.train.energy import LEAST_SPAN_S
+from dsnb.train.energy import MIN_SPAN_S
 from tests import ROOT
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.gpu,
     pytest.mark.skipif(not hardware.gpus(), reason="needs an NVIDIA GPU"),
     pytest.mark.timeout(400),
@@ -149,7 +150,7 @@ def test_energy_is_that_of_the_timed_steps(run_small):
         result.raise_for_status()
         found, environment = result.summary, records.read_json(RunPaths(result.run_dir).environment)
         assert environment["power_source"] == "energy counter"
-        if found["timed_wall_s"] < LEAST_SPAN_S:
+        if found["timed_wall_s"] < MIN_SPAN_S:
             assert (found["power_w"], found["energy_j"]) == (None, None)
             assert "too short to measure it" in found["note"]
             continue

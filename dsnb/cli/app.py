@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dsnb.cli import sweep
-from dsnb.cli.printing import Format, say, show, show_groups, show_summary
+from dsnb.cli.printing import Format, print_groups, print_summary, say, show
 from dsnb.cli.sweep import Set, overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
@@ -48,14 +48,14 @@ def summary(
 
         raise SettingsError(no_run(folder))
     if groups:
-        show_groups(runs, format_)
+        print_groups(runs, format_)
     elif timing:
         from dsnb.analysis.summary import timing as seconds
         from dsnb.render.tables import format_timing
 
         show(seconds(runs), format_timing(seconds(runs)), format_)
     else:
-        show_summary(runs, format_)
+        print_summary(runs, format_)
 
 
 @app.command()
@@ -72,13 +72,13 @@ def doctor(
     set_: Set = None,
 ) -> None:
     """Say what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
-    from dsnb.cli.doctor import examine
-    from dsnb.cli.doctor_hosts import examine_hosts
+    from dsnb.cli.doctor import check_machine
+    from dsnb.cli.doctor_hosts import check_hosts
     from dsnb.settings.experiment import Experiment
 
     settings = {"gpus": "auto", **overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
     table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
-    checks = examine_hosts(Experiment(**settings)) if settings.get("hostfile") else examine()
+    checks = check_hosts(Experiment(**settings)) if settings.get("hostfile") else check_machine()
     for check in checks:
         mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
         table.add_row(mark, *(escape(plain_text.line(text)) for text in (check.what, check.found, check.advice)))
@@ -126,7 +126,7 @@ def main() -> None:
     warnings.showwarning = lambda message, category, *_: say(
         f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
     )
-    signals.take_over()
+    signals.install_handlers()
     try:
         app()
     except KeyboardInterrupt:

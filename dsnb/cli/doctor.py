@@ -29,7 +29,7 @@ class Check:
     advice: str = ""
 
 
-def examine() -> list[Check]:
+def check_machine() -> list[Check]:
     """Look at everything that a run needs."""
     return [*_machine(), *_compilers(), *_training(), *_notebooks(), *_environment()]
 
@@ -112,7 +112,7 @@ def _notebooks() -> Iterator[Check]:
     yield Check(
         state, "notebooks", f"without {missing}" if missing else str(folder), "check dsnb out again" if missing else ""
     )
-    if other := kernels.other_python():
+    if other := kernels.foreign_kernelspec():
         advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
         yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
     lab = find_spec("jupyterlab") is not None

@@ -9,9 +9,8 @@ from typing import Any
 from dsnb.cli.doctor import LEAST_FREE_GIB, Check
 from dsnb.errors import LaunchError
 from dsnb.launcher.hosts import remote
-from dsnb.launcher.hosts.gather import differences
 from dsnb.launcher.hosts.node import Node
-from dsnb.run_folder import paths
+from dsnb.run_folder import node_comparison, paths
 from dsnb.settings.experiment import Experiment
 
 MOST_OFFSET_S = 1.0
@@ -20,7 +19,7 @@ MOST_LOAD = 0.5
 """Busy cores, as a share of all, from which somebody else is at work."""
 
 
-def examine_hosts(experiment: Experiment) -> list[Check]:
+def check_hosts(experiment: Experiment) -> list[Check]:
     """Look at every host that an experiment with a hostfile would use; one that is not reached is a finding as well."""
     nodes, failures = remote.reach(experiment, lambda *_: None)
     try:
@@ -34,8 +33,11 @@ def examine_hosts(experiment: Experiment) -> list[Check]:
     finally:
         remote.close(nodes)
     checks = [check for node in reached for check in _host(node, found[node.number])]
-    environments = {node.host.name: node.hello["environment"] for node in reached}
-    odd = [Check("warn", "differences", told, "install the same everywhere") for told in differences(environments)]
+    environments = [(node.host.name, node.hello["environment"]) for node in reached]
+    odd = [
+        Check("warn", "differences", sentence, "install the same everywhere")
+        for sentence in node_comparison.differences(environments).values()
+    ]
     return [*checks, *lost, *odd, *_outputs(shared, reached)]
 
 

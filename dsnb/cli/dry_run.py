@@ -9,7 +9,7 @@ import yaml
 from dsnb.errors import SettingsError
 from dsnb.launcher import rank_group
 from dsnb.launcher.config import deepspeed_config
-from dsnb.launcher.host_ranks import Share
+from dsnb.launcher.host_ranks import HostRanks
 from dsnb.launcher.hosts import transport
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
@@ -49,15 +49,15 @@ def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
         yield f"  {error}"
         return
     for node, host in enumerate(hosts):
-        share = _share(experiment, hosts, node, run_dir)
-        first, last = share.ranks[0], share.ranks[-1]
+        host_ranks = _host_ranks(experiment, hosts, node, run_dir)
+        first, last = host_ranks.ranks[0], host_ranks.ranks[-1]
         yield f"  ranks {first} to {last}: {shlex.join(transport.command(experiment, host))}"
         if experiment.launcher == "deepspeed":
-            yield f"    and there {shlex.join(rank_group.command(share, Path('hostfile')))}"
+            yield f"    and there {shlex.join(rank_group.command(host_ranks, Path('hostfile')))}"
 
 
-def _share(experiment: Experiment, hosts: tuple[Host, ...], node: int, run_dir: Path) -> Share:
-    """Give a host's share, as far as it is known before the host is reached."""
+def _host_ranks(experiment: Experiment, hosts: tuple[Host, ...], node: int, run_dir: Path) -> HostRanks:
+    """Return the ranks of a host, as far as they are known before the host is reached."""
     port = experiment.master_port or 29500
     address = hosts[0].name  # the agent there says by which address it is reached
-    return Share("cpu", hosts, node, address, port, {}, rank_group.WORKER, run_dir, run_dir)
+    return HostRanks("cpu", hosts, node, address, port, {}, rank_group.WORKER, run_dir, run_dir)

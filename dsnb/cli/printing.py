@@ -27,7 +27,7 @@ class Format(StrEnum):
     json = "json"
 
 
-def show_summary(runs: Any, format_: Format) -> None:
+def print_summary(runs: Any, format_: Format) -> None:
     """Print the aggregated table."""
     from dsnb.analysis.summary import summarize
     from dsnb.render.tables import format_summary
@@ -36,7 +36,7 @@ def show_summary(runs: Any, format_: Format) -> None:
     show(table, format_summary(table), format_)
 
 
-def show_groups(runs: Any, format_: Format) -> None:
+def print_groups(runs: Any, format_: Format) -> None:
     """Print how groups of nodes compare, and in words who is slow."""
     from dsnb.render.node_report import compare_groups
 
@@ -53,9 +53,7 @@ def show(numbers: Any, texts: Any, format_: Format) -> None:
     elif format_ is Format.json:
         typer.echo(numbers.reset_index().to_json(orient="records", indent=1))
     elif format_ is Format.markdown:
-        shown = _each_text(texts, _in_markdown)
-        sides = ("left", *["right"] * len(shown.columns))
-        typer.echo(shown.to_markdown(disable_numparse=True, colalign=sides))
+        typer.echo(_markdown_table(_each_text(texts, _in_markdown)))
     else:
         table = Table(texts.index.name or "", box=None, pad_edge=False)
         for name in texts.columns:
@@ -90,6 +88,17 @@ def _disarmed(table: Any) -> Any:
         return f"'{shown}" if value.startswith(FORMULA) else shown
 
     return _each_text(table, text)
+
+
+def _markdown_table(table: Any) -> str:
+    """Return a table in Markdown, padded to be read as it stands: the index to the left, figures to the right."""
+    rows = [[str(table.index.name or ""), *map(str, table.columns)]]
+    rows += [[str(key), *map(str, row)] for key, row in zip(table.index, table.to_numpy(), strict=True)]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    first, *others = widths
+    sides = [":" + "-" * (first - 1), *("-" * (width - 1) + ":" for width in others)]
+    padded = [[row[0].ljust(first), *map(str.rjust, row[1:], others)] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (padded[0], sides, *padded[1:]))
 
 
 def _in_markdown(value: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsnb.cli.printing import Format, say, show_groups, show_summary
+from dsnb.cli.printing import Format, print_groups, print_summary, say
 from dsnb.errors import SettingsError
 from dsnb.system import interpreter, signals
 
@@ -26,7 +26,7 @@ def _slurm(help_: str) -> Any:
 
 
 @dataclass
-class Given:
+class SweepOptions:
     """What the command line says of which runs, and where."""
 
     params: Path
@@ -45,7 +45,7 @@ class Given:
 
         asked = (self.overrides, self.only, self.output)
         if self.sub_cluster:
-            nodes = self.allocation.stand_ins() if self.allocation else None
+            nodes = self.allocation.placeholder_hosts() if self.allocation else None
             division = subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *asked, hosts=nodes)
             self.notes += division.notes()
             return division.sweep
@@ -91,7 +91,7 @@ def sweep(
     Exit code 130: stopped, by Ctrl-C, SIGTERM or a terminal that closed.
     """
     changes = overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
-    given = Given(params, changes, only, output, sub_cluster)
+    given = SweepOptions(params, changes, only, output, sub_cluster)
     asked = {
         "partition": partition,
         "account": account,
@@ -106,12 +106,12 @@ def sweep(
     for note in given.notes:
         say(f"note: {note}", err=True)
     if dry_run:
-        show_plan(planned, given.allocation)
+        print_plan(planned, given.allocation)
     else:
         _make(planned, given, set_ or [], retry)
 
 
-def _choose(given: Given, slurm: bool, asked: dict[str, Any], one_allocation: bool) -> None:
+def _choose(given: SweepOptions, slurm: bool, asked: dict[str, Any], one_allocation: bool) -> None:
     """Settle whether Slurm makes the runs, and with what."""
     from dsnb.sweep.slurm.allocation import Allocation
 
@@ -128,7 +128,7 @@ def _choose(given: Given, slurm: bool, asked: dict[str, Any], one_allocation: bo
     given.allocation, given.one_allocation = Allocation(**asked), one_allocation
 
 
-def _make(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> None:
+def _make(planned: "Sweep", given: SweepOptions, set_: list[str], retry: bool) -> None:
     from dsnb.runs.load import load_runs, write_index
     from dsnb.sweep.run import run_in_one_job, run_sweep
 
@@ -143,15 +143,15 @@ def _make(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> None:
         raise typer.Exit(signals.INTERRUPTED) from None
     write_index(planned.paths.dir)
     runs = load_runs(planned.paths.dir)
-    show_summary(runs, Format.table)
+    print_summary(runs, Format.table)
     if given.sub_cluster:
-        show_groups(runs, Format.table)
+        print_groups(runs, Format.table)
     say(f"Report: dsnb report {planned.paths.dir}")
     if not fine:
         raise typer.Exit(NOT_ALL_OK)
 
 
-def _in_job(planned: "Sweep", given: Given, set_: list[str], retry: bool) -> list[str]:
+def _in_job(planned: "Sweep", given: SweepOptions, set_: list[str], retry: bool) -> list[str]:
     """Give the command that makes the sweep inside of its job."""
     words = interpreter.command("-m", "dsnb", "sweep", str(given.params.absolute()), "--hostfile", "slurm")
     words += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
@@ -181,7 +181,7 @@ def overrides(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def show_plan(planned: "Sweep", asked: "Allocation | None" = None) -> None:
+def print_plan(planned: "Sweep", asked: "Allocation | None" = None) -> None:
     """Print the runs of a sweep with their settings and commands, and what this machine cannot do of them."""
     from dsnb.cli.dry_run import lines
     from dsnb.sweep.run import unsupported

@@ -44,7 +44,7 @@ class Kernel:
 
         class Manager(AsyncKernelManager):
             def _kernel_spec_manager_default(self) -> KernelSpecManager:
-                return ThisInterpreter(folder)
+                return OwnInterpreterSpec(folder)
 
             async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
                 with open(kernel._log, "wb") as log:
@@ -62,7 +62,7 @@ class Kernel:
         return f"it ended with exit code {code}" + (f": {said[-1][:400]}" if said else "")
 
 
-def other_python() -> str | None:
+def foreign_kernelspec() -> str | None:
     """Say what else than this Python JupyterLab starts for notebooks that ask for `python3`; None if it starts this."""
     try:
         spec = KernelSpecManager().get_kernel_spec(NAME)
@@ -79,7 +79,7 @@ def other_python() -> str | None:
     return f"{found} (kernelspec {spec.resource_dir})"
 
 
-class ThisInterpreter(KernelSpecManager):
+class OwnInterpreterSpec(KernelSpecManager):
     """Knows one kernel: this interpreter."""
 
     def __init__(self, folder: Path) -> None:

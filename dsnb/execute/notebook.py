@@ -12,14 +12,14 @@ from traitlets.config import Config
 from dsnb.errors import KernelDiedError
 from dsnb.system import scratch, signals
 
-START_WITHIN_S = 600
+START_TIMEOUT_S = 600
 """A kernel takes a second or two, but the groups of a large hostfile start theirs all at once on this machine."""
 
 # What papermill logs is for those who set up logging; without a handler Python would print it on the terminal.
 logging.getLogger("papermill").addHandler(logging.NullHandler())
 
 
-def parameters(template: Path) -> set[str]:
+def parameter_names(template: Path) -> set[str]:
     """Return the names in the cell tagged `parameters`; empty if the tag is lost."""
     import papermill
 
@@ -52,7 +52,7 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
                     values,
                     kernel_name=kernels.NAME,
                     progress_bar=False,
-                    start_timeout=START_WITHIN_S,
+                    start_timeout=START_TIMEOUT_S,
                     store_widget_state=False,
                     config=kernel.config,
                 )
@@ -90,7 +90,7 @@ def _interruptible(config: Config) -> Iterator[None]:
 
     config.NotebookClient.on_cell_start = begin
     try:
-        with signals.caught(stop):
+        with signals.on_stop(stop):
             yield
     except Exception:
         if not stopped:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import axes, summarize, told_apart
+from dsnb.analysis.summary import axes, qualify_experiments, summarize
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -52,8 +52,8 @@ class Data:
     constant
         The settings that are the same for all runs.
     figures
-        The columns of `labels.METRICS` that any run measured, in the units of the table, rounded to 5 digits: the page
-        holds the same numbers, so both select the same runs.
+        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, rounded to 5 digits: the
+        page holds the same numbers, so both select the same runs.
     """
 
     runs: pd.DataFrame
@@ -81,7 +81,7 @@ def read(runs: pd.DataFrame) -> Data:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
     runs = rename_old_columns(runs)
     known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
-    named = [labels.text(name) for name in told_apart(known)["experiment"]]
+    named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
     choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
@@ -122,7 +122,7 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
     """
     ok = (runs["status"] == "ok").to_numpy()
     found = {}
-    for name in labels.METRICS:
+    for name in labels.METRIC_LABELS:
         if name in runs:
             column = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype=float, na_value=math.nan)
             values = np.where(ok & np.isfinite(column), column, math.nan)

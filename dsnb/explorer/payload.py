@@ -44,7 +44,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "runs": len(data.runs),
         "axes": [_axis(data, name) for name in data.choices],
         "experimentAxes": data.axes,
-        "figures": [_figure(name, labels.METRICS[name], data.figures[name]) for name in data.figures]
+        "figures": [_figure(name, labels.METRIC_LABELS[name], data.figures[name]) for name in data.figures]
         + ([_figure("days", DAYS, None)] if "tokens_per_s" in data.figures else []),
         "comparedFigures": _compared_figures(data),
         "experiments": {
@@ -101,8 +101,8 @@ def _figure(name: str, metric: Metric, values: pd.Series | None) -> dict[str, An
 
 def _compared_figures(data: Data) -> list[str]:
     """Return the figures that the effect of a change is shown for, besides the chosen one: speed and memory."""
-    memory = next((name for name in labels.MEMORY if name in data.figures), None)
-    return [name for name in (RATE, memory) if name in data.figures]
+    memory = [name for name in labels.MEMORY if name in data.figures]
+    return [*(name for name in (RATE,) if name in data.figures), *memory[:1]]
 
 
 def _causes(data: Data) -> dict[int, str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.explorer.data import Data, json_numbers, run_folder, run_log
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.load import load_gpu, load_steps
 
 MAX_NUMBERS = 40_000
@@ -16,7 +16,7 @@ COLUMNS = 9
 GPU = ["host", "gpu"]
 """What identifies a GPU of a run: every host numbers its own from 0."""
 SAMPLED = ["util_pct", "memory_used_gib", "power_w"]
-_STEP_TIME = METRICS["step_time_s"]
+_STEP_TIME = METRIC_LABELS["step_time_s"]
 CHARTS = [
     {"values": "step_time_s", "times": "t_s", "heading": _STEP_TIME.heading, "factor": _STEP_TIME.factor},
     {"values": "loss", "times": "t_s", "heading": "loss", "factor": 1},

@@ -40,7 +40,7 @@ LABELS = {
 
 def metric(name: str) -> Metric:
     """Return how a figure is displayed; `days` is the only one that depends on the state."""
-    return DAYS if name == "days" else labels.METRICS[name]
+    return DAYS if name == "days" else labels.METRIC_LABELS[name]
 
 
 def options(data: Data) -> dict[str, list[Any]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-DEEPEST = 64
+MAX_DEPTH = 64
 """Levels of lists and objects in a record; more would end whoever walks through them with a RecursionError."""
-LONGEST_WHOLE = 19
+MAX_INTEGER_DIGITS = 19
 """Digits that certainly fit into 64 bits; longer whole numbers are read as floating-point ones."""
 
 
@@ -27,8 +27,8 @@ def parse(raw: bytes) -> Any:
         record = orjson.loads(raw)  # stricter than the standard library, and four times as fast
     except ValueError:
         record = _leniently(raw)
-    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _is_deep(record):
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(record):
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     return record
 
 
@@ -48,12 +48,12 @@ def _leniently(raw: bytes) -> Any:
 
 
 def _number(digits: str) -> int | float:
-    return int(digits) if len(digits) <= LONGEST_WHOLE else float(digits)
+    return int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits)
 
 
 def _is_deep(record: Any) -> bool:
     level = [record]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
         if not level:
             return False

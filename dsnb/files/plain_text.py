@@ -23,7 +23,7 @@ def line(text: object) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Say whether a text can be the name of a folder: without control characters, line ends or halves of characters."""
+    """Return whether a text can be a folder name: no control characters, line ends or lone surrogates."""
     return all(unicodedata.category(one) not in {"Cc", "Cs", "Zl", "Zp"} for one in text)
 
 

@@ -14,12 +14,12 @@ import yaml
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text, records
 
-MOST_BYTES = 1_000_000
-MOST_NODES = 200_000
+MAX_BYTES = 1_000_000
+MAX_NODES = 200_000
 """Values in a file: 10,000 runs, each an entry of its own with ten settings."""
-DEEPEST = 16
+MAX_DEPTH = 16
 """Levels of lists and mappings in each other."""
-LONGEST_NUMBER = 100
+MAX_NUMBER_CHARACTERS = 100
 """Characters."""
 _OF_CONSTRUCTORS = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
 """What PyYAML raises for a value that is not what its tag says, such as `!!int x`."""
@@ -35,10 +35,10 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         if self.check_event(yaml.AliasEvent):
             raise SettingsError("aliases (*name) are not allowed in a params file: write the value out")
-        if self._nodes > MOST_NODES:
-            raise SettingsError(f"it has more than {MOST_NODES:,} values: split the sweep")
-        if self._depth >= DEEPEST:
-            raise SettingsError(f"it is nested more than {DEEPEST} levels deep: nothing in it needs that")
+        if self._nodes > MAX_NODES:
+            raise SettingsError(f"it has more than {MAX_NODES:,} values: split the sweep")
+        if self._depth >= MAX_DEPTH:
+            raise SettingsError(f"it is nested more than {MAX_DEPTH} levels deep: nothing in it needs that")
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -57,8 +57,10 @@ class _Loader(yaml.SafeLoader):
         return found
 
     def number(self, node: Any) -> Any:
-        if len(node.value) > LONGEST_NUMBER:
-            raise SettingsError(f"a number has {len(node.value):,} characters: at most {LONGEST_NUMBER} are allowed")
+        if len(node.value) > MAX_NUMBER_CHARACTERS:
+            raise SettingsError(
+                f"a number has {len(node.value):,} characters: at most {MAX_NUMBER_CHARACTERS} are allowed"
+            )
         make = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
         return make(node)
 
@@ -109,9 +111,9 @@ def read(path: Path, what: str) -> Any:
         # Without O_NONBLOCK, opening a pipe would wait for somebody who writes into it.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            if (size := os.fstat(handle).st_size) > MOST_BYTES:
-                raise SettingsError(f"{says} has {size:,} bytes: at most {MOST_BYTES:,} are allowed")
-            text = records.read_regular(handle, MOST_BYTES).decode("utf-8-sig")
+            if (size := os.fstat(handle).st_size) > MAX_BYTES:
+                raise SettingsError(f"{says} has {size:,} bytes: at most {MAX_BYTES:,} are allowed")
+            text = records.read_regular(handle, MAX_BYTES).decode("utf-8-sig")
         finally:
             os.close(handle)
     except SettingsError:

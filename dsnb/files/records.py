@@ -15,9 +15,9 @@ from typing import Any
 from dsnb.errors import DsnbWarning
 from dsnb.files import json_text
 
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 """A larger file is not read into memory."""
-MOST_JSON_BYTES = 2**26
+MAX_JSON_BYTES = 2**26
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,7 +45,7 @@ def write_json(path: Path, record: object) -> None:
     write_text(path, json.dumps(_finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes | None:
+def read_bytes(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes | None:
     """Read a whole file with as few system calls as can be; None where there is none, with a warning if unreadable."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
@@ -115,7 +115,7 @@ def _left_out(path: Path | str, why: object) -> None:
 
 def read_json(path: Path | str) -> dict[str, Any] | None:
     """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
-    raw = read_bytes(path, MOST_JSON_BYTES)
+    raw = read_bytes(path, MAX_JSON_BYTES)
     if raw is None:
         return None
     try:
@@ -130,7 +130,7 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
 
 
 def line(record: dict[str, Any]) -> str:
-    """Give one line of a `.jsonl` file, newline included."""
+    """Return one line of a `.jsonl` file, newline included."""
     return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""`micro_batch_size: auto`: the largest micro-batch that fits, found by short runs that stay in the outputs.
+"""`micro_batch_size: auto`: finds the largest micro-batch that fits in memory, by short probe runs.
 
-Doubled until memory runs out, then halved in between. A probe is a run of its own, in a folder beside that of the run
-that it is for, and is not made again if it is there already.
+The size is doubled until memory runs out, then bisected. Each probe is a run in a folder of its own beside the run that
+it serves; a probe that is already recorded there is not repeated.
 """
 
 import os
@@ -10,29 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.files import records
-from dsnb.launcher.folder import clear, prepare
-from dsnb.launcher.outcome import broken_off
+from dsnb.launcher.folder import prepare, remove_leftovers
+from dsnb.launcher.outcome import exception_status
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import SUPERVISION, Experiment
 from dsnb.system import launch_clock
 
-MOST = 2**16
+MAX_MICRO_BATCH_SIZE = 2**16
 WARMUP_STEPS, STEPS = 1, 2
-"""The first step makes the optimizer's states, so memory is at its peak in the second."""
+"""The first step allocates the optimizer states, so memory peaks in the second."""
 FITS = {"ok": True, "nan": True, "untrained": True, "oom": False}
-LENGTH = {"warmup_steps", "steps", "grad_accum", "profile"}
-"""Settings in which a whole run differs from its probe."""
+"""Status of a probe -> whether its micro-batch fits; any other status leaves that open."""
+LENGTH_SETTINGS = {"warmup_steps", "steps", "grad_accum", "profile"}
+"""The settings in which a probe differs from the run that it serves."""
+RunOnce = Callable[[Experiment, RunPaths, Experiment], Result]
+"""Runs one experiment, given its settings, its folder and the requested settings."""
 
 
-def largest(fits: Callable[[int], bool], most: int = MOST) -> int:
-    """Give the largest number from 1 to `most` that fits, 0 if none does.
+class ProbeError(Exception):
+    """A probe that ended for another reason than its memory."""
+
+
+def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_SIZE) -> int:
+    """Return the largest number from 1 to `most` that fits, 0 if none does.
 
     Parameters
     ----------
     fits
-        Says whether a number fits; if one does, all below it do.
+        Returns whether a number fits; if it does, all smaller ones do, too.
     """
     low, high = 0, 1
     while high <= most and fits(high):
@@ -47,75 +54,70 @@ def largest(fits: Callable[[int], bool], most: int = MOST) -> int:
     return low
 
 
-Once = Callable[[Experiment, RunPaths, Experiment], Result]
-"""Makes one run: the settings, its folder, and the settings that were asked for."""
+def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce) -> Result:
+    """Find the largest micro-batch that fits, and run the experiment with it.
 
-
-def launch(experiment: Experiment, run: RunPaths, once: Once) -> Result:
-    """Find the largest micro-batch that fits, and make the run with it.
-
-    A probe of a few steps may fit where the whole run does not, for memory is fragmented as it goes on: then that run
-    takes the probe's place in the outputs, and the next smaller micro-batch is tried.
+    A probe of a few steps may fit where the whole run does not, because memory fragments over time. Such a run replaces
+    its probe in the outputs, and the next smaller micro-batch is tried.
 
     Raises
     ------
     LaunchError
-        If a probe could not even be started.
+        If a probe could not be started.
     """
     began = launch_clock.now_s()
-    prepare(run, experiment)  # a row, whatever happens to the probes
+    prepare(run, experiment)  # the run has a row in the tables even if its probes fail
     try:
-        found, cause = _search(experiment, run, once)
+        size = largest_that_fits(lambda size: probe_fits(experiment, run, size, run_once))
+    except ProbeError as error:
+        return _write_result(run, began, "failed", str(error))
     except BaseException as error:
-        _end(run, began, *broken_off(error))
+        _write_result(run, began, *exception_status(error))
         raise
-    if cause:
-        return _end(run, began, "failed", cause)
-    while found:
-        settings = experiment.model_copy(update={"micro_batch_size": found})
-        result = once(settings, run, experiment)
+    for smaller in range(size, 0, -1):
+        result = run_once(experiment.model_copy(update={"micro_batch_size": smaller}), run, experiment)
         if result.status != "oom":
             return result
-        set_aside(run, RunPaths(probe_dir(run, found)))
-        found -= 1
+        replace_probe(run, RunPaths(probe_dir(run, smaller)))
     prepare(run, experiment)
-    return _end(run, began, "oom", "not even micro_batch_size 1 fits")
+    return _write_result(run, began, "oom", "not even micro_batch_size 1 fits")
 
 
-def _search(experiment: Experiment, run: RunPaths, once: Once) -> tuple[int, str | None]:
-    """Give the largest micro-batch that fits, or why the search ended before."""
-    odd: list[str] = []
+def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run_once: RunOnce) -> bool:
+    """Return whether a micro-batch fits, from the record of its probe or by running it.
 
-    def fits(micro_batch_size: int) -> bool:
-        probe, folder = probe_of(experiment, micro_batch_size), probe_dir(run, micro_batch_size)
-        status, cause = _recorded(probe, RunPaths(folder))
-        if status not in FITS and not odd:
-            result = once(probe, RunPaths(folder), probe)
-            status, cause = result.status, result.cause
-        if status not in FITS:
-            odd.append(f"the probe of micro_batch_size {micro_batch_size} is {status}: {cause}")
-        return FITS.get(status, False)
+    Raises
+    ------
+    ProbeError
+        If the probe ended for another reason.
+    """
+    probe, paths = probe_settings(experiment, micro_batch_size), RunPaths(probe_dir(run, micro_batch_size))
+    status, cause = _recorded_status(probe, paths)
+    if status not in FITS:
+        result = run_once(probe, paths, probe)
+        status, cause = result.status, result.cause
+    if status not in FITS:
+        raise ProbeError(f"the probe of micro_batch_size {micro_batch_size} is {status}: {cause}")
+    return FITS[status]
 
-    return largest(fits), odd[0] if odd else None
 
-
-def _end(run: RunPaths, began: float, status: str, cause: str) -> Result:
+def _write_result(run: RunPaths, began: float, status: str, cause: str) -> Result:
     result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
     result.write()
     return result
 
 
-def set_aside(run: RunPaths, probe: RunPaths) -> None:
-    """Let a run that ran out of memory take the place of its probe; the notebook, which goes on, stays."""
+def replace_probe(run: RunPaths, probe: RunPaths) -> None:
+    """Move a run that ran out of memory to the folder of its probe; the notebook, still executing, stays."""
     probe.dir.mkdir(parents=True, exist_ok=True)
-    clear(probe)
+    remove_leftovers(probe)
     for path in run.dir.iterdir():
         if path != run.notebook:
             os.replace(path, probe.dir / path.name)
 
 
-def probe_of(experiment: Experiment, micro_batch_size: int) -> Experiment:
-    """Give the settings of a probe: as few steps and micro-batches as reach the same peak of memory."""
+def probe_settings(experiment: Experiment, micro_batch_size: int) -> Experiment:
+    """Return the settings of a probe: the fewest steps and micro-batches that reach the same memory peak."""
     in_flight = max(2, experiment.pipeline_parallel)
     changes: dict[str, Any] = {"micro_batch_size": micro_batch_size, "warmup_steps": WARMUP_STEPS, "steps": STEPS}
     changes |= {"grad_accum": min(experiment.grad_accum, in_flight), "profile": False}
@@ -123,25 +125,34 @@ def probe_of(experiment: Experiment, micro_batch_size: int) -> Experiment:
 
 
 def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
-    """Give a probe's folder: its experiment is a neighbour of the run's, and serves every repeat."""
+    """Return the folder of a probe, beside the run's experiment and shared by all of its repeats."""
     experiment = run.dir.parent
     return experiment.with_name(f"{experiment.name}{PROBE}{micro_batch_size}") / "run1"
 
 
-def _recorded(probe: Experiment, folder: RunPaths) -> tuple[str, str | None]:
-    """Give how a probe with these very settings ended, if it was made before; one that tells nothing makes way.
+def _recorded_status(probe: Experiment, paths: RunPaths) -> tuple[str, str | None]:
+    """Return the recorded status and cause of a probe with the same settings; remove a result of no use.
 
-    A whole run that was set aside tells that its micro-batch does not fit.
+    A whole run that ran out of memory, moved there by `replace_probe`, shows that its micro-batch does not fit.
     """
-    known = {**finished.DEFAULTS, **(record_schema.read(folder.experiment) or {})}
-    result = record_schema.read(folder.result) or {}
-    free = {*SUPERVISION, *(["device"] if probe.device == "auto" else [])}  # which one it is, the hosts said
-    free |= LENGTH if result.get("status") == "oom" and known.get("asked") else set()
-    other = any(known.get(name) != value for name, value in probe.model_dump().items() if name not in free)
-    if told := finished.trouble(folder) if result.get("status") in FITS and not other else None:
-        records.warn(f"{folder.dir}: {told}; the probe is made again")
-        other = True
-    if other or result.get("status") not in FITS:
-        folder.result.unlink(missing_ok=True)
+    result = record_schema.read(paths.result) or {}
+    status = result.get("status")
+    usable = status in FITS and _has_settings_of(probe, paths, status)
+    if usable and (problem := finished.trouble(paths)):
+        records.warn(f"{paths.dir}: {problem}; the probe is repeated")
+        usable = False
+    if not usable:
+        paths.result.unlink(missing_ok=True)
         return "", None
-    return str(result.get("status")), result.get("cause")
+    return str(status), result.get("cause")
+
+
+def _has_settings_of(probe: Experiment, paths: RunPaths, status: str) -> bool:
+    """Return whether a recorded run has the settings of a probe, or is the whole run that it would serve."""
+    recorded = {**finished.DEFAULTS, **(record_schema.read(paths.experiment) or {})}
+    ignored = set(SUPERVISION)
+    if probe.device == "auto":  # resolved on the hosts
+        ignored.add("device")
+    if status == "oom" and recorded.get("asked"):
+        ignored |= LENGTH_SETTINGS
+    return all(recorded.get(name) == value for name, value in probe.model_dump().items() if name not in ignored)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher.folder import next_run
+from dsnb.launcher.folder import create_run_dir
 from dsnb.launcher.run import launch
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import BANDWIDTH, RunPaths, SweepPaths
@@ -15,7 +15,7 @@ from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
 
 WORKER = "dsnb.train.bandwidth"
-LEAST_BYTES, LARGEST_BYTES = 8, 16 * 2**30
+MIN_BYTES, MAX_BYTES = 8, 16 * 2**30
 """Between these lies the largest message that may be asked for."""
 DEFAULTS = {"gpus": "auto", "time_limit_s": 600.0, "precision": "fp32", "warmup_steps": 0, "steps": 1}
 """Settings where a test differs from a training run: all ranks, and nothing that some hardware lacks."""
@@ -49,10 +49,10 @@ def measure_bandwidth(
     """
     if experiment.gpus < 2:
         raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs two ranks at least; give 2 or more")
-    if most_bytes is not None and not LEAST_BYTES <= most_bytes <= LARGEST_BYTES:
-        raise SettingsError(f"most_bytes is {most_bytes}: give a number from {LEAST_BYTES} to {LARGEST_BYTES}")
-    home = paths.named_well(Path(folder or paths.outputs_root()), "--output")
-    run = RunPaths(next_run(SweepPaths(home), BANDWIDTH))
+    if most_bytes is not None and not MIN_BYTES <= most_bytes <= MAX_BYTES:
+        raise SettingsError(f"most_bytes is {most_bytes}: give a number from {MIN_BYTES} to {MAX_BYTES}")
+    home = paths.require_plain_name(Path(folder or paths.outputs_root()), "--output")
+    run = RunPaths(create_run_dir(SweepPaths(home), BANDWIDTH))
     try:
         records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
     except OSError as error:

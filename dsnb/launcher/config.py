@@ -35,7 +35,7 @@ SPLIT_LAYERS: list[dict[str, Any]] = [
 
 
 def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
-    """Give the content of `deepspeed.json`; empty for a strategy that is not DeepSpeed's."""
+    """Return the content of `deepspeed.json`; empty for a strategy that is not DeepSpeed's."""
     if experiment.strategy != "deepspeed":
         return {}
     config: dict[str, Any] = {
@@ -83,7 +83,7 @@ def _offload(experiment: Experiment) -> dict[str, Any]:
 
 
 def _tensor_parallel(experiment: Experiment) -> dict[str, Any]:
-    """Give AutoTP its rules; in a pipeline its size stays 0, for there each stage is split in the worker."""
+    """Return AutoTP its rules; in a pipeline its size stays 0, for there each stage is split in the worker."""
     if experiment.tensor_parallel == 1:
         return {}
     return {

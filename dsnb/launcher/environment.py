@@ -55,7 +55,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Give dsnb's own commit, with `-dirty` where files differ from it; None outside a checkout."""
+    """Return dsnb's own commit, with `-dirty` where files differ from it; None outside a checkout."""
     if not (PACKAGE.parent / ".git").exists():
         return None
     command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -67,14 +67,14 @@ def _git_commit() -> str | None:
 
 
 def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
-    """Give the environment that every rank of a run starts from.
+    """Return the environment that every rank of a run starts from.
 
     Parameters
     ----------
     device
         `cuda` or `cpu`.
     ranks
-        How many of them share this machine's cores.
+        Number of ranks that share this machine's cores.
     launched_at
         When the run was launched, on this host's clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
     """

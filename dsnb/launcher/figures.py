@@ -17,9 +17,9 @@ from dsnb.system import hardware
 STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 SLOW = 2.0
 """A timed step that took so many times the median is named in the result."""
-MOST_NAMED = 5
-SHORTAGE = {"phase": "oom_phase", "step": "oom_step", "allocated_gib": "oom_allocated_gib"}
-SHORTAGE |= {"requested_gib": "oom_requested_gib"}
+MAX_NAMED = 5
+FAILED_ALLOCATION = {"phase": "oom_phase", "step": "oom_step", "allocated_gib": "oom_allocated_gib"}
+FAILED_ALLOCATION |= {"requested_gib": "oom_requested_gib"}
 
 
 def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
@@ -32,19 +32,19 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     timed = [step for step in steps if step.get("phase") == "timed"]
     times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
     gpu = gpu_figures(samples, worker, experiment.gpus)
-    shortage = _shortage(paths)
+    failed = _failed_allocation(paths)
     losses = [step.get("loss") for step in steps]
-    peaks = {key: _peak(steps, worker, shortage, key) for key in ("allocated_gib", "reserved_gib")}
+    peaks = {key: _peak(steps, worker, failed, key) for key in ("allocated_gib", "reserved_gib")}
     return {
         **_speed(experiment, timed, times_s),
         "step_skew": worker.get("step_skew"),
         "forward_skew": worker.get("forward_skew"),
-        **_flops(experiment, worker, _per_gpu(experiment, times_s)),
+        **_flops(experiment, worker, _tokens_per_s_per_gpu(experiment, times_s)),
         **{f"peak_{key}": value for key, value in peaks.items()},
         "host_memory_gib": worker.get("host_memory_gib"),
         "rank_host_memory_gib": worker.get("rank_host_memory_gib"),
-        **{column: shortage.get(name) for name, column in SHORTAGE.items()},
-        "needed_gib": _sum(shortage.get("allocated_gib"), shortage.get("requested_gib")),
+        **{column: failed.get(name) for name, column in FAILED_ALLOCATION.items()},
+        "needed_gib": _sum(failed.get("allocated_gib"), failed.get("requested_gib")),
         **gpu,
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
@@ -64,7 +64,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     }
 
 
-def _per_gpu(experiment: Experiment, times_s: list[float]) -> float | None:
+def _tokens_per_s_per_gpu(experiment: Experiment, times_s: list[float]) -> float | None:
     rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
     return rate / experiment.gpus if rate is not None else None
 
@@ -76,7 +76,7 @@ def _speed(experiment: Experiment, timed: list[dict[str, Any]], times_s: list[fl
     return {
         "tokens_per_s": rate,
         "trained_tokens_per_s": rate * trained if rate is not None else None,
-        "tokens_per_s_per_gpu": _per_gpu(experiment, times_s),
+        "tokens_per_s_per_gpu": _tokens_per_s_per_gpu(experiment, times_s),
         "step_time_s": fmean(times_s) if times_s else None,
         "step_time_median_s": median(times_s) if times_s else None,
     }
@@ -101,8 +101,8 @@ def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, A
             "trained tokens/s does not"
         )
     if slow := slow_steps(timed):
-        named = ", ".join(f"step {step} took {times:.1f}" for step, times in list(slow.items())[:MOST_NAMED])
-        more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+        named = ", ".join(f"step {step} took {times:.1f}" for step, times in list(slow.items())[:MAX_NAMED])
+        more = f" and {len(slow) - MAX_NAMED} more" if len(slow) > MAX_NAMED else ""
         yield f"{named} times the median step time{more}"
     if count := worker.get("recompilations"):
         yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
@@ -110,7 +110,7 @@ def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, A
         yield power
 
 
-def _shortage(paths: RunPaths) -> dict[str, Any]:
+def _failed_allocation(paths: RunPaths) -> dict[str, Any]:
     """Return what the first rank that ran out of memory wrote down."""
     failures = record_schema.read_lines(paths.failures)
     return next((failure for failure in failures if failure.get("status") == "oom"), {})
@@ -121,13 +121,13 @@ def _sum(*values: float | None) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], shortage: dict[str, Any], key: str) -> float | None:
+def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:
     """Return the largest memory of a run, that at which an allocation failed included.
 
     A failed step leaves no row: what was allocated at its failure can be much more than the peak of the steps before.
     """
     found = [row.get(key) for row in steps] if worker.get(f"peak_{key}") is None else [worker[f"peak_{key}"]]
-    on_gpu = shortage.get(key) if shortage.get("reserved_gib") is not None else None
+    on_gpu = failed.get(key) if failed.get("reserved_gib") is not None else None
     return max((value for value in [*found, on_gpu] if value is not None), default=None)
 
 

@@ -13,15 +13,15 @@ from dsnb.run_folder import finished, paths
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 
-LEAST_FREE_BYTES = 64 * 2**20
+MIN_FREE_BYTES = 64 * 2**20
 
 
-def next_free(experiment: Experiment) -> Path:
+def create_single_run_dir(experiment: Experiment) -> Path:
     """Make the next free folder of a run outside sweeps."""
-    return next_run(paths.SweepPaths(paths.outputs_root() / "single"), experiment.name_with_model)
+    return create_run_dir(paths.SweepPaths(paths.outputs_root() / "single"), experiment.name_with_model)
 
 
-def next_run(sweep: paths.SweepPaths, experiment: str) -> Path:
+def create_run_dir(sweep: paths.SweepPaths, experiment: str) -> Path:
     """Make the next free folder of an experiment in a sweep, which nobody else can then get."""
     repeat = 0
     while True:
@@ -53,8 +53,8 @@ def prepare(run: RunPaths, experiment: Experiment, asked: Experiment | None = No
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; name another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
-        clear(run)
-        check_space(run.dir)
+        remove_leftovers(run)
+        check_free_space(run.dir)
         describe(run, experiment, asked or experiment, environment.describe())
         run.console.touch()
     except OSError as error:
@@ -69,13 +69,13 @@ def describe(run: RunPaths, experiment: Experiment, asked: Experiment, machine: 
 
 
 def described(experiment: Experiment, asked: Experiment) -> dict[str, Any]:
-    """Give the content of `experiment.json`."""
+    """Return the content of `experiment.json`."""
     settings, before = experiment.model_dump(), asked.model_dump()
     found = {name: before[name] for name in settings if settings[name] != before[name]}
     return {**settings, "name": asked.name, **({"asked": found} if found else {})}
 
 
-def check_space(folder: Path) -> None:
+def check_free_space(folder: Path) -> None:
     """Make sure that a run's records will fit on the disk.
 
     Raises
@@ -84,11 +84,11 @@ def check_space(folder: Path) -> None:
         If they might not.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if (free := shutil.disk_usage(existing).free) < LEAST_FREE_BYTES:
+    if (free := shutil.disk_usage(existing).free) < MIN_FREE_BYTES:
         raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); make 64 MiB of room and start again")
 
 
-class Place:
+class FolderGuard:
     """A folder as it was at the start: it may be removed meanwhile, and another one made under its name.
 
     It is kept open, for a file system gives the number of a folder that is gone to the next one.
@@ -123,7 +123,7 @@ class Place:
             )
 
 
-def clear(run: RunPaths) -> None:
+def remove_leftovers(run: RunPaths) -> None:
     """Remove what an unfinished run left; the notebook stays, it may be the one being executed."""
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
     for path in (*written, run.profile, run.trace, run.flops):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
-from dsnb.launcher.host_ranks import Share
+from dsnb.launcher.host_ranks import HostRanks
 from dsnb.launcher.rank_group import group_is_gone
 from dsnb.system import interpreter, signals
 from dsnb.system.scratch import Scratch
@@ -27,7 +27,7 @@ START_TIMEOUT_S = 180.0
 _servers: dict[str, "ForkServer"] = {}
 
 
-def variable(device: str) -> str:
+def socket_variable(device: str) -> str:
     """Name the variable in which a sweep passes its server's socket: DeepSpeed fixes the device at import."""
     return f"DSNB_FORK_SERVER_{device.upper()}"
 
@@ -88,7 +88,7 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def shared(devices: set[str]) -> Iterator[None]:
+def shared_servers(devices: set[str]) -> Iterator[None]:
     """Keep one server per device for all processes started inside the `with` block; one that is there already serves.
 
     Raises
@@ -96,21 +96,21 @@ def shared(devices: set[str]) -> Iterator[None]:
     LaunchError
         If a server cannot import what it needs.
     """
-    servers = {device: ForkServer(device) for device in sorted(devices) if variable(device) not in os.environ}
+    servers = {device: ForkServer(device) for device in sorted(devices) if socket_variable(device) not in os.environ}
     try:
         for device, server in servers.items():
             server.wait_ready()
-            os.environ[variable(device)] = str(server.socket)
+            os.environ[socket_variable(device)] = str(server.socket)
         yield
     finally:
         for device, server in servers.items():
-            os.environ.pop(variable(device), None)
+            os.environ.pop(socket_variable(device), None)
             server.close()
 
 
 def _connect(device: str) -> socket.socket:
     """Connect to the sweep's server, or to this process's own, started if need be."""
-    if path := os.environ.get(variable(device)):
+    if path := os.environ.get(socket_variable(device)):
         with contextlib.suppress(OSError):
             return _open(path)
     server = _servers.get(device)
@@ -121,7 +121,7 @@ def _connect(device: str) -> socket.socket:
     return _open(str(server.socket))
 
 
-def close_own() -> None:
+def close_servers() -> None:
     """End the servers that this process started for itself; for one that does not get to its regular end."""
     for server in _servers.values():
         server.close()
@@ -140,24 +140,24 @@ def _open(path: str) -> socket.socket:
 class ForkedRanks:
     """Ranks forked by the server, one process group."""
 
-    def __init__(self, share: Share) -> None:
-        self._ranks = share.ranks
+    def __init__(self, host_ranks: HostRanks) -> None:
+        self._ranks = host_ranks.ranks
         self._codes: dict[int, int] = {}
         self._rest = b""
         self._hung_up = False
-        self._connection = _connect(share.device)
+        self._connection = _connect(host_ranks.device)
         request = {
-            "ranks": share.variables,
+            "ranks": host_ranks.variables,
             "cwd": os.getcwd(),
-            "log": str(share.console),
-            "worker": share.worker,
-            "run_dir": str(share.run_dir),
+            "log": str(host_ranks.console),
+            "worker": host_ranks.worker,
+            "run_dir": str(host_ranks.run_dir),
             "umask": environment.umask(),
         }
         self.pids: list[int] = []
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
-            self._wait_for_pids(share.console)
+            self._wait_for_pids(host_ranks.console)
         except BaseException:  # an interrupt too: the server kills what it forked for a connection that is gone
             self._connection.close()
             raise
@@ -182,7 +182,7 @@ class ForkedRanks:
             timeout_s = 0.0
 
     def exit_codes(self) -> dict[int, int]:
-        """Give the exit codes so far; ranks whose server died count as killed."""
+        """Return the exit codes so far; ranks whose server died count as killed."""
         self._read()
         if self._hung_up:
             missing = {rank: -signal.SIGKILL for rank in self._ranks if rank not in self._codes}
@@ -190,7 +190,7 @@ class ForkedRanks:
         return dict(self._codes)
 
     def ended(self) -> bool:
-        """Say whether every rank has ended."""
+        """Return whether every rank has ended."""
         return len(self.exit_codes()) == len(self._ranks)
 
     def end(self) -> None:

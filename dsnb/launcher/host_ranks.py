@@ -1,4 +1,4 @@
-"""One host's share of a run's ranks: what it needs to know to start them, whichever way they are started."""
+"""The ranks of one host of a run: everything needed to start them, with either launcher."""
 
 import contextlib
 import random
@@ -20,7 +20,7 @@ GPUs of one machine exchange data over NVLink, PCIe or shared memory. Variables 
 
 
 @dataclass(frozen=True)
-class Share:
+class HostRanks:
     """The ranks of host number `node` of `hosts`, which meet at `master_addr`."""
 
     device: str
@@ -66,8 +66,8 @@ class Share:
         return [visible[device].index for device in self.hosts[self.node].devices]
 
 
-def of_this_machine(experiment: Experiment, run: RunPaths, worker: str, launched_at: float) -> Share:
-    """Give the share of a run that has no other host.
+def local_host_ranks(experiment: Experiment, run: RunPaths, worker: str, launched_at: float) -> HostRanks:
+    """Return the ranks of a run that uses this machine only.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def of_this_machine(experiment: Experiment, run: RunPaths, worker: str, launched
     """
     if experiment.master_port and not is_free(LOCALHOST, experiment.master_port):
         raise LaunchError(f"master_port is {experiment.master_port}: it is in use; name another, or 0 for any free one")
-    return Share(
+    return HostRanks(
         device=experiment.device,
         hosts=(Host("localhost", tuple(range(experiment.gpus))),),
         node=0,
@@ -90,7 +90,7 @@ def of_this_machine(experiment: Experiment, run: RunPaths, worker: str, launched
 
 
 def free_port(address: str = LOCALHOST) -> int:
-    """Give a TCP port that nobody listens on.
+    """Return a TCP port that nobody listens on.
 
     It lies below the range from which systems take ports for outgoing connections: one from that range may be taken
     again while the ranks start (seen once in 36 runs).
@@ -102,7 +102,7 @@ def free_port(address: str = LOCALHOST) -> int:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Say whether a TCP port can be listened on."""
+    """Return whether a TCP port can be listened on."""
     with socket.socket() as probe, contextlib.suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address, port))

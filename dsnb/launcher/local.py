@@ -7,23 +7,23 @@ from dsnb.files import records
 from dsnb.launcher import op_builds
 from dsnb.launcher.fork import ForkedRanks
 from dsnb.launcher.gpu_sampler import GpuSampler
-from dsnb.launcher.host_ranks import Share, of_this_machine
+from dsnb.launcher.host_ranks import HostRanks, local_host_ranks
 from dsnb.launcher.rank_group import DeepSpeedRanks, Ranks
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
 
-def start(launcher: str, share: Share) -> Ranks:
+def start(launcher: str, host_ranks: HostRanks) -> Ranks:
     """Start the ranks of one host, on that host."""
     for lock in op_builds.remove_stale_locks():
         print(f"removed the lock that a killed compilation left: {lock}")
-    return DeepSpeedRanks(share) if launcher == "deepspeed" else ForkedRanks(share)
+    return DeepSpeedRanks(host_ranks) if launcher == "deepspeed" else ForkedRanks(host_ranks)
 
 
-def sampler(share: Share, take: Callable[[dict[str, Any]], None], launched_at: float) -> GpuSampler:
-    """Give the sampler of one host's GPUs."""
-    return GpuSampler(share.gpus if share.device == "cuda" else [], take, launched_at)
+def sampler(host_ranks: HostRanks, take: Callable[[dict[str, Any]], None], launched_at: float) -> GpuSampler:
+    """Return the sampler of one host's GPUs."""
+    return GpuSampler(host_ranks.gpus if host_ranks.device == "cuda" else [], take, launched_at)
 
 
 class LocalRanks:
@@ -43,32 +43,32 @@ class LocalRanks:
             If they cannot be started.
         """
         run, experiment = self._run, self.experiment
-        share = of_this_machine(experiment, run, worker, launched_at)
-        self._sampler = sampler(share, lambda sample: records.append_line(run.gpu, sample), launched_at)
+        host_ranks = local_host_ranks(experiment, run, worker, launched_at)
+        self._sampler = sampler(host_ranks, lambda sample: records.append_line(run.gpu, sample), launched_at)
         try:
-            self._ranks = start(experiment.launcher, share)
+            self._ranks = start(experiment.launcher, host_ranks)
         except BaseException:
             self._sampler.stop()
             raise
 
     def exit_codes(self) -> dict[int, int]:
-        """Give the exit codes so far, by rank."""
+        """Return the exit codes so far, by rank."""
         return self._ranks.exit_codes() if self._ranks else {}
 
     def ended(self) -> bool:
-        """Say whether nothing of the run is left."""
+        """Return whether nothing of the run is left."""
         return self._ranks is None or self._ranks.ended()
 
-    def trouble(self) -> str | None:
-        """Give nothing: whatever ends them is in their exit codes."""
+    def external_failure(self) -> str | None:
+        """Return nothing: whatever ends them is in their exit codes."""
         return None
 
     def oom_kills(self) -> int:
         """Count what the kernel killed since the start."""
         return hardware.oom_kills() - self._oom_kills
 
-    def where(self, rank: int) -> str:
-        """Give nothing: there is only one host."""
+    def host_suffix(self, rank: int) -> str:
+        """Return nothing: there is only one host."""
         return ""
 
     def end(self) -> None:

@@ -15,7 +15,7 @@ AGE_S = 10.0
 
 
 def folder() -> Path:
-    """Give the folder that torch builds extensions in: `$TORCH_EXTENSIONS_DIR`, or its default."""
+    """Return the folder that torch builds extensions in: `$TORCH_EXTENSIONS_DIR`, or its default."""
     if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torch_extensions"
@@ -52,7 +52,7 @@ def _age_s(lock: Path) -> float:
 
 
 def _working_folders() -> set[Path]:
-    """Give the working folders of all processes: ninja and the compiler run inside the op's folder."""
+    """Return the working folders of all processes: ninja and the compiler run inside the op's folder."""
     folders = set()
     for process in psutil.process_iter(["cwd"]):
         if cwd := process.info["cwd"]:

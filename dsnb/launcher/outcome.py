@@ -9,9 +9,12 @@ from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import last_lines
 from dsnb.settings.experiment import Experiment
+from dsnb.system import signals
 
 SOME_RANK = -1
-"""Stands for the rank in exit codes where the launcher does not say which one it was."""
+"""The key of an exit code whose rank the launcher does not report."""
+SEARCHED_LINES = 200
+"""Lines at the end of the console that are searched for an out-of-memory error."""
 PHASES = {
     "build": "building the model",
     "forward": "the forward pass",
@@ -20,95 +23,106 @@ PHASES = {
     "optimizer": "the optimizer step",
     "communication": "communication between pipeline stages",
 }
-"""The phases of a rank's work as sentences name them."""
+"""Phase of a failed rank -> its name in a sentence."""
+
+HostSuffix = Callable[[int], str]
+"""Returns the text behind a rank's number that names its host; empty where there is only one host."""
 
 
-def broken_off(error: BaseException) -> tuple[str, str]:
-    """Give the status and cause of a run that an exception ended on this side."""
+def exception_status(error: BaseException) -> tuple[str, str]:
+    """Return the status and cause of a run that ended with an exception in the launching process."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "stopped by the user"
     return "failed", str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
 
 
-def judge(
+def run_status(
     experiment: Experiment,
     paths: RunPaths,
     exit_codes: dict[int, int],
     host_oom_kills: int,
-    where: Callable[[int], str] = lambda rank: "",
+    host_suffix: HostSuffix = lambda rank: "",
 ) -> tuple[str, str | None]:
-    """Give the status and cause of a run whose ranks ended by themselves.
+    """Return the status and cause of a run whose ranks ended by themselves.
 
     Parameters
     ----------
     exit_codes
-        Of the ranks that ended by themselves, in the order in which they did.
+        Rank -> exit code, in the order in which the ranks ended.
     host_oom_kills
-        Processes that the kernel killed for want of memory while the run went on.
-    where
-        Says behind a rank's number on which host it is.
+        Number of processes that the kernels of the hosts killed for lack of memory during the run.
+    host_suffix
+        Returns the text that names a rank's host.
     """
     worker = record_schema.read(paths.worker)
+    if experiment.profile and worker is not None:  # the record was complete: only the profile can have failed since
+        return _training_status(experiment, paths, worker)
+    nonzero = {rank: code for rank, code in exit_codes.items() if code != 0}
+    killed = {rank: code for rank, code in nonzero.items() if code == -signal.SIGKILL}
     failures = record_schema.read_lines(paths.failures)
-    bad = {rank: code for rank, code in exit_codes.items() if code != 0}
-    if experiment.profile and worker is not None:  # the run was over: what failed since then is the profile
-        failures, bad = [], {}
-    if -signal.SIGKILL in bad.values():  # its neighbours' errors are only that it is gone
-        killed = {rank: code for rank, code in bad.items() if code == -signal.SIGKILL}
-        return _died(killed, paths, host_oom_kills, where)
-    if failures:
-        first = failures[0]
-        rank = first.get("rank")
-        there = where(rank) if isinstance(rank, int) and 0 <= rank < experiment.gpus else ""
-        status = first.get("status") or "failed"
-        return status, f"rank {rank}{there}: {_shortage(first)}{first.get('cause')}"
-    if bad:
-        return _died(bad, paths, host_oom_kills, where)
-    return _trained(experiment, paths, worker)
+    if failures and not killed:  # if a rank was killed, the others' errors only say that it is gone
+        return _failure_status(failures[0], experiment.gpus, host_suffix)
+    if nonzero:
+        return _exit_status(killed or nonzero, paths, host_oom_kills, host_suffix)
+    return _training_status(experiment, paths, worker)
 
 
-def _trained(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
-    """Return the status and cause of a run whose ranks all ended well, by what they trained."""
+def _failure_status(failure: dict[str, Any], ranks: int, host_suffix: HostSuffix) -> tuple[str, str]:
+    """Return the status and cause of a run in which a rank raised an exception."""
+    rank = failure.get("rank")
+    host = host_suffix(rank) if isinstance(rank, int) and 0 <= rank < ranks else ""
+    return failure.get("status") or "failed", f"rank {rank}{host}: {_out_of_memory(failure)}{failure.get('cause')}"
+
+
+def _out_of_memory(failure: dict[str, Any]) -> str:
+    """Return where memory ran out and how much was allocated and requested; empty where that is unknown."""
+    allocated_gib = failure.get("allocated_gib")
+    if failure.get("status") != "oom" or allocated_gib is None:
+        return ""
+    text = f"out of memory in {PHASES.get(str(failure.get('phase')), 'an unknown phase')}"
+    if (step := failure.get("step")) is not None:
+        text += f" of step {step}"
+    text += f", with {allocated_gib:.2f} GiB allocated"
+    if (reserved_gib := failure.get("reserved_gib")) is not None:
+        text += f" ({reserved_gib:.2f} GiB reserved)"
+    if (requested_gib := failure.get("requested_gib")) is not None:
+        needed_gib = allocated_gib + requested_gib
+        text += f" and {requested_gib:.2f} GiB more requested ({needed_gib:.2f} GiB needed at least)"
+    return f"{text}: "
+
+
+def _exit_status(
+    exit_codes: dict[int, int], paths: RunPaths, host_oom_kills: int, host_suffix: HostSuffix
+) -> tuple[str, str]:
+    """Return the status and cause of a run whose ranks ended with an exit code and without a recorded exception."""
+    rank, code = next(iter(exit_codes.items()))
+    name = f"rank {rank}{host_suffix(rank)}" if rank >= 0 else f"a rank{host_suffix(rank)}"
+    if host_oom_kills and code == -signal.SIGKILL:
+        return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
+    if any("out of memory" in line.lower() for line in last_lines(paths.console, SEARCHED_LINES)):
+        return "oom", f"{name} ended with exit code {code} after an out-of-memory error"
+    if code < 0:
+        return "failed", f"{name} was {signals.killed_by(-code)}"
+    return "failed", f"{name} ended with exit code {code}"
+
+
+def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
+    """Return the status and cause of a run whose ranks all succeeded, from what they trained."""
     steps = record_schema.read_lines(paths.steps)
     timed = sum(step.get("phase") == "timed" for step in steps)
-    wanted = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
-    if worker is None or timed != wanted:
-        return "failed", f"the ranks ended after {timed} of {wanted} timed steps without saying why"
+    expected = 0 if paths.bandwidth_plan.exists() else experiment.steps  # an all-reduce test has no steps
+    if worker is None or timed != expected:
+        return "failed", f"the ranks ended after {timed} of {expected} timed steps without an error message"
     if worker.get("first_bad_step") is not None:
         return "nan", f"the loss was not a finite number at step {worker['first_bad_step']}"
     if worker.get("weights_moved") is False:
-        return "untrained", _unmoved(steps)
+        return "untrained", _unchanged_weights(steps)
     return "ok", None
 
 
-def _unmoved(steps: list[dict[str, Any]]) -> str:
-    skipped = sum(bool(step.get("skipped")) for step in steps)
-    why = "all updates were skipped" if skipped == len(steps) else "no gradient changed them beyond weight decay"
-    return f"the weights did not move in {len(steps)} steps: {why}"
-
-
-def _shortage(failure: dict[str, Any]) -> str:
-    """Say where memory ran out, how much was allocated then and how much requested; empty where that is unknown."""
-    allocated, requested = failure.get("allocated_gib"), failure.get("requested_gib")
-    if failure.get("status") != "oom" or not isinstance(allocated, int | float):
-        return ""
-    where = f"in {PHASES.get(str(failure.get('phase')), 'an unknown phase')}"
-    step = f" of step {failure['step']}" if isinstance(failure.get("step"), int) else ""
-    needed = ""
-    if isinstance(requested, int | float):
-        needed = f" and {requested:.2f} GiB more requested ({allocated + requested:.2f} GiB needed at least)"
-    reserved = failure.get("reserved_gib")
-    held = f" ({reserved:.2f} GiB reserved)" if isinstance(reserved, int | float) else ""
-    return f"out of memory {where}{step}, with {allocated:.2f} GiB allocated{held}{needed}: "
-
-
-def _died(bad: dict[int, int], paths: RunPaths, host_oom_kills: int, where: Callable[[int], str]) -> tuple[str, str]:
-    rank, code = next(iter(bad.items()))
-    who = f"rank {rank}{where(rank)}" if rank >= 0 else f"a rank{where(rank)}"
-    if host_oom_kills and code == -signal.SIGKILL:
-        return "oom", f"{who} was killed by the kernel: the machine's memory ran out"
-    if any("out of memory" in line.lower() for line in last_lines(paths.console, 200)):
-        return "oom", f"{who} ended with exit code {code} after an out-of-memory error"
-    if code < 0:
-        return "failed", f"{who} was killed by signal {-code} ({signal.Signals(-code).name})"
-    return "failed", f"{who} ended with exit code {code}"
+def _unchanged_weights(steps: list[dict[str, Any]]) -> str:
+    if all(step.get("skipped") for step in steps):
+        reason = "all updates were skipped"
+    else:
+        reason = "no gradient changed them beyond weight decay"
+    return f"the weights did not move in {len(steps)} steps: {reason}"

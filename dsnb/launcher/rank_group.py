@@ -10,7 +10,7 @@ from typing import Protocol
 
 import psutil
 
-from dsnb.launcher.host_ranks import Share
+from dsnb.launcher.host_ranks import HostRanks
 from dsnb.launcher.outcome import SOME_RANK
 from dsnb.settings.experiment import Experiment
 from dsnb.system import interpreter
@@ -22,16 +22,16 @@ class Ranks(Protocol):
     """Running ranks."""
 
     def exit_codes(self) -> dict[int, int]:
-        """Give the exit codes of those that ended, by rank (negative: killed by that signal)."""
+        """Return the exit codes of those that ended, by rank (negative: killed by that signal)."""
 
     def ended(self) -> bool:
-        """Say whether nothing of the run is left."""
+        """Return whether nothing of the run is left."""
 
     def end(self) -> None:
         """Kill whatever is left, children of the ranks included, and wait until it is gone."""
 
 
-class Crew(Ranks, Protocol):
+class RankGroup(Ranks, Protocol):
     """All ranks of a run, on one host or many, with what the hosts saw of them."""
 
     experiment: Experiment
@@ -40,13 +40,13 @@ class Crew(Ranks, Protocol):
     def start(self, worker: str, launched_at: float) -> None:
         """Start every rank."""
 
-    def trouble(self) -> str | None:
+    def external_failure(self) -> str | None:
         """Say what befell the ranks from outside, such as a host that was lost; None if nothing did."""
 
     def oom_kills(self) -> int:
         """Count the processes that the ranks' kernels have killed since the start for want of memory."""
 
-    def where(self, rank: int) -> str:
+    def host_suffix(self, rank: int) -> str:
         """Say on which host a rank is, to be put behind its number; empty where there is only one."""
 
 
@@ -57,13 +57,13 @@ class DeepSpeedRanks:
     pdsh, it ends a run with `pkill -f` on every host, and so other people's runs there as well.
     """
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, host_ranks: HostRanks) -> None:
         # The ranks are grandchildren: they watch this process themselves, see dsnb.train.start.
-        env = {**share.env, "DSNB_OWNER_PID": str(os.getpid())}
-        hostfile = write_hostfile(share)
-        with open(share.console, "ab") as log:
+        env = {**host_ranks.env, "DSNB_OWNER_PID": str(os.getpid())}
+        hostfile = write_hostfile(host_ranks)
+        with open(host_ranks.console, "ab") as log:
             self.process = subprocess.Popen(
-                command(share, hostfile),
+                command(host_ranks, hostfile),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -72,14 +72,14 @@ class DeepSpeedRanks:
             )
 
     def exit_codes(self) -> dict[int, int]:
-        """Give the launcher's code, which is that of some rank; 247 is how it passes -9 (SIGKILL) on."""
+        """Return the launcher's code, which is that of some rank; 247 is how it passes -9 (SIGKILL) on."""
         code = self.process.poll()
         if code is None:
             return {}
         return {SOME_RANK: -signal.SIGKILL if code == 256 - signal.SIGKILL else code}
 
     def ended(self) -> bool:
-        """Say whether the launcher, which outlives its ranks, has ended."""
+        """Return whether the launcher, which outlives its ranks, has ended."""
         return self.process.poll() is not None
 
     def end(self) -> None:
@@ -94,36 +94,39 @@ class DeepSpeedRanks:
         self.process.wait()
 
 
-def command(share: Share, hostfile: Path) -> list[str]:
-    """Give the `deepspeed` command of one host; the hostfile is read where there are several."""
+def command(host_ranks: HostRanks, hostfile: Path) -> list[str]:
+    """Return the `deepspeed` command of one host; the hostfile is read where there are several."""
     words = interpreter.command("-m", "deepspeed.launcher.runner", "--no_local_rank")
-    words += ["--master_addr", share.master_addr, "--master_port", str(share.master_port)]
-    if len(share.hosts) > 1:
-        words += ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", str(share.node)]
-        if share.device == "cuda":
-            words += ["--include", "@".join(f"{name}:{','.join(map(str, gpus))}" for name, gpus in _numbers(share))]
-    elif share.device == "cuda":
+    words += ["--master_addr", host_ranks.master_addr, "--master_port", str(host_ranks.master_port)]
+    if len(host_ranks.hosts) > 1:
+        words += ["--hostfile", str(hostfile), "--no_ssh", "--node_rank", str(host_ranks.node)]
+        if host_ranks.device == "cuda":
+            words += [
+                "--include",
+                "@".join(f"{name}:{','.join(map(str, gpus))}" for name, gpus in _numbers(host_ranks)),
+            ]
+    elif host_ranks.device == "cuda":
         # By number: given only a count, DeepSpeed drops CUDA_VISIBLE_DEVICES and takes the machine's first ones.
-        words += ["--include", f"localhost:{','.join(map(str, share.gpus))}"]
+        words += ["--include", f"localhost:{','.join(map(str, host_ranks.gpus))}"]
     else:
-        words += ["--num_gpus", str(len(share.ranks))]
-    return [*words, "--module", "dsnb.train.start", share.worker, str(share.run_dir)]
+        words += ["--num_gpus", str(len(host_ranks.ranks))]
+    return [*words, "--module", "dsnb.train.start", host_ranks.worker, str(host_ranks.run_dir)]
 
 
-def write_hostfile(share: Share) -> Path:
+def write_hostfile(host_ranks: HostRanks) -> Path:
     """Write the hostfile of a run beside a host's log: DeepSpeed counts the ranks by it."""
-    path = share.console.with_name("hostfile")
-    on_gpus = share.device == "cuda"  # which are named to it as well; of processes, only how many there are counts
-    slots = {name: max(gpus) + 1 if on_gpus else len(gpus) for name, gpus in _numbers(share)}
+    path = host_ranks.console.with_name("hostfile")
+    on_gpus = host_ranks.device == "cuda"  # which are named to it as well; of processes, only how many there are counts
+    slots = {name: max(gpus) + 1 if on_gpus else len(gpus) for name, gpus in _numbers(host_ranks)}
     path.write_text("".join(f"{name} slots={count}\n" for name, count in slots.items()))
     return path
 
 
-def _numbers(share: Share) -> list[tuple[str, list[int]]]:
-    """Give every host's GPUs: this one's by NVML's numbers; of the others only how many they are tells."""
-    own = share.gpus if share.device == "cuda" else list(share.hosts[share.node].devices)
-    numbers = [own if node == share.node else list(host.devices) for node, host in enumerate(share.hosts)]
-    return list(zip((host.name for host in share.hosts), numbers, strict=True))
+def _numbers(host_ranks: HostRanks) -> list[tuple[str, list[int]]]:
+    """Return every host's GPUs: this one's by NVML's numbers; of the others only how many they are tells."""
+    own = host_ranks.gpus if host_ranks.device == "cuda" else list(host_ranks.hosts[host_ranks.node].devices)
+    numbers = [own if node == host_ranks.node else list(host.devices) for node, host in enumerate(host_ranks.hosts)]
+    return list(zip((host.name for host in host_ranks.hosts), numbers, strict=True))
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -15,11 +15,11 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.folder import Place, describe, next_free, prepare
+from dsnb.launcher.folder import FolderGuard, create_single_run_dir, describe, prepare
 from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
-from dsnb.launcher.outcome import broken_off, judge
-from dsnb.launcher.rank_group import WORKER, Crew
+from dsnb.launcher.outcome import exception_status, run_status
+from dsnb.launcher.rank_group import WORKER, RankGroup
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -29,7 +29,7 @@ from dsnb.system.launch_clock import Stopwatch
 
 POLL_S = 0.05
 SHOW_S = 0.5
-GRACE_S = 5.0
+GRACE_PERIOD_S = 5.0
 """How long the other ranks may go on after one has failed: they would wait for it for ever."""
 
 
@@ -67,58 +67,58 @@ def launch(
     """
     if problems := checks.unsupported(experiment.model_dump()):
         raise SettingsError(problems)
-    run = RunPaths(Path(run_dir).absolute() if run_dir else next_free(experiment))
+    run = RunPaths(Path(run_dir).absolute() if run_dir else create_single_run_dir(experiment))
     if experiment.micro_batch_size == "auto":
         return auto_batch_size.launch(
-            experiment, run, lambda found, folder, asked: _once(found, folder, asked, progress, worker)
+            experiment, run, lambda found, folder, asked: _run_once(found, folder, asked, progress, worker)
         )
-    return _once(experiment, run, experiment, progress, worker)
+    return _run_once(experiment, run, experiment, progress, worker)
 
 
-def _once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bool, worker: str) -> Result:
+def _run_once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bool, worker: str) -> Result:
     """Run an experiment whose settings are all numbers; those that were asked for are recorded beside them."""
     prepare(run, experiment, asked)
-    with Place(run.dir) as place:
-        return _supervised(experiment, run, asked, place, progress, worker)
+    with FolderGuard(run.dir) as guard:
+        return _supervise(experiment, run, asked, guard, progress, worker)
 
 
-def _supervised(
-    experiment: Experiment, run: RunPaths, asked: Experiment, place: Place, progress: bool, worker: str
+def _supervise(
+    experiment: Experiment, run: RunPaths, asked: Experiment, guard: FolderGuard, progress: bool, worker: str
 ) -> Result:
     """Start the ranks of a run whose folder is prepared, stay with them, and write how they ended."""
     stopwatch = Stopwatch()
-    ranks: Crew | None = None
+    ranks: RankGroup | None = None
     try:
         ranks = RemoteRanks(experiment, run) if experiment.hostfile else LocalRanks(experiment, run)
         experiment = ranks.experiment
         if isinstance(ranks, RemoteRanks):  # what only the hosts could say
             describe(run, experiment, asked, ranks.environment)
         ranks.start(worker, stopwatch.began_s)
-        ended_by = Watch(experiment, run, ranks, place, stopwatch).until_end(progress)
+        ended_by = Supervisor(experiment, run, ranks, guard, stopwatch).until_end(progress)
         codes = ranks.exit_codes()  # of those that ended by themselves
         ranks.end()
     except BaseException as error:
         if ranks:
             with contextlib.suppress(LaunchError):  # the first error is the one to tell
                 ranks.end()
-        place.check()
-        finish(experiment, run, ranks.exit_codes() if ranks else {}, stopwatch.elapsed_s(), broken_off(error))
+        guard.check()
+        finish(experiment, run, ranks.exit_codes() if ranks else {}, stopwatch.elapsed_s(), exception_status(error))
         raise
-    status, cause = ended_by or judge(experiment, run, codes, ranks.oom_kills(), ranks.where)
-    if status == "failed" and (trouble := ranks.trouble()) and trouble not in str(cause):
-        cause = f"{trouble}; {cause}"
-    place.check()
+    status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_suffix)
+    if status == "failed" and (failure := ranks.external_failure()) and failure not in str(cause):
+        cause = f"{failure}; {cause}"
+    guard.check()
     return finish(experiment, run, ranks.exit_codes(), stopwatch.elapsed_s(), (status, cause))
 
 
 @dataclass
-class Watch:
+class Supervisor:
     """The supervision of one run's ranks."""
 
     experiment: Experiment
     run: RunPaths
-    ranks: Crew
-    place: Place
+    ranks: RankGroup
+    guard: FolderGuard
     stopwatch: Stopwatch
     shown_s: float = 0.0
     moved_s: float = 0.0
@@ -138,17 +138,17 @@ class Watch:
         with tqdm(total=total, unit="step", disable=not progress, desc=self.experiment.name) as bar:
             while not self.ranks.ended():
                 time.sleep(POLL_S)
-                self.place.check()
+                self.guard.check()
                 self._show(bar, tail)
-                if slept := self._slept():
+                if slept := self._suspended():
                     return slept
-                if (late := self._too_late(bar.n, total)) and not self.ranks.ended():
+                if (late := self._exceeded_limit(bar.n, total)) and not self.ranks.ended():
                     return "timeout", f"{late}, {bar.n} of {total} steps done"
-                if trouble := self.ranks.trouble():
-                    return "failed", trouble
+                if failure := self.ranks.external_failure():
+                    return "failed", failure
                 if failed_s is None and any(self.ranks.exit_codes().values()):
                     failed_s = self.stopwatch.elapsed_s()
-                if failed_s is not None and self.stopwatch.elapsed_s() > failed_s + GRACE_S:
+                if failed_s is not None and self.stopwatch.elapsed_s() > failed_s + GRACE_PERIOD_S:
                     break
             self._show(bar, tail, last=True)
         if hasattr(bar, "container"):
@@ -156,16 +156,16 @@ class Watch:
             from IPython.display import clear_output
 
             clear_output(wait=True)
-        return self._slept()
+        return self._suspended()
 
-    def _slept(self) -> tuple[str, str] | None:
+    def _suspended(self) -> tuple[str, str] | None:
         """Return status and cause of a run that the machine slept through: its figures would be of the sleep."""
         slept_s = self.stopwatch.suspended_s()
         if not slept_s:
             return None
         return "interrupted", f"the machine was suspended for {slept_s:,.0f} s during the run; start the sweep again"
 
-    def _too_late(self, done: int, total: int) -> str | None:
+    def _exceeded_limit(self, done: int, total: int) -> str | None:
         """Say which limit has passed, None if none has."""
         elapsed_s, limits = self.stopwatch.elapsed_s(), self.experiment
         if elapsed_s > limits.time_limit_s:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis.noise import beyond_noise
 from dsnb.analysis.summary import axes, summarize
-from dsnb.analysis.tradeoffs import beyond_noise, effects
+from dsnb.analysis.tradeoffs import effects
 from dsnb.render.tables import Html
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels

@@ -44,8 +44,8 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     table = node_groups.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
         return []
-    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(slow_nodes.said(table))]
-    sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.of_one_node(runs))
+    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(slow_nodes.describe(table))]
+    sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), scaling_plots.throughput(sizes)]
     if table["hosts"].nunique() > 1:
@@ -71,7 +71,7 @@ def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list
         )
     by_name = table.set_index("experiment")
     texts = format_groups(table).drop(columns="experiment", errors="ignore").set_index(by_name.index)
-    return by_name, texts, slow_nodes.said(table)
+    return by_name, texts, slow_nodes.describe(table)
 
 
 def group_table(table: pd.DataFrame) -> Html:

@@ -7,16 +7,16 @@ import pandas as pd
 from dsnb.analysis.summary import summarize
 from dsnb.render import tables
 from dsnb.render.tables import Html
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 
 
 def meanings(runs: pd.DataFrame) -> Html:
     """Return the meaning of each metric in the summary table, as a list of definitions."""
     summary = summarize(runs)
     columns = tables.format_summary(summary)
-    about = {label.heading: label.about for label in METRICS.values() if label.about and label.heading in columns}
+    about = {label.heading: label.about for label in METRIC_LABELS.values() if label.about and label.heading in columns}
     if summary["tflops_per_gpu_median"].notna().any() and (masked := _masked(runs)):
-        about[METRICS["tflops_per_gpu"].heading] += f" It is {masked} of the values here."
+        about[METRIC_LABELS["tflops_per_gpu"].heading] += f" It is {masked} of the values here."
     items = "".join(f"<dt>{html.escape(title)}</dt><dd>{html.escape(text)}</dd>" for title, text in about.items())
     return Html(f"<dl>{items}</dl>" if items else "")
 
@@ -35,6 +35,6 @@ def remarks(runs: pd.DataFrame) -> Html:
     noted = runs[runs["note"].notna()] if "note" in runs else runs.head(0)
     if noted.empty:
         return Html("")
-    table = noted[["experiment", "repeat", "note"]].astype({"repeat": "Int64"}).head(tables.MOST_ROWS)
+    table = noted[["experiment", "repeat", "note"]].astype({"repeat": "Int64"}).head(tables.MAX_ROWS)
     rows = tables.to_html(table, text_columns=("experiment", "note"), index=False)
     return Html(f"<h3>Remarks</h3>{rows}")

@@ -20,7 +20,7 @@ from matplotlib.ticker import StrMethodFormatter
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.labels import MEMORY, METRICS
+from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.load import load_steps
 
 STYLE = {
@@ -101,7 +101,7 @@ def overview(runs: pd.DataFrame) -> Picture:
 
 def plot_by_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     """Draw one metric of ok runs against the ZeRO stage: medians as bars, the range as a line, every run as a dot."""
-    label = METRICS[metric]
+    label = METRIC_LABELS[metric]
     axis.set(xlabel="ZeRO stage", ylabel=label.heading)
     known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "zero_stage"])
     if known.empty:

@@ -17,7 +17,7 @@ from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, SETTINGS
 from dsnb.runs import discover
 from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
@@ -47,12 +47,12 @@ def format_summary(summary: pd.DataFrame) -> pd.DataFrame:
     summary = rename_old_columns(summary)
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     redundant = _redundant(summary)
-    for metric in METRICS:
+    for metric in METRIC_LABELS:
         if metric in redundant:
             continue
         median, spread = summary[f"{metric}_median"], summary[f"{metric}_std"]
         if median.notna().any():
-            label = METRICS[metric]
+            label = METRIC_LABELS[metric]
             digits = label.digits + 2 * (median.max() * label.factor < 1)
             table[label.heading] = [
                 format_value(value * label.factor, deviation * label.factor, digits)
@@ -63,7 +63,7 @@ def format_summary(summary: pd.DataFrame) -> pd.DataFrame:
 
 def _redundant(summary: pd.DataFrame) -> set[str]:
     """Return the metrics to leave out: details, and those equal to others, such as tokens/s/GPU on one GPU."""
-    median = {metric: summary[f"{metric}_median"] for metric in METRICS}
+    median = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
     redundant = set(DETAILS)
     if median["tokens_per_s"].equals(median["tokens_per_s_per_gpu"]):
         redundant.add("tokens_per_s")

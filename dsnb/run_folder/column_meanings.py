@@ -81,7 +81,7 @@ RUNS = {
     "wall_s": "Launch to the end of the last process.",
     "notebook_s": "Execution of the run's notebook, its kernel's start included.",
     "host": "Name of the machine, of the first one where there are several.",
-    "gpu": "Model of the GPU.",
+    "gpu_name": "Model of the GPU.",
     "cpu": "Model of the CPU.",
     "cores": "CPU cores that the run could use.",
     "driver": "Version of the NVIDIA driver.",
@@ -96,7 +96,7 @@ RUNS = {
     "git_commit": "Commit of the dsnb checkout; `-dirty` where files differ from it.",
     "date_utc": "Date and time of the launch, UTC.",
     "note": "What is unusual about this run, such as skipped or slow steps.",
-    "origins": "Which figures of a log or table are as logged (or published) and which are derived.",
+    "provenance": "Which figures of a log or table are as logged (or published) and which are derived.",
     "run_dir": "Folder of the run, or path of the log.",
 }
 """Columns of `load_runs` that `dsnb.runs.labels` does not describe; settings are described where they are defined."""
@@ -167,11 +167,11 @@ GPU_SAMPLES = {
 
 SUMMARY = {
     "n": "Runs that are `ok`; medians and spreads are over these.",
-    "not_ok": "All other runs.",
+    "n_failed": "Runs with any other status.",
     "<metric>_median": "Median over the `ok` runs; missing where nothing was measured.",
     "<metric>_std": "Sample standard deviation over the `ok` runs (n - 1); missing for a single run.",
 }
-"""Columns of `summarize`; `<metric>` stands for every figure of `dsnb.runs.labels.METRICS`."""
+"""Columns of `summarize`; `<metric>` stands for every figure of `dsnb.runs.labels.METRIC_LABELS`."""
 
 
 def unit(name: str) -> str:

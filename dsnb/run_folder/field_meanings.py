@@ -31,7 +31,6 @@ FIELDS: dict[str, dict[str, str]] = {
         "ended_s": "End of the last step, since the launch.",
         "first_bad_step": "First step whose loss was not a finite number.",
         "weights_moved": "False if the steps did not change the weights beyond weight decay.",
-        "gpu_name": "Model of the GPU.",
         "attention": "Attention implementation that the model really used.",
         "phases_s": "Wall time by phase, as rank 0 measured it.",
         "versions": "Versions that only torch knows: CUDA, NCCL.",

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
+
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text
 
@@ -176,7 +178,7 @@ class SweepPaths(_JobPaths):
         return RunPaths(self.dir / experiment / f"run{repeat}")
 
 
-def named_well(path: Path, option: str) -> Path:
+def require_plain_name(path: Path, option: str) -> Path:
     """Return a path to write to, if its name is one that scripts, notebooks and tables can hold.
 
     Raises
@@ -210,10 +212,10 @@ def cache_home() -> Path | None:
     try:
         if (chosen := os.environ.get("DSNB_CACHE")) is not None:
             return None if chosen in {"", "off"} else Path(chosen).expanduser()
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return base / "dsnb" if base.is_absolute() else None
-    except RuntimeError:  # no home, or `~` of nobody
+        folder = platformdirs.user_cache_path("dsnb", appauthor=False)
+    except RuntimeError:  # no home, or `~` of an unknown user
         return None
+    return folder if folder.is_absolute() else None  # some versions return `~` as it is instead of raising
 
 
 def notebook_template(name: str) -> Path:

@@ -56,7 +56,7 @@ class Axis:
 
 
 ON_STEPS = "while steps were trained, not while the model was built"
-METRICS = {
+METRIC_LABELS = {
     "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps over their time."),
     "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
     "trained_tokens_per_s": Metric(

@@ -20,15 +20,15 @@ from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
 
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+def closest_match(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Give the most similar of `names`, None if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
 
 
-def unknown_key(key: str, names: Iterable[str]) -> str:
-    """Say that a setting does not exist, with the nearest that does, or all of them."""
+def unknown_setting(key: str, names: Iterable[str]) -> str:
+    """Say that a setting does not exist, with the closest one that does, or all of them."""
     known = list(names)
-    match = nearest(str(key), known)
+    match = closest_match(str(key), known)
     hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
     return f"unknown setting {short_repr(key)}: {hint}"
 
@@ -59,7 +59,7 @@ def _unknown_model(s: Mapping[str, Any]) -> str | None:
     model = s["model"]
     if model in model_shapes.PRESETS or model_shapes.local_config(model) or model_shapes.is_hub_id(model):
         return None
-    match = nearest(model, model_shapes.PRESETS)
+    match = closest_match(model, model_shapes.PRESETS)
     hint = f"did you mean '{match}'? " if match else ""
     return (
         f"model is {short_repr(model)}: {hint}give a preset ({', '.join(model_shapes.PRESETS)}), "
@@ -191,7 +191,7 @@ def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str
             problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 a core); use fewer")
         if precision == "tf32":
             problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
-        if precision == "fp16" and not hardware.cpu_computes_fp16():
+        if precision == "fp16" and not hardware.cpu_supports_fp16():
             problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
     return problems + (_no_nvme(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
 

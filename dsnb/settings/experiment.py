@@ -80,7 +80,7 @@ class Experiment(Training):
         settings = aliases.with_current_names(settings)
         unknown = [key for key in settings if key not in type(self).model_fields]
         known = {key: value for key, value in settings.items() if key not in unknown}
-        problems += [checks.unknown_key(key, type(self).model_fields) for key in unknown]
+        problems += [checks.unknown_setting(key, type(self).model_fields) for key in unknown]
         invalid: set[str] = set()
         try:
             super().__init__(**known)
@@ -139,7 +139,7 @@ class Experiment(Training):
             if key not in known
             and isinstance(value, str | int | float)
             and not key.startswith("_")
-            and checks.nearest(key, cls.model_fields, 0.8)
+            and checks.closest_match(key, cls.model_fields, 0.8)
         }
         return cls(**settings, **misspelled)
 

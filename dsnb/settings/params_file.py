@@ -54,7 +54,7 @@ def read_params(path: str | Path) -> ParamsFile:
 def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
     """Check the form of a params file's content; `path` names it in messages."""
     fields = ParamsFile.model_fields
-    problems = [checks.unknown_key(key, fields) for key in content if key not in fields]
+    problems = [checks.unknown_setting(key, fields) for key in content if key not in fields]
     try:
         file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
     except ValidationError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
-from dsnb.launcher.folder import Place, check_space, clear
+from dsnb.launcher.folder import FolderGuard, check_free_space, remove_leftovers
 from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -42,7 +42,7 @@ def execute(run: Run) -> Result:
     began = launch_clock.now_s()
     try:
         describe(run)
-        place = Place(run.paths.dir)
+        place = FolderGuard(run.paths.dir)
     except OSError as error:
         why = _unless_full(run, error).strerror
         raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
@@ -50,7 +50,7 @@ def execute(run: Run) -> Result:
         return _execute(run, place, began)
 
 
-def _execute(run: Run, place: Place, began: float) -> Result:
+def _execute(run: Run, place: FolderGuard, began: float) -> Result:
     trouble: BaseException | None = None
     try:
         values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
@@ -58,7 +58,7 @@ def _execute(run: Run, place: Place, began: float) -> Result:
     except OSError as error:
         trouble = _unless_full(run, error)
     except KernelDiedError as error:
-        return close(run.paths, "failed" if has_begun(run.paths) else "interrupted", str(error), began, place)
+        return close(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began, place)
     except KeyboardInterrupt:
         close(run.paths, "interrupted", "stopped by the user", began, place)
         raise
@@ -82,17 +82,17 @@ def describe(run: Run) -> None:
     LaunchError
         If the disk is full.
     """
-    check_space(run.paths.dir)
-    clear(run.paths)
+    check_free_space(run.paths.dir)
+    remove_leftovers(run.paths)
     records.write_json(run.paths.experiment, run.experiment.model_dump())
 
 
-def has_begun(run: RunPaths) -> bool:
+def was_launched(run: RunPaths) -> bool:
     """Check whether a described run got to its launch; one that did not says nothing about its settings."""
     return run.console.exists()
 
 
-def close(run: RunPaths, status: str, cause: str, began: float, place: Place | None = None) -> Result:
+def close(run: RunPaths, status: str, cause: str, began: float, place: FolderGuard | None = None) -> Result:
     """Return the result that the launch wrote, or write the one that it could not write any more.
 
     Raises
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path, help="the run's folder, with its experiment.json")
     parser.add_argument("--owned", action="store_true", help="end when stdin closes: whoever started this is gone")
     given = parser.parse_args()
-    signals.take_over()
+    signals.install_handlers()
     if given.owned:
         threading.Thread(target=_end_with_owner, daemon=True).start()
     try:

@@ -1,41 +1,71 @@
-"""The lock of a sweep's folder: one sweep at a time writes there, and none goes on once the folder is another's."""
+"""The lock of a sweep's folder: one sweep at a time writes there, and none goes on after the folder was replaced."""
 
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Collection, Iterator
-from typing import TextIO
+
+from filelock import FileLock, Timeout
 
 from dsnb.errors import LaunchError, SettingsError
+from dsnb.files import plain_text
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.sweep.params import Run
-from dsnb.sweep.schedule import Job, Maker
+from dsnb.sweep.schedule import Executor, Job
 
 ATTEMPTS = 100
+LONGEST_HOLDER_BYTES = 200
 
 
 class Lock:
-    """A lock that is held; it goes with the process, however that ends."""
+    """The lock of one sweep's folder; the operating system releases it when the process ends, however it ends.
 
-    def __init__(self, sweep: SweepPaths, file: TextIO) -> None:
-        self._sweep, self._file = sweep, file
+    A lock file without `flock` would outlive a killed process, so file systems without `flock` are refused.
+    """
+
+    def __init__(self, sweep: SweepPaths) -> None:
+        self._sweep = sweep
+        self._locked_file: os.stat_result | None = None
+        self._lock = FileLock(
+            sweep.lock, timeout=0, thread_local=False, fallback_to_soft=False, on_acquired=self._write_holder
+        )
+
+    def _write_holder(self, handle: int) -> None:
+        self._locked_file = os.fstat(handle)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def acquire(self) -> None:
+        """Take the lock without waiting.
+
+        Raises
+        ------
+        filelock.Timeout
+            If another process holds it.
+        OSError
+            If the lock file cannot be written.
+        """
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """Release the lock; the file stays."""
+        self._lock.release()
 
     def is_in_place(self) -> bool:
-        """Say whether the lock's path still names the file that is locked: nobody else can hold another one then."""
+        """Return whether the path of the lock still leads to the locked file; only then does it exclude others."""
         try:
-            there = os.stat(self._sweep.lock)
+            found = os.stat(self._sweep.lock)
         except OSError:
             return False
-        return os.path.samestat(there, os.fstat(self._file.fileno()))
+        return self._locked_file is not None and os.path.samestat(found, self._locked_file)
 
     def check(self) -> None:
-        """Make sure that the folder is still this sweep's.
+        """Make sure that the folder still belongs to this sweep.
 
         Raises
         ------
         LaunchError
-            If the folder, or the lock in it, was removed or replaced: another sweep may work there by now.
+            If the folder or its lock was removed or replaced: another sweep may be using it.
         """
         if not self.is_in_place():
             raise LaunchError(
@@ -46,54 +76,63 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(sweep: SweepPaths) -> Iterator[Lock]:
-    """Hold the sweep's folder.
+    """Hold the lock of a sweep's folder; the folder is created if necessary.
 
     Raises
     ------
     SettingsError
-        If another sweep holds it.
+        If another sweep holds the lock.
     LaunchError
-        If it cannot be written.
+        If the folder cannot be written.
     """
+    lock = _acquired(sweep)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _acquired(sweep: SweepPaths) -> Lock:
     for _ in range(ATTEMPTS):
         try:
             sweep.dir.mkdir(parents=True, exist_ok=True)
-            file = open(sweep.lock, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
+            lock = Lock(sweep)
+            lock.acquire()
+        except Timeout:
+            if holder := _holder(sweep):
+                raise SettingsError(
+                    f"{sweep.dir} is in use by another sweep ({holder}): wait for it, or choose another --output"
+                ) from None
+            continue
         except OSError as error:
             raise LaunchError(f"{sweep.dir} cannot be written: {error.strerror}; choose another --output") from error
-        with file:
-            _hold(sweep, file)
-            lock = Lock(sweep, file)
-            if not lock.is_in_place():  # removed between being opened and being locked
-                continue
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
-            yield lock
-            return
-    raise LaunchError(f"{sweep.dir} is removed again and again: choose another --output")
+        if lock.is_in_place():
+            return lock
+        lock.release()  # the file was removed after it was opened and before it was locked
+    raise LaunchError(f"{sweep.dir} keeps being removed: choose another --output")
 
 
-def _hold(sweep: SweepPaths, file: TextIO) -> None:
+def _holder(sweep: SweepPaths) -> str | None:
+    """Return who holds the lock, as its file says; None if the file has been removed."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read(200).strip() or "another process"
-        raise SettingsError(
-            f"{sweep.dir} is in use by another sweep ({holder}): wait for it, or choose another --output"
-        ) from None
+        with open(sweep.lock, "rb") as file:
+            text = file.read(LONGEST_HOLDER_BYTES).decode("utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        text = ""
+    return plain_text.line(text) or "another process"
 
 
-class Guarded:
-    """Makes jobs as another maker does, as long as the sweep's folder is its own."""
+class GuardedExecutor:
+    """An executor that starts no run once the sweep's folder has been removed or replaced."""
 
-    def __init__(self, maker: Maker, lock: Lock) -> None:
-        self._maker, self._lock = maker, lock
+    def __init__(self, executor: Executor, lock: Lock) -> None:
+        self._executor, self._lock = executor, lock
 
     def lane(self, run: Run) -> str:
         """Return the lane of a run."""
-        return self._maker.lane(run)
+        return self._executor.lane(run)
 
     def start(self, run: Run) -> Job | None:
         """Start a run.
@@ -101,11 +140,11 @@ class Guarded:
         Raises
         ------
         LaunchError
-            If the folder is another's.
+            If the folder was removed or replaced.
         """
         self._lock.check()
-        return self._maker.start(run)
+        return self._executor.start(run)
 
     def cancel(self, jobs: Collection[Job]) -> None:
-        """Tell all jobs to end."""
-        self._maker.cancel(jobs)
+        """Cancel all jobs."""
+        self._executor.cancel(jobs)

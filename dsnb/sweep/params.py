@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import NotNamedError, SettingsError
+from dsnb.errors import NoMatchError, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.settings import aliases, checks
@@ -25,7 +25,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 MOST_RUNS = 10_000
-OF_THE_SWEEP = ("repeats", "expect_samples_per_s")
+SWEEP_SETTINGS = ("repeats", "expect_samples_per_s")
 """What `--set` can change beside the settings of runs."""
 
 
@@ -61,7 +61,7 @@ def load_sweep(
     only: str | None = None,
     output: str | Path | None = None,
     *,
-    autos: Mapping[str, Any] | None = None,
+    auto_values: Mapping[str, Any] | None = None,
     adapt: Callable[[Experiment], Experiment] | None = None,
 ) -> Sweep:
     """Read a params file and list its runs.
@@ -77,7 +77,7 @@ def load_sweep(
         A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are judged.
     output
         The folder of the sweep, by default `outputs/<name>`.
-    autos
+    auto_values
         What `auto` stands for in settings, where it is not what this machine has.
     adapt
         Changes an experiment before it gets its name; what it raises counts as a problem of that experiment.
@@ -87,17 +87,17 @@ def load_sweep(
     SettingsError
         With every problem of the file and of every run at once.
     """
-    file = overridden(path, overrides)
+    file = read_with_overrides(path, overrides)
     combinations = list(_combinations(file))
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
-    known = autos or {}
+    known = auto_values or {}
     combinations = [
         {key: known.get(key, value) if value == "auto" else value for key, value in settings.items()}
         for settings in combinations
     ]
     experiments = _experiments(combinations, only, adapt)
-    folder = SweepPaths(paths.named_well(Path(output) if output else paths.outputs_root() / file.name, "--output"))
+    folder = SweepPaths(_output_folder(output, file.name))
     runs = tuple(
         Run(name, experiment, repeat, folder.run(name, repeat))
         for repeat in range(1, file.repeats + 1)
@@ -106,12 +106,16 @@ def load_sweep(
     return Sweep(file.name, file.question, runs, folder, content(file))
 
 
+def _output_folder(output: str | Path | None, name: str) -> Path:
+    return paths.require_plain_name(Path(output) if output else paths.outputs_root() / name, "--output")
+
+
 def content(file: ParamsFile) -> dict[str, Any]:
     """Give what is to be written of a params file."""
     return file.model_dump(exclude_defaults=True)
 
 
-def overridden(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
+def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:
     """Read a params file, and replace what `overrides` names.
 
     Raises
@@ -122,7 +126,7 @@ def overridden(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsF
     if problems := aliases.conflicts(overrides or {}):
         raise SettingsError([f"--set: {problem}" for problem in problems])
     file, overrides = read_params(path), aliases.with_current_names(overrides or {})
-    if own := {key: overrides.pop(key) for key in OF_THE_SWEEP if key in overrides}:
+    if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
     single = {key: value for key, value in overrides.items() if key not in axes}
@@ -145,7 +149,7 @@ def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
         if not entry:
             raise SettingsError("exclude has an empty entry, which would leave nothing: name settings or drop it")
         if unknown := [key for key in entry if key not in Experiment.model_fields]:
-            raise SettingsError([f"exclude: {checks.unknown_key(key, Experiment.model_fields)}" for key in unknown])
+            raise SettingsError([f"exclude: {checks.unknown_setting(key, Experiment.model_fields)}" for key in unknown])
     grid = [("grid", file.grid)] if file.grid or not file.include else []
     several = [{key: value for key, value in entry.items() if isinstance(value, list)} for entry in file.include]
     size = _size("grid", file.grid) * len(grid) + sum(_size("include", axes) for axes in several)
@@ -188,7 +192,7 @@ def _experiments(
             experiment = Experiment(**{str(key): value for key, value in settings.items()})
             experiments.append(adapt(experiment) if adapt else experiment)
         except SettingsError as error:
-            if only is None or fnmatchcase(_name_if_it_were_right(settings, several_models) or only, only):
+            if only is None or fnmatchcase(_tentative_name(settings, several_models) or only, only):
                 problems += error.problems
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)))
@@ -197,7 +201,7 @@ def _experiments(
         _add(named, _name(experiment, several_models), experiment)
     kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
     if not kept:
-        raise NotNamedError(f"no experiment is named like {only!r}: there are {', '.join(named)}")
+        raise NoMatchError(f"no experiment is named like {only!r}: there are {', '.join(named)}")
     return kept
 
 
@@ -215,7 +219,7 @@ def _name(experiment: Experiment, several_models: bool) -> str:
     return experiment.name_with_model if several_models else experiment.name
 
 
-def _name_if_it_were_right(settings: dict[str, Any], several_models: bool) -> str | None:
+def _tentative_name(settings: dict[str, Any], several_models: bool) -> str | None:
     """Name settings that are refused; None for those that are not even of the right types."""
     try:
         machine = {key: settings[key] for key in ("device", "gpus") if key in settings}

@@ -5,7 +5,6 @@ copied. Complete items are listed in the folder's index (`dsnb.settings.prepared
 and no partial download is used.
 """
 
-import fcntl
 import hashlib
 import json
 import secrets
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from dsnb.errors import FetchError, SettingsError
 from dsnb.files import records
@@ -86,7 +87,7 @@ def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
 
 def _home(folder: str | Path) -> Path:
     try:
-        return paths.named_well(Path(folder).expanduser().absolute(), "--cache")
+        return paths.require_plain_name(Path(folder).expanduser().absolute(), "--cache")
     except RuntimeError as error:  # no such user
         raise SettingsError(f"--cache is {str(folder)!r}: {error}; give a folder") from error
 
@@ -107,10 +108,9 @@ def _is_there(shared: SharedPaths, index: dict[str, Any], need: Need) -> bool:
 
 @contextmanager
 def _locked(shared: SharedPaths) -> Iterator[None]:
-    """Hold the folder; whoever waits for it finds everything there afterwards."""
+    """Wait for the lock of the folder and hold it."""
     shared.files.mkdir(parents=True, exist_ok=True)
-    with open(shared.lock, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(shared.lock, fallback_to_soft=False):  # a lock file without flock would outlive a killed process
         for left in shared.files.glob(f"{PART}*"):
             shutil.rmtree(left, ignore_errors=True)
         yield

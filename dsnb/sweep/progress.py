@@ -32,17 +32,17 @@ class Progress:
         Runs of the whole sweep, finished ones included.
     todo
         The runs to be made.
-    foretold
+    show_eta
         Say when the sweep will be over; not for runs that wait for others' jobs to end.
     """
 
-    def __init__(self, total: int, todo: Sequence[Run], enabled: bool = True, foretold: bool = True) -> None:
+    def __init__(self, total: int, todo: Sequence[Run], enabled: bool = True, show_eta: bool = True) -> None:
         self.console = Console(stderr=True, quiet=not enabled)
         self._total, self._done = total, total - len(todo)
         self._left = Counter(run.stage for run in todo)
         self._lanes = {stage: len({run.lane for run in todo if run.stage == stage}) for stage in self._left}
-        self._alone = foretold and not any(run.lane for run in todo)
-        self._foretold = foretold
+        self._alone = show_eta and not any(run.lane for run in todo)
+        self._show_eta = show_eta
         self._ran_s: list[float] = []
         self._began: dict[Path, float] = {}
         self._stop = threading.Event()
@@ -89,7 +89,7 @@ class Progress:
         """Show how many jobs go on."""
         told = [f"{running} running", f"{waiting} queued" if waiting else ""]
         left_s = self._time_left_s()
-        told += [f"{_minutes(left_s)} left"] if left_s is not None and self._foretold else []
+        told += [f"{_minutes(left_s)} left"] if left_s is not None and self._show_eta else []
         self._bar.update(
             self._task,
             description=f"{self._done} of {self._total} runs",
@@ -112,7 +112,7 @@ class Progress:
         figure = f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
         loss = result.summary.get("loss_last")
         loss_text = f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
-        left = f", {_minutes(self._time_left_s())} left" if self._foretold else ""
+        left = f", {_minutes(self._time_left_s())} left" if self._show_eta else ""
         self.say(
             f"run {self._done}/{self._total}  {run.name} run{run.repeat}{f' {where}' if where else ''}: "
             f"{result.status}, {figure}{loss_text}  ({self._ran_s[-1]:.0f} s{left})"

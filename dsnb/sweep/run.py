@@ -21,13 +21,13 @@ from dsnb.run_folder.result import Result
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep import job, schedule
-from dsnb.sweep.lock import Guarded, Lock, locked
+from dsnb.sweep.lock import GuardedExecutor, Lock, locked
 from dsnb.sweep.params import Run, Sweep, load_sweep
 from dsnb.sweep.slurm import allocation
 from dsnb.sweep.slurm.allocation import Allocation
-from dsnb.sweep.slurm.jobs import SlurmJobs
-from dsnb.sweep.slurm.notes import still_made
-from dsnb.sweep.slurm.one_allocation import make_in_one
+from dsnb.sweep.slurm.jobs import SlurmExecutor
+from dsnb.sweep.slurm.one_allocation import run_in_allocation
+from dsnb.sweep.slurm.submissions import running_jobs
 from dsnb.system import signals
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def run_sweep(
         with contextlib.suppress(OSError):
             sweep.paths.index.unlink()
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        with _shown(sweep, todo, progress, foretold=slurm is None) as shown:
+        with _shown(sweep, todo, progress, show_eta=slurm is None) as shown:
             if slurm:
-                schedule.make_all(todo, Guarded(SlurmJobs(slurm, sweep.name, todo, shown.say), lock), shown)
+                schedule.run_all(todo, GuardedExecutor(SlurmExecutor(slurm, sweep.name, todo, shown.say), lock), shown)
             else:
                 _make_here(todo, shown, lock)
         lock.check()
@@ -109,20 +109,20 @@ def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: 
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
     code = 0
     if todo:
-        with _shown(sweep, todo, True, foretold=False) as shown:
-            code = make_in_one(sweep, todo, asked, words, shown)  # the job itself locks the folder
+        with _shown(sweep, todo, True, show_eta=False) as shown:
+            code = run_in_allocation(sweep, todo, asked, words, shown)  # the job itself locks the folder
     results = [job.recorded(run.paths) for run in sweep.runs]
     return code == 0 and all(result is not None and result.status == "ok" for result in results)
 
 
 def _make_here(todo: list[Run], shown: "Progress", lock: Lock) -> None:
-    if made := still_made(todo):
+    if made := running_jobs(todo):
         raise SettingsError(
             f"Slurm still makes {', '.join(made[:3])}: go on with --slurm, or end the jobs with scancel"
         )
-    with fork.shared(_devices(todo)), servers.kept(run.experiment for run in todo):
+    with fork.shared_servers(_devices(todo)), servers.keep_servers(run.experiment for run in todo):
         if any(run.lane for run in todo):
-            schedule.make_all(todo, Guarded(schedule.Processes(), lock), shown)
+            schedule.run_all(todo, GuardedExecutor(schedule.LocalExecutor(), lock), shown)
             return
         for run in todo:
             lock.check()
@@ -137,11 +137,11 @@ def _devices(todo: list[Run]) -> set[str]:
 
 
 @contextlib.contextmanager
-def _shown(sweep: Sweep, todo: list[Run], progress: bool, foretold: bool) -> Iterator["Progress"]:
+def _shown(sweep: Sweep, todo: list[Run], progress: bool, show_eta: bool) -> Iterator["Progress"]:
     from dsnb.sweep.progress import Progress
 
-    with Progress(total=len(sweep.runs), todo=todo, enabled=progress, foretold=foretold) as shown:
-        if todo and (told := signals.how_to_stop()):
+    with Progress(total=len(sweep.runs), todo=todo, enabled=progress, show_eta=show_eta) as shown:
+        if todo and (told := signals.stop_hint()):
             shown.say(told)
         yield shown
 
@@ -157,7 +157,7 @@ def check_notebook() -> None:
     template = paths.notebook_template(job.NOTEBOOK)
     if not template.is_file():
         raise SettingsError(f"notebook {str(template)!r} is missing: install dsnb from a complete checkout")
-    known = notebook.parameters(template)
+    known = notebook.parameter_names(template)
     if missing := [name for name in (*Experiment.model_fields, "run_dir") if name not in known]:
         raise SettingsError(
             f"notebook {str(template)!r} does not take {', '.join(missing)}: "

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from dsnb.sweep.progress import Progress
 
 POLL_S = 0.2
-GONE_S = 180.0
+CANCEL_TIMEOUT_S = 180.0
 """How long an interrupt waits for jobs that were told to end."""
 KILL_AFTER_S = 30.0
 """A process that was told to end and has not done so is killed; its kernel and ranks end when it is gone."""
-BATCH = 20
+STARTS_PER_POLL = 20
 """Starts between two looks at what goes on."""
 
 
@@ -42,7 +42,7 @@ class Job(Protocol):
         """Give how the run ended, None while it has not."""
 
 
-class Maker(Protocol):
+class Executor(Protocol):
     """What makes jobs."""
 
     def lane(self, run: Run) -> str:
@@ -55,7 +55,7 @@ class Maker(Protocol):
         """Tell all jobs to end."""
 
 
-def make_all(todo: Sequence[Run], maker: Maker, shown: "Progress", poll_s: float = POLL_S) -> None:
+def run_all(todo: Sequence[Run], executor: Executor, shown: "Progress", poll_s: float = POLL_S) -> None:
     """Make all runs, stage by stage.
 
     Raises
@@ -66,17 +66,17 @@ def make_all(todo: Sequence[Run], maker: Maker, shown: "Progress", poll_s: float
         If a job could not be started for a reason that the next one shares; likewise.
     """
     for stage in sorted({run.stage for run in todo}):
-        _Stage([run for run in todo if run.stage == stage], maker, shown).make(poll_s)
+        _Stage([run for run in todo if run.stage == stage], executor, shown).make(poll_s)
 
 
 class _Stage:
-    def __init__(self, todo: list[Run], maker: Maker, shown: "Progress") -> None:
-        self.maker, self.shown = maker, shown
+    def __init__(self, todo: list[Run], executor: Executor, shown: "Progress") -> None:
+        self.executor, self.shown = executor, shown
         self.waiting: dict[str, collections.deque[Run]] = collections.defaultdict(collections.deque)
         self.jobs: dict[str, Job] = {}
         self.found: set[str] = set()
         for run in todo:
-            self.waiting[maker.lane(run)].append(run)
+            self.waiting[executor.lane(run)].append(run)
 
     def make(self, poll_s: float) -> None:
         try:
@@ -90,11 +90,11 @@ class _Stage:
 
     def _start(self) -> None:
         idle = [lane for lane in self.waiting if lane not in self.jobs]
-        for lane in idle[:BATCH]:
+        for lane in idle[:STARTS_PER_POLL]:
             run = next((run for run in self.waiting[lane] if not self._must_wait(run)), None)
             if run is None:
                 continue
-            started = self.maker.start(run)
+            started = self.executor.start(run)
             if started is None:
                 return
             self.jobs[lane] = started
@@ -122,13 +122,14 @@ class _Stage:
         self.shown.count(running, len(self.jobs) - running)
 
     def _stop(self, poll_s: float) -> None:
-        deadline = time.monotonic() + GONE_S
-        self.maker.cancel(self.jobs.values())
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
+        self.executor.cancel(self.jobs.values())
         while self.jobs and time.monotonic() < deadline:
             self.jobs = {lane: one for lane, one in self.jobs.items() if _goes_on(one)}
             time.sleep(poll_s)
         for one in self.jobs.values():
-            warnings.warn(f"{one.where} has not ended {GONE_S:.0f} s after it was told to", DsnbWarning, stacklevel=2)
+            told = f"{one.where} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was told to"
+            warnings.warn(told, DsnbWarning, stacklevel=2)
 
 
 def _goes_on(one: Job) -> bool:
@@ -139,7 +140,7 @@ def _goes_on(one: Job) -> bool:
         return False
 
 
-class Processes:
+class LocalExecutor:
     """Jobs that are processes of this machine; they end when this one does, however that ends.
 
     Parameters
@@ -155,18 +156,18 @@ class Processes:
         """Give the hosts of a run."""
         return run.lane
 
-    def start(self, run: Run) -> "ProcessJob":
+    def start(self, run: Run) -> "LocalJob":
         """Start a process."""
-        return ProcessJob(run, self.module)
+        return LocalJob(run, self.module)
 
     def cancel(self, jobs: Collection[Job]) -> None:
         """Tell all to end, with SIGTERM."""
         for one in jobs:
-            if isinstance(one, ProcessJob):
+            if isinstance(one, LocalJob):
                 one.cancel()
 
 
-class ProcessJob:
+class LocalJob:
     """One run made by a process of this machine, which works on the hosts of the run's lane."""
 
     running = True
@@ -197,7 +198,7 @@ class ProcessJob:
             self._process.stdin.close()
         if self._cancelled_at:
             return job.close(self.run.paths, "interrupted", "stopped by the user", self._began)
-        if code < 0 and not job.has_begun(self.run.paths):
+        if code < 0 and not job.was_launched(self.run.paths):
             how = f"the job was {signals.killed_by(-code)} before its run began"
             return job.close(self.run.paths, "interrupted", how, self._began)
         said = [*last_lines(self.run.paths.job_log, 1), "it said nothing"][0]

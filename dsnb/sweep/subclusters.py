@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import NotNamedError, SettingsError
+from dsnb.errors import NoMatchError, SettingsError
 from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
 from dsnb.settings.params_file import read_params
-from dsnb.sweep.params import MOST_RUNS, Run, Sweep, content, load_sweep, overridden
+from dsnb.sweep.params import MOST_RUNS, Run, Sweep, content, load_sweep, read_with_overrides
 
 Group = tuple[Host, ...]
 
@@ -95,7 +95,9 @@ def load(
         raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
     chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
     division = _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
-    asked = content(overridden(path, changes))  # with it the sweep is started again: on all groups, not on the first
+    asked = content(
+        read_with_overrides(path, changes)
+    )  # with it the sweep is started again: on all groups, not on the first
     return replace(division, sweep=replace(division.sweep, params=asked))
 
 
@@ -106,7 +108,7 @@ def _divide(
     sweeps: list[Sweep] = []
     runs: list[Run] = []
     left_over = {}
-    unnamed: NotNamedError | None = None
+    unnamed: NoMatchError | None = None
     for stage, size in enumerate(sizes):
         groups, rest = split(hosts, size)
         if rest:
@@ -115,10 +117,10 @@ def _divide(
             names = [_names(group, whole) for group in alike]
             try:
                 sweeps.append(load({"include": names[0], "exclude": "", "nodes": size, "gpus": gpus}))
-            except NotNamedError as error:  # names differ by the size of the groups
+            except NoMatchError as error:  # names differ by the size of the groups
                 unnamed = error
                 continue
-            runs += _on_all(sweeps[-1], names, stage)
+            runs += _runs_on_groups(sweeps[-1], names, stage)
     if unnamed and not sweeps:
         raise unnamed
     if len(runs) > MOST_RUNS:
@@ -134,7 +136,7 @@ def _by_gpus(groups: Sequence[Group]) -> dict[int, list[Group]]:
     return found
 
 
-def _on_all(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[Run]:
+def _runs_on_groups(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[Run]:
     """Give every run of a sweep on every group."""
     for run in sweep.runs:
         for group, lane in enumerate(lanes, start=1):

@@ -51,7 +51,7 @@ PEAKS = {
 
 
 def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
-    """Give the vendor's dense peak of a GPU.
+    """Return the vendor's dense peak of a GPU.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ MATMULS = {"h200": {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
 
 
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
-    """Give the rate of a large matrix product measured on such a GPU, TFLOP/s; None where none was measured."""
+    """Return the rate of a large matrix product measured on such a GPU, TFLOP/s; None where none was measured."""
     words = f" {(gpu_name or '').lower().replace('-', ' ')} "
     return next((rates.get(precision) for key, rates in MATMULS.items() if f" {key} " in words), None)
 
@@ -130,8 +130,8 @@ def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
     return chosen
 
 
-def in_use(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
-    """Give the memory in use in GiB, and the numbers of the processes that compute, of GPUs by NVML's numbers."""
+def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
+    """Return the memory in use in GiB, and the numbers of the processes that compute, of GPUs by NVML's numbers."""
     found: dict[int, tuple[float, list[int]]] = {}
     with nvml.session() as api:
         for index in indexes if api else ():
@@ -144,7 +144,7 @@ def in_use(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
 
 
 def clocks() -> list[dict[str, float]]:
-    """Give the highest SM clock that each GPU may take, in MHz, and its power limit in W; empty without a GPU."""
+    """Return the highest SM clock that each GPU may take, in MHz, and its power limit in W; empty without a GPU."""
     found = []
     with nvml.session() as api:
         for gpu in gpus() if api else ():
@@ -170,18 +170,18 @@ def nvlinks() -> int | None:
 
 
 def driver_version() -> str | None:
-    """Give the NVIDIA driver's version, None without one."""
+    """Return the NVIDIA driver's version, None without one."""
     with nvml.session() as api:
         return _text(api.nvmlSystemGetDriverVersion()) if api else None
 
 
 def default_device() -> str:
-    """Give `cuda` where there is a usable GPU, `cpu` elsewhere."""
+    """Return `cuda` where there is a usable GPU, `cpu` elsewhere."""
     return "cuda" if gpus() else "cpu"
 
 
 def default_world_size(device: str) -> int:
-    """Give the ranks that `gpus: auto` means: every GPU, or two on a CPU so that ZeRO has something to share."""
+    """Return the ranks that `gpus: auto` means: every GPU, or two on a CPU so that ZeRO has something to share."""
     return max(1, len(gpus())) if device == "cuda" else min(2, cores())
 
 
@@ -200,13 +200,13 @@ def oom_kills() -> int:
 
 
 def memory_gib() -> float:
-    """Give the machine's memory in GiB."""
+    """Return the machine's memory in GiB."""
     return float(psutil.virtual_memory().total / GIB)
 
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Give the instruction sets of the CPU as Linux names them; empty elsewhere."""
+    """Return the instruction sets of the CPU as Linux names them; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -215,6 +215,6 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
-def cpu_computes_fp16() -> bool:
-    """Say whether the CPU has fp16 arithmetic that torch uses; DeepSpeed refuses fp16 without it."""
+def cpu_supports_fp16() -> bool:
+    """Return whether the CPU has fp16 arithmetic that torch uses; DeepSpeed refuses fp16 without it."""
     return bool(cpu_flags() & {"avx512_fp16", "avx_ne_convert", "amx_fp16"})

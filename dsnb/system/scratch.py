@@ -15,7 +15,7 @@ from pathlib import Path
 
 PREFIX = "dsnb-"
 LOCK = ".dsnb-owner"
-LONGEST_HOME = 60
+MAX_HOME_BYTES = 60
 """The name of a socket may have 107 bytes at most, and some clusters have temporary folders with very long names."""
 
 
@@ -29,7 +29,7 @@ class Scratch:
     """
 
     def __init__(self, home: str | None = None) -> None:
-        home = home or for_sockets()
+        home = home or socket_home()
         remove_abandoned(home)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
         self._lock = -1
@@ -59,10 +59,10 @@ def folder() -> Iterator[Path]:
         made.remove()
 
 
-def for_sockets() -> str:
+def socket_home() -> str:
     """Return the folder in which folders for sockets are made: the temporary one unless its name is too long."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) < LONGEST_HOME else "/tmp"  # noqa: S108  (mkdtemp makes private folders there)
+    return usual if len(usual) < MAX_HOME_BYTES else "/tmp"  # noqa: S108  (mkdtemp makes private folders there)
 
 
 def remove_abandoned(home: str) -> None:

@@ -20,14 +20,14 @@ PR_SET_PDEATHSIG = 1
 _stopping = False
 
 
-def take_over() -> None:
+def install_handlers() -> None:
     """Let SIGTERM and SIGHUP stop this process as Ctrl-C does; for the main thread of a process that dsnb owns."""
     signal.signal(signal.SIGTERM, _interrupt_once)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt_once)
 
 
-def how_to_stop() -> str | None:
+def stop_hint() -> str | None:
     """Return the sentence that tells the user how to stop this process; None if its signals are not dsnb's."""
     if signal.getsignal(signal.SIGTERM) is not _interrupt_once:
         return None
@@ -36,7 +36,7 @@ def how_to_stop() -> str | None:
 
 
 @contextlib.contextmanager
-def caught(react: Callable[[], None]) -> Iterator[None]:
+def on_stop(react: Callable[[], None]) -> Iterator[None]:
     """Call `react` at the first signal that would raise KeyboardInterrupt; a second Ctrl-C raises it all the same.
 
     Signals that are ignored, or that somebody else handles, are left as they are.

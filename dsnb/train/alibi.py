@@ -15,8 +15,8 @@ from torch.nn import functional as F
 NAME = "sdpa with ALiBi"
 
 
-def fuse(model: Any) -> None:
-    """Give every attention layer of a BLOOM model the fused forward pass."""
+def use_fused_attention(model: Any) -> None:
+    """Return every attention layer of a BLOOM model the fused forward pass."""
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
     for block in model.transformer.h:
         attention = block.self_attention
@@ -44,7 +44,7 @@ def _forward(
 
 
 def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Give the mask of shape (1, heads, length, length) in the query's number format."""
+    """Return the mask of shape (1, heads, length, length) in the query's number format."""
     _, heads, length, _ = query.shape
     kind = (heads, length, query.dtype)
     if kind not in masks:

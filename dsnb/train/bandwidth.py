@@ -21,10 +21,10 @@ from dsnb.train.clock import Clock, CpuClock, CudaClock
 from dsnb.train.worker import rank, set_up, versions
 
 ITEM_BYTES = 4
-LEAST_BYTES = 8
-MOST_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
+MIN_BYTES = 8
+MAX_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
 """The largest message by default; nccl-tests' usual call is `all_reduce_perf -b 8 -e 256M -f 2`."""
-WARMUP_CALLS, MOST_CALLS = 5, 20
+WARMUP_CALLS, MAX_CALLS = 5, 20
 """As nccl-tests has them."""
 SIZE_LIMIT_S = 0.5
 """About how long the timed calls of one size may take; a slow link gets fewer calls, one at least."""
@@ -62,8 +62,8 @@ def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
         raise ValueError("there is 1 rank: an all-reduce needs two at least")
     joined = launch_clock.now_s()
     plan = records.read_json(run.bandwidth_plan) or {}
-    for size in message_sizes(plan.get("most_bytes") or MOST_BYTES[device.type]):
-        row = one_size(size, ranks, device)
+    for size in message_sizes(plan.get("most_bytes") or MAX_BYTES[device.type]):
+        row = measure_size(size, ranks, device)
         if rank() == 0:
             records.append_line(run.bandwidth, row)
         if row["errors"]:
@@ -82,20 +82,20 @@ def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
 
 
 def message_sizes(most_bytes: int) -> list[int]:
-    """Give the powers of two from 8 bytes up to the largest message."""
-    return [2**power for power in range(LEAST_BYTES.bit_length() - 1, most_bytes.bit_length())]
+    """Return the powers of two from 8 bytes up to the largest message."""
+    return [2**power for power in range(MIN_BYTES.bit_length() - 1, most_bytes.bit_length())]
 
 
-def one_size(size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
+def measure_size(size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
     """Measure one message size, the same on all ranks; give its row, errors counted over all of them."""
     count = size // ITEM_BYTES
     buffer = torch.empty(count, dtype=torch.float32, device=device)
     clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
     fill(buffer, 0)
-    timed(buffer, 1, clock)  # the first call of a size may set up what the others use
-    calls = max(1, min(MOST_CALLS, int(SIZE_LIMIT_S / max(slowest(timed(buffer, 1, clock), device), 1e-9))))
-    timed(buffer, min(WARMUP_CALLS, calls), clock)
-    time_s = slowest(timed(buffer, calls, clock), device)
+    mean_time_s(buffer, 1, clock)  # the first call of a size may set up what the others use
+    calls = max(1, min(MAX_CALLS, int(SIZE_LIMIT_S / max(max_over_ranks(mean_time_s(buffer, 1, clock), device), 1e-9))))
+    mean_time_s(buffer, min(WARMUP_CALLS, calls), clock)
+    time_s = max_over_ranks(mean_time_s(buffer, calls, clock), device)
     algbw = metrics.algbw_gb_per_s(count * ITEM_BYTES, time_s)
     return {
         "bytes": count * ITEM_BYTES,
@@ -106,12 +106,12 @@ def one_size(size: int, ranks: int, device: torch.device) -> dict[str, int | flo
         "time_us": time_s * 1e6,
         "algbw_gb_per_s": algbw,
         "busbw_gb_per_s": metrics.busbw_gb_per_s(algbw, ranks),
-        "errors": wrong(buffer, ranks, device),
+        "errors": count_errors(buffer, ranks, device),
     }
 
 
-def timed(buffer: torch.Tensor, calls: int, clock: Clock) -> float:
-    """Give the seconds of one all-reduce on this rank, as a mean over `calls` of them, from a common start."""
+def mean_time_s(buffer: torch.Tensor, calls: int, clock: Clock) -> float:
+    """Return the seconds of one all-reduce on this rank, as a mean over `calls` of them, from a common start."""
     dist.barrier()
     clock.synchronize()
     start = clock.mark()
@@ -122,8 +122,8 @@ def timed(buffer: torch.Tensor, calls: int, clock: Clock) -> float:
     return clock.seconds(start, end) / calls
 
 
-def slowest(seconds: float, device: torch.device) -> float:
-    """Give the largest of all ranks' times."""
+def max_over_ranks(seconds: float, device: torch.device) -> float:
+    """Return the largest of all ranks' times."""
     shared = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return float(shared)
@@ -135,7 +135,7 @@ def fill(buffer: torch.Tensor, factor: int) -> None:
     buffer.copy_(places.remainder_(PERIOD).add_(1)).mul_(factor)
 
 
-def wrong(buffer: torch.Tensor, ranks: int, device: torch.device) -> int:
+def count_errors(buffer: torch.Tensor, ranks: int, device: torch.device) -> int:
     """All-reduce a different number from every rank, and count the elements that are not their sum on any rank."""
     fill(buffer, rank() + 1)
     dist.all_reduce(buffer)

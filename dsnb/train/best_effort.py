@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 Found = TypeVar("Found")
 
 
-class Attempt:
+class BestEffort:
     """Does one thing after another until one fails, and then nothing any more.
 
     Attributes
@@ -25,11 +25,11 @@ class Attempt:
         try:
             return action(*arguments)
         except Exception as error:
-            self.why = described(error)
+            self.why = one_line(error)
             return None
 
 
-def described(error: Exception) -> str:
-    """Give an error in one line."""
+def one_line(error: Exception) -> str:
+    """Return an error in one line."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else 'no message'}"

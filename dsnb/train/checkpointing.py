@@ -17,13 +17,13 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
     for number, block in enumerate(blocks(model)):
         block.gradient_checkpointing = number % experiment.checkpoint_every == 0
         if experiment.checkpoint_offload:
-            block._gradient_checkpointing_func = offloading(pin_memory=experiment.device == "cuda")
+            block._gradient_checkpointing_func = offloaded_checkpoint(pin_memory=experiment.device == "cuda")
     if experiment.checkpoint_offload:
         model.enable_input_require_grads()  # or a reentrant checkpoint behind frozen layers would train nothing
 
 
-def offloading(pin_memory: bool) -> Callable[..., Any]:
-    """Give a checkpoint function whose saved inputs wait in host memory.
+def offloaded_checkpoint(pin_memory: bool) -> Callable[..., Any]:
+    """Return a checkpoint function whose saved inputs wait in host memory.
 
     Only the reentrant kind saves its inputs where autograd's hooks see them.
     """

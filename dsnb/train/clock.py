@@ -16,7 +16,7 @@ class Clock(Protocol):
         """Say, without waiting, whether the work before the mark is done."""
 
     def seconds(self, first: int, second: int) -> float:
-        """Give the time between two passed marks in seconds."""
+        """Return the time between two passed marks in seconds."""
 
     def synchronize(self) -> None:
         """Wait until all work queued so far is done; never called inside the timed region."""
@@ -38,7 +38,7 @@ class CpuClock:
         return True
 
     def seconds(self, first: int, second: int) -> float:
-        """Give the difference of two readings in seconds."""
+        """Return the difference of two readings in seconds."""
         return self._marks[second] - self._marks[first]
 
     def synchronize(self) -> None:
@@ -63,7 +63,7 @@ class CudaClock:
         return bool(self._events[mark].query())
 
     def seconds(self, first: int, second: int) -> float:
-        """Give the GPU's time between two events in seconds."""
+        """Return the GPU's time between two events in seconds."""
         return float(self._events[first].elapsed_time(self._events[second])) / 1e3
 
     def synchronize(self) -> None:

@@ -22,7 +22,7 @@ class Batches(Protocol):
     """The token ids of one rank."""
 
     def step(self, step: int) -> list[torch.Tensor]:
-        """Give a step's micro-batches, int64, each of shape (micro_batch_size, seq_len), on the rank's device."""
+        """Return a step's micro-batches, int64, each of shape (micro_batch_size, seq_len), on the rank's device."""
 
 
 class SyntheticBatches:
@@ -30,12 +30,12 @@ class SyntheticBatches:
 
     def __init__(self, experiment: Experiment, vocab: int, rank: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(experiment.seed)
-        shape = (SYNTHETIC_STEPS, *shares(experiment), experiment.seq_len)
+        shape = (SYNTHETIC_STEPS, *step_shape(experiment), experiment.seq_len)
         ids = torch.randint(vocab, shape, generator=generator)
         self._ids = ids[:, rank].to(device)
 
     def step(self, step: int) -> list[torch.Tensor]:
-        """Give the micro-batches of one of the repeating steps."""
+        """Return the micro-batches of one of the repeating steps."""
         return list(self._ids[step % SYNTHETIC_STEPS])
 
 
@@ -53,7 +53,7 @@ class TextBatches:
             )
         steps = experiment.warmup_steps + experiment.steps
         generator = torch.Generator().manual_seed(experiment.seed)
-        starts = torch.randint(len(tokens) - length + 1, (steps, *shares(experiment)), generator=generator)
+        starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape(experiment)), generator=generator)
         self._starts = starts[:, rank].to(device)
         self._tokens = torch.from_numpy(tokens.astype(np.int64)).to(device)
         self._offsets = torch.arange(length, device=device)
@@ -64,7 +64,7 @@ class TextBatches:
 
 
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
-    """Give the batches that the settings ask for.
+    """Return the batches that the settings ask for.
 
     Raises
     ------
@@ -75,13 +75,13 @@ def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device)
     return kind(experiment, vocab, data_rank(experiment, rank), device)
 
 
-def shares(experiment: Experiment) -> tuple[int, int, int]:
-    """Give how a step's sequences are cut: data-parallel ranks, micro-batches, sequences."""
+def step_shape(experiment: Experiment) -> tuple[int, int, int]:
+    """Return how a step's sequences are cut: data-parallel ranks, micro-batches, sequences."""
     return experiment.data_parallel, experiment.grad_accum, int(experiment.micro_batch_size)
 
 
 def data_rank(experiment: Experiment, rank: int) -> int:
-    """Give the place of a rank among those with sequences of their own.
+    """Return the place of a rank among those with sequences of their own.
 
     Ranks are numbered as DeepSpeed has them: those that share a layer are neighbours, pipeline stages are farthest.
     """
@@ -89,7 +89,7 @@ def data_rank(experiment: Experiment, rank: int) -> int:
 
 
 def tokenize(experiment: Experiment) -> np.ndarray:
-    """Give the tokens of the experiment's text, shape (tokens,)."""
+    """Return the tokens of the experiment's text, shape (tokens,)."""
     text = stdlib_text() if experiment.data == "stdlib" else Path(experiment.data).expanduser().read_bytes()
     if experiment.tokenizer == "bytes":
         return np.frombuffer(text, dtype=np.uint8)
@@ -100,6 +100,6 @@ def tokenize(experiment: Experiment) -> np.ndarray:
 
 
 def stdlib_text() -> bytes:
-    """Give source text of Python's standard library: real text that is on every machine."""
+    """Return source text of Python's standard library: real text that is on every machine."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return b"\n".join(path.read_bytes() for path in files)[:STDLIB_BYTES]

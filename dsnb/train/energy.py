@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 UPDATE_WITHIN_S = 0.5
 """A counter that does not change for so long is not usable: even an idle GPU draws some joules meanwhile."""
-LEAST_SPAN_S = 0.3
+MIN_SPAN_S = 0.3
 """Shorter spans have no figure: an update is met to about 5 ms on each side, and the idle power is an estimate."""
 
 Reading = tuple[float, float]
@@ -50,7 +50,7 @@ class EnergyMeter:
         ended_s = self._now()
         after = self._update()
         later = self._update()
-        if self._before is None or after is None or later is None or ended_s - self._began_s < LEAST_SPAN_S:
+        if self._before is None or after is None or later is None or ended_s - self._began_s < MIN_SPAN_S:
             return None
         idle_w = (later[1] - after[1]) / (later[0] - after[0])
         idle_s = (self._began_s - self._before[0]) + (after[0] - ended_s)

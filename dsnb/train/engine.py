@@ -42,7 +42,7 @@ class DeepSpeedTrainer:
         self._updates += 1
 
     def _skipped_steps(self) -> int:
-        """Give the steps that were skipped so far; DeepSpeed does not count those of torch's own loss scaler."""
+        """Return the steps that were skipped so far; DeepSpeed does not count those of torch's own loss scaler."""
         return self.engine.global_steps - self._updates if self._scaler else self.engine.skipped_steps
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -69,7 +69,7 @@ class DeepSpeedTrainer:
 
 
 def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
-    """Give DeepSpeed's engine around a model or a pipeline, which has made no step yet."""
+    """Return DeepSpeed's engine around a model or a pipeline, which has made no step yet."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(
         model=model,

@@ -21,7 +21,7 @@ _REQUESTED = re.compile(r"[Tt]ried to allocate (\d+) bytes")
 
 
 @dataclass
-class Shortage:
+class FailedAllocation:
     """The last allocation that failed on this rank, at the moment when it failed."""
 
     allocated_gib: float | None = None
@@ -39,13 +39,13 @@ class Position:
         `build`, or the part of a step that was begun last: `forward`, `backward`, `optimizer`, `communication`.
     step
         The step under way, from 1; None while the engine is built.
-    shortage
+    failed_allocation
         Filled in when an allocation fails.
     """
 
     phase: str = "build"
     step: int | None = None
-    shortage: Shortage = field(default_factory=Shortage)
+    failed_allocation: FailedAllocation = field(default_factory=FailedAllocation)
 
     def watch_memory(self, device: torch.device) -> None:
         """Let torch tell of allocations that fail: once the error is caught, what was allocated is freed already."""
@@ -53,9 +53,9 @@ class Position:
             return
 
         def observe(index: int, requested: int, total: int, free: int) -> None:
-            self.shortage.allocated_gib = torch.cuda.memory_allocated(index) / GIB
-            self.shortage.reserved_gib = torch.cuda.memory_reserved(index) / GIB
-            self.shortage.requested_gib = requested / GIB
+            self.failed_allocation.allocated_gib = torch.cuda.memory_allocated(index) / GIB
+            self.failed_allocation.reserved_gib = torch.cuda.memory_reserved(index) / GIB
+            self.failed_allocation.requested_gib = requested / GIB
 
         torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
@@ -68,7 +68,7 @@ def record(run: RunPaths, rank: int, position: Position, error: Exception) -> No
     if is_out_of_memory(error, text):
         if position.phase == "forward" and _in_loss(error.__traceback__):
             found["phase"] = "loss"
-        found |= {"status": "oom", **asdict(_shortage(position, text))}
+        found |= {"status": "oom", **asdict(_failed_allocation(position, text))}
     records.append_line(run.failures, {**found, "cause": cause})
 
 
@@ -80,16 +80,16 @@ def is_out_of_memory(error: Exception, text: str) -> bool:
     return limited and "Resource temporarily unavailable" in text  # no room for a thread's stack
 
 
-def _shortage(position: Position, text: str) -> Shortage:
+def _failed_allocation(position: Position, text: str) -> FailedAllocation:
     """Return what is known of a failed allocation; on a CPU, what the process has, and what the message says."""
-    if position.shortage.requested_gib is not None:
-        return position.shortage
+    if position.failed_allocation.requested_gib is not None:
+        return position.failed_allocation
     if torch.cuda.is_initialized():
-        return Shortage(torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB)
+        return FailedAllocation(torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB)
     memory, requested = psutil.Process().memory_info(), _REQUESTED.search(text)
     limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
     held = getattr(memory, "data", memory.rss) if limited else memory.rss  # what the limit counts
-    return Shortage(held / GIB, None, int(requested[1]) / GIB if requested else None)
+    return FailedAllocation(held / GIB, None, int(requested[1]) / GIB if requested else None)
 
 
 def _in_loss(trace: TracebackType | None) -> bool:

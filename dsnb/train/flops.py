@@ -16,7 +16,7 @@ import torch
 from deepspeed.profiling.flops_profiler import profiler
 from torch.nn import functional as F
 
-from dsnb.train.best_effort import Attempt
+from dsnb.train.best_effort import BestEffort
 from dsnb.train.step_breakdown import Batches
 from dsnb.train.trainer import Trainer, no_section
 
@@ -39,7 +39,7 @@ class ForwardFlops:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self.attempt, self.passes = Attempt(), 0
+        self.attempt, self.passes = BestEffort(), 0
         engine = getattr(trainer, "engine", None)
         self.profiler: Any = self.attempt(profiler.FlopsProfiler, trainer.module, engine)
 
@@ -54,7 +54,7 @@ class ForwardFlops:
         try:
             yield
         finally:
-            Attempt()(methodcaller("stop_profile"), self.profiler)  # also if it failed halfway through its start
+            BestEffort()(methodcaller("stop_profile"), self.profiler)  # also if it failed halfway through its start
             unpatch()
 
     def _start(self) -> None:

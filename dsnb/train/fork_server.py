@@ -34,7 +34,7 @@ def serve(path: str) -> None:
     """Serve runs on the socket at `path` until the process that started this one is gone."""
     owner = os.getppid()
     signal.signal(signal.SIGTERM, end)
-    import_everything()
+    import_libraries()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -56,19 +56,19 @@ def end(number: int, frame: object) -> NoReturn:
     os._exit(0)
 
 
-def import_everything() -> None:
+def import_libraries() -> None:
     """Import what every run needs, without starting CUDA."""
     import deepspeed  # noqa: F401
     import transformers  # noqa: F401
 
     import dsnb.train.worker  # noqa: F401
 
-    refuse_cuda()
+    ensure_cuda_unused()
     gc.collect()
     gc.freeze()
 
 
-def refuse_cuda() -> None:
+def ensure_cuda_unused() -> None:
     """Stop a server whose imports started CUDA: forked ranks could not use it any more."""
     import torch
 
@@ -82,7 +82,7 @@ def preload(names: list[str]) -> None:
         if name not in sys.modules and name.partition(".")[0] in PRELOADED:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-    refuse_cuda()
+    ensure_cuda_unused()
     gc.freeze()
 
 
@@ -98,7 +98,7 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
         if pid == 0:
             listener.close()
             connection.close()
-            be_rank(request, environment, report, group=pids[0] if pids else 0)
+            run_as_rank(request, environment, report, group=pids[0] if pids else 0)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pids[0] if pids else pid)
         pids.append(pid)
@@ -135,7 +135,7 @@ def kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def be_rank(request: dict[str, Any], environment: dict[str, str], report: int, group: int) -> NoReturn:
+def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: int, group: int) -> NoReturn:
     """Become one rank of a run: never returns."""
     code = 1
     try:

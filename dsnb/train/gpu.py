@@ -21,7 +21,7 @@ class Gpu:
 
 
 @contextmanager
-def of_device(device: torch.device) -> Iterator[Gpu | None]:
+def open_device(device: torch.device) -> Iterator[Gpu | None]:
     """Yield NVML's view of a torch device; None for a CPU, and for a GPU that NVML does not know (a part of one)."""
     with nvml.session() as api:
         handle = _handle(api, device)

@@ -170,11 +170,11 @@ class Meter:
             self.span_s[self._phase] = (mine[0]["t_s"] - mine[0]["step_time_s"], mine[-1]["t_s"])
 
     def times_s(self, phase: str) -> list[float]:
-        """Give this rank's step times of a phase that has ended, in order."""
+        """Return this rank's step times of a phase that has ended, in order."""
         return [row["step_time_s"] for row in self._rows if row["phase"] == phase]
 
     def forwards_s(self, phase: str) -> list[float]:
-        """Give the times from each step's begin to the end of its first forward pass; empty where none was marked."""
+        """Return the times from each step's begin to the end of its first forward pass; empty where none was marked."""
         return self._forwards_s.get(phase, [])
 
     def abort(self) -> None:

@@ -22,27 +22,27 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from dsnb.formulas import model_shapes
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi, checkpointing, lora, tensor_parallel
-from dsnb.train.model_parts import units
+from dsnb.train.model_parts import init_units
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
 
 
 def weights_dtype(experiment: Experiment) -> torch.dtype:
-    """Give the number format that weights are kept in: half precision where fp32 copies are kept, or nothing trains."""
+    """Return the dtype of the weights: half precision if fp32 master weights exist or only adapters train."""
     masters = experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
     return DTYPES[experiment.precision] if masters or experiment.lora_rank else torch.float32
 
 
-def configuration(experiment: Experiment) -> Any:
-    """Give transformers' configuration of the experiment's model."""
+def model_config(experiment: Experiment) -> Any:
+    """Return transformers' configuration of the experiment's model."""
     if path := model_shapes.local_config(experiment.model):
         settings = json.loads(path.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(**settings)
     elif experiment.model in model_shapes.PRESETS and experiment.weights == "random":
         config = AutoConfig.for_model(**model_shapes.PRESETS[experiment.model].config())
     else:
-        config = AutoConfig.from_pretrained(source(experiment))
+        config = AutoConfig.from_pretrained(weights_source(experiment))
     config.use_cache = False
     for name in DROPOUTS:
         if hasattr(config, name):
@@ -50,8 +50,8 @@ def configuration(experiment: Experiment) -> Any:
     return config
 
 
-def source(experiment: Experiment) -> str:
-    """Give the folder or hub id that a model's weights come from."""
+def weights_source(experiment: Experiment) -> str:
+    """Return the folder or hub id that a model's weights come from."""
     if path := model_shapes.local_config(experiment.model):
         return str(path.parent)
     preset = model_shapes.PRESETS.get(experiment.model)
@@ -60,7 +60,7 @@ def source(experiment: Experiment) -> str:
 
 def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> PreTrainedModel:
     """Build the model on `device`, shared out already where the ZeRO stage is 3."""
-    make = _load if experiment.weights == "pretrained" else _draw
+    make = _load_pretrained if experiment.weights == "pretrained" else _build_random
     model = _with_attention(experiment, lambda *how: make(experiment, ds_config, device, *how))
     return adapt(experiment, model)
 
@@ -77,17 +77,17 @@ def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any
 
     def make(config: Any, attention: str) -> PreTrainedModel:
         if experiment.weights == "pretrained":
-            model = _load(experiment, {}, torch.device("cpu"), config, attention)
+            model = _load_pretrained(experiment, {}, torch.device("cpu"), config, attention)
             own = list(part(model))
         else:
             with no_init_weights(), init_empty_weights(include_buffers=False):
                 model = _from_config(experiment, config, attention)
             own = list(part(model))
-            _materialise(own)
+            _allocate(own)
         for unit in own:
             unit.to(device)
         if experiment.weights == "random":
-            draw_weights(model, experiment.seed)
+            init_weights(model, experiment.seed)
         model.tie_weights()
         return model
 
@@ -96,7 +96,7 @@ def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any
 
 def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTrainedModel]) -> PreTrainedModel:
     """Make a model with the fastest attention that the settings allow and transformers has for it."""
-    config = configuration(experiment)
+    config = model_config(experiment)
     positions = getattr(config, "max_position_embeddings", None)
     if positions and experiment.seq_len > positions and config.model_type != "bloom":
         raise ValueError(f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions")
@@ -112,9 +112,9 @@ def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTraine
 
 
 def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
-    """Give a whole model, or the part of one that a pipeline stage has, what the settings add to it."""
+    """Return a whole model, or the part of one that a pipeline stage has, what the settings add to it."""
     if model.config.model_type == "bloom" and experiment.attention != "eager":
-        alibi.fuse(model)
+        alibi.use_fused_attention(model)
     if experiment.tensor_parallel > 1:
         tensor_parallel.prepare(experiment, model)
     if experiment.lora_rank:
@@ -130,20 +130,20 @@ def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrai
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
 
 
-def _draw(
+def _build_random(
     experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any, attention: str
 ) -> PreTrainedModel:
     shared = experiment.zero_stage == 3
-    with freed_memory_goes_back() if shared else nullcontext():
+    with return_freed_memory() if shared else nullcontext():
         with no_init_weights(), device, deepspeed.zero.Init(config_dict_or_path=ds_config) if shared else nullcontext():
             model = _from_config(experiment, config, attention)
-        draw_weights(model, experiment.seed)
+        init_weights(model, experiment.seed)
     model.tie_weights()
     return model
 
 
 @contextmanager
-def freed_memory_goes_back() -> Iterator[None]:
+def return_freed_memory() -> Iterator[None]:
     """Let glibc return freed tensors to the system at once, while parameters are made whole and then shared out.
 
     Otherwise it keeps them between the parts that stay: with OPT-350M on 4 CPU ranks a rank grew by 600 MB, about
@@ -159,13 +159,13 @@ def freed_memory_goes_back() -> Iterator[None]:
         mallopt(trim_threshold, 2**26)
 
 
-def _load(
+def _load_pretrained(
     experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any, attention: str
 ) -> PreTrainedModel:
     # transformers shares out what it loads as long as this object lives.
     shared = HfDeepSpeedConfig(ds_config) if experiment.zero_stage == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
-        source(experiment),
+        weights_source(experiment),
         config=config,
         dtype=weights_dtype(experiment),
         attn_implementation=attention,
@@ -175,8 +175,8 @@ def _load(
     return model
 
 
-def _materialise(own: list[nn.Module]) -> None:
-    """Give weights on the meta device their memory; tied ones stay tied."""
+def _allocate(own: list[nn.Module]) -> None:
+    """Return weights on the meta device their memory; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in (module for unit in own for module in unit.modules()):
         for name, empty in list(module.named_parameters(recurse=False)):
@@ -186,12 +186,12 @@ def _materialise(own: list[nn.Module]) -> None:
 
 
 @torch.no_grad()
-def draw_weights(model: PreTrainedModel, seed: int) -> None:
+def init_weights(model: PreTrainedModel, seed: int) -> None:
     """Initialise every weight by the model's own rule, one block at a time, the same on all ZeRO stages.
 
     What is on the meta device belongs to another pipeline stage.
     """
-    for name, unit in units(model):
+    for name, unit in init_units(model):
         parameters = list(unit.parameters())
         if any(parameter.is_meta for parameter in parameters):
             continue

@@ -7,19 +7,19 @@ from torch import nn
 
 
 def blocks(model: Any) -> list[Any]:
-    """Give the transformer blocks, in order: the one list of modules that is as long as the configuration says."""
+    """Return the transformer blocks, in order: the one list of modules that is as long as the configuration says."""
     layers = model.config.num_hidden_layers
     found = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == layers)
     return list(next(found))
 
 
-def has_weights(module: nn.Module) -> bool:
-    """Say whether a module has parameters of its own, beside those of the modules in it."""
+def has_own_parameters(module: nn.Module) -> bool:
+    """Return whether a module has parameters of its own, beside those of the modules in it."""
     return next(iter(module.parameters(recurse=False)), None) is not None
 
 
-def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Give the parts that are initialised one after another: each transformer block, and each layer outside them."""
+def init_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Return the parts that are initialised one after another: each transformer block, and each layer outside them."""
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, nn.ModuleList):
@@ -28,7 +28,7 @@ def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 if not name
                 else ((f"{name}.{key}", child) for key, child in module.named_children())
             )
-        elif has_weights(module):
+        elif has_own_parameters(module):
             yield name, module
         else:
             for key, child in module.named_children():
@@ -39,11 +39,11 @@ def units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def count_parameters(model: nn.Module) -> tuple[int, int, int]:
     """Count all parameters, those that are trained, and those of blocks; tied ones once, shared-out ones whole."""
-    sizes = [(_size(one), one.requires_grad) for one in model.parameters()]
+    sizes = [(_numel(one), one.requires_grad) for one in model.parameters()]
     trained = sum(size for size, is_trained in sizes if is_trained)
-    of_blocks = sum(_size(one) for block in blocks(model) for one in block.parameters())
+    of_blocks = sum(_numel(one) for block in blocks(model) for one in block.parameters())
     return sum(size for size, _ in sizes), trained, of_blocks
 
 
-def _size(parameter: nn.Parameter) -> int:
+def _numel(parameter: nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))

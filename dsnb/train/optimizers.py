@@ -10,7 +10,7 @@ from dsnb.settings.training import ADAMW
 
 
 def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Give the optimizer for a training without DeepSpeed."""
+    """Return the optimizer for a training without DeepSpeed."""
     if experiment.optimizer == "adafactor":
         return torch.optim.Adafactor(parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"])
     fused = experiment.device == "cuda"
@@ -18,5 +18,5 @@ def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Paramet
 
 
 def client_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> Any:
-    """Give the optimizer that DeepSpeed is to use; None where it makes its own."""
+    """Return the optimizer that DeepSpeed is to use; None where it makes its own."""
     return make_optimizer(experiment, parameters) if experiment.optimizer == "adafactor" else None

@@ -16,7 +16,7 @@ from dsnb.train import tensor_parallel, verify_engine
 from dsnb.train.engine import engine_grad_norm, make_engine, scale_loss
 from dsnb.train.model import build_part
 from dsnb.train.model_parts import blocks, count_parameters
-from dsnb.train.stages import Block, Embedding, Path, follow, own_units
+from dsnb.train.stages import Block, Embedding, ForwardTrace, stage_modules, trace_forward
 from dsnb.train.trainer import Section, no_section
 
 SECTIONS = {
@@ -32,7 +32,7 @@ SECTIONS = {
 }
 
 
-class Tied(TiedLayerSpec):
+class TiedLayer(TiedLayerSpec):
     """A layer that is built already and shares its `weight` with the other layer of this key."""
 
     def __init__(self, key: str, module: nn.Module) -> None:
@@ -40,7 +40,7 @@ class Tied(TiedLayerSpec):
         self.module = module
 
     def build(self, log: bool = False) -> nn.Module:
-        """Give the layer."""
+        """Return the layer."""
         return self.module
 
 
@@ -67,7 +67,7 @@ class PipelineTrainer:
         pipeline = PipelineModule(layers(model, path), topology=topology, partition_method="type:Block")
         if experiment.tensor_parallel > 1:
             rules = ds_config["tensor_parallel"]["partition_config"]
-            tensor_parallel.split(experiment, pipeline, self.config, rules)
+            tensor_parallel.split_stage(experiment, pipeline, self.config, rules)
         self.engine = make_engine(experiment, pipeline, ds_config)
         self.module, self.optimizer = self.engine.module, self.engine.optimizer
         self.engine.module.loss_fn = self._loss
@@ -77,7 +77,7 @@ class PipelineTrainer:
         verify_engine.check(experiment, self.engine)
 
     def _loss(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Give transformers' own loss, shape (), of logits of shape (batch, length, vocabulary)."""
+        """Return transformers' own loss, shape (), of logits of shape (batch, length, vocabulary)."""
         loss = self._loss_function(logits=logits, labels=ids, vocab_size=self._vocabulary)
         scale_loss(self.engine, loss)
         return loss
@@ -108,7 +108,7 @@ class PipelineTrainer:
         return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
 
 
-def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, Path]:
+def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, ForwardTrace]:
     """Build a model of which only this stage's part has weights, and the way through all of it."""
     paths = []
 
@@ -118,16 +118,16 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
             raise ValueError(model_shapes.not_split("pipeline_parallel", stages, family))
         if held % stages:
             raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {held} layers")
-        paths.append(follow(model, int(experiment.micro_batch_size), experiment.seq_len, device))
-        return list(own_units(model, paths[-1], stage, stages))
+        paths.append(trace_forward(model, int(experiment.micro_batch_size), experiment.seq_len, device))
+        return list(stage_modules(model, paths[-1], stage, stages))
 
     return build_part(experiment, device, part), paths[-1]
 
 
-def layers(model: Any, path: Path) -> list[Any]:
-    """Give the layers of a pipeline: what is before the blocks, each block, what is after them, the head."""
+def layers(model: Any, path: ForwardTrace) -> list[Any]:
+    """Return the layers of a pipeline: what is before the blocks, each block, what is after them, the head."""
     middle = [*map(Block, blocks(model), path.arguments), *path.after]
     embedding, head = Embedding(model, path), model.get_output_embeddings()
     if not model.config.tie_word_embeddings:
         return [embedding, *middle, head]
-    return [Tied("embeddings", embedding), *middle, Tied("embeddings", head)]
+    return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]

@@ -21,23 +21,23 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train import step_breakdown, traces, tracing
-from dsnb.train.best_effort import Attempt, described
+from dsnb.train.best_effort import BestEffort, one_line
 from dsnb.train.clock import Clock, CpuClock, CudaClock
 from dsnb.train.flops import count_forward
 from dsnb.train.trainer import Trainer
 
 CUT_OFF = "the profile was cut off before it was measured"
-MOST_S, MOST_STEPS = 60.0, 30
+MAX_S, MAX_STEPS = 60.0, 30
 """A profile may take so many seconds and so many steps' time: a rank that fails must not leave the others waiting."""
-REST_S = 5.0
+RESERVE_S = 5.0
 """Of the run's time limit, for its end."""
 
 
 @contextmanager
-def limited(experiment: Experiment, launched_at: float, step_s: float) -> Iterator[None]:
+def time_limited(experiment: Experiment, launched_at: float, step_s: float) -> Iterator[None]:
     """End this rank, as one that has done its work, if the block takes too long; its record is written already."""
-    left_s = launched_at + experiment.time_limit_s - REST_S - launch_clock.now_s()
-    timer = threading.Timer(max(1.0, min(MOST_S + MOST_STEPS * step_s, left_s)), _give_up)
+    left_s = launched_at + experiment.time_limit_s - RESERVE_S - launch_clock.now_s()
+    timer = threading.Timer(max(1.0, min(MAX_S + MAX_STEPS * step_s, left_s)), _give_up)
     timer.daemon = True
     timer.start()
     try:
@@ -76,7 +76,7 @@ class Profile:
         if self.writes:
             records.write_json(self.run.profile, {**self.figures, "missing": self.missing})
 
-    def tell(self, part: str, why: str | None) -> None:
+    def finish_part(self, part: str, why: str | None) -> None:
         """Note that a part is done, or why it is missing."""
         del self.missing[part]
         if why is not None:
@@ -89,7 +89,7 @@ class Profile:
         """Note the end; with an error, also that it kept the rest from being measured."""
         if error is not None:
             for part in [part for part, why in self.missing.items() if why == CUT_OFF]:
-                self.tell(part, described(error))
+                self.finish_part(part, one_line(error))
         self.figures["ended_s"] = launch_clock.now_s() - self._launched_at
         self.save()
 
@@ -116,7 +116,7 @@ def profile(
     found = Profile(run, deepspeed.comm.get_rank() == 0, launched_at)
     clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
     try:
-        _split(found, trainer, batches, clock)
+        _break_down(found, trainer, batches, clock)
         _trace(found, trainer, batches, clock, device)
         _flops(found, experiment, trainer, batches, device)
     except Exception as error:
@@ -125,11 +125,11 @@ def profile(
         found.end()
 
 
-def _split(found: Profile, trainer: Trainer, batches: step_breakdown.Batches, clock: Clock) -> None:
-    parts = step_breakdown.split_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
+def _break_down(found: Profile, trainer: Trainer, batches: step_breakdown.Batches, clock: Clock) -> None:
+    parts = step_breakdown.time_parts(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
     found.figures |= parts
     absent = [name for name in step_breakdown.PARTS if parts[f"{name}_s"] is None]
-    found.tell("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
+    found.finish_part("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
 
 
 def _trace(
@@ -139,9 +139,9 @@ def _trace(
     why = tracing.trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
     if path and why is None:
         found.figures["trace_bytes"] = path.stat().st_size
-    found.tell("trace", why)
+    found.finish_part("trace", why)
     if path:
-        found.tell("communication", _communication(found, device, why))
+        found.finish_part("communication", _communication(found, device, why))
 
 
 def _communication(found: Profile, device: torch.device, no_trace: str | None) -> str | None:
@@ -150,7 +150,7 @@ def _communication(found: Profile, device: torch.device, no_trace: str | None) -
         return "one rank has nobody to communicate with"
     if no_trace is not None:
         return "there is no trace"
-    attempt = Attempt()
+    attempt = BestEffort()
     events: Any = attempt(traces.read, found.run.trace)
     read = attempt(traces.communication_s, events, device.type)
     found.figures["traced_step_s"] = attempt(traces.step_s, events)
@@ -175,4 +175,4 @@ def _flops(
     deepspeed.comm.all_reduce(total)
     per_token = float(total) / experiment.data_parallel
     found.figures["flops_per_token_profiled"] = per_token
-    found.tell("flops", why or (None if math.isfinite(per_token) else "another rank could not count its own"))
+    found.finish_part("flops", why or (None if math.isfinite(per_token) else "another rank could not count its own"))

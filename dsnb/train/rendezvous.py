@@ -17,7 +17,7 @@ SCHEME = "dsnb"
 INIT_METHOD = f"{SCHEME}://"
 
 
-def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
+def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
     """Join the store of rank 0, with the variables that every launcher sets; torch's protocol for an `init_method`."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -25,4 +25,4 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int
     yield TCPStore(address, port, ranks, rank == 0, timeout, master_listen_fd=listener), rank, ranks
 
 
-register_rendezvous_handler(SCHEME, meet)
+register_rendezvous_handler(SCHEME, join_store)

@@ -45,7 +45,7 @@ def over_ranks(times_s: list[float], forwards_s: list[float], device: torch.devi
 
 
 def _gathered(times_s: list[float], device: torch.device) -> torch.Tensor:
-    """Give every rank's times, shape (ranks, steps)."""
+    """Return every rank's times, shape (ranks, steps)."""
     mine = torch.tensor(times_s, dtype=torch.float64, device=device)
     every = [torch.empty_like(mine) for _ in range(deepspeed.comm.get_world_size())]
     if len(every) > 1 and times_s:
@@ -63,6 +63,6 @@ def compare(times_s: torch.Tensor) -> dict[str, Any]:
 
 
 def median(values: torch.Tensor) -> torch.Tensor:
-    """Give the median along the first dimension; of an even number the mean of the middle two, unlike torch's."""
+    """Return the median along the first dimension; of an even number the mean of the middle two, unlike torch's."""
     ordered, count = values.sort(dim=0).values, len(values)
     return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2

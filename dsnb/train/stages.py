@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dsnb.train.model_parts import blocks, has_weights
+from dsnb.train.model_parts import blocks, has_own_parameters
 
 
 @dataclass
-class Path:
+class ForwardTrace:
     """The way of a hidden state through a model without its head.
 
     Attributes
@@ -33,7 +33,7 @@ class Path:
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
 
-def follow(model: Any, batch: int, length: int, device: torch.device) -> Path:
+def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> ForwardTrace:
     """Follow the forward pass of sequences of shape (batch, length) without computing any block.
 
     The model's weights may be on the meta device: zeros take the place of the few outside the blocks.
@@ -45,15 +45,17 @@ def follow(model: Any, batch: int, length: int, device: torch.device) -> Path:
     """
     embedding = model.get_input_embeddings()
     within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
-    outside = [module for module in model.base_model.modules() if has_weights(module) and id(module) not in within]
+    outside = [
+        module for module in model.base_model.modules() if has_own_parameters(module) and id(module) not in within
+    ]
     inputs = torch.zeros(batch, length, embedding.weight.shape[1], dtype=embedding.weight.dtype, device=device)
-    path = Path(before=[embedding])
+    path = ForwardTrace(before=[embedding])
     with ExitStack() as stack, torch.no_grad():
         for block in blocks(model):
-            block.forward = _stand_in(path, (batch, length, model.config.hidden_size))
+            block.forward = _recording_forward(path, (batch, length, model.config.hidden_size))
             stack.callback(delattr, block, "forward")
         for module in outside:
-            stack.callback(module.register_forward_pre_hook(_note(path)).remove)
+            stack.callback(module.register_forward_pre_hook(_record_module(path)).remove)
         call = {"inputs_embeds": inputs, "use_cache": False}
         torch.func.functional_call(model.base_model, _zeros(model.base_model, outside, device), kwargs=call)
     return path
@@ -76,7 +78,7 @@ def _zeros(base: nn.Module, outside: list[nn.Module], device: torch.device) -> d
     return zeros | {name: buffer.to(device) for name, buffer in base.named_buffers()}
 
 
-def _stand_in(path: Path, shape: tuple[int, int, int]) -> Callable[..., BlockOutput]:
+def _recording_forward(path: ForwardTrace, shape: tuple[int, int, int]) -> Callable[..., BlockOutput]:
     def forward(*inputs: Any, **named: Any) -> BlockOutput:
         hidden, inputs = (named.pop("hidden_states"), inputs) if "hidden_states" in named else (inputs[0], inputs[1:])
         if tuple(hidden.shape) != shape:
@@ -87,7 +89,7 @@ def _stand_in(path: Path, shape: tuple[int, int, int]) -> Callable[..., BlockOut
     return forward
 
 
-def _note(path: Path) -> Callable[[nn.Module, Any], None]:
+def _record_module(path: ForwardTrace) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, _: Any) -> None:
         (path.after if path.arguments else path.before).append(module)
 
@@ -97,7 +99,7 @@ def _note(path: Path) -> Callable[[nn.Module, Any], None]:
 class Embedding(nn.Module):
     """Everything before the first block: the model itself without blocks and without what follows them."""
 
-    def __init__(self, model: Any, path: Path) -> None:
+    def __init__(self, model: Any, path: ForwardTrace) -> None:
         super().__init__()
         every = blocks(model)
         self.base, self.weight = model.base_model, model.get_input_embeddings().weight
@@ -109,7 +111,7 @@ class Embedding(nn.Module):
                     setattr(parent, name, nn.Identity())
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Give the hidden state, shape (batch, length, width), of token ids of shape (batch, length)."""
+        """Return the hidden state, shape (batch, length, width), of token ids of shape (batch, length)."""
         return self.base(input_ids=ids, use_cache=False)[0]
 
 
@@ -121,14 +123,14 @@ class Block(nn.Module):
         self.block, self.arguments = block, arguments
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Give the next hidden state, shape (batch, length, width)."""
+        """Return the next hidden state, shape (batch, length, width)."""
         inputs, named = self.arguments
         output = self.block(hidden, *inputs, **named)
         return output[0] if isinstance(output, tuple) else output
 
 
-def own_units(model: Any, path: Path, stage: int, stages: int) -> Iterator[nn.Module]:
-    """Give the parts of a model that one of its pipeline stages needs; tied weights are on two of them."""
+def stage_modules(model: Any, path: ForwardTrace, stage: int, stages: int) -> Iterator[nn.Module]:
+    """Return the parts of a model that one of its pipeline stages needs; tied weights are on two of them."""
     every = blocks(model)
     share = len(every) // stages
     tied = model.config.tie_word_embeddings

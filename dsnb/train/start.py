@@ -14,7 +14,7 @@ import time
 import psutil
 
 
-def end_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
+def die_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
     """Kill this process once `owner` is gone; `psutil` tells it from a later process with the same number."""
     while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
         time.sleep(poll_s)
@@ -25,7 +25,7 @@ def main() -> int:
     """Run the worker named on the command line."""
     worker, run_dir = sys.argv[1:3]
     if owner := os.environ.get("DSNB_OWNER_PID"):
-        threading.Thread(target=end_with, args=(psutil.Process(int(owner)),), daemon=True).start()
+        threading.Thread(target=die_with, args=(psutil.Process(int(owner)),), daemon=True).start()
     return int(importlib.import_module(worker).main(run_dir) or 0)
 
 

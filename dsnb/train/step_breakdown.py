@@ -22,7 +22,7 @@ Batches = Callable[[], Sequence[torch.Tensor]]
 """Gives the micro-batches of the next step."""
 
 
-class Stopwatch:
+class PartTimer:
     """Adds up the seconds of each part of a step."""
 
     def __init__(self, synchronize: Callable[[], Any]) -> None:
@@ -39,7 +39,7 @@ class Stopwatch:
         self.seconds[name] += time.perf_counter() - began
 
 
-def split_step(
+def time_parts(
     trainer: Trainer, batches: Batches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float | None]:
     """Time the parts of a few steps, and give those of the step that took the middle time.
@@ -53,17 +53,17 @@ def split_step(
         the trainer does not mark is None. Only of a pipeline `handover_s`: its instructions that pass something on.
     """
     timed = sorted(
-        (_timed(trainer, batches(), synchronize, barrier) for _ in range(STEPS)), key=lambda step: step["step"]
+        (_timed_step(trainer, batches(), synchronize, barrier) for _ in range(STEPS)), key=lambda step: step["step"]
     )
     middle = timed[STEPS // 2]
     handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
     return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")} | handover
 
 
-def _timed(
+def _timed_step(
     trainer: Trainer, micro_batches: Sequence[torch.Tensor], synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float]:
-    watch = Stopwatch(synchronize)
+    watch = PartTimer(synchronize)
     trainer.section = watch.section
     synchronize()
     barrier()

@@ -41,7 +41,7 @@ def prepare(experiment: Experiment, model: Any) -> None:
             block.attn.split_size //= ranks
         elif config.model_type == "bloom":
             heads = config.num_attention_heads // ranks
-            share_alibi(block.self_attention, first_head=rank * heads, heads=heads, of=config.num_attention_heads)
+            slice_alibi(block.self_attention, first_head=rank * heads, heads=heads, of=config.num_attention_heads)
 
 
 def use_linear_layers(model: nn.Module) -> None:
@@ -60,7 +60,7 @@ def _linear(layer: Conv1D) -> nn.Linear:
     return linear
 
 
-def share_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> None:
+def slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> None:
     """Let an attention layer see the ALiBi slopes of its own heads: (batch x all heads, 1, length) arrives."""
 
     def own(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -71,7 +71,7 @@ def share_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> N
     attention.register_forward_pre_hook(own, with_kwargs=True)
 
 
-def split(experiment: Experiment, stage: nn.Module, config: Any, rules: dict[str, Any]) -> None:
+def split_stage(experiment: Experiment, stage: nn.Module, config: Any, rules: dict[str, Any]) -> None:
     """Split the blocks of a pipeline stage, which DeepSpeed does by itself only without a pipeline.
 
     Parameters

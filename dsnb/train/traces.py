@@ -27,12 +27,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Give the length of the union: what overlaps counts once."""
+    """Return the length of the union: what overlaps counts once."""
     return sum(end - begin for begin, end in union(intervals))
 
 
-def outside(intervals: Iterable[Interval], others: Iterable[Interval]) -> float:
-    """Give the length of `intervals` that lies in none of `others`."""
+def length_outside(intervals: Iterable[Interval], others: Iterable[Interval]) -> float:
+    """Return the length of `intervals` that lies in none of `others`."""
     others = list(others)
     return length([*intervals, *others]) - length(others)
 
@@ -53,7 +53,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def communication_s(events: Iterable[dict[str, Any]], device: str) -> tuple[float | None, float | None]:
-    """Give how long collectives ran, and for how much of that no other kernel did.
+    """Return how long collectives ran, and for how much of that no other kernel did.
 
     Parameters
     ----------
@@ -78,11 +78,11 @@ def communication_s(events: Iterable[dict[str, Any]], device: str) -> tuple[floa
         collectives = [_interval_s(event) for event in spans if str(event.get("name")).startswith("gloo:")]
     if not collectives:
         return None, None
-    return length(collectives), outside(collectives, computing) if device == "cuda" else None
+    return length(collectives), length_outside(collectives, computing) if device == "cuda" else None
 
 
 def step_s(events: Iterable[dict[str, Any]]) -> float | None:
-    """Give how long the recorded step took, slowed down by being recorded; None if the trace does not mark it."""
+    """Return how long the recorded step took, slowed down by being recorded; None if the trace does not mark it."""
     steps = [event for event in events if event.get("cat") == "user_annotation" and _is_step(event)]
     return length(map(_interval_s, steps)) if steps else None
 
@@ -96,5 +96,5 @@ def _is_nccl(event: dict[str, Any]) -> bool:
 
 
 def _interval_s(event: dict[str, Any]) -> Interval:
-    """Give an event's interval; traces are in microseconds."""
+    """Return an event's interval; traces are in microseconds."""
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6

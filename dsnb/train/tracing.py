@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import profiler
 
-from dsnb.train.best_effort import Attempt
+from dsnb.train.best_effort import BestEffort
 from dsnb.train.step_breakdown import Batches
 from dsnb.train.trainer import Trainer, no_section
 
@@ -39,7 +39,7 @@ def trace_step(
     str or None
         Why there is no trace, in one line.
     """
-    attempt = Attempt()
+    attempt = BestEffort()
     recorder: Any = attempt(_started, device)
     trainer.section = profiler.record_function
     try:

@@ -35,7 +35,7 @@ class WeightWatch:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._tensors = list(optimized(optimizer))
+        self._tensors = list(optimized_tensors(optimizer))
         self._before = self._sample()
 
     def update_rms(self, decay: float, device: torch.device) -> tuple[float | None, float]:
@@ -78,7 +78,7 @@ def is_unmoved(update_rms: float, weights_rms: float, updates: int) -> bool:
     return update_rms <= ROUNDING * weights_rms * math.sqrt(updates)
 
 
-def optimized(optimizer: Any) -> Iterator[torch.Tensor]:
+def optimized_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that an optimizer updates on this rank."""
     held = next((getattr(optimizer, name) for name in MASTERS if getattr(optimizer, name, None)), None)
     if held is None:

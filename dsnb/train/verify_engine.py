@@ -20,14 +20,14 @@ def check(experiment: Experiment, engine: Any) -> None:
     RuntimeError
         Naming everything that differs.
     """
-    asked, found = wanted(experiment), actual(engine)
+    asked, found = expected(experiment), actual(engine)
     if differing := [name for name in asked if asked[name] != found[name]]:
         told = ", ".join(f"{name} {found[name]} where {asked[name]} was asked for" for name in differing)
         raise RuntimeError(f"DeepSpeed built {told}; choose settings that it can keep")
 
 
-def wanted(experiment: Experiment) -> dict[str, Any]:
-    """Give what an engine must show for these settings."""
+def expected(experiment: Experiment) -> dict[str, Any]:
+    """Return what an engine must show for these settings."""
     what, _, where = experiment.offload.partition("-")
     half = HALF.get(experiment.precision)
     native = experiment.mixed_precision == "native"
@@ -49,14 +49,14 @@ def wanted(experiment: Experiment) -> dict[str, Any]:
 
 
 def actual(engine: Any) -> dict[str, Any]:
-    """Give what an engine shows of itself."""
+    """Return what an engine shows of itself."""
     return {
         "ZeRO stage": engine.zero_optimization_stage(),
         "accumulation": engine.gradient_accumulation_steps(),
         "micro-batch": engine.train_micro_batch_size_per_gpu(),
         "data-parallel ranks": engine.dp_world_size,
         "data-parallel place": deepspeed.comm.get_rank(group=engine.data_parallel_group),
-        "tensor-parallel ranks": _splits(engine.module),
+        "tensor-parallel ranks": _tensor_parallel_size(engine.module),
         "pipeline stages": getattr(engine, "num_stages", 1),
         "weights": _dtype(next(p.dtype for p in engine.module.parameters() if p.requires_grad)),
         "autocast": _dtype(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
@@ -85,8 +85,8 @@ def optimizers(optimizer: Any) -> list[str]:
     return [type(part).__name__ for part in (optimizer, inner) if part is not None]
 
 
-def _splits(module: torch.nn.Module) -> int:
-    """Give among how many ranks the layers of this one are split."""
+def _tensor_parallel_size(module: torch.nn.Module) -> int:
+    """Return among how many ranks the layers of this one are split."""
     split = next((layer for layer in module.modules() if isinstance(layer, TensorParallel_Layer)), None)
     return deepspeed.comm.get_world_size(group=split.mp_group) if split is not None else 1
 

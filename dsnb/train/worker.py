@@ -37,7 +37,7 @@ from dsnb.train.torch_trainer import TorchTrainer
 from dsnb.train.trainer import Trainer, no_section
 from dsnb.train.updates import WeightWatch, is_unmoved
 
-LONGEST_WAIT_S = 30 * 86400.0
+MAX_WAIT_S = 30 * 86400.0
 """Ranks wait no longer for each other: torch counts in ns, and 300 years of them are more than it can count."""
 
 
@@ -68,7 +68,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
     steps = experiment.warmup_steps + experiment.steps
-    with gpu.of_device(device) as nvml_gpu:
+    with gpu.open_device(device) as nvml_gpu:
         meter = Meter(
             run.steps if rank() == 0 else None,
             steps,
@@ -96,7 +96,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     if rank() == 0:
         records.write_json(run.worker, record)
     step_s = meter.wall_s["timed"] / experiment.steps
-    with profiling.limited(experiment, launched_at, step_s) if experiment.profile else nullcontext():
+    with profiling.time_limited(experiment, launched_at, step_s) if experiment.profile else nullcontext():
         if experiment.profile:
             profiling.profile(run, experiment, trainer, lambda: data.step(steps - 1), device, launched_at)
         # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
@@ -175,7 +175,7 @@ def set_up(experiment: Experiment) -> torch.device:
         # Training never uses this op, which DeepSpeed would compile for 40 to 77 s at the first start on a CPU.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     limit_memory(experiment, device)
-    limit = timedelta(seconds=min(experiment.step_timeout_s, LONGEST_WAIT_S))
+    limit = timedelta(seconds=min(experiment.step_timeout_s, MAX_WAIT_S))
     # DeepSpeed makes groups of its own without a timeout: each would wait half an hour for a rank that is gone.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -82,7 +82,7 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster, mo
     assert "4 of 4 larger groups with it are slow as well" in found["evidence"][0]
     assert set(table.loc[table["failed"] > 0, "hosts"].str.contains(DEAD)) == {True}
     assert list(table["verdict"].value_counts()[["fail", "pass"]]) == [7 + 6, 127 - 13]
-    said = slow_nodes.said(table)
+    said = slow_nodes.describe(table)
     assert [sentence for sentence in said if sentence.startswith("Failed")] == [
         f"Failed: {DEAD} (zs0_bf16_gpus8_bs8_sl512: 1 failed): {DEAD}: no answer for 30 s; "
         "6 larger groups with it failed as well."
@@ -93,13 +93,13 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster, mo
 
 def test_efficiency_is_relative_to_one_node(cluster):
     runs = dsnb.load_runs(cluster)
-    assert scaling.of_one_node(runs) == 8
-    sizes = scaling.scaling(runs, scaling.of_one_node(runs)).set_index("gpus")
+    assert scaling.gpus_per_node(runs) == 8
+    sizes = scaling.scaling(runs, scaling.gpus_per_node(runs)).set_index("gpus")
     assert set(sizes["workload"]) == {"opt-350m"}
     assert set(sizes["base_gpus"]) == {8}
     assert list(sizes["n"]) == [63, 31, 15, 7, 3, 1]
     assert sizes.loc[64, "efficiency"] == pytest.approx(0.99**3, abs=0.005)
-    assert scaling.of_one_node(runs.iloc[:0]) is None
+    assert scaling.gpus_per_node(runs.iloc[:0]) is None
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -151,12 +151,12 @@ def test_the_words_of_the_evidence():
     )
     riddle = table_of(*PAIRS, ("a+c", 100), ("b+d", 100), ("e+g", 100), ("f+h", 100))
     assert "The group a, b is 30.0 % slow, and all its hosts were in fast ones: nobody can be named." in (
-        slow_nodes.said(riddle)
+        slow_nodes.describe(riddle)
     )
-    assert slow_nodes.said(table_of(*alone(100, 101, 99)))[:1] == [
+    assert slow_nodes.describe(table_of(*alone(100, 101, 99)))[:1] == [
         "No host is slow: none is 3 % below its median and outside the spread of the others."
     ]
-    assert slow_nodes.said(table_of(*alone(100, 70))) == [
+    assert slow_nodes.describe(table_of(*alone(100, 70))) == [
         "nodes1: 2 nodes, median 85 samples/s per node, \N{MINUS SIGN}17.6 % to +17.6 % around it "
         "(with fewer than 3 groups nobody can be called slow)."
     ]
@@ -188,7 +188,7 @@ def test_pass_and_fail(expected, rows, verdicts):
 
 def test_a_failed_group_is_named_with_its_cause_even_without_hosts():
     lost = {**a_group("a", None, "failed"), "hosts": None, "cause": "no route\x1b[2J to host c"}
-    (sentence,) = [one for one in slow_nodes.said(table_of(*alone(100, 100), lost)) if "Failed" in one]
+    (sentence,) = [one for one in slow_nodes.describe(table_of(*alone(100, 100), lost)) if "Failed" in one]
     assert sentence == "Failed: a group whose hosts are not known (nodes1: 1 failed): no route?[2J to host c."
 
 
@@ -314,10 +314,10 @@ def test_in_what_the_nodes_differ(tmp_path):
         environment = record["nodes"][0]["environment"]
         environment["memory_gib"] = 2000 + number / 50
         if number == 4:
-            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200"}] * 7}
+            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * 7}
         records.write_json(path, {**record, "differences": ["clocks: 2 s apart", "driver: told already"]})
     assert nodes.differences(dsnb.load_runs(tmp_path)) == [
-        f"gpus: 8 x NVIDIA H200 on 5 nodes, 7 x NVIDIA H200 on {HOSTS[4]}",
+        f"gpus: 8 x NVIDIA H200 140 GiB on 5 nodes, 7 x NVIDIA H200 140 GiB on {HOSTS[4]}",
         f"driver: 570.1 on 5 nodes, 535.1 on {HOSTS[4]}",
         "clocks: 2 s apart",
     ]

@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from dsnb.analysis.tradeoffs import beyond_noise, effects, front
+from dsnb.analysis.noise import beyond_noise
+from dsnb.analysis.tradeoffs import effects, pareto_front
 from dsnb.render import answer
 from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
 from dsnb.runs import labels
@@ -36,10 +37,10 @@ RUNS = table(
 def test_the_front_is_what_nothing_else_beats():
     speed = pd.Series({"slow": 1.0, "light": 2.0, "good": 5.0, "heavy": 5.0, "fast": 6.0, "unknown": float("nan")})
     memory = pd.Series({"slow": 3.0, "light": 1.0, "good": 2.0, "heavy": 4.0, "fast": 5.0, "unknown": 0.0})
-    assert front(memory, speed, "lower", "higher") == ["light", "good", "fast"]
-    assert front(memory, speed, "lower", "lower") == ["light", "slow"]
-    assert front(speed, memory, "higher", "lower") == ["fast", "good", "light"]
-    assert front(speed.head(0), memory.head(0), "lower", "higher") == []
+    assert pareto_front(memory, speed, "lower", "higher") == ["light", "good", "fast"]
+    assert pareto_front(memory, speed, "lower", "lower") == ["light", "slow"]
+    assert pareto_front(speed, memory, "higher", "lower") == ["fast", "good", "light"]
+    assert pareto_front(speed.head(0), memory.head(0), "lower", "higher") == []
 
 
 def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
@@ -65,6 +66,15 @@ def test_noise_is_what_repeats_differ_by():
     assert beyond_noise(100, 109, 4, 5) is False
     assert beyond_noise(100, 91, 4, 5) is False
     assert beyond_noise(100, 200, float("nan"), 5) is None
+
+
+def test_one_run_alone_says_nothing_about_noise_in_any_view():
+    twins = table(("a", 1, 0, "bf16", 100, 7), ("b", 1, 1, "bf16", 100, 7), ("b", 2, 1, "bf16", 98, 7))
+    (change,) = effects(twins, "a", ["zero_stage"], ["tokens_per_s_per_gpu"]).to_dict("records")
+    assert change["tokens_per_s_per_gpu_beyond_noise"] is None
+    text = answer.answer(twins).text
+    assert "(noise unknown)" in text
+    assert "as fast" not in text
 
 
 def test_the_answer_says_what_each_axis_is_worth():

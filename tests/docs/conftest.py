@@ -1,7 +1,8 @@
 """One small sweep for the code blocks of all pages."""
 
-import os
+import shlex
 import shutil
+import sys
 
 import pytest
 import yaml
@@ -25,5 +26,8 @@ def home(tmp_path_factory):
     (folder / "params" / "quickstart.yaml").write_text(yaml.safe_dump(quickstart))
     (folder / "logs").mkdir()
     (folder / "logs" / "chat.log").write_text(foreign_logs.chat())
-    yield Home(folder)
-    os.chdir(ROOT)
+    command = folder / "bin" / "dsnb"  # of this checkout, whichever one the environment was installed from
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dsnb "$@"\n')
+    command.chmod(0o755)
+    return Home(folder)

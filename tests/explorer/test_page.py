@@ -16,7 +16,7 @@ from dsnb.explorer.state import options, values
 from dsnb.files import records
 from dsnb.render import answer
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
 from tests.support.browser import SETTLED, violations
 
@@ -113,8 +113,8 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
         if selection.empty:
             continue
         summary = summarize(selection)
-        better = [METRICS[changes[side]].better for side in ("x", "y")]
-        plain = tradeoffs.front(summary[f"{changes['x']}_median"], summary[f"{changes['y']}_median"], *better)
+        better = [METRIC_LABELS[changes[side]].better for side in ("x", "y")]
+        plain = tradeoffs.pareto_front(summary[f"{changes['x']}_median"], summary[f"{changes['y']}_median"], *better)
         assert found["front"] == plain
         fronts += len(plain)
         table = tradeoffs.effects(selection, found["base"], explorer.data.axes, found["compared"])

@@ -14,8 +14,8 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import environment, fork, op_builds, rank_group, run
 from dsnb.launcher.config import deepspeed_config
-from dsnb.launcher.folder import next_free
-from dsnb.launcher.host_ranks import Share, free_port
+from dsnb.launcher.folder import create_single_run_dir
+from dsnb.launcher.host_ranks import HostRanks, free_port
 from dsnb.launcher.run import launch
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
@@ -74,7 +74,7 @@ def test_three_silent_ranks_are_a_failure(run_small):
     result, paths = run_small(worker="tests.workers.silent", gpus=3)
     assert (result.status, result.cause) == (
         "failed",
-        "the ranks ended after 0 of 4 timed steps without saying why",
+        "the ranks ended after 0 of 4 timed steps without an error message",
     )
     assert result.summary["tokens_per_s"] is None
     assert json.loads(paths.result.read_text())["summary"]["tokens_per_s"] is None
@@ -83,7 +83,7 @@ def test_three_silent_ranks_are_a_failure(run_small):
 @BOTH
 def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, launcher, monkeypatch):
     monkeypatch.setenv("DSNB_TEST_KILL_RANK", "1")
-    monkeypatch.setattr(run, "GRACE_S", 1.0)
+    monkeypatch.setattr(run, "GRACE_PERIOD_S", 1.0)
     result, paths = run_small(worker="tests.workers.hanger", gpus=2, launcher=launcher)
     who = "rank 1" if launcher == "fork" else "a rank"
     assert (result.status, result.cause) == ("failed", f"{who} was killed by signal 9 (SIGKILL)")
@@ -105,7 +105,7 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run
 
 
 def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch):
-    monkeypatch.delenv(fork.variable("cpu"))
+    monkeypatch.delenv(fork.socket_variable("cpu"))
     folder = tmp_path / "run1"
 
     def kill_the_server():
@@ -122,7 +122,7 @@ def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch
 
 
 def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_path, monkeypatch):
-    monkeypatch.delenv(fork.variable("cpu"))
+    monkeypatch.delenv(fork.socket_variable("cpu"))
     launch(small(), tmp_path / "run1", progress=False)
     server = psutil.Process(fork._servers["cpu"].process.pid)
     server.suspend()
@@ -298,8 +298,8 @@ def test_a_limit_without_end(run_small):
 
 def test_chosen_slots_of_hosts_without_gpus_are_counted(tmp_path):
     hosts = (Host("n1", (0, 2)), Host("n2", (3,)))
-    share = Share("cpu", hosts, 1, "n1", 29500, {}, "worker", tmp_path, tmp_path / "console.log")
-    assert rank_group.write_hostfile(share).read_text() == "n1 slots=2\nn2 slots=1\n"
+    host_ranks = HostRanks("cpu", hosts, 1, "n1", 29500, {}, "worker", tmp_path, tmp_path / "console.log")
+    assert rank_group.write_hostfile(host_ranks).read_text() == "n1 slots=2\nn2 slots=1\n"
 
 
 def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp_path, monkeypatch):
@@ -340,7 +340,7 @@ def test_ports_lie_where_systems_take_none_for_outgoing_connections():
 
 def test_two_launches_at_once_get_folders_of_their_own(small, tmp_path, monkeypatch):
     monkeypatch.setenv("DSNB_OUTPUTS", str(tmp_path))
-    assert {next_free(small()).name for _ in range(3)} == {"run1", "run2", "run3"}
+    assert {create_single_run_dir(small()).name for _ in range(3)} == {"run1", "run2", "run3"}
 
 
 def test_op_builder_architectures_lose_their_suffix(monkeypatch):

@@ -12,7 +12,7 @@ from dsnb.analysis.summary import summarize, timing, variants
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.outcome import judge
+from dsnb.launcher.outcome import run_status
 from dsnb.render import answer, plots, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -36,7 +36,9 @@ def make_run(tmp_path):
         ]  # fmt: skip
         records.write_lines(run.steps, rows)
         records.write_json(run.worker, {"timed_wall_s": sum(step_times_s), "phases_s": {}})
-        verdict = (status, cause) if status else judge(experiment, run, dict.fromkeys(range(experiment.gpus), 0), 0)
+        verdict = (
+            (status, cause) if status else run_status(experiment, run, dict.fromkeys(range(experiment.gpus), 0), 0)
+        )
         Result(*verdict, {0: 0}, {"wall": 1.0}, summarize_run(experiment, run), run.dir).write()
         return run
 

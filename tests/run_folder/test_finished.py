@@ -15,7 +15,7 @@ from dsnb.explorer import payload
 from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
-from dsnb.launcher.folder import Place, described, prepare
+from dsnb.launcher.folder import FolderGuard, described, prepare
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.result import Result
 from dsnb.sweep import job, lock
@@ -126,17 +126,19 @@ def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
         is_finished(other)
 
 
+@pytest.mark.process
 def test_a_probe_that_is_not_whole_is_made_again(tmp_path, small):
     probe, folder = small(micro_batch_size=2, steps=2), RunPaths(tmp_path / "auto_probe-bs2" / "run1")
     prepare(folder, probe)
     whole.leave(folder, 2)
     Result("ok", None, {}, {}, {}, folder.dir).write()
-    assert auto_batch_size._recorded(probe, folder) == ("ok", None)
+    assert auto_batch_size._recorded_status(probe, folder) == ("ok", None)
     cut(folder.steps, 1)
-    with pytest.warns(DsnbWarning, match=r"steps\.jsonl has 1 of 2 timed steps; the probe is made again"):
-        assert auto_batch_size._recorded(probe, folder) == ("", None)
+    with pytest.warns(DsnbWarning, match=r"steps\.jsonl has 1 of 2 timed steps; the probe is repeated"):
+        assert auto_batch_size._recorded_status(probe, folder) == ("", None)
 
 
+@pytest.mark.process
 def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
     experiment, run = small(steps=2), RunPaths(tmp_path / "a" / "run1")
     prepare(run, experiment)
@@ -215,6 +217,7 @@ def removing(folder, calls):
     return execute
 
 
+@pytest.mark.process
 def test_a_sweep_whose_folder_is_removed_ends_and_leaves_nothing_there(tmp_path, monkeypatch):
     (tmp_path / "t.yaml").write_text(PARAMS)
     calls = []
@@ -241,6 +244,7 @@ def test_a_second_sweep_under_the_same_name_ends_the_first(tmp_path):
         )
 
 
+@pytest.mark.process
 def test_no_run_is_started_under_a_lock_that_is_gone(sweep, monkeypatch):
     for run in sweep.runs:
         run.paths.result.unlink()
@@ -260,7 +264,7 @@ def test_no_run_is_started_under_a_lock_that_is_gone(sweep, monkeypatch):
 def test_a_result_is_not_written_into_a_folder_that_another_sweep_has_made(tmp_path):
     run = RunPaths(tmp_path / "a" / "run1")
     run.dir.mkdir(parents=True)
-    with Place(run.dir) as place:
+    with FolderGuard(run.dir) as place:
         shutil.rmtree(run.dir)
         with pytest.raises(LaunchError, match="was removed while the run went on"):
             Result("ok", None, {}, {}, {}, run.dir).write()
@@ -271,6 +275,7 @@ def test_a_result_is_not_written_into_a_folder_that_another_sweep_has_made(tmp_p
     assert os.listdir(run.dir) == ["theirs"]
 
 
+@pytest.mark.process
 def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
     """A real launch, in a process of its own, whose ranks would hang for ever."""
     code = (

@@ -16,13 +16,13 @@ from dsnb.cli import printing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.outcome import judge
+from dsnb.launcher.outcome import run_status
 from dsnb.render import all_reduce, answer, node_report, plots, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
-from dsnb.sweep.slurm.notes import submitted
+from dsnb.sweep.slurm.submissions import submitted
 from tests.support import nonsense
 
 PARAMS = {
@@ -77,7 +77,7 @@ def read_like_a_sweep(run, experiment):
         job.planned(run.paths)
     job.recorded(run.paths)
     submitted(run.paths.slurm)
-    judge(experiment, run.paths, {0: 0}, 0)
+    run_status(experiment, run.paths, {0: 0}, 0)
     summarize_run(experiment, run.paths)
 
 
@@ -102,9 +102,9 @@ def show_like_a_report(folder, charts):
     for format_ in printing.Format:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            printing.show_summary(runs, format_)
+            printing.print_summary(runs, format_)
             with contextlib.suppress(SettingsError):
-                printing.show_groups(runs, format_)
+                printing.print_groups(runs, format_)
         assert all(one.isprintable() or one == "\n" for one in out.getvalue())
     if len(runs) and (profiled := plots.step_parts(runs["run_dir"].iloc[0])):
         shown.append(profiled)
@@ -132,7 +132,7 @@ def campaign(draw, home, real, batches, runs_a_batch, charts_every):
         with only_our_warnings():
             for name in names:
                 read_like_a_sweep(replace(planned, paths=RunPaths(folder / name)), planned.experiment)
-                auto_batch_size._recorded(planned.experiment, RunPaths(folder / name))
+                auto_batch_size._recorded_status(planned.experiment, RunPaths(folder / name))
             runs = show_like_a_report(folder, charts=batch % charts_every == 0)
         assert len(runs) == sum((folder / name / "experiment.json").is_file() for name in names)
         count += 4

@@ -193,7 +193,7 @@ class Run:
 
     def _launch_and_listen(self):
         """Launch as the command line does, which takes SIGTERM for an interrupt."""
-        signals.take_over()
+        signals.install_handlers()
         with contextlib.suppress(KeyboardInterrupt):
             self._launch()
 

@@ -16,5 +16,5 @@ def nothing(*_):
 
 if __name__ == "__main__":
     sys.modules["dsnb.train.worker"] = stepper
-    fork_server.import_everything = fork_server.preload = nothing
+    fork_server.import_libraries = fork_server.preload = nothing
     fork_server.serve(sys.argv[1])

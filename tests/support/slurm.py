@@ -83,7 +83,7 @@ class Slurm:
         for name in ("state", *(f"spool.{node}" for node in NODES)):
             (home / name).mkdir()
         (home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        name = fork.variable("cpu")
+        name = fork.socket_variable("cpu")
         (home / "prolog").write_text(PROLOG.format(name=name, socket=os.environ.get(name, "")))
         (home / "prolog").chmod(0o755)
         configuration = CONFIGURATION.format(home=home, host=socket.gethostname(), ports=free_ports(3), cpus=CPUS)

@@ -207,7 +207,7 @@ def test_hostile_files_are_refused_in_plain_words(params, text):
 
 
 def test_the_values_of_a_file_are_counted(params, monkeypatch):
-    monkeypatch.setattr(plain_yaml, "MOST_NODES", 50)
+    monkeypatch.setattr(plain_yaml, "MAX_NODES", 50)
     assert error(params(SMALL + "grid: {seed: [" + "1," * 100 + "]}")) == (
         "params file 'F': it has more than 50 values: split the sweep"
     )

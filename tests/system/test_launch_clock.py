@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from dsnb.files import records
-from dsnb.launcher.folder import Place
+from dsnb.launcher.folder import FolderGuard
 from dsnb.launcher.hosts import remote
-from dsnb.launcher.run import Watch
+from dsnb.launcher.run import Supervisor
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep.run import is_finished
 from dsnb.system import launch_clock
@@ -46,7 +46,7 @@ class Ranks:
         self.happens(self)
         return self.over
 
-    def trouble(self):
+    def external_failure(self):
         return None
 
     def exit_codes(self):
@@ -55,13 +55,13 @@ class Ranks:
 
 @pytest.fixture
 def watch(tmp_path, small, monkeypatch):
-    """Watch ranks for which no time passes but what a test says."""
+    """Supervise ranks for which no time passes but what a test says."""
     monkeypatch.setattr("dsnb.launcher.run.POLL_S", 0.0)
 
     def until_end(happens, **limits):
-        with Place(tmp_path) as place:
+        with FolderGuard(tmp_path) as place:
             run = RunPaths(tmp_path)
-            return Watch(small(**limits), run, Ranks(happens), place, Stopwatch()).until_end(progress=False)
+            return Supervisor(small(**limits), run, Ranks(happens), place, Stopwatch()).until_end(progress=False)
 
     return until_end
 

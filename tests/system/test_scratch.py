@@ -24,6 +24,7 @@ def owned(tmp_path):
         yield tmp_path / owner.stdout.readline().strip(), owner
 
 
+@pytest.mark.process
 def test_the_next_start_removes_what_a_killed_process_left(owned, tmp_path):
     left, owner = owned
     (left / "file").touch()
@@ -40,6 +41,7 @@ def test_the_next_start_removes_what_a_killed_process_left(owned, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_only_private_folders_of_dsnb_are_removed(owned, tmp_path):
     left, owner = owned
     owner.kill()
@@ -70,4 +72,4 @@ def test_a_temporary_folder_that_cannot_be_listed_is_no_trouble(tmp_path):
 
 def test_sockets_need_a_short_name(monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + 80 * "a")
-    assert scratch.for_sockets() == "/tmp"
+    assert scratch.socket_home() == "/tmp"

@@ -14,12 +14,12 @@ import dsnb
 from dsnb.analysis.summary import summarize
 from dsnb.files import records
 from dsnb.launcher import run
-from dsnb.launcher.folder import clear
+from dsnb.launcher.folder import remove_leftovers
 from dsnb.render import plots
 from dsnb.render.tables import format_summary
 from dsnb.run_folder.paths import RunPaths
 from dsnb.train import flops, traces
-from dsnb.train.step_breakdown import split_step
+from dsnb.train.step_breakdown import time_parts
 from dsnb.train.trainer import no_section
 
 PARTS = ("forward_s", "backward_s", "optimizer_s")
@@ -43,9 +43,9 @@ def test_what_overlaps_counts_once(intervals, merged):
 
 
 def test_what_lies_outside():
-    assert traces.outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
-    assert traces.outside([(0, 1), (0, 1)], []) == 1
-    assert traces.outside([], [(0, 1)]) == 0
+    assert traces.length_outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
+    assert traces.length_outside([(0, 1), (0, 1)], []) == 1
+    assert traces.length_outside([], [(0, 1)]) == 0
 
 
 def event(name, begin_us, end_us, cat="kernel"):
@@ -115,7 +115,7 @@ class Sleeper:
 def test_a_sleepers_parts_are_its_sleeps():
     waits = []
     trainer = Sleeper(0.03, 0.01, 0.02)
-    split = split_step(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
+    split = time_parts(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
     seconds = [split[name] for name in (*PARTS, "step_s")]
     slept = [0.04, 0.08, 0.12, 0.26]  # of the step of middle length
     assert all(found >= known for found, known in zip(seconds, slept, strict=True))
@@ -126,7 +126,7 @@ def test_a_sleepers_parts_are_its_sleeps():
 
 
 def test_parts_that_a_trainer_does_not_mark_are_missing():
-    split = split_step(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
+    split = time_parts(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
     assert [split[name] for name in PARTS] == [None, None, None]
     assert split["step_s"] > 0
 
@@ -134,7 +134,7 @@ def test_parts_that_a_trainer_does_not_mark_are_missing():
 @pytest.mark.alone
 def test_a_pipelines_handover_is_told_beside_its_parts():
     trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
-    split = split_step(trainer, lambda: [1], lambda: None, lambda: None)
+    split = time_parts(trainer, lambda: [1], lambda: None, lambda: None)
     assert split["handover_s"] == pytest.approx(0.02, abs=0.02)
     assert "communication_s" not in split
 
@@ -280,14 +280,14 @@ def test_a_run_that_is_repeated_loses_its_old_profile(tmp_path):
     paths.dir.mkdir()
     for path in (paths.profile, paths.trace, paths.flops):
         path.write_text("{}")
-    clear(paths)
+    remove_leftovers(paths)
     assert not list(paths.dir.iterdir())
 
 
 @pytest.mark.parametrize("broken", ["profilers", "step", "rank", "hang"])
 def test_no_profiler_can_cost_a_run(run_small, monkeypatch, broken):
     monkeypatch.setenv("DSNB_TEST_PROFILE", broken)
-    monkeypatch.setattr(run, "GRACE_S", 0.5)
+    monkeypatch.setattr(run, "GRACE_PERIOD_S", 0.5)
     result, paths = run_small(worker="tests.workers.badprofile", gpus=2, profile=True)
     assert (result.status, result.cause) == ("ok", None), result.message()
     assert result.summary["tokens_per_s"] > 0

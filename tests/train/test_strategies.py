@@ -136,7 +136,7 @@ def test_fused_alibi_is_transformers_attention():
     weights = {name: one.clone() for name, one in model.state_dict().items()}
     (loss, exact), (_, eager) = gradients(torch.float32), gradients(torch.bfloat16)
     model.to(torch.float32).load_state_dict(weights)
-    alibi.fuse(model)
+    alibi.use_fused_attention(model)
     (fused_loss, same), (_, fused) = gradients(torch.float32), gradients(torch.bfloat16)
     assert fused_loss == pytest.approx(loss, abs=1e-5)
     assert (same - exact).norm() < 2e-5 * exact.norm()
@@ -147,7 +147,7 @@ def test_an_engine_that_is_not_what_was_asked_for(monkeypatch):
     from dsnb.train import verify_engine
 
     right = {"ZeRO stage": 2, "optimizer offloaded to": "cpu"}
-    monkeypatch.setattr(verify_engine, "wanted", lambda experiment: right)
+    monkeypatch.setattr(verify_engine, "expected", lambda experiment: right)
     monkeypatch.setattr(verify_engine, "actual", lambda engine: {**right, **engine.differing})
     verify_engine.check(None, SimpleNamespace(differing={}))
     with pytest.raises(RuntimeError, match="ZeRO stage 1 where 2 was asked for, optimizer offloaded to none where"):

@@ -37,7 +37,7 @@ def test_the_first_step_of_bf16_zero_0_is_a_first_step(losses):
     assert bf16[1] == pytest.approx(fp32[1], abs=5e-3)
 
 
-@pytest.mark.skipif(not hardware.cpu_computes_fp16(), reason="this CPU has no fp16 arithmetic")
+@pytest.mark.skipif(not hardware.cpu_supports_fp16(), reason="this CPU has no fp16 arithmetic")
 def test_zero_0_and_1_agree_in_fp16(run_small):
     """As DeepSpeed has it, ZeRO 0 does not scale its loss, so it does not skip the steps that ZeRO 1 skips."""
     steps = []
@@ -53,7 +53,7 @@ def test_zero_0_and_1_agree_in_fp16(run_small):
 
 def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypatch):
     """DeepSpeed counts none of them; DDP, with the same scaler, shows which they are."""
-    monkeypatch.setattr(hardware, "cpu_computes_fp16", lambda: True)  # torch does, only slowly
+    monkeypatch.setattr(hardware, "cpu_supports_fp16", lambda: True)  # torch does, only slowly
     settings = {"precision": "fp16", "steps": 5, "micro_batch_size": 1}
     ours, _ = run_small(**settings, mixed_precision="autocast")
     theirs, _ = run_small(**settings, strategy="ddp")

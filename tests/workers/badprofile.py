@@ -9,7 +9,7 @@ from dsnb.train import flops, profiling, tracing, worker
 
 def main(run_dir: str) -> int:
     broken = os.environ["DSNB_TEST_PROFILE"]
-    profiling.MOST_S = 4.0 if broken == "hang" else profiling.MOST_S
+    profiling.MAX_S = 4.0 if broken == "hang" else profiling.MAX_S
     if os.environ["RANK"] == "0":
         if broken == "profilers":
             tracing._started = fail

@@ -10,7 +10,7 @@ def main(run_dir: str) -> int:
     """Build the model and nothing else; write by how many bytes the peak memory of this rank has grown."""
     from dsnb.train.model import build
     from dsnb.train.pipeline import build_stage
-    from dsnb.train.stages import own_units
+    from dsnb.train.stages import stage_modules
     from dsnb.train.worker import rank, set_up
 
     run = RunPaths(Path(run_dir))
@@ -19,7 +19,7 @@ def main(run_dir: str) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if experiment.pipeline_parallel > 1:
         model, path = build_stage(experiment, rank(), device)
-        parts = list(own_units(model, path, rank(), experiment.pipeline_parallel))
+        parts = list(stage_modules(model, path, rank(), experiment.pipeline_parallel))
     else:
         parts = [build(experiment, records.read_json(run.deepspeed) or {}, device)]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

@@ -12,25 +12,25 @@ import psutil
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAddress:
     """An address of this host and the interface that has it."""
 
     address: str
     interface: str
 
 
-def own() -> Place:
-    """Give the address by which whoever started this process, through ssh or srun, reached this host."""
+def own_address() -> HostAddress:
+    """Return the address by which whoever started this process, through ssh or srun, reached this host."""
     known = interfaces()
-    for address in (_reached_by_ssh(), _towards(os.environ.get("SLURM_LAUNCH_NODE_IPADDR"))):
+    for address in (_reached_by_ssh(), _source_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR"))):
         if address in known and not _is_loopback(address):
-            return Place(address, known[address])
+            return HostAddress(address, known[address])
     outside = next((address for address in known if not _is_loopback(address)), "127.0.0.1")
-    return Place(outside, known.get(outside, "lo"))
+    return HostAddress(outside, known.get(outside, "lo"))
 
 
 def interfaces() -> dict[str, str]:
-    """Give the IPv4 addresses of the interfaces that are up, with the interface of each; containers' bridges last."""
+    """Return the IPv4 addresses of the interfaces that are up, with the interface of each; containers' bridges last."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = {
         entry.address: name
@@ -41,8 +41,8 @@ def interfaces() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[1].startswith(("docker", "virbr", "br-", "cni", "veth-"))))
 
 
-def for_ranks(chosen: str, reached_by: str) -> dict[str, str]:
-    """Give the variables that tie gloo, and NCCL where an interface was chosen, to an interface."""
+def interface_variables(chosen: str, reached_by: str) -> dict[str, str]:
+    """Return the variables that tie gloo, and NCCL where an interface was chosen, to an interface."""
     variables = {"GLOO_SOCKET_IFNAME": chosen or reached_by}
     if chosen:
         variables["NCCL_SOCKET_IFNAME"] = chosen
@@ -54,8 +54,8 @@ def _reached_by_ssh() -> str | None:
     return words[2] if len(words) == 4 else None
 
 
-def _towards(peer: str | None) -> str | None:
-    """Give the address that this host would send from to `peer`; nothing is sent."""
+def _source_address(peer: str | None) -> str | None:
+    """Return the address that this host would send from to `peer`; nothing is sent."""
     if not peer:
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

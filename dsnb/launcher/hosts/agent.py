@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 from dsnb.errors import DsnbError, LaunchError
 from dsnb.files import records
 from dsnb.launcher import environment, fork, local
-from dsnb.launcher.folder import check_space
-from dsnb.launcher.host_ranks import Share, free_port, is_free
+from dsnb.launcher.folder import check_free_space
+from dsnb.launcher.host_ranks import HostRanks, free_port, is_free
 from dsnb.launcher.hosts import addresses, survey
 from dsnb.launcher.hosts.lifeline import LAST_RESORT_S, Lifeline
-from dsnb.launcher.hosts.wire import CHUNK_BYTES, MOST_BYTES, Growth, Sender
+from dsnb.launcher.hosts.wire import CHUNK_BYTES, MAX_BYTES, FileTail, Sender
 from dsnb.launcher.rank_group import Ranks
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
@@ -32,7 +32,7 @@ from dsnb.system import hardware
 from dsnb.system.scratch import Scratch
 
 POLL_S = 0.05
-MOST_CHUNKS = 16
+MAX_CHUNKS = 16
 """Of what a file has grown by, so much is sent before the ranks are looked at again: some print faster than it goes."""
 SHARED_WAIT_S = 2.0
 """How long a file that the coordinator wrote may take to be seen here through a network file system."""
@@ -96,20 +96,20 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
     scratch = Scratch(tempfile.gettempdir())
     lifeline.last_resort = functools.partial(_end, None, scratch)
     try:
-        check_space(scratch.path)
-        share, shared = prepared(request, scratch.path)
-        if share.device == "cuda" and (busy := survey.busy_gpus(share.gpus)):
+        check_free_space(scratch.path)
+        host_ranks, shared = prepare_host_ranks(request, scratch.path)
+        if host_ranks.device == "cuda" and (busy := survey.busy_gpus(host_ranks.gpus)):
             raise DsnbError(f"{busy}; wait for it, or leave the host out with 'exclude'")
         kills = hardware.oom_kills()
-        sampler = local.sampler(share, lambda sample: send(gpu=sample), float(request["launched_at"]))
+        sampler = local.sampler(host_ranks, lambda sample: send(gpu=sample), float(request["launched_at"]))
         try:
-            ranks = local.start(str(request["launcher"]), share)
+            ranks = local.start(str(request["launcher"]), host_ranks)
             lifeline.last_resort = functools.partial(_end, ranks, scratch)
             lifeline.patience_s = LAST_RESORT_S
             send(started=True, shared=shared)
-            follow(ranks, lifeline, Upward(share, shared, send))
+            follow(ranks, lifeline, ResultForwarder(host_ranks, shared, send))
             if any(ranks.exit_codes().values()):
-                say_if_full([scratch.path, share.run_dir], send)
+                report_full_disk([scratch.path, host_ranks.run_dir], send)
         finally:
             sampler.stop()
         send(ended=ranks.exit_codes(), oom_kills=hardware.oom_kills() - kills)
@@ -117,17 +117,17 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
         scratch.remove()
 
 
-def say_if_full(folders: list[Path], send: Sender) -> None:
+def report_full_disk(folders: list[Path], send: Sender) -> None:
     """Say that a disk is full: ranks that fail for that cannot write down why."""
     try:
         for folder in folders:
-            check_space(folder)
+            check_free_space(folder)
     except LaunchError as error:
         send(error=str(error))
 
 
-def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
-    """Give this host's share, and whether it sees the run's folder; if it does not, it gets a folder of its own."""
+def prepare_host_ranks(request: dict[str, Any], scratch: Path) -> tuple[HostRanks, bool]:
+    """Return this host's ranks and whether the host sees the run folder; without it, they write to `scratch`."""
     folder = Path(request["run_dir"])
     deadline = time.monotonic() + SHARED_WAIT_S
     while not (shared := (folder / request["token"]).exists()) and folder.exists() and time.monotonic() < deadline:
@@ -142,38 +142,40 @@ def prepared(request: dict[str, Any], scratch: Path) -> tuple[Share, bool]:
     node, device = int(request["node"]), str(request["device"])
     os.environ.update(request["env"])
     if request.get("server"):
-        os.environ[fork.variable(device)] = request["server"]
+        os.environ[fork.socket_variable(device)] = request["server"]
     if Path(request["cwd"]).is_dir():
         os.chdir(request["cwd"])
     alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(hosts[node].devices)}
     if problems := checks.unsupported({**request["experiment"], **alone}, launching=False):
         raise DsnbError("; ".join(problems))
     env = environment.for_ranks(device, len(hosts[node].devices), float(request["launched_at"]))
-    env |= addresses.for_ranks(str(request["interface"]), addresses.own().interface)
+    env |= addresses.interface_variables(str(request["interface"]), addresses.own_address().interface)
     address, number = str(request["master_addr"]), int(request["master_port"])
-    share = Share(device, hosts, node, address, number, env, request["worker"], folder, scratch / "console.log")
-    share.console.touch()
-    return share, shared
+    host_ranks = HostRanks(
+        device, hosts, node, address, number, env, request["worker"], folder, scratch / "console.log"
+    )
+    host_ranks.console.touch()
+    return host_ranks, shared
 
 
 def _end(ranks: Ranks | None, scratch: Scratch) -> None:
     if ranks:
         ranks.end()
-    fork.close_own()
+    fork.close_servers()
     scratch.remove()
 
 
-class Upward:
+class ResultForwarder:
     """Sends up what the ranks leave on this host: their lines, and their records where the folder is not shared."""
 
-    def __init__(self, share: Share, shared: bool, send: Sender) -> None:
-        self._console, self._send = Growth(share.console), send
-        run = RunPaths(share.run_dir)
-        self._files = [] if shared else [Growth(path) for path in run.written_by_ranks]
+    def __init__(self, host_ranks: HostRanks, shared: bool, send: Sender) -> None:
+        self._console, self._send = FileTail(host_ranks.console), send
+        run = RunPaths(host_ranks.run_dir)
+        self._files = [] if shared else [FileTail(path) for path in run.written_by_ranks]
         self._codes: dict[int, int] = {}
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a look may end amid a character
 
-    def __call__(self, codes: dict[int, int], most: int = MOST_CHUNKS) -> None:
+    def __call__(self, codes: dict[int, int], most: int = MAX_CHUNKS) -> None:
         """Send what is new."""
         for _, added in zip(range(most), iter(self._console.new, None), strict=False):
             self._send(console=self._decode(added[1]))
@@ -187,7 +189,7 @@ class Upward:
         self._codes = dict(codes)
 
 
-def follow(ranks: Ranks, lifeline: Lifeline, upward: Upward) -> None:
+def follow(ranks: Ranks, lifeline: Lifeline, upward: ResultForwarder) -> None:
     """Pass everything on until the ranks have ended, or must."""
     try:
         while not ranks.ended() and not lifeline.cut.wait(POLL_S):
@@ -195,7 +197,7 @@ def follow(ranks: Ranks, lifeline: Lifeline, upward: Upward) -> None:
         upward(ranks.exit_codes())
     finally:
         ranks.end()
-    upward(ranks.exit_codes(), most=MOST_BYTES // CHUNK_BYTES)
+    upward(ranks.exit_codes(), most=MAX_BYTES // CHUNK_BYTES)
 
 
 TASKS = {"port": port, "run": run, "serve": serve, "examine": examine}
@@ -209,7 +211,7 @@ def end_at_once() -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        fork.close_own()
+        fork.close_servers()
         sys.stderr.flush()
         os._exit(code)
 

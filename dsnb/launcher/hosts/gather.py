@@ -7,24 +7,11 @@ from typing import Any
 
 from dsnb.files import records
 from dsnb.launcher.hosts.node import Node
-from dsnb.launcher.hosts.wire import MOST_BYTES
+from dsnb.launcher.hosts.wire import MAX_BYTES
+from dsnb.run_folder import node_comparison
 from dsnb.run_folder.paths import RunPaths
 
-COMPARED = (
-    "driver",
-    "python",
-    "torch",
-    "deepspeed",
-    "transformers",
-    "nccl_package",
-    "dsnb",
-    "git_commit",
-    "cpu",
-    "gpus",
-    "clocks",
-)
-"""What should be the same on every host of a run; what is not is told, for it makes a run slow, or wrong."""
-MOST_LINE = 2**16
+MAX_LINE = 2**16
 """Characters of a line that has no end, such as a progress bar, that are kept back at most."""
 
 
@@ -50,7 +37,7 @@ class NodeRecords:
     def _console(self, host: str, text: str) -> None:
         """Append whole lines with the host in front, as pdsh does."""
         *lines, self._rest[host] = (self._rest.get(host, "") + text).split("\n")
-        if len(self._rest[host]) > MOST_LINE:
+        if len(self._rest[host]) > MAX_LINE:
             lines, self._rest[host] = [*lines, self._rest[host]], ""
         if lines:
             with open(self._run.console, "a", encoding="utf-8", errors="replace") as file:
@@ -65,7 +52,7 @@ class NodeRecords:
             return
         if path == self._run.failures:
             _append(path, raw)
-        elif path and is_first and 0 <= offset <= MOST_BYTES:
+        elif path and is_first and 0 <= offset <= MAX_BYTES:
             _write(path, offset, raw)
 
     def write(self, nodes: list[Node]) -> None:
@@ -79,10 +66,11 @@ class NodeRecords:
             ranks = list(range(first, first + len(node.host.devices)))
             first += len(ranks)
             rows.append(_row(node, ranks))
+        compared = [(row["host"], row["environment"]) for row in rows]
         content = {
             "shared_storage": all(self.shared.values()) if self.shared else None,
             "nodes": rows,
-            "differences": differences({row["host"]: row["environment"] for row in rows}),
+            "differences": list(node_comparison.differences(compared).values()),
         }
         records.write_json(self._run.nodes, content)
 
@@ -100,29 +88,6 @@ def _row(node: Node, ranks: list[int]) -> dict[str, Any]:
         "clock_offset_s": node.hello.get("clock_offset_s"),
         "environment": node.hello.get("environment", {}),
     }
-
-
-def differences(environments: dict[str, dict[str, Any]]) -> list[str]:
-    """Say in which of its versions and parts a host differs from others."""
-    told = []
-    reached = {host: environment for host, environment in environments.items() if environment}
-    for name in COMPARED:
-        values: dict[str, list[str]] = {}
-        for host, environment in reached.items():
-            values.setdefault(_shown(environment.get(name)), []).append(host)
-        if len(values) > 1:
-            told.append(f"{name}: " + ", ".join(f"{value} on {_some(hosts)}" for value, hosts in values.items()))
-    return told
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return " + ".join(" ".join(map(str, one.values())) if isinstance(one, dict) else str(one) for one in value)
-    return "none" if value is None else str(value)
-
-
-def _some(hosts: list[str]) -> str:
-    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
 
 
 def _append(path: Path, raw: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from dsnb.launcher import fork
-from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
+from dsnb.launcher.hosts.wire import HEARTBEAT_S, Sender, receive, silence_s
 from dsnb.system import launch_clock
 
 STARTING_S = 0.5
@@ -27,9 +27,9 @@ class Lifeline:
         self._heard_at, self._silence_s = time.monotonic(), silence_s()
         self._requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.cut = threading.Event()
-        self.last_resort: Callable[[], object] = fork.close_own
+        self.last_resort: Callable[[], object] = fork.close_servers
         self.patience_s = STARTING_S
-        for work in (self._listen, self._beat, self._watch):
+        for work in (self._listen, self._send_heartbeats, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
     def _listen(self) -> None:
@@ -43,12 +43,12 @@ class Lifeline:
         self.cut.set()
         self._requests.put(None)
 
-    def _beat(self) -> None:
-        while not self.cut.wait(BEAT_S):
+    def _send_heartbeats(self) -> None:
+        while not self.cut.wait(HEARTBEAT_S):
             self._send(alive=True)
 
     def _watch(self) -> None:
-        while not self.cut.wait(BEAT_S):
+        while not self.cut.wait(HEARTBEAT_S):
             if time.monotonic() > self._heard_at + self._silence_s:
                 self.cut.set()
         self._requests.put(None)

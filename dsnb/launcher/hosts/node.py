@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import IO, Any, cast
 
 from dsnb.errors import LaunchError
-from dsnb.launcher.hosts.wire import BEAT_S, Sender, receive, silence_s
+from dsnb.launcher.hosts.wire import HEARTBEAT_S, Sender, receive, silence_s
 from dsnb.settings.hostfile import Host
 
-NO_AGENTS = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+INVALID_RECORD = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 """What a record raises that no agent has sent, such as a login's greeting in JSON."""
 POLL_S = 0.2
-REACHED_WITHIN_S = 60.0
-ENDS_WITHIN_S = 15.0
-READ_WITHIN_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 15.0
+READ_TIMEOUT_S = 5.0
 ANSWERS = {"hello", "pong", "port", "started", "error", "socket", "examined"}
 
 
@@ -47,7 +47,7 @@ class Node:
         self.lost: str | None = None
         self.error: str | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._said: list[str] = []
+        self._messages: list[str] = []
         self._heard_at = time.monotonic()
         try:
             self._process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Node:
         stdin, stdout, stderr = (cast("IO[bytes]", pipe) for pipe in self._pipes())
         self.send = Sender(stdin)
         self.send(silence_s=silence_s())  # both sides go by this process's variable
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
         threading.Thread(target=self._listen_to_errors, args=(stderr,), daemon=True).start()
         self._listener = threading.Thread(target=self._listen, args=(stdout,), daemon=True)
         self._listener.start()
@@ -71,18 +71,18 @@ class Node:
     def _pipes(self) -> tuple[IO[bytes] | None, ...]:
         return self._process.stdin, self._process.stdout, self._process.stderr
 
-    def _beat(self) -> None:
-        while not self._closed.wait(BEAT_S):
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
             self.send(alive=True)
 
     def _listen(self, pipe: IO[bytes]) -> None:
         while (record := receive(pipe)) is not None:
             self._heard_at = time.monotonic()
-            with contextlib.suppress(*NO_AGENTS):
-                self._hear(record)
+            with contextlib.suppress(*INVALID_RECORD):
+                self._handle(record)
         self._answers.put(None)
 
-    def _hear(self, record: dict[str, Any]) -> None:
+    def _handle(self, record: dict[str, Any]) -> None:
         if "exit" in record:
             self.codes[int(record["rank"])] = int(record["exit"])
         elif "ended" in record:
@@ -94,12 +94,12 @@ class Node:
                 self.hello = dict(record["hello"])
             if "error" in record:
                 self.error = str(record["error"])
-                self._said = [*self._said, self.error]
+                self._messages = [*self._messages, self.error]
             self._answers.put(record)
         elif "alive" not in record:
-            self._put(record)
+            self._pass_on(record)
 
-    def _put(self, record: dict[str, Any]) -> None:
+    def _pass_on(self, record: dict[str, Any]) -> None:
         try:
             self._take(self, record)
         except OSError as error:
@@ -109,9 +109,9 @@ class Node:
         for raw in pipe:
             line = raw.decode("utf-8", "replace").strip()
             if line and not line.startswith("Warning: Permanently added"):
-                self._said = [*self._said[-19:], line[:400]]
+                self._messages = [*self._messages[-19:], line[:400]]
 
-    def answer(self, timeout_s: float = REACHED_WITHIN_S) -> dict[str, Any]:
+    def answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """Wait for the agent's next answer.
 
         Raises
@@ -132,24 +132,24 @@ class Node:
                     raise LaunchError(self.lost) from None
                 continue
             if record is None:
-                self.lost = self.lost or self._gone()
+                self.lost = self.lost or self._lost_connection()
                 raise LaunchError(self.lost)
             if "error" in record:
                 raise LaunchError(f"{self.host.name}: {record['error']}")
             return record
 
-    def _gone(self) -> str:
+    def _lost_connection(self) -> str:
         what = f"the connection to {self.host.name} broke" if self.hello else f"{self.host.name} was not reached"
-        return f"{what}: {self.last_words()}"
+        return f"{what}: {self.last_message()}"
 
-    def last_words(self) -> str:
+    def last_message(self) -> str:
         """Say why the connection is gone, in the words of ssh, srun or the agent itself."""
         try:
             code: int | str = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             code = "unknown"
         time.sleep(0.1)  # what it said last may still be on the way
-        told = self._said[-1] if self._said else f"its agent ended without a word (exit code {code})"
+        told = self._messages[-1] if self._messages else f"its agent ended without a word (exit code {code})"
         if "No module named" in told:
             told += f"; dsnb must be installed on {self.host.name} under the same path as here"
         return told
@@ -159,7 +159,7 @@ class Node:
         if self.lost or self.ended:
             return
         if self._process.poll() is not None and not self.ended:
-            self.lost = self._gone()
+            self.lost = self._lost_connection()
             if self.ended:  # its last record was still on the way
                 self.lost = None
         elif time.monotonic() > self._heard_at + silence_s():
@@ -168,7 +168,7 @@ class Node:
     def close(self) -> None:
         """Tell the agent to end, and wait; one that is out of reach ends by itself for want of a coordinator."""
         self._closed.set()
-        wait_s = ENDS_WITHIN_S if self.hello and not self.lost else 0.0
+        wait_s = END_TIMEOUT_S if self.hello and not self.lost else 0.0
         closer = threading.Thread(target=self._hang_up, daemon=True)
         closer.start()  # of its own: a pipe to a host that is gone may take nothing more
         closer.join(timeout=1.0)
@@ -178,7 +178,7 @@ class Node:
             self._process.kill()
             self._process.wait()
             self.lost = self.lost or f"{self.host.name} did not confirm the end of its ranks"
-        self._listener.join(timeout=READ_WITHIN_S)  # what was said last is still to be written down
+        self._listener.join(timeout=READ_TIMEOUT_S)  # what was said last is still to be written down
 
     def _hang_up(self) -> None:
         self.send(do="end")

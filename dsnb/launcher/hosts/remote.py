@@ -22,7 +22,7 @@ from dsnb.system import launch_clock
 from dsnb.version import __version__
 
 T = TypeVar("T")
-STARTED_WITHIN_S = 240.0
+START_TIMEOUT_S = 240.0
 SERVERS = "DSNB_NODE_SERVERS"
 """The variable in which a sweep passes on the fork servers that it keeps on its hosts, as JSON."""
 
@@ -33,13 +33,13 @@ def reach(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) 
     try:
         for number, host in enumerate(experiment.hosts):
             nodes.append(Node(number, host, transport.command(experiment, host), take))
-        return nodes, of_each(nodes, _greet)
+        return nodes, call_all(nodes, _exchange_hello)
     except BaseException:
         close(nodes)
         raise
 
 
-def of_each(of: list[T], work: Callable[[T], Any]) -> list[Any]:
+def call_all(of: list[T], work: Callable[[T], Any]) -> list[Any]:
     """Do something for all hosts at once, and raise what one raises without waiting for the others."""
     pool = ThreadPoolExecutor(max_workers=max(1, len(of)))
     try:
@@ -51,7 +51,7 @@ def of_each(of: list[T], work: Callable[[T], Any]) -> list[Any]:
         pool.shutdown(wait=False)  # an interrupt must not wait for a host that does not answer
 
 
-def _greet(node: Node) -> str | None:
+def _exchange_hello(node: Node) -> str | None:
     """Take a node's hello and its clock; give what is wrong with it."""
     try:
         node.answer()
@@ -75,7 +75,7 @@ def _offsets(node: Node) -> tuple[float, float, float]:
 
 def close(nodes: list[Node]) -> None:
     """End every agent, all at once."""
-    of_each(nodes, Node.close)
+    call_all(nodes, Node.close)
 
 
 class RemoteRanks:
@@ -102,7 +102,7 @@ class RemoteRanks:
             raise
 
     def _device(self, experiment: Experiment) -> str:
-        """Give `cuda` if every host has the GPUs that it should, and `cpu` if none has any."""
+        """Return `cuda` if every host has the GPUs that it should, and `cpu` if none has any."""
         counts = {node.host.name: int(node.hello.get("gpus", 0)) for node in self._nodes}
         if experiment.device == "cpu" or (experiment.device == "auto" and not any(counts.values())):
             return "cpu"
@@ -126,7 +126,7 @@ class RemoteRanks:
             requests = self._requests(worker, token, launched_at)
             for node, request in zip(self._nodes, requests, strict=True):
                 node.send(**request)
-            answers = of_each(self._nodes, lambda node: node.answer(STARTED_WITHIN_S))
+            answers = call_all(self._nodes, lambda node: node.answer(START_TIMEOUT_S))
             for node, answer in zip(self._nodes, answers, strict=True):
                 self._records.shared[node.host.name] = bool(answer.get("shared"))
         except BaseException:
@@ -170,7 +170,7 @@ class RemoteRanks:
         ]
 
     def _address(self) -> str:
-        """Give the address at which the ranks meet, on an interface that every host has."""
+        """Return the address at which the ranks meet, on an interface that every host has."""
         chosen, first = self.experiment.interface, self._nodes[0].hello
         for node in self._nodes if chosen else ():
             if chosen not in node.hello["interfaces"]:
@@ -179,7 +179,7 @@ class RemoteRanks:
         return str(first["interfaces"][chosen] if chosen else first["address"])
 
     def exit_codes(self) -> dict[int, int]:
-        """Give the exit codes so far, by rank; one that stands for some rank of node k (from 0) by -1 - k."""
+        """Return the exit codes so far, by rank; one that stands for some rank of node k (from 0) by -1 - k."""
         return {
             rank if rank >= 0 else -1 - node.number: code
             for node in self._nodes
@@ -187,10 +187,10 @@ class RemoteRanks:
         }
 
     def ended(self) -> bool:
-        """Say whether every host has ended its ranks."""
+        """Return whether every host has ended its ranks."""
         return all(node.ended for node in self._nodes)
 
-    def trouble(self) -> str | None:
+    def external_failure(self) -> str | None:
         """Say which host was lost and how that was noticed, or what went wrong there."""
         for node in self._nodes:
             node.check()
@@ -201,7 +201,7 @@ class RemoteRanks:
         """Count what the hosts' kernels killed since the start."""
         return sum(node.oom_kills for node in self._nodes)
 
-    def where(self, rank: int) -> str:
+    def host_suffix(self, rank: int) -> str:
         """Say on which host a rank is."""
         owners = [node for node in self._nodes for _ in node.host.devices]
         return f" on {(owners[rank] if rank >= 0 else self._nodes[-1 - rank]).host.name}"

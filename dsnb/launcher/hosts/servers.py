@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.launcher.hosts import remote, transport
 from dsnb.launcher.hosts.node import Node
-from dsnb.launcher.hosts.remote import SERVERS, STARTED_WITHIN_S
+from dsnb.launcher.hosts.remote import SERVERS, START_TIMEOUT_S
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 
 
 @contextlib.contextmanager
-def kept(experiments: Iterable[Experiment]) -> Iterator[None]:
+def keep_servers(experiments: Iterable[Experiment]) -> Iterator[None]:
     """Keep a server on every host of these experiments, for all processes started inside the `with` block.
 
     A host that is not reached is passed over: the runs on it say why. A server that is there already serves.
@@ -36,7 +36,7 @@ def kept(experiments: Iterable[Experiment]) -> Iterator[None]:
         for host, experiment in wanted.values():
             with contextlib.suppress(LaunchError):
                 asked.append((Node(0, host, transport.command(experiment, host), lambda *_: None), experiment))
-        found = remote.of_each(asked, lambda one: _serve(*one))
+        found = remote.call_all(asked, lambda one: _serve(*one))
         os.environ[SERVERS] = json.dumps({**known, **dict(filter(None, found))})
         yield
     finally:
@@ -59,7 +59,7 @@ def _serve(node: Node, experiment: Experiment) -> tuple[str, str] | None:
         gpus = node.answer().get("hello", {}).get("gpus", 0)
         device = experiment.device if experiment.device != "auto" else "cuda" if gpus else "cpu"
         node.send(do="serve", device=device, env=transport.forwarded(experiment))
-        return f"{node.host.name} {device}", str(node.answer(STARTED_WITHIN_S)["socket"])
+        return f"{node.host.name} {device}", str(node.answer(START_TIMEOUT_S)["socket"])
     except LaunchError:
         node.close()
         return None

@@ -17,13 +17,13 @@ from dsnb.version import __version__
 
 BUSY_GIB = 1.0
 """More memory than this in use on a GPU means that somebody works on it; a driver alone takes less."""
-FREED_WITHIN_S = 10.0
+GPU_FREE_TIMEOUT_S = 10.0
 """A GPU's memory is given back some seconds after the process that had it is gone."""
 
 
 def hello() -> dict[str, Any]:
     """Say what this host is and how it was reached."""
-    place = addresses.own()
+    place = addresses.own_address()
     return {
         "dsnb": __version__,
         "host": socket.gethostname(),
@@ -50,12 +50,12 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
         "links": links(),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
         "stale_locks": len(op_builds.stale_locks()),
-        "reached": {str(peer): _knock(str(peer)) for peer in request.get("peers", [])},
+        "reached": {str(peer): _connect_time_ms(str(peer)) for peer in request.get("peers", [])},
     }
 
 
 def links() -> dict[str, str]:
-    """Give the network interfaces that are up with their speed, InfiniBand ports, and NVLinks between the GPUs."""
+    """Return the network interfaces that are up with their speed, InfiniBand ports, and NVLinks between the GPUs."""
     found = {
         name: f"{state.speed} Mbit/s" if state.speed else "speed unknown"
         for name, state in psutil.net_if_stats().items()
@@ -69,7 +69,7 @@ def links() -> dict[str, str]:
     return found
 
 
-def busy_gpus(indexes: list[int], wait_s: float = FREED_WITHIN_S) -> str | None:
+def busy_gpus(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:
     """Say which GPU somebody else works on; None if all are free, at the latest after `wait_s`."""
     deadline = time.monotonic() + wait_s
     while (busy := _busy(indexes)) and time.monotonic() < deadline:
@@ -78,7 +78,7 @@ def busy_gpus(indexes: list[int], wait_s: float = FREED_WITHIN_S) -> str | None:
 
 
 def _busy(indexes: list[int]) -> str | None:
-    for index, (used_gib, pids) in hardware.in_use(indexes).items():
+    for index, (used_gib, pids) in hardware.gpu_usage(indexes).items():
         if pids or used_gib > BUSY_GIB:
             who = f" by {', '.join(map(_name, pids))}" if pids else ""
             return f"GPU {index} is in use{who}, {used_gib:.1f} GiB"
@@ -91,8 +91,8 @@ def _name(pid: int) -> str:
     return f"process {pid}"
 
 
-def _knock(peer: str, timeout_s: float = 3.0) -> float | None:
-    """Give the milliseconds in which a host answers a TCP connection, even by refusing it; None if it does not."""
+def _connect_time_ms(peer: str, timeout_s: float = 3.0) -> float | None:
+    """Return the milliseconds in which a host answers a TCP connection, even by refusing it; None if it does not."""
     address, _, port = peer.rpartition(":")
     began = time.perf_counter()
     try:

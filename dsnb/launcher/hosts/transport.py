@@ -18,7 +18,7 @@ FORWARDED = ("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "OMP_*", "HF_*", "TORCH_*", "T
 
 
 def command(experiment: Experiment, host: Host) -> list[str]:
-    """Give the command that starts an agent on a host: through srun in a Slurm job, elsewhere through ssh."""
+    """Return the command that starts an agent on a host: through srun in a Slurm job, elsewhere through ssh."""
     if experiment.hostfile == hostfile.SLURM:
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--quiet", "--unbuffered"]
         return [*step, "--kill-on-bad-exit=1", "--mpi=none", *_agent()]
@@ -31,13 +31,13 @@ def command(experiment: Experiment, host: Host) -> list[str]:
 
 
 def _agent() -> list[str]:
-    """Give the agent's command; where dsnb is not installed but found through PYTHONPATH, so is it there."""
+    """Return the agent's command; where dsnb is not installed but found through PYTHONPATH, so is it there."""
     path = os.environ.get("PYTHONPATH")
     return [*(["env", f"PYTHONPATH={path}"] if path else []), *AGENT]
 
 
 def forwarded(experiment: Experiment) -> dict[str, str]:
-    """Give the variables of this process that the ranks on the hosts get as well."""
+    """Return the variables of this process that the ranks on the hosts get as well."""
     patterns = [*FORWARDED, *filter(None, map(str.strip, experiment.forward_env.split(",")))]
     return {
         name: value

@@ -1,7 +1,7 @@
-"""What a run's coordinator and the agents on its hosts say to each other: one JSON object a line, both ways.
+"""The protocol between a run's coordinator and its agents: one JSON object per line, in both directions.
 
-Both speak at least every `BEAT_S`; whoever hears nothing for `silence_s()` takes the other for lost. That notices a cut
-link, of which the operating system tells nobody.
+Both sides send a heartbeat every `HEARTBEAT_S` and treat the other as lost after `silence_s()` without a message. This
+detects a cut link, which the operating system does not report.
 """
 
 import json
@@ -12,15 +12,15 @@ from typing import IO, Any
 
 from dsnb.files import records
 
-BEAT_S = 1.0
-MOST_LINE_BYTES = 8 * 2**20
+HEARTBEAT_S = 1.0
+MAX_LINE_BYTES = 8 * 2**20
 CHUNK_BYTES = 256 * 1024
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 """No file that comes from a host is longer."""
 
 
 def silence_s() -> float:
-    """Give the seconds of silence after which the other side counts as lost: `$DSNB_SILENCE_S`, or 20."""
+    """Return the seconds of silence after which the other side counts as lost: `$DSNB_SILENCE_S`, or 20."""
     try:
         return max(3.0, float(os.environ.get("DSNB_SILENCE_S", "20")))
     except ValueError:
@@ -45,8 +45,8 @@ class Sender:
 
 
 def receive(file: IO[bytes]) -> dict[str, Any] | None:
-    """Give the next record, None at the end; lines that are none, such as a login's greeting, are passed over."""
-    while raw := file.readline(MOST_LINE_BYTES):
+    """Return the next record, None at the end; lines that are none, such as a login's greeting, are passed over."""
+    while raw := file.readline(MAX_LINE_BYTES):
         try:
             record = json.loads(raw)
         except (ValueError, RecursionError):
@@ -56,14 +56,14 @@ def receive(file: IO[bytes]) -> dict[str, Any] | None:
     return None
 
 
-class Growth:
+class FileTail:
     """What came to a file since the last look: its bytes from where they begin, anew where it was replaced."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._known, self._sent = path, (0, 0), 0
 
     def new(self) -> tuple[int, bytes] | None:
-        """Give the offset and at most `CHUNK_BYTES` of what is new, None if nothing is."""
+        """Return the offset and at most `CHUNK_BYTES` of what is new, None if nothing is."""
         try:
             with open(self.path, "rb") as file:
                 found = os.fstat(file.fileno())

@@ -50,7 +50,7 @@ def fetch(hub_id: str, parts: Collection[str], cache: Path, commit: str | None =
         If the cache cannot be written.
     """
     api = _api()
-    with _in_a_sentence(hub_id):
+    with _as_fetch_error(hub_id):
         info = api.model_info(hub_id, revision=commit, timeout=TIMEOUT_S, files_metadata=True)
         known = {file.rfilename: file.size for file in info.siblings or []}
 
@@ -88,7 +88,7 @@ def _api() -> Any:
 
 
 @contextmanager
-def _in_a_sentence(hub_id: str) -> Iterator[None]:
+def _as_fetch_error(hub_id: str) -> Iterator[None]:
     """Turn errors into a FetchError; their own texts may hold addresses with signatures, and are left out."""
     from huggingface_hub import errors
 

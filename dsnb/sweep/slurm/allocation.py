@@ -16,11 +16,22 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from dsnb.sweep.params import Sweep, load_sweep
 
-OURS = {"array", "error", "job-name", "no-requeue", "open-mode", "output", "parsable", "requeue", "wait", "wrap"}
+RESERVED_OPTIONS = {
+    "array",
+    "error",
+    "job-name",
+    "no-requeue",
+    "open-mode",
+    "output",
+    "parsable",
+    "requeue",
+    "wait",
+    "wrap",
+}
 """Options that would break how a job is followed."""
-HERE = {"nodes", "gpus-per-node", "partition", "account", "constraint", "time"}
+NAMED_OPTIONS = {"nodes", "gpus-per-node", "partition", "account", "constraint", "time"}
 """Options that have a name of their own."""
-FORMS = {
+PATTERNS = {
     "partition": (r"[A-Za-z0-9_][A-Za-z0-9_.,-]{0,199}", "gpu"),
     "account": (r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "physics"),
     "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=,&|*()\[\]-]{0,199}", "h100&ib"),
@@ -54,7 +65,7 @@ class Allocation:
     def __post_init__(self) -> None:
         problems = [
             f"--{name} is {getattr(self, name)[:80]!r}: that is none; write it like {example!r}"
-            for name, (form, example) in FORMS.items()
+            for name, (form, example) in PATTERNS.items()
             if getattr(self, name) and not re.fullmatch(form, getattr(self, name))
         ]
         numbers = {"nodes": (self.nodes, 1), "gpus-per-node": (self.gpus_per_node, 1), "time": (self.time_min, 0)}
@@ -66,14 +77,14 @@ class Allocation:
                 problems.append(
                     f"--sbatch-option is {f'{name}={value}'[:80]!r}: write it like 'mem=200G' or 'exclusive'"
                 )
-            elif name in OURS:
+            elif name in RESERVED_OPTIONS:
                 problems.append(f"--sbatch-option is {name!r}: dsnb sets that itself; leave it out")
-            elif name in HERE:
+            elif name in NAMED_OPTIONS:
                 problems.append(f"--sbatch-option is {name!r}: give it as --{name}")
         if problems:
             raise SettingsError(problems)
 
-    def stand_ins(self) -> tuple[Host, ...]:
+    def placeholder_hosts(self) -> tuple[Host, ...]:
         """Give hosts like those that a job of all nodes will get, whose names only Slurm will know."""
         return tuple(Host(f"node-{number}", tuple(range(self.gpus_per_node))) for number in range(self.nodes))
 
@@ -124,9 +135,9 @@ def load(
         With every problem of the file and of every run at once.
     """
     changes = {**(overrides or {}), "hostfile": hostfile.SLURM}
-    autos = {"gpus": allocation.nodes * allocation.gpus_per_node}
+    auto_values = {"gpus": allocation.nodes * allocation.gpus_per_node}
     with hostfile.outside_allocation():
-        return load_sweep(path, changes, only, output, autos=autos, adapt=allocation.place)
+        return load_sweep(path, changes, only, output, auto_values=auto_values, adapt=allocation.place)
 
 
 def is_name(text: str) -> bool:
@@ -165,7 +176,7 @@ def environment(options: Mapping[str, str]) -> dict[str, str]:
     Without those that would win over the script's lines, those of an allocation in which this process may be, and the
     fork servers of this machine.
     """
-    ours = {VARIABLES.get(name, f"SBATCH_{name.upper().replace('-', '_')}") for name in {*options, *OURS}}
+    ours = {VARIABLES.get(name, f"SBATCH_{name.upper().replace('-', '_')}") for name in {*options, *RESERVED_OPTIONS}}
     keep = {"SLURM_CONF", "SLURM_CLUSTERS"}
     return {
         name: value

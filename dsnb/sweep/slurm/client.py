@@ -62,7 +62,7 @@ class Record:
         return self.state in ENDED
 
 
-class Refused(Exception):
+class SubmitError(Exception):
     """`sbatch` did not take a job."""
 
     def __init__(self, message: str) -> None:
@@ -98,13 +98,13 @@ def submit(script: Path, env: dict[str, str]) -> str:
 
     Raises
     ------
-    Refused
+    SubmitError
         With what `sbatch` says.
     """
     code, out, error = ask(["sbatch", "--parsable", str(script)], env)
     number = out.strip().partition(";")[0]
     if code or not number.isdecimal():
-        raise Refused(said(error) or f"it gave {out.strip()[:80]!r} for a job's id")
+        raise SubmitError(said(error) or f"it gave {out.strip()[:80]!r} for a job's id")
     return number
 
 

@@ -10,9 +10,9 @@ from dsnb.sweep import job
 from dsnb.sweep.params import Run
 from dsnb.sweep.slurm import client
 from dsnb.sweep.slurm.allocation import Allocation
-from dsnb.sweep.slurm.client import Queue, Record, Refused
-from dsnb.sweep.slurm.notes import find, new_name, record_of, submit, submitted, write_note
-from dsnb.sweep.slurm.outcome import settled
+from dsnb.sweep.slurm.client import Queue, Record, SubmitError
+from dsnb.sweep.slurm.outcome import final_result
+from dsnb.sweep.slurm.submissions import find, job_record, new_job_name, submit, submitted, write_note
 from dsnb.system import interpreter, launch_clock
 
 POLL_S = 3.0
@@ -20,11 +20,11 @@ SETTLE_S = 30.0
 """How long a file that a node wrote may take to be seen here."""
 STUCK_S = 300.0
 """How long a job may be ending before it counts as ended."""
-ORDINARY = {"", "None", "Priority", "Resources", "BeginTime", "Prolog"}
+USUAL_REASONS = {"", "None", "Priority", "Resources", "BeginTime", "Prolog"}
 """Reasons for waiting that everybody has."""
 
 
-class SlurmJobs:
+class SlurmExecutor:
     """What makes runs as Slurm jobs.
 
     Parameters
@@ -52,7 +52,7 @@ class SlurmJobs:
         module: str = "dsnb.sweep.job",
     ) -> None:
         self.asked, self.say, self.settle_s, self.module = asked, say, settle_s, module
-        self.name = new_name(sweep)
+        self.name = new_job_name(sweep)
         self.queue = Queue(poll_s)
         self._told: set[str] = set()
         self._before = {run.paths.dir: note for run in todo if (note := submitted(run.paths.slurm))}
@@ -108,8 +108,8 @@ class SlurmJobs:
         number = record.id if record else note.get("job")
         if not number or job.recorded(run.paths):
             return None
-        known = record_of(number, note["name"])
-        if known is None or settled(run.paths, number, known, client.failed_nodes).status == "interrupted":
+        known = job_record(number, note["name"])
+        if known is None or final_result(run.paths, number, known, client.failed_nodes).status == "interrupted":
             return None
         return SlurmJob(self, run, number, note["name"])
 
@@ -121,7 +121,7 @@ class SlurmJobs:
         job.describe(run)
         try:
             number = submit(self.name, run.paths, options, words)
-        except Refused as error:
+        except SubmitError as error:
             if not (error.silent or (error.full and self._going_on())):
                 raise LaunchError(f"Slurm refuses {run.name} run{run.repeat}: {error}") from error
             self.tell(f"Slurm takes no more jobs now, further ones wait: {error}")
@@ -151,7 +151,7 @@ class SlurmJobs:
 class SlurmJob:
     """One run that a Slurm job makes."""
 
-    def __init__(self, jobs: SlurmJobs, run: Run, number: str, name: str) -> None:
+    def __init__(self, jobs: SlurmExecutor, run: Run, number: str, name: str) -> None:
         self.jobs, self.run, self.number, self.name = jobs, run, number, name
         self.where = f"in job {number}"
         self.running = False
@@ -172,14 +172,14 @@ class SlurmJob:
             return self._goes_on(record)
         if self._asked_at != self.jobs.queue.asked_at and not (self._last and self._last.ended):
             self._asked_at = self.jobs.queue.asked_at
-            self._last = record_of(self.number, self.name) or record
+            self._last = job_record(self.number, self.name) or record
         if self._last and not self._last.ended:
             return self._goes_on(self._last)
         return self._ended(self._last)
 
     def _goes_on(self, record: Record) -> Result | None:
         self.running = record.state in client.RUNNING
-        if record.state == "PENDING" and record.reason not in ORDINARY:
+        if record.state == "PENDING" and record.reason not in USUAL_REASONS:
             self.jobs.tell(f"{self.where.removeprefix('in ')} waits: {record.reason}")
         if record.state == "COMPLETING" and self._passed("COMPLETING", STUCK_S):
             return self._ended(record)
@@ -192,7 +192,7 @@ class SlurmJob:
         if self.cancelled:
             result = job.close(self.run.paths, "interrupted", "stopped by the user", self._began)
         else:
-            result = settled(self.run.paths, self.number, record, client.failed_nodes)
+            result = final_result(self.run.paths, self.number, record, client.failed_nodes)
         note = submitted(self.run.paths.slurm) or {"name": self.name, "job": self.number}
         write_note(self.run.paths.slurm, {**note, "state": record.state if record else "unknown"})
         return result

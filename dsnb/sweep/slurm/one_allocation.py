@@ -13,10 +13,10 @@ from dsnb.sweep import job
 from dsnb.sweep.params import Run, Sweep
 from dsnb.sweep.slurm import client
 from dsnb.sweep.slurm.allocation import Allocation
-from dsnb.sweep.slurm.client import Queue, Record, Refused
-from dsnb.sweep.slurm.jobs import ORDINARY, POLL_S
-from dsnb.sweep.slurm.notes import find, new_name, record_of, submit, submitted
-from dsnb.sweep.slurm.outcome import judge
+from dsnb.sweep.slurm.client import Queue, Record, SubmitError
+from dsnb.sweep.slurm.jobs import POLL_S, USUAL_REASONS
+from dsnb.sweep.slurm.outcome import job_status
+from dsnb.sweep.slurm.submissions import find, job_record, new_job_name, submit, submitted
 
 if TYPE_CHECKING:
     from dsnb.sweep.progress import Progress
@@ -25,7 +25,7 @@ NOT_ALL_OK = 3
 """Exit code of a sweep that was made to its end."""
 
 
-def make_in_one(
+def run_in_allocation(
     sweep: Sweep, todo: list[Run], asked: Allocation, words: list[str], shown: "Progress", poll_s: float = POLL_S
 ) -> int:
     """Make a sweep by `words` in one job, or go on with the one that makes it already; give its exit code.
@@ -41,7 +41,7 @@ def make_in_one(
     number, name = _going_on(sweep, queue) or _submitted(sweep, asked, words)
     queue.expect(number, name)
     shown.say(f"job {number} makes the sweep, and says in {sweep.paths.job_log} how")
-    following = _Following(todo, shown)
+    following = _Follower(todo, shown)
     try:
         record = _wait(queue, number, name, following.look, shown)
     except BaseException:
@@ -54,7 +54,7 @@ def make_in_one(
     results = [job.recorded(run.paths) for run in sweep.runs]
     left = sum(result is None or result.status == "interrupted" for result in results)
     if left or record is None:
-        _, cause = judge(sweep.paths, number, record, client.failed_nodes)
+        _, cause = job_status(sweep.paths, number, record, client.failed_nodes)
         raise LaunchError(f"{cause} ({left} of {len(sweep.runs)} runs are left: start the sweep again)")
     return 0
 
@@ -72,12 +72,12 @@ def _going_on(sweep: Sweep, queue: Queue) -> tuple[str, str] | None:
 
 
 def _submitted(sweep: Sweep, asked: Allocation, words: list[str]) -> tuple[str, str]:
-    name = new_name(sweep.name)
+    name = new_job_name(sweep.name)
     on_cpu = all(run.experiment.device == "cpu" for run in sweep.runs)
     options = asked.options(asked.nodes, asked.gpus_per_node, "cpu" if on_cpu else "cuda")
     try:
         return submit(name, sweep.paths, options, words), name
-    except Refused as error:
+    except SubmitError as error:
         raise LaunchError(f"Slurm refuses the sweep's job: {error}") from error
 
 
@@ -90,17 +90,17 @@ def _wait(
         answer = queue.look()
         record = answer.get(number) if answer is not None else None
         if answer is not None and (record is None or record.ended):
-            last = record_of(number, name)
+            last = job_record(number, name)
             if last is None or last.ended:
                 return last
         look(record)
-        if record and record.state == "PENDING" and record.reason not in {*ORDINARY, *told}:
+        if record and record.state == "PENDING" and record.reason not in {*USUAL_REASONS, *told}:
             told.add(record.reason)
             shown.say(f"job {number} waits: {record.reason}")
         time.sleep(queue.poll_s)
 
 
-class _Following:
+class _Follower:
     """The runs that the job has to make."""
 
     def __init__(self, todo: list[Run], shown: "Progress") -> None:

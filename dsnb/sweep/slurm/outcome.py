@@ -20,7 +20,7 @@ Failed = Callable[[str], Sequence[str]]
 """Gives those of a job's nodes that have failed."""
 
 
-def settled(run: RunPaths, number: str, record: Record | None, failed_nodes: Failed) -> Result:
+def final_result(run: RunPaths, number: str, record: Record | None, failed_nodes: Failed) -> Result:
     """Give the result of a job that has ended, and write it where the job could not.
 
     What a run says of itself stands, unless it says only that it was interrupted, or killed, and Slurm says by what.
@@ -30,7 +30,7 @@ def settled(run: RunPaths, number: str, record: Record | None, failed_nodes: Fai
     cut_short = known is not None and (known.status == "interrupted" or SIGNALS & set(known.exit_codes.values()))
     if known and not (by_slurm and cut_short):
         return known
-    status, cause = judge(run, number, record, failed_nodes)
+    status, cause = job_status(run, number, record, failed_nodes)
     before = known or Result("", None, {}, {}, {}, run.dir)
     summary = before.summary or _measured(run)
     result = Result(status, cause, before.exit_codes, before.phases_s, summary, run.dir)
@@ -38,7 +38,7 @@ def settled(run: RunPaths, number: str, record: Record | None, failed_nodes: Fai
     return result
 
 
-def judge(run: RunPaths | SweepPaths, number: str, record: Record | None, failed_nodes: Failed) -> tuple[str, str]:
+def job_status(run: RunPaths | SweepPaths, number: str, record: Record | None, failed_nodes: Failed) -> tuple[str, str]:
     """Give status and cause by what Slurm says of a job."""
     if record is None:
         return "interrupted", f"Slurm no longer knows job {number}, and it left no result in {run.dir}: {SHARED}"

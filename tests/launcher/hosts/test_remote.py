@@ -18,6 +18,8 @@ from dsnb.runs.load import load_runs
 from tests.conftest import SMALL
 from tests.support.fault_lab import ROOT, lab
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
@@ -32,7 +34,7 @@ def train(pair):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DSNB_NODE_SERVERS")  # the light ones
         patch.chdir(ROOT)
-        with servers.kept([asked]):
+        with servers.keep_servers([asked]):
             pair.keep()
             yield lambda **given: trained(pair, **given)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsnb.cli.sweep import Given
+from dsnb.cli.sweep import SweepOptions
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -25,10 +25,10 @@ from dsnb.sweep.run import run_sweep
 from dsnb.sweep.slurm import allocation, client
 from dsnb.sweep.slurm.allocation import Allocation
 from dsnb.sweep.slurm.client import Record
-from dsnb.sweep.slurm.jobs import SlurmJobs
-from dsnb.sweep.slurm.notes import submitted
-from dsnb.sweep.slurm.one_allocation import make_in_one
-from dsnb.sweep.slurm.outcome import judge, settled
+from dsnb.sweep.slurm.jobs import SlurmExecutor
+from dsnb.sweep.slurm.one_allocation import run_in_allocation
+from dsnb.sweep.slurm.outcome import final_result, job_status
+from dsnb.sweep.slurm.submissions import submitted
 from tests import ROOT
 from tests.support import slurm as small_slurm
 from tests.support.waiting import wait_until
@@ -75,19 +75,20 @@ def load(params, asked, out="out", **overrides):
 
 
 def jobs_for(sweep, asked, said, **options):
-    return SlurmJobs(
+    return SlurmExecutor(
         asked, sweep.name, sweep.runs, said.append, POLL_S, 0.5, **{"module": "tests.support.jobs", **options}
     )
 
 
 def quiet(sweep):
-    return Progress(len(sweep.runs), sweep.runs, enabled=False, foretold=False)
+    return Progress(len(sweep.runs), sweep.runs, enabled=False, show_eta=False)
 
 
 def job_of(run):
     return (submitted(run.paths.slurm) or {}).get("job")
 
 
+@pytest.mark.process
 def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, params):
     """Four runs that train: three on one node, one on both."""
     params.write_text(PARAMS + "grid: {zero_stage: [0, 1, 3]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
@@ -112,6 +113,7 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.number])
 
 
+@pytest.mark.process
 def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     """In a folder whose name would run commands, or be a pattern of Slurm's, if anybody took it for one."""
     asked = Allocation()
@@ -129,7 +131,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
                 faked = jobs_for(sweep, asked, said)
                 faked.start, plain = (lambda run: start(faked, run)), faked.start
                 start.plain = plain
-                schedule.make_all([ok, fails, silent, lost, real], faked, shown, 0.1)
+                schedule.run_all([ok, fails, silent, lost, real], faked, shown, 0.1)
         except BaseException as error:
             problems.append(error)
             raise
@@ -140,15 +142,15 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         faked.asked = replace(asked, further={"nodelist": "n2" if run is lost else "n1"})
         return start.plain(run)
 
-    maker = threading.Thread(target=make)
-    maker.start()
+    executor = threading.Thread(target=make)
+    executor.start()
     try:
         wait_until(lambda: (lost.paths.dir / "began").exists() or problems, "the job on n2 has begun")
         cluster.kill_node("n2")
         wait_until(lambda: records.read_lines(real.paths.steps) or problems, "the real job trains")
         assert cluster.command("scancel", job_of(real)) == ""
-        maker.join(60)
-        assert not maker.is_alive()
+        executor.join(60)
+        assert not executor.is_alive()
     finally:
         cluster.start_node("n2")
         wait_until(lambda: "idle" in cluster.command("sinfo", "--noheader", "--nodes=n2", "--format=%T"), "n2 is back")
@@ -179,16 +181,17 @@ from pathlib import Path
 from dsnb.sweep import schedule
 from dsnb.sweep.slurm import allocation
 from dsnb.sweep.progress import Progress
-from dsnb.sweep.slurm.jobs import SlurmJobs
+from dsnb.sweep.slurm.jobs import SlurmExecutor
 asked = allocation.Allocation()
 sweep = allocation.load(sys.argv[1], asked, {"seed": [0, 1, 2]}, output=sys.argv[2])
 todo = [run for run in sweep.runs if not run.paths.result.exists()]
-with Progress(3, todo, enabled=False, foretold=False) as shown:
-    jobs = SlurmJobs(asked, "small", todo, print, 0.3, 0.5, "tests.support.jobs")
-    schedule.make_all(todo, jobs, shown)
+with Progress(3, todo, enabled=False, show_eta=False) as shown:
+    jobs = SlurmExecutor(asked, "small", todo, print, 0.3, 0.5, "tests.support.jobs")
+    schedule.run_all(todo, jobs, shown)
 """
 
 
+@pytest.mark.process
 def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cluster, params):
     sweep = load(params, Allocation(), seed=[0, 1, 2])
     long, other, failing = sweep.runs
@@ -220,6 +223,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     ]
 
 
+@pytest.mark.process
 def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluster, params):
     sweep, said = load(params, Allocation()), []
     (run,) = sweep.runs
@@ -251,6 +255,7 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     wait_until(going.poll, "the job is cancelled")
 
 
+@pytest.mark.process
 def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     said = []
     sweep = load(params, Allocation(partition="nope"))
@@ -273,19 +278,20 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     assert wait_until(waiting.poll, "the job is cancelled").cause == "stopped by the user"
 
 
+@pytest.mark.process
 def test_a_whole_sweep_as_one_job(cluster, params):
     sweep = load(params, Allocation(), seed=[0, 1])
     one, two = sweep.runs
     words = [sys.executable, "-m", "tests.support.jobs", str(one.paths.dir)]
     one.paths.dir.mkdir(parents=True)
     with quiet(sweep) as shown, pytest.raises(LaunchError) as caught:
-        make_in_one(sweep, list(sweep.runs), Allocation(), [*words, "--fail"], shown, POLL_S)
+        run_in_allocation(sweep, list(sweep.runs), Allocation(), [*words, "--fail"], shown, POLL_S)
     number = (submitted(sweep.paths.slurm) or {})["job"]
     assert str(caught.value) == (
         f"job {number} ended with exit code 7: no such thing (2 of 2 runs are left: start the sweep again)"
     )
     with quiet(sweep) as shown:
-        assert make_in_one(sweep, list(sweep.runs), Allocation(), words, shown, POLL_S) == 0
+        assert run_in_allocation(sweep, list(sweep.runs), Allocation(), words, shown, POLL_S) == 0
         assert shown._done == 1
     assert job.recorded(one.paths).status == "ok"
     assert job.recorded(two.paths) is None
@@ -294,18 +300,19 @@ def test_a_whole_sweep_as_one_job(cluster, params):
 def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
     monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
-    given = Given(
+    given = SweepOptions(
         params, {"repeats": 2}, None, params.parent / "out", "1,2", Allocation(nodes=3, gpus_per_node=2), True
     )
-    foretold = given.load()
+    show_eta = given.load()
     assert given.notes == []
     (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
     made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out").sweep
-    assert [run.paths for run in foretold.runs] == [run.paths for run in made.runs]
+    assert [run.paths for run in show_eta.runs] == [run.paths for run in made.runs]
     assert len(made.runs) == 2 * (3 + 1)
 
 
+@pytest.mark.process
 def test_a_job_over_its_time(late):
     result = wait_until(late.poll, "Slurm has ended the job")
     assert result.status == "timeout"
@@ -315,6 +322,7 @@ def test_a_job_over_its_time(late):
     )
 
 
+@pytest.mark.process
 def test_a_cluster_that_does_not_answer(params, tmp_path, monkeypatch):
     sweep = load(params, Allocation())
     configuration = f"ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort={small_slurm.free_ports(1)[0]}\n"
@@ -326,6 +334,7 @@ def test_a_cluster_that_does_not_answer(params, tmp_path, monkeypatch):
         jobs_for(sweep, Allocation(), [])
 
 
+@pytest.mark.process
 def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SettingsError) as caught:
@@ -449,7 +458,7 @@ def test_what_sbatch_says():
         ("Socket timed out on send/recv operation", True, False),
         ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", False, True),
     ):
-        refused = client.Refused(message)
+        refused = client.SubmitError(message)
         assert (refused.silent, refused.full) == (silent, full)
 
 
@@ -473,7 +482,7 @@ def test_what_sbatch_says():
     ],
 )  # fmt: skip
 def test_slurms_states_are_statuses(tmp_path, record, status, cause):
-    assert judge(RunPaths(tmp_path), "7", record, lambda _: []) == (status, cause.format(dir=tmp_path))
+    assert job_status(RunPaths(tmp_path), "7", record, lambda _: []) == (status, cause.format(dir=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -489,7 +498,7 @@ def test_slurms_states_are_statuses(tmp_path, record, status, cause):
 def test_what_a_run_says_of_itself_stands_unless_slurm_knows_better(tmp_path, status, codes, state, left):
     written = Result(status, "its own", codes, {"wall": 2.0}, {"loss_last": 3.0}, tmp_path)
     written.write()
-    result = settled(RunPaths(tmp_path), "7", Record("7", "x", state), lambda _: [])
+    result = final_result(RunPaths(tmp_path), "7", Record("7", "x", state), lambda _: [])
     assert (result == written) == left
     assert (result.summary, result.phases_s) == (written.summary, written.phases_s)
     assert json.loads((tmp_path / "result.json").read_text())["cause"] == result.cause

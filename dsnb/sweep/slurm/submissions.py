@@ -19,7 +19,7 @@ from dsnb.sweep.slurm import allocation, client
 from dsnb.sweep.slurm.client import Queue, Record
 
 
-def new_name(sweep: str) -> str:
+def new_job_name(sweep: str) -> str:
     """Name the jobs of one call."""
     return f"dsnb-{sweep}-{secrets.token_hex(4)}"
 
@@ -29,7 +29,7 @@ def submit(name: str, paths: RunPaths | SweepPaths, options: dict[str, str], wor
 
     Raises
     ------
-    Refused
+    SubmitError
         If Slurm does not take it.
     """
     script: Path = paths.job_script.absolute()
@@ -65,7 +65,7 @@ def find(answer: dict[str, Record], note: dict[str, Any]) -> Record | None:
     return same[-1] if same else None
 
 
-def still_made(runs: Iterable[Run]) -> list[str]:
+def running_jobs(runs: Iterable[Run]) -> list[str]:
     """Name the jobs that make runs which are to be made otherwise; empty where there is no Slurm to ask."""
     noted = [(run, note) for run in runs if (note := submitted(run.paths.slurm))]
     noted = [(run, note) for run, note in noted if note.get("state") not in client.ENDED]
@@ -79,7 +79,7 @@ def still_made(runs: Iterable[Run]) -> list[str]:
     return [f"{run.paths.dir} by job {one.id}" for run, one in found if one and not one.ended]
 
 
-def record_of(number: str, name: str) -> Record | None:
+def job_record(number: str, name: str) -> Record | None:
     """Give what Slurm knows of a job; None if that is another job by now."""
     record = client.details(number)
     return record if record and record.name == name else None
