@@ -3,8 +3,8 @@
     python -m benchmarks.overhead [repeats]
 
 `bare` is the command a user would type, `deepspeed --num_gpus N`; the others are dsnb's two launchers (with a warm fork
-server, as after the first run of a sweep) and the whole notebook as a sweep executes it. The worker, its 2 ranks and its
-steps are the same, so the differences are the cost of starting.
+server, as after the first run of a sweep) and the whole notebook, executed as in a sweep. The worker, its 2 ranks and
+its steps are the same, so the differences are the cost of starting.
 """
 
 import subprocess
