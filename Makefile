@@ -1,20 +1,28 @@
 # make demo: set up, sweep a small model, write a report.    make test: set up, run every check and test.
+# make check: set up, run lint, types and the tests that start no process: under a minute.
 # make docs: set up, build the documentation into docs/_build/html.    make example: measure the example in outputs/ anew.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test docs example env
+.PHONY: demo check lint test docs example env
 
 demo: env
 	$(BIN)/dsnb sweep params/quickstart.yaml
 	$(BIN)/dsnb report outputs/quickstart
 
-test: env
+check: lint
+	$(PYTEST) -m "not process" $(PARALLEL)
+
+test: lint
+	$(PYTEST) -m "not alone" $(PARALLEL)
+	$(PYTEST) -m alone
+
+lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -q -m alone
 
 docs: env
 	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto docs docs/_build/html

@@ -43,10 +43,10 @@ async () => {
   };
   const kinds = {
     filter: chips.flatMap((chip) => [() => chip.click(), () => chip.click()]),
-    figure: ["step_time_s", "power_w", "days", "tokens_per_s_per_gpu"].map((name) => choose("Metric", name)),
-    colour: ["model", "zero_stage", "precision"].map((name) => choose("Colour", name)),
+    figure: ["step_time_s", "power_w", "days", "tokens_per_s_per_gpu"].map((name) => choose("Y axis", name)),
+    colour: ["model", "zero_stage", "precision"].map((name) => choose("Colour by", name)),
     brush: [brush(0.1, 0.6), brush(0.3, 0.9), brush(0, 1)],
-    scale: ["log", "linear"].map((name) => choose("Metric's scale", name)),
+    scale: ["log", "linear"].map((name) => choose("Y scale", name)),
   };
   await settled();
   const times = {};

@@ -20,7 +20,7 @@ from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FORMS
 from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
 from dsnb.runs.column_aliases import ALIASES
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 from dsnb.settings.aliases import CURRENT_NAMES
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import Training
@@ -88,9 +88,9 @@ def run_meaning(name: str) -> str:
     """Return what a column of the table of runs means."""
     if name in Experiment.model_fields:
         return f"Setting: {described(name, Experiment.model_fields[name].description)}"
-    if name in METRICS and METRICS[name].about:
-        title = METRICS[name].title
-        return f"{title[0].upper()}{title[1:]}. {METRICS[name].about}"
+    if name in METRIC_LABELS and METRIC_LABELS[name].about:
+        title = METRIC_LABELS[name].title
+        return f"{title[0].upper()}{title[1:]}. {METRIC_LABELS[name].about}"
     return described(f"column {name} of runs", meanings.TITLED.get(name) or meanings.RUNS.get(name))
 
 
@@ -125,7 +125,7 @@ def gpu_columns() -> str:
 def summary_columns() -> str:
     """Return the columns of `summarize`, and the figures that it aggregates."""
     rows = [[f"`{name}`", described(name, about)] for name, about in meanings.SUMMARY.items()]
-    listed = ", ".join(f"`{name}`" for name in METRICS)
+    listed = ", ".join(f"`{name}`" for name in METRIC_LABELS)
     return f"{table(['column', 'meaning'], rows)}\n\n`<metric>` is one of {listed}."
 
 

@@ -1,6 +1,8 @@
 """Shared fixtures: small settings, a place for outputs, and one fork server for the whole session."""
 
+import contextlib
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -22,7 +24,7 @@ from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 from tests import ROOT
-from tests.support import browser
+from tests.support import browser, process_guard
 
 # OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
 # and more instead of 2 s. The ranks of every launch in a test inherit this.
@@ -44,36 +46,68 @@ SMALL: dict[str, Any] = {
     "time_limit_s": 120.0,
     "device": "cpu",
 }
-# Two workers take whole files, these first: the longest, so that both end at about the same time.
-LONG = (
-    "code_blocks",
-    "slurm",
-    "parallel",
-    "sweep",
-    "strategies",
-    "hosts",
-    "training",
-    "explorer_page",
-    "subclusters",
-    "cli",
-)
-LONG += ("fit", "prepare", "bandwidth", "schedule", "published_notebooks")
+STARTS_PROCESSES = {"run_small", "losses", "swept", "chromium", "watched"}
+"""Fixtures that start processes: a test that uses one is marked `process`."""
+LONGEST = [
+    "docs/test_code_blocks.py",
+    "sweep/slurm/test_jobs.py",
+    "train/test_strategies.py",
+    "sweep/test_run.py",
+    "train/test_parallel.py",
+    "launcher/hosts/test_host_faults.py",
+    "launcher/hosts/test_remote.py",
+    "launcher/test_run.py",
+    "explorer/test_page.py",
+    "train/test_worker.py",
+    "sweep/test_subclusters.py",
+    "cli/test_app.py",
+    "launcher/test_auto_batch_size.py",
+    "sweep/test_prepare.py",
+    "launcher/test_bandwidth.py",
+    "sweep/test_schedule.py",
+    "test_published_notebooks.py",
+]
+"""Two workers take whole files, these first, so that both end at about the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files (the order stays that of the files otherwise)."""
-    names = [f"test_{name}" for name in LONG]
-    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
+    """Mark the tests that start processes, and begin with the longest files (otherwise the order is kept)."""
+    for item in items:
+        if item.get_closest_marker("alone") or STARTS_PROCESSES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.process)
+    order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    assert not [path for path in order if not path.is_file()], "LONGEST names a file that is not there"
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _server(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let all launches of the session, those in notebook kernels too, share one warm server."""
-    if find_spec("torch") is None:  # results can be looked at where nothing can be trained
-        yield
-        return
-    with fork.shared_servers({"cpu", hardware.default_device()}):
-        yield
+_session = contextlib.ExitStack()
+
+
+@functools.cache
+def _share_fork_server() -> None:
+    """Let all launches of the session, those in notebook kernels too, share one warm fork server."""
+    if find_spec("torch"):  # where nothing can be trained, results can still be read
+        _session.enter_context(fork.shared_servers({"cpu", hardware.default_device()}))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start the fork server before the first test that starts processes."""
+    if item.get_closest_marker("process"):
+        _share_fork_server()
+    process_guard.started.clear()
+
+
+def pytest_unconfigure() -> None:
+    _session.close()
+
+
+@pytest.fixture(autouse=True)
+def _starts_no_process_unless_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that starts a process and is not marked `process`: `make check` runs all that are not."""
+    yield
+    if not request.node.get_closest_marker("process"):
+        assert process_guard.started == [], "mark this test `process`"
 
 
 @pytest.fixture(scope="session")

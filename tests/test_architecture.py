@@ -1,6 +1,7 @@
 """The shape of the project itself: what may import what, what is public, how large things are."""
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -49,32 +50,44 @@ def layer(path):
     return path.relative_to(ROOT / "dsnb").parts[0].removesuffix(".py")
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imported(path):
-    """Give the parts of dsnb that a module imports, wherever in it, except for types alone."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    """Return the parts of dsnb that a module imports, wherever in it, except for types alone."""
+    names, nodes = set(), [parsed(path)]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+            nodes += node.orelse
+            continue
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dsnb":
             parts = node.module.split(".")[1:]
-            yield from [parts[0]] if parts else [alias.name for alias in node.names]
+            names |= {parts[0]} if parts else {alias.name for alias in node.names}
         if isinstance(node, ast.Import):
-            yield from [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dsnb.")]
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dsnb.")}
+    return frozenset(names)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path):
-    if layer(path) == "__init__":
-        return
-    own = LAYERS.index(layer(path))
-    for name in imported(path):
-        assert LAYERS.index(name) > own or name == layer(path) != path.stem, name
+def points_down(path, name):
+    own = layer(path)
+    return LAYERS.index(name) > LAYERS.index(own) or name == own != path.stem
+
+
+def test_imports_point_down():
+    modules = [path for path in MODULES if layer(path) != "__init__"]
+    up = [f"{path.relative_to(ROOT)}: {name}" for path in modules for name in imported(path)
+          if not points_down(path, name)]  # fmt: skip
+    assert up == []
 
 
 @pytest.mark.parametrize(("half", "other"), [(READING, MAKING), (MAKING, READING)])
 def test_neither_half_imports_the_other(half, other):
-    users = {str(path.relative_to(ROOT)): other & {*imported(path)} for path in MODULES if layer(path) in half}
+    users = {str(path.relative_to(ROOT)): other & imported(path) for path in MODULES if layer(path) in half}
     assert not {path: names for path, names in users.items() if names}
 
 
@@ -88,11 +101,9 @@ def test_no_file_name_stands_three_times():
     assert not [name for name, count in names.items() if count > 2]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_are_short_and_say_what_they_are(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 250
-    assert ast.get_docstring(ast.parse(text))
+def test_modules_are_short_and_say_what_they_are():
+    assert [path for path in MODULES if len(path.read_text().splitlines()) > 250] == []
+    assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
@@ -112,6 +123,7 @@ def test_only_training_imports_torch(package):
         ("dsnb", ["pydantic", "pandas", "torch"]),
     ],
 )
+@pytest.mark.process
 def test_what_is_not_needed_is_not_loaded(module, unwanted):
     code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,6 +15,7 @@ from dsnb.train.energy import MIN_SPAN_S
 from tests import ROOT
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.gpu,
     pytest.mark.skipif(not hardware.gpus(), reason="needs an NVIDIA GPU"),
     pytest.mark.timeout(400),

@@ -10,6 +10,8 @@ from dsnb.execute import notebook
 from dsnb.run_folder import paths
 from tests.support import foreign_logs, made_up
 
+pytestmark = pytest.mark.process
+
 
 def execute(name, tmp_path, **parameters):
     target = tmp_path / f"{name}.ipynb"

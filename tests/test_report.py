@@ -73,6 +73,7 @@ def test_the_page_says_what_was_found(page):
     assert "Traceback" not in text
 
 
+@pytest.mark.process
 def test_the_comparison_notebook_runs(folder, tmp_path):
     target = tmp_path / "20.ipynb"
     notebook.execute(paths.notebook_template("20_compare"), target, {"sweep_dir": str(folder)})
@@ -94,6 +95,7 @@ def read_only(tmp_path):
     subprocess.run(["umount", tmp_path / "disk"], check=True)
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_reported_elsewhere(read_only, tmp_path):
     sweep, page = SweepPaths(read_only), tmp_path / "page.html"
     assert report._executed(sweep, page) == tmp_path / "page.html.ipynb"
@@ -103,6 +105,7 @@ def test_a_folder_that_cannot_be_written_is_reported_elsewhere(read_only, tmp_pa
         report._executed(sweep, tmp_path)
 
 
+@pytest.mark.process
 def test_only_failed_runs_make_a_page_too(folder, tmp_path):
     shutil.copytree(folder / "zs9_bad", tmp_path / "out" / "zs9_bad")
     (tmp_path / "out" / "zs9_bad" / "run1" / "steps.jsonl").unlink()
@@ -135,7 +138,7 @@ def test_a_run_is_opened_and_leads_to_its_notebook(folder, page, watched):
     report.tab.locator(".dsnb-link").first.click()
     report.tab.evaluate(SETTLED)
     assert report.tab.locator(".dsnb-series canvas").count() >= 2
-    link = report.tab.get_by_role("link", name="The executed notebook").evaluate("(node) => node.href")
+    link = report.tab.get_by_role("link", name="Executed notebook").evaluate("(node) => node.href")
     assert Path(link.removeprefix("file://")) == folder / NAMES[0] / "run1" / "run.ipynb"
     assert Path(link.removeprefix("file://")).is_file()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import axes, told_apart
+from dsnb.analysis.summary import axes, qualify_experiments
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -72,7 +72,7 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """Give the ok runs that have a figure, every setting filled in."""
     runs = rename_old_columns(runs)
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
-    runs = told_apart(runs.reindex(columns=[*runs.columns, *missing]))
+    runs = qualify_experiments(runs.reindex(columns=[*runs.columns, *missing]))
     ok = runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)]
     filled = {name: ok[name].astype(object).where(ok[name].notna(), default) for name, default in DEFAULTS.items()}
     return ok.assign(**filled)

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import scaling
-from dsnb.analysis.summary import told_apart
+from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text
 from dsnb.run_folder.paths import PROBE, RunPaths, SweepPaths
@@ -69,7 +69,9 @@ def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None)
         return pd.DataFrame(columns=COLUMNS)
     wanted = expectations(runs) if expected is None else expected
     workloads = {name: workload for workload, part in scaling.workloads(runs) for name in part.index}
-    runs = told_apart(runs.assign(workload=[workloads.get(name, "") for name in runs.index], title=runs["sweep"]))
+    runs = qualify_experiments(
+        runs.assign(workload=[workloads.get(name, "") for name in runs.index], title=runs["sweep"])
+    )
     members: dict[object, list[dict[str, Any]]] = {}
     for run in runs[NEEDED].to_dict("records"):
         hosts = run["hosts"] if isinstance(run["hosts"], str) else None

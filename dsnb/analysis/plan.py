@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from dsnb.analysis.summary import told_apart
+from dsnb.analysis.summary import qualify_experiments
 from dsnb.formulas import metrics
 from dsnb.runs.column_aliases import rename_old_columns
 
@@ -42,7 +42,7 @@ def plan(
         One row per experiment, the quickest first: medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
         alone), `cost`. Days are those of training without a pause: restarts, checkpoints and evaluation come on top.
     """
-    known = told_apart(rename_old_columns(runs))
+    known = qualify_experiments(rename_old_columns(runs))
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
     groups = ok.groupby("experiment", sort=False)
     table = groups[["source", "gpu_name"]].first()

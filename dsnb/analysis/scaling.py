@@ -72,7 +72,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
 COLUMNS = ["workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_gpus", "speed_up", "efficiency", "days"]
 
 
-def of_one_node(runs: pd.DataFrame) -> int | None:
+def gpus_per_node(runs: pd.DataFrame) -> int | None:
     """Give the number of GPUs that one node has, for efficiency relative to it; None where no run tells its nodes."""
     known = runs.dropna(subset=["gpus", "nodes"])
     per_node = (known["gpus"] / known["nodes"])[known["nodes"] > 0]

@@ -112,7 +112,7 @@ def _words(one: Evidence, hosts: list[str], known: list[Evidence]) -> str:
     return f"alone {below}; {len(slow)} of {len(larger)} larger groups with it are slow as well, by {between}"
 
 
-def said(table: pd.DataFrame) -> list[str]:
+def describe(table: pd.DataFrame) -> list[str]:
     """Say in sentences who slows groups down, what failed, what nobody can tell, and how even the groups are."""
     return [*_slow(table), *_failed(table), *_below(table), *_sizes(table)]
 

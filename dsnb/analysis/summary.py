@@ -10,7 +10,7 @@ from dsnb.run_folder.table_columns import PHASES, SETTINGS
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 
-METRICS = list(labels.METRICS)
+SUMMARY_METRICS = list(labels.METRIC_LABELS)
 
 
 def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.DataFrame:
@@ -30,20 +30,20 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
         Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and `<metric>_median`
         and `<metric>_std` over the ok ones; NaN where nothing was measured, and for the spread of one run.
     """
-    runs = told_apart(rename_old_columns(runs))
+    runs = qualify_experiments(rename_old_columns(runs))
     is_ok = runs["status"] == "ok"
     ok = runs[is_ok]
-    ok = ok.reindex(columns=[*ok.columns, *(name for name in METRICS if name not in ok)])
-    measured = ok.groupby(by, sort=False, dropna=False)[METRICS]
+    ok = ok.reindex(columns=[*ok.columns, *(name for name in SUMMARY_METRICS if name not in ok)])
+    measured = ok.groupby(by, sort=False, dropna=False)[SUMMARY_METRICS]
     keys = runs[[by]] if isinstance(by, str) else runs[list(by)]
     counts = keys.assign(n=is_ok.astype(int), n_failed=(~is_ok).astype(int)).groupby(by, sort=False, dropna=False).sum()
     medians = measured.median().add_suffix("_median")
     spreads = measured.std(ddof=1).add_suffix("_std")
-    columns = [f"{metric}_{statistic}" for metric in METRICS for statistic in ("median", "std")]
+    columns = [f"{metric}_{statistic}" for metric in SUMMARY_METRICS for statistic in ("median", "std")]
     return counts.join(medians).join(spreads)[["n", "n_failed", *columns]]
 
 
-def told_apart(runs: pd.DataFrame) -> pd.DataFrame:
+def qualify_experiments(runs: pd.DataFrame) -> pd.DataFrame:
     """Name the experiments of several sweeps `sweep/experiment`: one name can stand for different models in two."""
     if runs["sweep"].nunique() <= 1:
         return runs
@@ -100,7 +100,7 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
         step to the last process gone), `wall` (launch to that moment), `notebook` (all of it, kernel included), and
         `outside_steps`: the notebook less its steps, warm-up included; seconds.
     """
-    runs = told_apart(runs)
+    runs = qualify_experiments(runs)
     ok = runs[runs["status"] == "ok"]
     names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
     table = ok.groupby("experiment", sort=False)[names].median()

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import summarize, told_apart
+from dsnb.analysis.noise import beyond_noise
+from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 
 
-def front(x: pd.Series, y: pd.Series, x_better: str, y_better: str) -> list[str]:
+def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str) -> list[str]:
     """Name the entries that no other beats in both figures (the Pareto front).
 
     Parameters
@@ -57,10 +58,10 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     pandas.DataFrame
         One row per other experiment, ordered by axis and value: `axis`, `before`, `after` (the setting's values),
         `experiment`, `n`, `n_failed`, and for each metric `<metric>_change` (0.1 is 10 % more than the base; NaN where
-        either was not measured) and `<metric>_beyond_noise` (see `beyond_noise`; missing where it cannot be known).
+        either was not measured) and `<metric>_beyond_noise` (see `dsnb.analysis.noise`; None if unknown).
     """
     summary = summarize(runs)
-    runs = told_apart(rename_old_columns(runs))
+    runs = qualify_experiments(rename_old_columns(runs))
     settings = runs.drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     settings = settings.where(settings.notna(), None)
     own = settings.loc[base]
@@ -69,14 +70,14 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
         changed = [axis for axis in axes if other[axis] != own[axis]]
         if len(changed) == 1:
             row = {"axis": changed[0], "before": own[changed[0]], "after": other[changed[0]], "experiment": name}
-            rows.append({**row, **_compared(summary.loc[base], summary.loc[str(name)], metrics)})
+            rows.append({**row, **_comparison(summary.loc[base], summary.loc[str(name)], metrics)})
     names = [f"{metric}_{what}" for metric in metrics for what in ("change", "beyond_noise")]
     table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed", *names])
     order = [(list(axes).index(row.axis), labels.axis(row.axis).rank(row.after)) for row in table.itertuples()]
     return table.iloc[sorted(range(len(table)), key=order.__getitem__)].reset_index(drop=True)
 
 
-def _compared(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dict[str, object]:
+def _comparison(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dict[str, object]:
     result: dict[str, object] = {"n": int(other["n"]), "n_failed": int(other["n_failed"])}
     for metric in metrics:
         before, after = own[f"{metric}_median"], other[f"{metric}_median"]
@@ -84,15 +85,3 @@ def _compared(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dict[
         spreads = own[f"{metric}_std"], other[f"{metric}_std"]
         result[f"{metric}_beyond_noise"] = beyond_noise(before, after, *spreads)
     return result
-
-
-def beyond_noise(before: float, after: float, before_std: float, after_std: float) -> bool | None:
-    """Say whether two medians differ by more than the noise between repeats; None where that cannot be known.
-
-    They do where `median ± standard deviation` of one does not reach that of the other. With three repeats of each,
-    two settings that are in truth equal are called different in one case of ten (simulated with normal noise: 10.5 %;
-    with two repeats 21.5 %, with five 2.6 %), so look at several differences before believing a small one.
-    """
-    if any(value != value for value in (before, after, before_std, after_std)):
-        return None
-    return bool(abs(after - before) > before_std + after_std)

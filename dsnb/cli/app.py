@@ -51,9 +51,9 @@ def summary(
         print_groups(runs, format_)
     elif timing:
         from dsnb.analysis.summary import timing as seconds
-        from dsnb.render.tables import timing_texts
+        from dsnb.render.tables import format_timing
 
-        show(seconds(runs), timing_texts(seconds(runs)), format_)
+        show(seconds(runs), format_timing(seconds(runs)), format_)
     else:
         print_summary(runs, format_)
 
@@ -110,14 +110,14 @@ def bandwidth(
 ) -> None:
     """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
     from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-    from dsnb.render.all_reduce import texts
+    from dsnb.render.all_reduce import format_table
     from dsnb.runs.all_reduce import load_bandwidth
     from dsnb.settings.experiment import Experiment
 
     settings = {**DEFAULTS, "hostfile": str(hostfile or ""), **overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
-    show(table.set_index("bytes"), texts(table), format_)
+    show(table.set_index("bytes"), format_table(table), format_)
     result.raise_for_status()
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from dsnb.cli.doctor import LEAST_FREE_GIB, Check
 from dsnb.errors import LaunchError
 from dsnb.launcher.hosts import remote
-from dsnb.launcher.hosts.gather import differences
 from dsnb.launcher.hosts.node import Node
-from dsnb.run_folder import paths
+from dsnb.run_folder import node_comparison, paths
 from dsnb.settings.experiment import Experiment
 
 MOST_OFFSET_S = 1.0
@@ -34,8 +33,11 @@ def check_hosts(experiment: Experiment) -> list[Check]:
     finally:
         remote.close(nodes)
     checks = [check for node in reached for check in _host(node, found[node.number])]
-    environments = {node.host.name: node.hello["environment"] for node in reached}
-    odd = [Check("warn", "differences", told, "install the same everywhere") for told in differences(environments)]
+    environments = [(node.host.name, node.hello["environment"]) for node in reached]
+    odd = [
+        Check("warn", "differences", sentence, "install the same everywhere")
+        for sentence in node_comparison.differences(environments).values()
+    ]
     return [*checks, *lost, *odd, *_outputs(shared, reached)]
 
 

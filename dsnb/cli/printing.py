@@ -30,17 +30,17 @@ class Format(StrEnum):
 def print_summary(runs: Any, format_: Format) -> None:
     """Print the aggregated table."""
     from dsnb.analysis.summary import summarize
-    from dsnb.render.tables import readable
+    from dsnb.render.tables import format_summary
 
     table = summarize(runs)
-    show(table, readable(table), format_)
+    show(table, format_summary(table), format_)
 
 
 def print_groups(runs: Any, format_: Format) -> None:
     """Print how groups of nodes compare, and in words who is slow."""
-    from dsnb.render.node_report import compared
+    from dsnb.render.node_report import compare_groups
 
-    numbers, texts, said = compared(runs)
+    numbers, texts, said = compare_groups(runs)
     show(numbers, texts, format_)
     for sentence in said:
         say(sentence, err=format_ in {Format.csv, Format.json})

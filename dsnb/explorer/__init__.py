@@ -1,5 +1,5 @@
-"""The interactive explorer of runs: ipywidgets where a kernel is live, the same views and controls in an offline page.
+"""The interactive explorer of runs: ipywidgets with a kernel, the same charts and controls in an offline page.
 
-`choices` lists the controls that the data allows; everything else is a rendering of that one list: a pandas mask
-(`selection`), ipywidgets (`live`) and the page's own controls (`web/controls.js`).
+`data` lists the settings that vary and the figures that were measured; `state` says which runs a choice of them
+selects. The controls are derived from both: ipywidgets in `live`, those of the page in `web/controls.js`.
 """

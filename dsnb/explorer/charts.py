@@ -1,7 +1,7 @@
-"""The charts of the explorer as Vega specifications: what is drawn where. The data comes later, from `web/views.js`.
+"""The charts of the explorer as Vega specifications, without data: `web/views.js` adds it in the browser.
 
-They are written in Altair and compiled here, so that a page carries neither. What a reader can change (titles, domains,
-labels, colours of the theme) is a signal; colours and shapes of marks come with the data.
+They are written in Altair and compiled here, so that a page needs neither Altair nor Vega-Lite. What changes (titles,
+domains, labels, display factors, colours of the theme) is a signal; colours and shapes of marks are part of the data.
 """
 
 from functools import cache
@@ -10,11 +10,13 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from dsnb.render import palette
+
 VEGA_LITE = "v" + "_".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 SIGNALS: dict[str, Any] = {
-    "ink": "#30363d",
-    "soft": "#57606a",
-    "line": "#e3e6ea",
+    "ink": palette.INK,
+    "soft": palette.SOFT_INK,
+    "line": palette.GRID,
     "x_title": "",
     "y_title": "",
     "x_labels": None,
@@ -22,30 +24,34 @@ SIGNALS: dict[str, Any] = {
     "x_high": 10.0,
     "y_low": 1.0,
     "y_high": 10.0,
+    "x_factor": 1.0,
+    "y_factor": 1.0,
 }
-NUMBER = (
-    "format(datum.value, abs(datum.value) >= 1e6 || (datum.value != 0 && abs(datum.value) < 1e-3) ? '.3~s' : ',.5~r')"
-)
-STEP = alt.ExprRef("isArray(x_labels) ? 1 : 0")
-LABEL = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {NUMBER}"
+MIN_TICK_STEP = alt.ExprRef("isArray(x_labels) ? 1 : 0")
 
 
 @cache
 def specifications() -> dict[str, dict[str, Any]]:
-    """Give the Vega specification of every chart by its name."""
+    """Return the Vega specification of every chart by name."""
     return {"scatter": _compile(_scatter()), "medians": _compile(_medians()), "lines": _compile(_lines())}
+
+
+def _number(factor: str) -> str:
+    """Return the expression of a tick's label: its value in the display unit, with an SI prefix if large or tiny."""
+    value = f"(datum.value * {factor})"
+    return f"format({value}, abs({value}) >= 1e6 || ({value} != 0 && abs({value}) < 1e-3) ? '.3~s' : ',.5~r')"
 
 
 def _x(field: str = "x") -> alt.X:
     scale = alt.Scale(domain=[alt.ExprRef("x_low"), alt.ExprRef("x_high")], nice=False, zero=False)
-    return alt.X(
-        f"{field}:Q", scale=scale, title="x_title", axis=alt.Axis(labelExpr=LABEL, tickMinStep=STEP, grid=False)
-    )
+    label = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {_number('x_factor')}"
+    axis = alt.Axis(labelExpr=label, tickMinStep=MIN_TICK_STEP, grid=False)
+    return alt.X(f"{field}:Q", scale=scale, title="x_title", axis=axis)
 
 
 def _y(field: str = "y") -> alt.Y:
     scale = alt.Scale(domain=[alt.ExprRef("y_low"), alt.ExprRef("y_high")], nice=False, zero=False)
-    return alt.Y(f"{field}:Q", scale=scale, title="y_title", axis=alt.Axis(labelExpr=NUMBER, tickCount=6))
+    return alt.Y(f"{field}:Q", scale=scale, title="y_title", axis=alt.Axis(labelExpr=_number("y_factor"), tickCount=6))
 
 
 def _fill(channel: Any = alt.Color) -> Any:
@@ -61,8 +67,8 @@ def _points(data: str, size: int, **more: Any) -> alt.Chart:
 
 
 def _scatter() -> Any:
-    """Draw runs, the front of experiments that nothing beats, and the runs that are not ok in a lane at the bottom."""
-    mark = alt.BrushConfig(fill="#8a929c", fillOpacity=0.22, stroke="#8a929c", strokeWidth=1)
+    """Draw runs, the Pareto front of experiments, and runs that are not ok in a lane at the bottom."""
+    mark = alt.BrushConfig(fill=palette.GREY, fillOpacity=0.22, stroke=palette.GREY, strokeWidth=1)
     brush = alt.selection_interval(name="brush", encodings=["x", "y"], zoom=False, translate=False, mark=mark)
     front = alt.Chart(alt.NamedData("front")).encode(x=_x(), y=_y())
     line = front.mark_line(interpolate="step-after", strokeWidth=1.5, clip=True, color=alt.ExprRef("soft")).encode(
@@ -75,23 +81,23 @@ def _scatter() -> Any:
     line, rings, numbers = (
         layer.properties(name=f"front_{number}") for number, layer in enumerate((line, rings, numbers))
     )
-    return alt.layer(line, _points("points", 44).add_params(brush), _lost(), rings, numbers)
+    return alt.layer(line, _points("points", 44).add_params(brush), _failed(), rings, numbers)
 
 
-def _lost() -> alt.Chart:
-    """Draw what is not ok in a lane at the bottom."""
+def _failed() -> alt.Chart:
+    """Draw runs that are not ok in a lane at the bottom."""
     return (
-        alt.Chart(alt.NamedData("lost"), name="lost")
+        alt.Chart(alt.NamedData("failed"), name="failed")
         .mark_point(shape="cross", angle=45, filled=True, size=80, clip=True)
         .encode(x=_x(), y=alt.value(alt.ExprRef("height - 9")), color=_fill(), tooltip="id:N")
     )
 
 
 def _medians() -> Any:
-    """Draw every run as a dot and each experiment's median, with a line over the range of its runs."""
+    """Draw every run as a dot and the median of each experiment with a line over the range of its runs."""
     medians = alt.Chart(alt.NamedData("medians")).encode(x=_x(), y=_y(), color=_fill())
-    joined = (  # single rules: lines by group cost a dataflow for each of thousands of groups
-        alt.Chart(alt.NamedData("joints"))
+    joined = (  # rules, since lines by group need a dataflow for each of thousands of groups
+        alt.Chart(alt.NamedData("segments"))
         .mark_rule(strokeWidth=1.2, opacity=0.55, clip=True)
         .encode(x=_x(), y=_y(), x2="x2:Q", y2="y2:Q", color=_fill())
     )
@@ -99,11 +105,11 @@ def _medians() -> Any:
     ticks = medians.mark_point(filled=True, size=90, clip=True, opacity=1).encode(
         shape=alt.Shape("shape:N", scale=None), tooltip="id:N"
     )
-    return alt.layer(_points("runs", 22, opacity=0.4), joined, ranges, ticks, _lost())
+    return alt.layer(_points("runs", 22, opacity=0.4), joined, ranges, ticks, _failed())
 
 
 def _lines() -> Any:
-    """Draw one line a run; the warm-up is shaded."""
+    """Draw one line per run, with the warm-up shaded."""
     warm = (
         alt.Chart(alt.NamedData("warm"))
         .mark_rect(opacity=0.14, color=alt.ExprRef("soft"), clip=True)
@@ -131,7 +137,7 @@ def _compile(chart: Any) -> dict[str, Any]:
     )  # fmt: skip
     vega: dict[str, Any] = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VEGA_LITE)
     for mark in vega["marks"]:
-        if mark["name"].startswith(("brush_", "front")):  # they lie over points that a hand wants
+        if mark["name"].startswith(("brush_", "front")):  # they cover points that must stay clickable
             mark["interactive"] = False
     for axis in vega["axes"]:
         if axis.get("title") in SIGNALS:

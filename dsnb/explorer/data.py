@@ -1,26 +1,27 @@
-"""Runs as the explorer sees them: the settings that they were made with, coded, and their figures as they are shown."""
+"""Runs as the explorer uses them: settings as coded values, figures in the units of their columns."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import axes, summarize, told_apart
+from dsnb.analysis.summary import axes, qualify_experiments, summarize
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 
-NEEDED = ("experiment", "repeat", "status")
+REQUIRED = ("experiment", "repeat", "status")
 SIGNIFICANT_DIGITS = 5
-WHOLE = 2**53
-"""Up to here a browser's numbers are exact; a larger seed is a text."""
+MAX_EXACT_INTEGER = 2**53
+"""The largest integer up to which JavaScript numbers are exact; a larger seed becomes text."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One setting: the values that occur, in order, and which of them each run has."""
+    """One setting: the values that occur, in order, and the position of each run's value among them."""
 
     name: str
     values: list[object]
@@ -28,11 +29,11 @@ class Choice:
 
     @property
     def varies(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether there is more than one value."""
         return len(self.values) > 1
 
-    def mention(self, code: int) -> str:
-        """Name one value, as in "ZeRO 3"; empty for one that goes without saying."""
+    def short_label(self, code: int) -> str:
+        """Name one value, as in "ZeRO 3"; empty for the usual value of a setting."""
         return labels.axis(self.name).mention(self.values[code])
 
 
@@ -43,7 +44,7 @@ class Data:
     Attributes
     ----------
     runs
-        As they were given.
+        The table passed to `explore`.
     experiments
         Each run's experiment, as `summarize` names it.
     choices
@@ -51,8 +52,8 @@ class Data:
     constant
         The settings that are the same for all runs.
     figures
-        Columns of `columns.METRICS` that were measured anywhere, in the units of `columns`, to 5 digits: the very
-        numbers that the page holds, so that both select the same runs.
+        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, rounded to 5 digits: the
+        page holds the same numbers, so both select the same runs.
     """
 
     runs: pd.DataFrame
@@ -73,14 +74,14 @@ def read(runs: pd.DataFrame) -> Data:
     Raises
     ------
     SettingsError
-        If it is no table of runs.
+        If columns of a table of runs are missing.
     """
-    missing = [name for name in NEEDED if name not in getattr(runs, "columns", ())]
+    missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
-        raise SettingsError(f"explore needs the table that load_runs gives; it has no column {', '.join(missing)}")
+        raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
     runs = rename_old_columns(runs)
     known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
-    named = [labels.text(name) for name in told_apart(known)["experiment"]]
+    named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
     choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
@@ -88,14 +89,14 @@ def read(runs: pd.DataFrame) -> Data:
 
 
 def medians(data: Data) -> pd.DataFrame:
-    """Summarize the runs from their figures, in the units that `summarize` has."""
-    raw = {name: data.figures[name].to_numpy() / labels.METRICS[name].factor for name in data.figures}
+    """Summarize the runs from the rounded figures of the page."""
+    figures = {name: data.figures[name].to_numpy() for name in data.figures}
     status = data.runs["status"].map(labels.text).to_numpy()
-    return summarize(pd.DataFrame({"experiment": data.experiments, "sweep": "", "status": status, **raw}))
+    return summarize(pd.DataFrame({"experiment": data.experiments, "sweep": "", "status": status, **figures}))
 
 
 def choice(name: str, column: pd.Series) -> Choice:
-    """Give a setting's values in their order, and each run's."""
+    """Code the values of a setting by their order."""
     given = [(isinstance(value, bool), value) for value in map(plain, column)]  # True is not 1
     values = sorted(set(given), key=lambda value: labels.axis(name).rank(value[1]))
     codes = {value: code for code, value in enumerate(values)}
@@ -103,40 +104,46 @@ def choice(name: str, column: pd.Series) -> Choice:
 
 
 def plain(value: object) -> object:
-    """Give a value of a table as JSON knows it; whole numbers as such, whatever the column made of them."""
+    """Convert a table's value to a JSON type; whole numbers become integers, whatever the type of the column."""
     if value is None or value is pd.NA or value is pd.NaT or value != value:
         return None
     item = value.item() if hasattr(value, "item") else value
     if isinstance(item, float) and item.is_integer():
         return int(item)
-    if isinstance(item, int | float) and not (math.isfinite(item) and abs(item) <= WHOLE):
+    if isinstance(item, int | float) and not (math.isfinite(item) and abs(item) <= MAX_EXACT_INTEGER):
         return str(item)
     return item if isinstance(item, bool | int | float) else str(item)
 
 
 def figures(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give the figures that were measured anywhere, in the units of `columns`; of runs that are ok only.
+    """Return the figures that any ok run measured, in the units of the table.
 
-    A run that is not ok may have measured something before its end, but not what its settings do.
+    A run that is not ok may have measured something before it ended, but that says nothing about its settings.
     """
     ok = (runs["status"] == "ok").to_numpy()
     found = {}
-    for name, metric in labels.METRICS.items():
+    for name in labels.METRIC_LABELS:
         if name in runs:
-            values = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype=float, na_value=math.nan) * metric.factor
-            values[~ok | ~np.isfinite(values)] = math.nan
+            column = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype=float, na_value=math.nan)
+            values = np.where(ok & np.isfinite(column), column, math.nan)
             if not np.isnan(values).all():
                 found[name] = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
     return pd.DataFrame(found, index=runs.index, dtype=float)
 
 
+def json_numbers(values: Iterable[float]) -> list[float | int | None]:
+    """Convert numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
+    known = (float(value) if math.isfinite(value) else None for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in known]
+
+
 def run_log(data: Data, position: int) -> Path | None:
-    """Give the log that a foreign run was read from, if the table names one that exists."""
+    """Return the log that a run of another program was read from, or None if the table names none that exists."""
     value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
     return Path(value) if isinstance(value, str) and Path(value).is_file() else None
 
 
 def run_folder(data: Data, position: int) -> Path | None:
-    """Give a run's folder, if the table names one that exists."""
+    """Return a run's folder, or None if the table names none that exists."""
     value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
     return Path(value) if isinstance(value, str) and Path(value).is_dir() else None

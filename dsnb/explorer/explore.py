@@ -1,4 +1,4 @@
-"""The explorer of runs: `explore` makes one, and it shows itself, in a notebook with a kernel and in a page without."""
+"""`explore` returns an explorer of runs, which displays itself in notebooks and in HTML pages without a kernel."""
 
 import html
 from copy import deepcopy
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Explorer:
-    """An interactive view of runs: filters, speed against memory, medians, what one change costs, losses, steps.
+    """An interactive view of runs: filters, speed against memory, medians, effects of one change, losses, steps.
 
-    Put it last in a cell of a notebook. What is chosen there is in `state` and `selection`, and what `set` chooses is
-    shown there.
+    As the last expression of a notebook cell, it is displayed. `state` and `selection` follow its controls, and `set`
+    has the same effect as using the controls.
     """
 
     def __init__(self, runs: pd.DataFrame, home: str | Path | None = None) -> None:
@@ -33,29 +33,29 @@ class Explorer:
 
     @property
     def state(self) -> State:
-        """A copy of what the controls are set to: a list of values for each setting (empty: all), and the choices."""
+        """A copy of the controls' state: for each setting the chosen values (empty: all), and the other controls."""
         return deepcopy(self._live.state if self._live else self._state)
 
     @property
     def selection(self) -> pd.DataFrame:
-        """The runs that the filters and the brush select, rows of the table that was given, live."""
+        """The rows of the given table that the filters and the brush select now."""
         return self.data.runs[mask(self.data, self.state)]
 
     def set(self, **controls: Any) -> "Explorer":
-        """Set controls.
+        """Set controls, the same as using them.
 
         Parameters
         ----------
         controls
             Settings by name, with a value, a list of values or `"all"`; `y`, `x` (a figure or a setting), `colour`,
-            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `train_tokens` (for the days), `base` (an
-            experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the axes, or None), `run` (the
-            position of a run, or None).
+            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `train_tokens` (for the days), `base` (the
+            baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
+            as seconds for `step_time_s`, or None), `run` (the position of a run, or None).
 
         Raises
         ------
         SettingsError
-            Listing everything that is unknown or not in these runs; nothing is set then.
+            Listing every control and value that is unknown or does not occur in these runs; nothing is set then.
         """
         self._state = change(self.data, self.state, controls)
         if self._live:
@@ -64,7 +64,7 @@ class Explorer:
 
     @property
     def live(self) -> "Live":
-        """The ipywidgets, made when they are first shown."""
+        """The ipywidgets, created when they are first displayed."""
         if self._live is None:
             from dsnb.explorer.live import Live
 
@@ -72,7 +72,7 @@ class Explorer:
         return self._live
 
     def save(self, path: str | Path, title: str = "Runs") -> Path:
-        """Write the explorer, as its controls are now, as a page of its own that needs no kernel and no network."""
+        """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
         pieces = [f"<h1>{html.escape(title)}</h1><h2>The explorer</h2>", self._fragment(target.parent)]
         pieces.append(f"<h2>Medians</h2>{tables.summary_table(data.medians(self.data))}")
@@ -85,25 +85,25 @@ class Explorer:
         return page.fragment(payload(self.data, self.state, home))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Give the widget, for who has a kernel, and the piece of a page, for who has not."""
+        """Return the widget for notebooks with a kernel, and HTML for pages without."""
         bundle, metadata = self.live.view_data()
         return {**bundle, "text/html": self._fragment(self.home)}, metadata
 
 
 def explore(runs: pd.DataFrame, home: str | Path | None = None) -> Explorer:
-    """Explore runs: an object that shows itself, with ipywidgets in JupyterLab, and in an HTML page without a kernel.
+    """Return an interactive explorer of runs, for JupyterLab and for HTML pages without a kernel.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     home
-        The folder in which a page will lie that this is exported to: links to notebooks and profiles are relative to
-        it. By default the working folder.
+        The folder of the HTML page that this will be exported to: links to notebooks and profiles are relative to it.
+        By default the working folder.
 
     Raises
     ------
     SettingsError
-        If it is no table of runs.
+        If columns of a table of runs are missing.
     """
     return Explorer(runs, home)

@@ -1,4 +1,4 @@
-"""The explorer with a kernel: ipywidgets as controls, and the page's own views as a widget beside them."""
+"""The explorer with a kernel: ipywidgets as controls, and the charts and tables of the page as a widget."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,25 +8,17 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
-from dsnb.explorer import page
+from dsnb.explorer import page, series
 from dsnb.explorer.data import Choice, Data
-from dsnb.explorer.payload import payload, series
-from dsnb.explorer.state import TRAIN_TOKENS, State, default, metric, options, same
+from dsnb.explorer.payload import payload
+from dsnb.explorer.state import LABELS, TRAIN_TOKENS, State, default, metric, options, same
 from dsnb.runs import labels
 
-SELECTS = {
-    "y": "Metric",
-    "x": "against",
-    "colour": "Colour",
-    "along": "Medians along",
-    "y_scale": "Metric's scale",
-    "x_scale": "Scale across",
-}
 NARROW = widgets.Layout(width="auto", min_width="3rem")
 
 
 class View(anywidget.AnyWidget):
-    """The charts and tables: `web/main.js` with the state kept here."""
+    """The charts and tables: `web/main.js`, sharing its state with the kernel."""
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
@@ -37,7 +29,7 @@ class View(anywidget.AnyWidget):
 
 
 class Live:
-    """The widgets of one explorer. Setting `state` moves all of them; a reader's hand on one moves `state`."""
+    """The widgets of one explorer. Setting `state` updates them; using one of them updates `state`."""
 
     def __init__(self, data: Data, state: State) -> None:
         self.data = data
@@ -49,9 +41,9 @@ class Live:
         self._sent = set(shown["series"])
         self.filters = {name: self._filter(choice) for name, choice in data.choices.items() if len(choice.values) > 1}
         self.selects = {name: self._select(name, values) for name, values in options(data).items()}
-        self.tokens = widgets.BoundedFloatText(min=0, max=1e9, description="Days for billions of tokens")
+        self.tokens = widgets.BoundedFloatText(min=0, max=1e9, description=LABELS["train_tokens"])
         self.tokens.observe(lambda change: self._set(train_tokens=(change["new"] or TRAIN_TOKENS / 1e9) * 1e9), "value")
-        self.reset = widgets.Button(description="Reset everything")
+        self.reset = widgets.Button(description=LABELS["reset"])
         self.reset.on_click(lambda _: self._set(**default(data)))
         self.box = widgets.VBox([*self._rows(), self.view])
         self.view.observe(self._changed, "state")
@@ -59,7 +51,7 @@ class Live:
 
     @property
     def state(self) -> State:
-        """What all the widgets show."""
+        """The state of the controls."""
         return self.view.state
 
     @state.setter
@@ -67,15 +59,15 @@ class Live:
         self.view.state = state
 
     def view_data(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Give what a notebook needs to show the widgets."""
+        """Return the MIME bundle and metadata that display the widgets."""
         found = self.box._repr_mimebundle_()
         return found if isinstance(found, tuple) else (found, {})
 
     def _filter(self, choice: Choice) -> dict[int, widgets.ToggleButton]:
         buttons = {}
         for code, value in enumerate(choice.values):
-            said = labels.text(value)
-            button = widgets.ToggleButton(description=said[:40], tooltip=said[:400], layout=NARROW)
+            label = labels.text(value)
+            button = widgets.ToggleButton(description=label[:40], tooltip=label[:400], layout=NARROW)
             button.observe(self._chooser(choice), "value")
             buttons[code] = button
         return buttons
@@ -89,7 +81,7 @@ class Live:
 
     def _select(self, name: str, values: list[str]) -> widgets.Dropdown:
         titles = [(value if name.endswith("_scale") else self._heading(value), value) for value in values]
-        select = widgets.Dropdown(options=titles, description=SELECTS[name], disabled=not values)
+        select = widgets.Dropdown(options=titles, description=LABELS[name], disabled=not values)
         select.observe(lambda change: self._set(**{name: change["new"]}), "value")
         return select
 
@@ -109,7 +101,7 @@ class Live:
         return [widgets.HBox(lines, layout={"flex_flow": "row wrap"}), fields]
 
     def _set(self, **changes: Any) -> None:
-        """Take over what a hand on a control chose; not what `_show` wrote into it."""
+        """Take over what was chosen in a control, but not what `_show` wrote into it."""
         if self._setting:
             return
         state = {**self.view.state, **changes}
@@ -122,7 +114,7 @@ class Live:
         self._show(state)
         run = state["run"]
         if run is not None and run not in self._sent and str(run) not in self.view.series:
-            self.view.series = {**self.view.series, str(run): series(self.data, run)}
+            self.view.series = {**self.view.series, str(run): series.load(self.data, run)}
 
     def _show(self, state: State) -> None:
         self._setting = True

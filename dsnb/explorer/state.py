@@ -1,8 +1,9 @@
-"""The state of the explorer's controls: what it starts from, what may be set, and which runs it selects.
+"""The state of the explorer's controls: its default, the allowed values, and the runs that it selects.
 
-The page keeps the same state and the same rules, in `web/model.js`; a test sets hundreds of states in both.
+The page keeps the same state by the same rules in `web/model.js`; a test compares both over hundreds of states.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,19 +19,32 @@ from dsnb.runs.labels import Metric
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
 TRAIN_TOKENS = 300e9
-"""What GPT-3 was trained on (Brown et al. 2020, arXiv:2005.14165, table 2.1); a number that many have copied."""
+"""The training tokens of GPT-3 (Brown et al. 2020, arXiv:2005.14165, table 2.1)."""
 SCALES = ["linear", "log"]
-FAR = 1e300
-"""An open edge of a brush: JSON has no infinity."""
+OPEN_EDGE = 1e300
+"""The limit of a brush that is open on one side: JSON has no infinity."""
+LABELS = {
+    "y": "Y axis",
+    "x": "X axis",
+    "colour": "Colour by",
+    "along": "Medians by",
+    "y_scale": "Y scale",
+    "x_scale": "X scale",
+    "train_tokens": "Training tokens (billions)",
+    "reset": "Reset",
+    "region": "Region: drag in the chart, or enter its limits",
+    "clear": "Clear region",
+}
+"""The labels of the controls, in the page and in JupyterLab."""
 
 
 def metric(name: str) -> Metric:
-    """Give a figure's words; `days` is the one that is derived from the state."""
-    return DAYS if name == "days" else labels.METRICS[name]
+    """Return how a figure is displayed; `days` is the only one that depends on the state."""
+    return DAYS if name == "days" else labels.METRIC_LABELS[name]
 
 
 def options(data: Data) -> dict[str, list[Any]]:
-    """Give what each control that is no filter allows."""
+    """Return the allowed values of each control that is not a filter."""
     figures = [*data.figures.columns, *(["days"] if "tokens_per_s" in data.figures else [])]
     memory = [name for name in labels.MEMORY if name in figures]
     axes = list(data.choices)
@@ -45,7 +59,7 @@ def options(data: Data) -> dict[str, list[Any]]:
 
 
 def default(data: Data) -> State:
-    """Give the state before anything was chosen: every run, speed against memory."""
+    """Return the initial state: all runs, speed against memory."""
     chosen = {name: values[0] if values else None for name, values in options(data).items()}
     varying = [name for name in ("precision", "zero_stage", *data.axes) if name in data.axes] or ["status"]
     chosen["colour"] = varying[0]
@@ -61,12 +75,12 @@ def default(data: Data) -> State:
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
-    """Give the state with some controls set.
+    """Return the state with some controls changed.
 
     Raises
     ------
     SettingsError
-        Listing everything that is unknown or not to be had in these runs.
+        Listing every control and value that is unknown or does not occur in these runs.
     """
     changed, problems = dict(state), []
     allowed = options(data)
@@ -79,7 +93,7 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
             elif name in _OTHERS:
                 changed[name] = _OTHERS[name](data, value)
             else:
-                raise ValueError(f"the explorer has no control {name!r}: it has {', '.join(state)}")
+                raise ValueError(f"unknown control {name!r}: choose from {', '.join(state)}")
         except (ValueError, TypeError) as error:
             problems.append(str(error))
     if problems:
@@ -98,12 +112,14 @@ def _values(data: Data, name: str, value: Any) -> list[object]:
     unknown = [one for one in wanted if not any(same(one, other) for other in values)]
     if unknown:
         known = ", ".join(map(labels.text, values[:20]))
-        raise ValueError(f"{name} {labels.text(unknown[0])} is not in these runs: choose from {known}, or 'all'")
+        raise ValueError(
+            f"{name} {labels.text(unknown[0])} does not occur in these runs: choose from {known}, or 'all'"
+        )
     return [one for one in values if any(same(one, other) for other in wanted)]
 
 
 def same(one: object, other: object) -> bool:
-    """Compare values of an axis as JSON does: True is not 1."""
+    """Compare values of a setting as JSON does: True is not 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -111,26 +127,26 @@ def _one_of(name: str, value: Any, allowed: list[Any]) -> Any:
     if value is None and not allowed:
         return None
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} {value!r} is not to be had here: choose from {', '.join(map(str, allowed))}")
+        raise ValueError(f"{name} {value!r} is not available in these runs: choose from {', '.join(map(str, allowed))}")
     return value
 
 
 def _train_tokens(data: Data, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e18:
-        raise ValueError(f"train_tokens {value!r} is no number of tokens: give one from 1 to 1e18, such as 300e9")
+        raise ValueError(f"train_tokens {value!r} is not a number from 1 to 1e18: set it to a number such as 300e9")
     return float(value)
 
 
 def _base(data: Data, value: Any) -> str | None:
     if value is not None and (not isinstance(value, str) or value not in data.experiments):
-        raise ValueError(f"base {value!r} is not an experiment of these runs: give one of their names, or None")
+        raise ValueError(f"base {value!r} is not an experiment of these runs: set it to the name of one, or to None")
     return value
 
 
 def _run(data: Data, value: Any) -> int | None:
     known = isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < len(data.runs)
     if value is not None and not known:
-        raise ValueError(f"run {value!r} is not the position of a run: give 0 to {len(data.runs) - 1}, or None")
+        raise ValueError(f"run {value!r} is not the position of a run: set it to 0 to {len(data.runs) - 1}, or to None")
     return None if value is None else int(value)
 
 
@@ -138,12 +154,16 @@ def _brush(data: Data, value: Any) -> dict[str, list[float]] | None:
     if value is None:
         return None
     try:
-        ranges = {side: sorted(min(max(float(edge), -FAR), FAR) for edge in value[side]) for side in ("x", "y")}
+        ranges = {
+            side: sorted(min(max(float(edge), -OPEN_EDGE), OPEN_EDGE) for edge in value[side]) for side in ("x", "y")
+        }
     except (KeyError, TypeError, ValueError):
         ranges = {}
-    known = all(edge == edge for edges in ranges.values() for edge in edges)
+    known = all(not math.isnan(edge) for edges in ranges.values() for edge in edges)
     if [len(edges) for edges in ranges.values()] != [2, 2] or set(value) != {"x", "y"} or not known:
-        raise ValueError(f"brush {value!r} is no region: give {{'x': [low, high], 'y': [low, high]}}, or None")
+        raise ValueError(
+            f"brush {value!r} is not a region: set it to {{'x': [low, high], 'y': [low, high]}}, or to None"
+        )
     return ranges
 
 
@@ -156,7 +176,7 @@ _OTHERS: dict[str, Callable[[Data, Any], Any]] = {
 
 
 def values(data: Data, state: State, name: str) -> np.ndarray:
-    """Give a figure of every run in its unit, or an axis as its values' positions; shape (runs,), NaN if missing."""
+    """Return a figure of every run in the unit of its column, or the codes of a setting: (runs,), NaN if missing."""
     if name in data.choices:
         return np.array(data.choices[name].codes, dtype=float)
     if name == "days":
@@ -166,10 +186,9 @@ def values(data: Data, state: State, name: str) -> np.ndarray:
 
 
 def mask(data: Data, state: State) -> pd.Series:
-    """Say which runs the filters and the brush select.
+    """Return which runs the filters and the brush select.
 
-    A filter with nothing chosen lets every run through. A brush selects between its edges, edges included; a run
-    without the figure is in no brush.
+    A filter with nothing chosen selects all runs. A brush includes its edges; it never selects runs without the figure.
     """
     selected = np.ones(len(data.runs), dtype=bool)
     for name, choice in data.choices.items():

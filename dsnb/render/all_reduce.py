@@ -1,4 +1,4 @@
-"""An all-reduce test as a table in nccl-tests' columns and a figure of bus bandwidth against message size."""
+"""An all-reduce test as a table in the columns of nccl-tests, and a figure of bus bandwidth against message size."""
 
 import html
 from collections.abc import Iterator
@@ -9,39 +9,38 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter
 
-from dsnb.render import tables
-from dsnb.render.plots import Picture
+from dsnb.render import palette, tables
+from dsnb.render.plots import PLAIN_TICKS, Picture
 from dsnb.render.tables import Html
 from dsnb.run_folder import record_schema
 from dsnb.runs.all_reduce import load_bandwidth, newest
 
-COLOUR = "#0072b2"
 NCCL_TYPES = {"float32": "float"}
 
 
-def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Give the table as nccl-tests prints it, sizes as its index."""
+def format_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Format the table as nccl-tests prints it, indexed by message size."""
     columns = {
         "count (elements)": [f"{value:.0f}" for value in table["count"]],
         "type": [NCCL_TYPES.get(str(name), str(name)) for name in table["dtype"]],
         "redop": ["sum"] * len(table),
-        "time (us)": [_figure(value) for value in table["time_us"]],
-        "algbw (GB/s)": [_figure(value) for value in table["algbw_gb_per_s"]],
-        "busbw (GB/s)": [_figure(value) for value in table["busbw_gb_per_s"]],
+        "time (us)": [_format_value(value) for value in table["time_us"]],
+        "algbw (GB/s)": [_format_value(value) for value in table["algbw_gb_per_s"]],
+        "busbw (GB/s)": [_format_value(value) for value in table["busbw_gb_per_s"]],
         "#wrong": ["" if pd.isna(value) else f"{value:.0f}" for value in table["errors"]],
     }
     return pd.DataFrame(columns, index=pd.Index([f"{value:.0f}" for value in table["bytes"]], name="size (B)"))
 
 
-def _figure(value: float) -> str:
-    """Give a figure with two decimals, with four digits where it is small."""
+def _format_value(value: float) -> str:
+    """Format a number with two decimals, or with four significant digits if it is below 1."""
     return "" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}"
 
 
 def section(folder: str | Path) -> Iterator[Html | Picture]:
-    """Give what a report shows of a sweep's all-reduce test: nothing where there is none."""
+    """Yield the parts of a report on a sweep's all-reduce test; nothing if there is none."""
     run, table = newest(folder), load_bandwidth(folder)
     if run is None or table.empty:
         return
@@ -49,46 +48,47 @@ def section(folder: str | Path) -> Iterator[Html | Picture]:
     nodes = (record_schema.read(run.nodes) or {}).get("nodes")
     hosts = ", ".join(html.escape(str(node.get("host"))) for node in nodes or [machine])
     gpu = (record_schema.read(run.worker) or {}).get("gpu_name")
-    how = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
+    backend = f"NCCL, {html.escape(str(gpu))}" if gpu else "gloo on CPUs"
     yield Html(
-        f"<h2>Bandwidth between the ranks</h2><p>All-reduce over {table['ranks'].max():.0f} ranks ({how}) "
-        f"on {hosts}, {html.escape(str(machine.get('date_utc')))}: in place, the mean of "
-        "the calls on the slowest rank. GB are 1e9 bytes; busbw is algbw x 2(n-1)/n, as nccl-tests has it.</p>"
+        f"<h2>Bandwidth between ranks</h2><p>In-place all-reduce over {table['ranks'].max():.0f} ranks ({backend}) "
+        f"on {hosts}, {html.escape(str(machine.get('date_utc')))}. Times are the mean over calls on the slowest rank; "
+        "1 GB is 1e9 bytes; busbw is algbw x 2(n-1)/n, as in nccl-tests.</p>"
     )
     if (table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1).any():
-        yield picture(table)
-    yield tables.to_html(texts(table), text_columns=("type", "redop"))
+        yield plot(table)
+    yield tables.to_html(format_table(table), text_columns=("type", "redop"))
 
 
-def picture(table: pd.DataFrame) -> Picture:
+def plot(table: pd.DataFrame) -> Picture:
     """Draw bus bandwidth against message size.
 
     Parameters
     ----------
     table
-        As `load_bandwidth` gives it.
+        As `load_bandwidth` returns it.
     """
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
-        drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # what a logarithmic axis can show
-        axis.plot(drawn["bytes"], drawn["busbw_gb_per_s"], color=COLOUR, marker="o", markersize=4)
+        drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
+        axis.plot(drawn["bytes"], drawn["busbw_gb_per_s"], color=palette.BLUE, marker="o", markersize=4)
         _scales(axis)
         axis.set(xlabel="message size", ylabel="busbw (GB/s)")
         return figure
 
-    return Picture(draw, "Bus bandwidth of an all-reduce against the size of the message")
+    return Picture(draw, "Bus bandwidth of an all-reduce against message size")
 
 
 def _scales(axis: Axes) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.xaxis.set_major_formatter(FuncFormatter(_size))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_major_formatter(_format_size)
+    axis.yaxis.set_major_formatter(PLAIN_TICKS)
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _size(value: float, _: Any) -> str:
+def _format_size(value: float, _: Any) -> str:
+    """Format bytes with binary units, which matplotlib's `EngFormatter` does not have."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":
             return f"{value:g} {unit}"

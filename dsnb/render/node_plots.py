@@ -1,34 +1,34 @@
-"""The figure of the spread between groups of nodes: every group's throughput per node, and who is off the median."""
+"""The figure of the spread between groups of nodes: throughput per node of every group, and which are slow."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from dsnb.analysis import slow_nodes
-from dsnb.render.plots import Picture
+from dsnb.render import palette
+from dsnb.render.plots import PLAIN_TICKS, Picture
 
-POINT, SLOW, FAILED, EXPECTED, INK = "#0072b2", "#d55e00", "#aa4499", "#009e73", "#30363d"
-"""Okabe and Ito's, as in every other figure; the shapes say the same, so that no reader needs the colours."""
-MOST_PANELS = 4
-MOST_LABELS = 8
-LONGEST_LABEL = 32
+POINT, SLOW, FAILED, EXPECTED = palette.BLUE, palette.VERMILION, palette.WINE, palette.GREEN
+"""Each has a marker or line of its own as well, so that colour is never the only difference."""
+MAX_PANELS = 4
+MAX_LABELS = 8
+MAX_LABEL_LENGTH = 32
 HALF_WIDTH = 0.36
-"""Of the column of a size; its groups stand side by side in it in their order, so that neighbours stay neighbours."""
+"""Of the column of one group size, in which groups are drawn side by side in their order."""
 
 
 def spread(table: pd.DataFrame) -> Picture:
-    """Draw samples/s per node of every group by the size of the group, with medians, limits and suspects.
+    """Draw samples/s per node of every group by the size of the group, with medians, expected values and slow groups.
 
     Parameters
     ----------
     table
-        As `dsnb.analysis.node_groups.groups` gives it; of more than four workloads, those with the most groups.
+        As `dsnb.analysis.node_groups.groups` returns it; at most four workloads are drawn, those with the most groups.
     """
     shown = table.assign(slow=table["off_median_pct"] < -slow_nodes.limits(table))
-    names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MOST_PANELS]
+    names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MAX_PANELS]
 
     def draw() -> Figure:
         count = max(len(names), 1)
@@ -44,7 +44,7 @@ def spread(table: pd.DataFrame) -> Picture:
         _legend(figure, shown)
         return figure
 
-    return Picture(draw, "Samples per second and node of every group of nodes, by the size of the group")
+    return Picture(draw, "Samples per second per node of every group of nodes, by group size")
 
 
 def _panel(part: pd.DataFrame, axis: Axes) -> None:
@@ -61,11 +61,11 @@ def _panel(part: pd.DataFrame, axis: Axes) -> None:
         axis.axhline(value, color=EXPECTED, linestyle="--", linewidth=1.3)
     axis.set(xlabel="nodes of a group", ylabel="samples/s per node", xlim=(-0.6, max(len(sizes), 1) - 0.4))
     axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axis.yaxis.set_major_formatter(PLAIN_TICKS)
 
 
 def _limits(ended: pd.Series, expected: pd.Series, axis: Axes) -> tuple[float, float]:
-    """Show the range of the figures, not down to 0: a few per cent are what there is to see."""
+    """Limit the axis to the range of the values instead of starting at 0: differences are a few per cent."""
     values = pd.concat([ended, expected.dropna()])
     if values.empty:
         axis.set(ylim=(0, 1), yticks=[])
@@ -93,12 +93,12 @@ def _points(groups: pd.DataFrame, floor: float, axis: Axes) -> None:
 
 
 def _label(groups: pd.DataFrame, colour: str, axis: Axes) -> None:
-    """Name the groups of one host, beside their points; larger ones have too many names."""
+    """Label the points of single hosts with their names; larger groups have too many."""
     named = groups[groups["hosts"].notna()]
     named = named[~named["hosts"].str.contains(",")] if len(named) else named
-    for row in named.head(MOST_LABELS).to_dict("records"):
+    for row in named.head(MAX_LABELS).to_dict("records"):
         axis.annotate(
-            _short(row["hosts"], LONGEST_LABEL), (row["at"], row["y"]), xytext=(7, 0), textcoords="offset points",
+            _short(row["hosts"], MAX_LABEL_LENGTH), (row["at"], row["y"]), xytext=(7, 0), textcoords="offset points",
             va="center", fontsize="small", color=colour, parse_math=False, zorder=5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
         )  # fmt: skip
@@ -107,16 +107,16 @@ def _label(groups: pd.DataFrame, colour: str, axis: Axes) -> None:
 def _median(same: pd.DataFrame, place: int, axis: Axes) -> None:
     median, limit = same["median_per_node"].median(), slow_nodes.limits(same).median()
     left, right = place - HALF_WIDTH - 0.05, place + HALF_WIDTH + 0.05
-    axis.hlines(median, left, right, color=INK, linewidth=1.4, zorder=2)
-    if limit == limit:
+    axis.hlines(median, left, right, color=palette.INK, linewidth=1.4, zorder=2)
+    if pd.notna(limit):
         axis.hlines(median * (1 - limit / 100), left, right, color=SLOW, linestyle=":", linewidth=1.3, zorder=2)
 
 
 def _legend(figure: Figure, shown: pd.DataFrame) -> None:
     entries = [
         (Line2D([], [], color=POINT, marker="o", linestyle=""), "a group", True),
-        (Line2D([], [], color=INK), "median of the size", True),
-        (Line2D([], [], color=SLOW, linestyle=":"), "slower counts as slow", slow_nodes.limits(shown).notna().any()),
+        (Line2D([], [], color=palette.INK), "median of the size", True),
+        (Line2D([], [], color=SLOW, linestyle=":"), "limit for slow", slow_nodes.limits(shown).notna().any()),
         (Line2D([], [], color=SLOW, marker="v", linestyle=""), "slow", shown["slow"].any()),
         (Line2D([], [], color=FAILED, marker="x", linestyle=""), "failed", shown["per_node"].isna().any()),
         (Line2D([], [], color=EXPECTED, linestyle="--"), "expected", shown["expected_per_node"].notna().any()),
@@ -125,5 +125,5 @@ def _legend(figure: Figure, shown: pd.DataFrame) -> None:
     figure.legend(*zip(*used, strict=True), loc="outside upper center", ncols=len(used), frameon=False)
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+def _short(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}\u2026"

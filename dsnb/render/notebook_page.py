@@ -1,4 +1,4 @@
-"""Executed notebook -> one HTML page: words and outputs, no code of the notebook, nothing outside the file."""
+"""Executed notebook -> one self-contained HTML page with its text and outputs, without its code."""
 
 import warnings
 
@@ -9,14 +9,14 @@ from dsnb.run_folder import paths
 
 
 def to_html(content: NotebookNode, resources: dict[str, str]) -> str:
-    """Give a notebook's words and outputs as a page.
+    """Convert a notebook's text and outputs to a page.
 
     Parameters
     ----------
     content
         The notebook, with its outputs.
     resources
-        What the template puts around them: `dsnb_title`, `dsnb_policy`, `dsnb_style`, `dsnb_script`.
+        The parts of the page around them: `dsnb_title`, `dsnb_policy`, `dsnb_style`, `dsnb_script`.
     """
     from nbconvert import HTMLExporter
 

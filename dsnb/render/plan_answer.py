@@ -1,4 +1,4 @@
-"""The answer of a plan in words: which measured setting is the quickest, and which takes the fewest GPU-hours."""
+"""A plan in words: the measured setting that takes the fewest days, and the one that takes the fewest GPU-hours."""
 
 import html
 
@@ -8,20 +8,20 @@ from dsnb.render.tables import Html
 
 
 def answer(table: pd.DataFrame, tokens: float) -> Html:
-    """Name the quickest and the thriftiest setting of a plan."""
+    """Return the settings with the fewest days and with the fewest GPU-hours as sentences."""
     if table.empty:
-        return Html("<p>No setting here has a measured throughput: choose other runs, tables or another model.</p>")
-    quick, thrifty = table.loc[table["days"].idxmin()], table.loc[table["gpu_hours"].idxmin()]
-    said = [f"Quickest for {tokens / 1e9:,.4g} billion tokens: {_setting(quick)}."]
-    if thrifty["experiment"] == quick["experiment"]:
-        said.append("No other setting takes fewer GPU-hours.")
+        return Html("<p>No setting has a measured throughput: choose other runs, other tables or another model.</p>")
+    fastest, cheapest = table.loc[table["days"].idxmin()], table.loc[table["gpu_hours"].idxmin()]
+    sentences = [f"Fewest days for {tokens / 1e9:,.4g} billion tokens: {_setting(fastest)}."]
+    if cheapest["experiment"] == fastest["experiment"]:
+        sentences.append("No other setting takes fewer GPU-hours.")
     else:
-        said.append(f"Fewest GPU-hours: {_setting(thrifty)}.")
-    return Html("<ul>" + "".join(f"<li>{sentence}</li>" for sentence in said) + "</ul>")
+        sentences.append(f"Fewest GPU-hours: {_setting(cheapest)}.")
+    return Html("<ul>" + "".join(f"<li>{sentence}</li>" for sentence in sentences) + "</ul>")
 
 
 def _setting(row: pd.Series) -> str:
     name = f"<code>{html.escape(str(row['experiment']))}</code> on {int(row['gpus'])} GPUs"
-    money = "" if pd.isna(row["cost"]) else f", {row['cost']:,.0f} at the given price"
+    cost = "" if pd.isna(row["cost"]) else f", {row['cost']:,.0f} at the given price"
     energy = "" if pd.isna(row["energy_kwh"]) else f", {row['energy_kwh']:,.0f} kWh"
-    return f"{name}, {row['days']:,.4g} days, {row['gpu_hours']:,.0f} GPU-hours{energy}{money}"
+    return f"{name}, {row['days']:,.4g} days, {row['gpu_hours']:,.0f} GPU-hours{energy}{cost}"

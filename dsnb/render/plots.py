@@ -1,7 +1,7 @@
-"""seaborn figures: what a setting does to speed, time, memory and utilization, and how the losses went.
+"""Figures of runs: speed, step time, memory and utilization by setting, losses, and the parts of one step.
 
-Spread is shown by the single runs themselves and a line from the lowest to the highest of them: with three repeats
-anything finer would be guessed.
+The spread between repeats is drawn as the runs themselves and a line from the lowest to the highest: three repeats are
+too few for an error bar.
 """
 
 import base64
@@ -15,11 +15,12 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import StrMethodFormatter
 
+from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.labels import MEMORY, METRICS, PRECISION_COLOURS
+from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.load import load_steps
 
 STYLE = {
@@ -28,20 +29,20 @@ STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "grid.color": "#e3e6ea",
-    "axes.edgecolor": "#8a929c",
-    "axes.labelcolor": "#30363d",
-    "xtick.color": "#57606a",
-    "ytick.color": "#57606a",
+    "grid.color": palette.GRID,
+    "axes.edgecolor": palette.GREY,
+    "axes.labelcolor": palette.INK,
+    "xtick.color": palette.SOFT_INK,
+    "ytick.color": palette.SOFT_INK,
     "font.family": "sans-serif",
 }
 PIXELS_PER_INCH = 180
-PART_COLOURS = {"forward": "#0072b2", "backward": "#56b4e9", "optimizer": "#e69f00"}
-PART_COLOURS |= {"handover": "#cc79a7", "between": "#c8ced6"}
+PLAIN_TICKS = StrMethodFormatter("{x:,.10g}")
+"""Ticks as plain numbers with thousands separators, without an offset or a power of ten beside the axis."""
 
 
 class Picture:
-    """A figure that shows itself in notebooks and reports as an image with a description."""
+    """A figure that notebooks and reports display as an image with a description."""
 
     def __init__(self, draw: Callable[[], Figure], description: str) -> None:
         with plt.rc_context(STYLE):
@@ -49,7 +50,7 @@ class Picture:
             buffer = io.BytesIO()
             self.figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
         plt.close(self.figure)
-        self.png, self.description = _small(buffer), description
+        self.png, self.description = _compressed(buffer), description
 
     def _repr_html_(self) -> str:
         data = base64.b64encode(self.png).decode()
@@ -57,13 +58,18 @@ class Picture:
         return f'<img alt="{html.escape(self.description)}" width="{width}" src="data:image/png;base64,{data}">'
 
 
-def _small(png: io.BytesIO) -> bytes:
-    """Give a PNG with 64 colours: a third of the size, and no difference that one could see in drawings like these."""
+def _compressed(png: io.BytesIO) -> bytes:
+    """Reduce a PNG to 64 colours: a third of the size, and no visible difference in line drawings."""
     from PIL import Image
 
-    small = io.BytesIO()
-    Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
-    return small.getvalue()
+    compressed = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(compressed, format="png", optimize=True)
+    return compressed.getvalue()
+
+
+def note(axis: Axes, text: str) -> None:
+    """Write a sentence into the middle of axes that have nothing to draw."""
+    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color=palette.SOFT_INK)
 
 
 def overview(runs: pd.DataFrame) -> Picture:
@@ -72,7 +78,7 @@ def overview(runs: pd.DataFrame) -> Picture:
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it; only ok runs are drawn.
+        One row per run, as `dsnb.load_runs` returns it; only ok runs are drawn.
     """
     ok = runs[runs["status"] == "ok"]
     memory = next((name for name in MEMORY if ok[name].notna().any()), MEMORY[-1])
@@ -81,7 +87,7 @@ def overview(runs: pd.DataFrame) -> Picture:
     def draw() -> Figure:
         figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
         for axis, metric in zip(axes.flat, metrics, strict=True):
-            against_stage(ok, metric, axis)
+            plot_by_stage(ok, metric, axis)
         handles, labels = axes.flat[0].get_legend_handles_labels()
         for axis in axes.flat:
             if axis.get_legend():
@@ -93,40 +99,26 @@ def overview(runs: pd.DataFrame) -> Picture:
     return Picture(draw, "Throughput, step time, memory and utilization by ZeRO stage and precision")
 
 
-def against_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
+def plot_by_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     """Draw one metric of ok runs against the ZeRO stage: medians as bars, the range as a line, every run as a dot."""
-    words = METRICS[metric]
-    axis.set(xlabel="ZeRO stage", ylabel=words.heading)
-    shown = ok[ok["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=[metric, "zero_stage"])
-    shown = shown.assign(**{metric: shown[metric] * words.factor})
-    if shown.empty:
+    label = METRIC_LABELS[metric]
+    axis.set(xlabel="ZeRO stage", ylabel=label.heading)
+    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "zero_stage"])
+    if known.empty:
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
-        axis.text(
-            0.5,
-            0.5,
-            "not measured on this machine",
-            ha="center",
-            va="center",
-            transform=axis.transAxes,
-            color="#57606a",
-        )
+        note(axis, "not measured on this machine")
         return
-    precisions = [name for name in PRECISION_COLOURS if name in set(shown["precision"])]
-    shared = {"data": shown, "x": "zero_stage", "y": metric, "hue": "precision", "hue_order": precisions, "ax": axis}
-    sns.barplot(
-        **shared,
-        palette=PRECISION_COLOURS,
-        estimator="median",
-        errorbar=("pi", 100),
-        alpha=0.55,
-        err_kws={"linewidth": 1.3, "color": "#30363d"},
-    )
-    sns.stripplot(
-        **shared, palette=PRECISION_COLOURS, dodge=True, size=4, linewidth=0.6, edgecolor="white", legend=False
-    )
-    axis.set(xlabel="ZeRO stage", ylabel=words.heading)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"))
+    precisions = [name for name in palette.PRECISIONS if name in set(known["precision"])]
+    shared = {
+        "x": known["zero_stage"], "y": known[metric] * label.factor, "hue": known["precision"],
+        "hue_order": precisions, "palette": palette.PRECISIONS, "ax": axis,
+    }  # fmt: skip
+    range_line = {"linewidth": 1.3, "color": palette.INK}
+    sns.barplot(**shared, estimator="median", errorbar=("pi", 100), alpha=0.55, err_kws=range_line)
+    sns.stripplot(**shared, dodge=True, size=4, linewidth=0.6, edgecolor="white", legend=False)
+    axis.set(xlabel="ZeRO stage", ylabel=label.heading)
+    axis.yaxis.set_major_formatter(PLAIN_TICKS)
 
 
 def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
@@ -135,18 +127,18 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
     Parameters
     ----------
     steps, runs
-        As `dsnb.load_steps` and `dsnb.load_runs` give them; runs that differ in nothing else (`summary.variants`).
+        As `dsnb.load_steps` and `dsnb.load_runs` return them, for runs of one variant (`summary.variants`).
     """
     keys = ["sweep", "experiment", "repeat"]
     ok = runs[runs["status"] == "ok"]
-    known = ok[ok["precision"].isin(list(PRECISION_COLOURS))].dropna(subset=["zero_stage"])
+    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=["zero_stage"])
     table = steps.dropna(subset=["loss"]).merge(known[[*keys, "zero_stage", "precision"]], on=keys)
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
         if table.empty:
             axis.set_axis_off()
-            axis.text(0.5, 0.5, "no run has written a loss", ha="center", va="center", color="#57606a")
+            note(axis, "no run recorded a loss")
             return figure
         sns.lineplot(
             data=table,
@@ -156,8 +148,8 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
             style="zero_stage",
             estimator="median",
             errorbar=None,
-            palette=PRECISION_COLOURS,
-            hue_order=[name for name in PRECISION_COLOURS if name in set(table["precision"])],
+            palette=palette.PRECISIONS,
+            hue_order=[name for name in palette.PRECISIONS if name in set(table["precision"])],
             linewidth=1.4,
             ax=axis,
         )
@@ -169,7 +161,7 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
 
 
 def run_steps(run_dir: str | Path) -> Picture:
-    """Draw the loss and the step time of one run over its steps, the warm-up shaded."""
+    """Draw loss and step time of one run by step, with the warm-up shaded."""
     steps = load_steps(run_dir)
 
     def draw() -> Figure:
@@ -178,12 +170,12 @@ def run_steps(run_dir: str | Path) -> Picture:
         for axis, column, label in zip(axes, ("loss", "step_time_s"), ("loss", "step time (s)"), strict=True):
             axis.set(xlabel="optimizer step", ylabel=label)
             if steps[column].notna().any():
-                axis.plot(steps["step"], steps[column], color="#0072B2", linewidth=1.4)
+                axis.plot(steps["step"], steps[column], color=palette.BLUE, linewidth=1.4)
             else:
-                axis.text(0.5, 0.5, "no step was recorded", ha="center", va="center", transform=axis.transAxes)
-            if warm == warm:
-                axis.axvspan(0.5, warm + 0.5, color="#8a929c", alpha=0.15, label="warm-up")
-        if warm == warm:
+                note(axis, "no step was recorded")
+            if pd.notna(warm):
+                axis.axvspan(0.5, warm + 0.5, color=palette.GREY, alpha=0.15, label="warm-up")
+        if pd.notna(warm):
             axes[0].legend(frameon=False)
         return figure
 
@@ -191,33 +183,38 @@ def run_steps(run_dir: str | Path) -> Picture:
 
 
 def step_parts(run_dir: str | Path) -> Picture | None:
-    """Draw where the time of one step of a profiled run goes, as one bar; None if that was not measured.
+    """Draw the parts of one step of a profiled run as one bar; None if they were not measured.
 
-    Communication overlaps with the parts, and is that of another step, so it is told in words, not in the bar.
+    Communication overlaps with the parts and is measured in another step, so it is in the label, not in the bar.
     """
     profile = record_schema.read(RunPaths(Path(run_dir)).profile) or {}
-    parts_ms = {name: (profile.get(f"{name}_s") or 0) * 1000 for name in PART_COLOURS}
-    step_ms = (profile.get("step_s") or 0) * 1000
-    if not step_ms or not sum(parts_ms.values()):
+    parts_s = {name: profile.get(f"{name}_s") or 0.0 for name in palette.STEP_PARTS}
+    step_s = profile.get("step_s") or 0.0
+    if not step_s or not sum(parts_s.values()):
         return None
-    parts_ms["between"] = max(step_ms - sum(parts_ms.values()), 0)
-    parts_ms = {name: width_ms for name, width_ms in parts_ms.items() if width_ms}
-    sent_s, traced_s = profile.get("communication_s"), profile.get("traced_step_s")
-    words = ""
-    if sent_s and traced_s:
-        words = f"; in a traced one of {traced_s * 1000:,.1f} ms, collectives ran for {sent_s * 1000:,.1f} ms"
+    parts_s["between"] = max(step_s - sum(parts_s.values()), 0.0)
+    parts_s = {name: duration_s for name, duration_s in parts_s.items() if duration_s}
+    communication_s, traced_s = profile.get("communication_s"), profile.get("traced_step_s")
+    title = f"one step: {_ms(step_s)}"
+    if communication_s and traced_s:
+        title += f"; traced step: {_ms(traced_s)}, of which {_ms(communication_s)} in collectives"
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 1.6), layout="constrained")
-        begin_ms = 0.0
-        for name, width_ms in parts_ms.items():
-            label = f"{name} {width_ms:,.1f} ms"
-            axis.barh(0, width_ms, left=begin_ms, height=0.6, color=PART_COLOURS[name], label=label)
-            begin_ms += width_ms
-        axis.set(xlabel=f"one step of {step_ms:,.1f} ms{words}", yticks=[], ylim=(-0.5, 0.5))
+        start_s = 0.0
+        for name, duration_s in parts_s.items():
+            label = f"{name} {_ms(duration_s)}"
+            axis.barh(0, duration_s, left=start_s, height=0.6, color=palette.STEP_PARTS[name], label=label)
+            start_s += duration_s
+        axis.xaxis.set_major_formatter(lambda time_s, _: f"{1000 * time_s:,.10g}")
+        axis.set(xlabel=f"ms ({title})", yticks=[], ylim=(-0.5, 0.5))
         axis.grid(visible=False)
         axis.spines["left"].set_visible(False)
-        figure.legend(loc="outside upper left", ncols=len(parts_ms), frameon=False)
+        figure.legend(loc="outside upper left", ncols=len(parts_s), frameon=False)
         return figure
 
-    return Picture(draw, "Where the time of one step goes: " + ", ".join(parts_ms))
+    return Picture(draw, "Time of one step by part: " + ", ".join(parts_s))
+
+
+def _ms(duration_s: float) -> str:
+    return f"{1000 * duration_s:,.1f} ms"

@@ -1,43 +1,43 @@
-"""seaborn figures of scaling: throughput and days against GPUs, with the ideal line, and the efficiency."""
+"""Figures of scaling: throughput, efficiency and days against the number of GPUs, with the ideal as dotted lines."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
-from dsnb.render.plots import Picture
+from dsnb.render import palette
+from dsnb.render.plots import PLAIN_TICKS, Picture, note
 
-COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f7f7f", "#000000"]
-"""Okabe and Ito's, as in every other figure."""
-MOST_LINES = len(COLOURS)
-LONGEST_LABEL = 120
+MAX_LINES = len(palette.SERIES)
+MAX_LABEL_LENGTH = 120
 
 
 def throughput(table: pd.DataFrame) -> Picture:
-    """Draw tokens/s and efficiency against GPUs; dotted lines are ideal, bars go from the lowest to the highest.
+    """Draw tokens/s and efficiency against GPUs; dotted lines are ideal, bars span the lowest to the highest run.
 
     Parameters
     ----------
     table
-        As `dsnb.analysis.scaling.scaling` gives it; of more than eight workloads, those with most GPUs.
+        As `dsnb.analysis.scaling.scaling` returns it; at most eight workloads are drawn, those on the most GPUs.
     """
-    shown = _most(table)
+    shown = _largest_workloads(table)
 
     def draw() -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
         _lines(shown, "tokens_per_s", "tokens/s", left)
-        for colour, (_, part) in zip(COLOURS, shown.groupby("workload", sort=False), strict=False):
+        for colour, (_, part) in zip(palette.SERIES, shown.groupby("workload", sort=False), strict=False):
             base = part[part["gpus"] == part["base_gpus"]].iloc[0]
             ideal = base["tokens_per_s"] / base["gpus"] * part["gpus"]
             left.plot(part["gpus"], ideal, color=colour, linestyle=":", linewidth=1)
             left.vlines(part["gpus"], part["lowest"], part["highest"], color=colour, linewidth=2.5, alpha=0.6)
-        _lines(shown.assign(efficiency=100 * shown["efficiency"]), "efficiency", "efficiency (%)", right)
-        right.axhline(100, color="#8a929c", linestyle=":", linewidth=1)
+        left.yaxis.set_major_formatter(EngFormatter())
+        _lines(shown, "efficiency", "efficiency", right)
+        right.axhline(1, color=palette.GREY, linestyle=":", linewidth=1)
         right.set_yscale("linear")
-        right.set_ylim(0, max(110, 105 * shown["efficiency"].max()) if len(shown) else 110)
-        right.yaxis.set_major_formatter(FuncFormatter(_short))
+        right.set_ylim(0, max(1.1, 1.05 * shown["efficiency"].max()) if len(shown) else 1.1)
+        right.yaxis.set_major_formatter(PercentFormatter(xmax=1))
         _legend(figure, left, right)
         return figure
 
@@ -45,19 +45,20 @@ def throughput(table: pd.DataFrame) -> Picture:
 
 
 def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
-    """Draw the days that `tokens` take against GPUs; the dotted lines are ideal.
+    """Draw the days of training on `tokens` against GPUs; the dotted lines are ideal.
 
     Parameters
     ----------
     table
-        As `dsnb.analysis.scaling.scaling` gives it for the same number of tokens.
+        As `dsnb.analysis.scaling.scaling` returns it for the same number of tokens.
     """
-    shown = _most(table)
+    shown = _largest_workloads(table)
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 4.6), layout="constrained")
         _lines(shown, "days", f"days for {tokens / 1e9:,.4g} billion tokens", axis)
-        for colour, (_, part) in zip(COLOURS, shown.groupby("workload", sort=False), strict=False):
+        axis.yaxis.set_major_formatter(PLAIN_TICKS)
+        for colour, (_, part) in zip(palette.SERIES, shown.groupby("workload", sort=False), strict=False):
             base = part[part["gpus"] == part["base_gpus"]].iloc[0]
             axis.plot(
                 part["gpus"], base["days"] * base["gpus"] / part["gpus"], color=colour, linestyle=":", linewidth=1
@@ -68,20 +69,20 @@ def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
     return Picture(draw, f"Days to train {tokens / 1e9:,.4g} billion tokens against the number of GPUs")
 
 
-def _most(table: pd.DataFrame) -> pd.DataFrame:
-    order = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable").index[:MOST_LINES]
+def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
+    order = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable").index[:MAX_LINES]
     return table[table["workload"].isin(order)].sort_values(["workload", "gpus"])
 
 
 def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
     axis.set(xlabel="GPUs", ylabel=title)
     if shown.empty:
-        axis.text(0.5, 0.5, "nothing was measured on two numbers of GPUs", ha="center", transform=axis.transAxes)
+        note(axis, "no workload was measured on two numbers of GPUs")
         return
     names = list(dict.fromkeys(shown["workload"]))
-    palette = dict(zip(names, COLOURS, strict=False))
+    colours = dict(zip(names, palette.SERIES, strict=False))
     sns.lineplot(
-        data=shown, x="gpus", y=column, hue="workload", hue_order=names, palette=palette, marker="o",
+        data=shown, x="gpus", y=column, hue="workload", hue_order=names, palette=colours, marker="o",
         errorbar=None, linewidth=1.6, ax=axis,
     )  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="GPUs", ylabel=title)
@@ -89,23 +90,15 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.xaxis.set_minor_locator(plt.NullLocator())
-    axis.yaxis.set_major_formatter(FuncFormatter(_short))
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _short(value: float, _: object = None) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:,.4g} {unit}"
-    return f"{value:,.4g}"
-
-
 def _legend(figure: Figure, *axes: Axes) -> None:
-    """Put one legend below: names of workloads are long."""
+    """Draw one legend below the axes: names of workloads are too long for beside them."""
     handles, labels = axes[0].get_legend_handles_labels()
     for axis in axes:
         if (own := axis.get_legend()) is not None:
             own.remove()
     if handles:
-        short = [label if len(label) <= LONGEST_LABEL else f"{label[:LONGEST_LABEL]}\u2026" for label in labels]
+        short = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[:MAX_LABEL_LENGTH]}\u2026" for label in labels]
         figure.legend(handles, short, loc="outside lower center", ncols=1, frameon=False, fontsize="small")

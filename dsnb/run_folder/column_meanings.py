@@ -167,11 +167,11 @@ GPU_SAMPLES = {
 
 SUMMARY = {
     "n": "Runs that are `ok`; medians and spreads are over these.",
-    "n_failed": "All other runs.",
+    "n_failed": "Runs with any other status.",
     "<metric>_median": "Median over the `ok` runs; missing where nothing was measured.",
     "<metric>_std": "Sample standard deviation over the `ok` runs (n - 1); missing for a single run.",
 }
-"""Columns of `summarize`; `<metric>` stands for every figure of `dsnb.runs.labels.METRICS`."""
+"""Columns of `summarize`; `<metric>` stands for every figure of `dsnb.runs.labels.METRIC_LABELS`."""
 
 
 def unit(name: str) -> str:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from dsnb.files import plain_text, records
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, GPU_COLUMNS, METRICS, STEP_COLUMNS
+from dsnb.run_folder.table_columns import ENVIRONMENT, GPU_COLUMNS, METRIC_COLUMNS, STEP_COLUMNS
 from dsnb.settings import aliases
 from dsnb.settings.experiment import Experiment
 
@@ -115,7 +115,7 @@ def _setting(name: str, about: FieldInfo) -> Kind:
 
 SETTINGS = {name: _setting(name, about) for name, about in Experiment.model_fields.items()}
 SIGNED = {"loss_first", "loss_last", "loss_mean", "step_skew", "forward_skew"}
-SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRICS}
+SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRIC_COLUMNS}
 TEXTS = ("attention_used", "oom_phase", "note")
 """Columns of a run's summary that hold no number."""
 SUMMARY |= dict.fromkeys((*TEXTS, "profile_missing"), TEXT)

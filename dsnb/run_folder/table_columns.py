@@ -8,7 +8,7 @@ from dsnb.settings.experiment import SUPERVISION, Experiment
 SETTINGS = [name for name in Experiment.model_fields if name not in {"device", *SUPERVISION}]
 SHARING = ["data_parallel", "global_batch_size"]
 """How the work is shared out, as it follows from the settings of dsnb's own runs; other programs name it themselves."""
-METRICS = [
+METRIC_COLUMNS = [
     "tokens_per_s",
     "trained_tokens_per_s",
     "tokens_per_s_per_gpu",
@@ -77,7 +77,7 @@ RUN_COLUMNS = [
     "device",
     *SHARING,
     "hosts",
-    *METRICS,
+    *METRIC_COLUMNS,
     "attention_used",
     "oom_phase",
     *(f"{phase}_s" for phase in PHASES),
@@ -92,7 +92,7 @@ RUN_NUMBERS = [
     "repeat",
     *(name for name in SETTINGS if isinstance(_DEFAULTS[name], int | float) and not isinstance(_DEFAULTS[name], bool)),
     *SHARING,
-    *METRICS,
+    *METRIC_COLUMNS,
     *(f"{phase}_s" for phase in PHASES),
     "notebook_s",
     "cores",

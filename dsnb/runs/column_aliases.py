@@ -5,8 +5,10 @@ dsnb's own index and cache need no aliases: they are ignored once dsnb's code ha
 
 import pandas as pd
 
-ALIASES = {"gpu": "gpu_name", "origins": "provenance", "not_ok": "n_failed"}
-"""Old name of a column of runs or of a summary -> its name now. (In samples of GPUs, `gpu` is an index and stays.)"""
+from dsnb.settings import aliases
+
+ALIASES = {"gpu": "gpu_name", "origins": "provenance", "not_ok": "n_failed", **aliases.CURRENT_NAMES}
+"""Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
 
 
 def rename_old_columns(table: pd.DataFrame) -> pd.DataFrame:

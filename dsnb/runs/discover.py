@@ -12,7 +12,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import index
 from dsnb.runs.index import Index
 from dsnb.runs.logs import find
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 
 
 @dataclass
@@ -154,17 +154,17 @@ def run_names(path: str) -> dict[str, Any]:
     return {"sweep": above, "experiment": parent, "repeat": repeat}
 
 
-def log_names(path: str, starts: list[Start]) -> list[dict[str, Any]]:
+def log_names(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, Any]]:
     """Name the starts in a log: by the folders if they are a benchmark's `EXP/run<k>`, by the file's name else.
 
     Starts with the same settings are repeats; with others, they are experiments of their own.
     """
     folder, name = os.path.split(shown(path))
-    if paths.repeat(os.path.basename(folder)) is not None and len(starts) == 1:
+    if paths.repeat(os.path.basename(folder)) is not None and len(logged_runs) == 1:
         return [run_names(folder)]
     sweep, name = os.path.basename(folder), os.path.splitext(name)[0]
-    same = all(start.settings == starts[0].settings for start in starts)
+    same = all(logged.settings == logged_runs[0].settings for logged in logged_runs)
     return [
         {"sweep": sweep, "experiment": name if same else f"{name}_start{number}", "repeat": number if same else 1}
-        for number in range(1, len(starts) + 1)
+        for number in range(1, len(logged_runs) + 1)
     ]

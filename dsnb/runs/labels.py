@@ -56,7 +56,7 @@ class Axis:
 
 
 ON_STEPS = "while steps were trained, not while the model was built"
-METRICS = {
+METRIC_LABELS = {
     "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps over their time."),
     "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
     "trained_tokens_per_s": Metric(
@@ -184,10 +184,6 @@ AXES = {
     "status": Axis("status", "{}", ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")),
 }
 """The settings that are asked for most, in the order in which they are shown; the others follow under their names."""
-
-
-PRECISION_COLOURS = {"fp32": "#0072b2", "tf32": "#56b4e9", "fp16": "#e69f00", "bf16": "#009e73"}
-"""Okabe and Ito's colours, which readers with any colour vision can tell apart."""
 
 
 def axis(name: str) -> Axis:

@@ -22,7 +22,7 @@ from dsnb.runs import cache, experiment_names, index, run_folders, run_records
 from dsnb.runs.discover import Found, in_order, log_names, look, run_names, shown
 from dsnb.runs.logs import find, step_csv
 from dsnb.runs.logs import rows as log_rows
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 
 T = TypeVar("T")
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
@@ -111,7 +111,7 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
 Names = dict[str, Any]
 
 
-def _logged(found: Found, make: Callable[[Path, Names, Start], T]) -> Iterator[tuple[Names, T]]:
+def _logged(found: Found, make: Callable[[Path, Names, LoggedRun], T]) -> Iterator[tuple[Names, T]]:
     """Make something of every run in foreign logs, and name it.
 
     In a folder, what cannot be read is left out with a warning, and what is no log without one.
@@ -121,10 +121,10 @@ def _logged(found: Found, make: Callable[[Path, Names, Start], T]) -> Iterator[t
             reader = find.reader(path)
             if reader is None and not found.is_one_file:
                 continue
-            starts = find.read(path, reader)
+            logged_runs = find.read(path, reader)
             with find.contained(path):
-                names = log_names(str(path), starts)
-                made = [make(path, name, start) for name, start in zip(names, starts, strict=True)]
+                names = log_names(str(path), logged_runs)
+                made = [make(path, name, logged) for name, logged in zip(names, logged_runs, strict=True)]
         except LogError as error:
             if found.is_one_file:
                 raise
@@ -133,13 +133,13 @@ def _logged(found: Found, make: Callable[[Path, Names, Start], T]) -> Iterator[t
         yield from zip(names, made, strict=True)
 
 
-def _row(path: Path, names: Names, start: Start) -> Names:
-    return log_rows.run(start, Path(shown(str(path))), names)
+def _row(path: Path, names: Names, logged: LoggedRun) -> Names:
+    return log_rows.row(logged, Path(shown(str(path))), names)
 
 
-def _step_rows(path: Path, names: Names, start: Start) -> pd.DataFrame:
-    log_rows.run(start, path, names)  # what it derives belongs to the steps, too
-    return log_rows.steps(start)
+def _step_rows(path: Path, names: Names, logged: LoggedRun) -> pd.DataFrame:
+    log_rows.row(logged, path, names)  # what it derives belongs to the steps, too
+    return log_rows.steps(logged)
 
 
 def _runs(found: Found) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from typing import Any
 from dsnb.files import records
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, METRICS, PHASES, SETTINGS
+from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, PHASES, SETTINGS
 
 Records = list[dict[str, Any] | None]
 _RUN = RunPaths(Path())
@@ -20,7 +20,7 @@ NAME = "recorded_name"
 """The column of the name that an experiment had when its run was made."""
 _KINDS = {
     **{name: record_schema.SETTINGS[name] for name in (*SETTINGS, "device")},
-    **{name: record_schema.SUMMARY[name] for name in (*METRICS, *record_schema.TEXTS)},
+    **{name: record_schema.SUMMARY[name] for name in (*METRIC_COLUMNS, *record_schema.TEXTS)},
     **{name: record_schema.MACHINE[name] for name in ENVIRONMENT if name in record_schema.MACHINE},
     "gpu_name": record_schema.TEXT,
     **dict.fromkeys((f"{phase}_s" for phase in PHASES), record_schema.AMOUNT),
@@ -78,7 +78,7 @@ def _text(value: Any) -> str | None:
 def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
     columns = _fields(settings, ["device"]) | _settings(settings)
-    columns |= _fields([mapping(result, "summary") for result in results], [*METRICS, *record_schema.TEXTS])
+    columns |= _fields([mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
     columns |= _fields(machines, ENVIRONMENT) | {"gpu_name": [_gpu(machine.get("gpus")) for machine in machines]}
     phases = _fields([mapping(result, "phases_s") for result in results], PHASES)
     return columns | {f"{phase}_s": times for phase, times in phases.items()}

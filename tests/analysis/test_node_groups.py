@@ -18,7 +18,7 @@ from dsnb.analysis import node_differences as nodes
 from dsnb.analysis import node_groups, scaling, slow_nodes
 from dsnb.cli.app import app
 from dsnb.errors import SettingsError
-from dsnb.explorer import payload
+from dsnb.explorer import series
 from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher.gpu_figures import gpu_figures
@@ -82,7 +82,7 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster, mo
     assert "4 of 4 larger groups with it are slow as well" in found["evidence"][0]
     assert set(table.loc[table["failed"] > 0, "hosts"].str.contains(DEAD)) == {True}
     assert list(table["verdict"].value_counts()[["fail", "pass"]]) == [7 + 6, 127 - 13]
-    said = slow_nodes.said(table)
+    said = slow_nodes.describe(table)
     assert [sentence for sentence in said if sentence.startswith("Failed")] == [
         f"Failed: {DEAD} (zs0_bf16_gpus8_bs8_sl512: 1 failed): {DEAD}: no answer for 30 s; "
         "6 larger groups with it failed as well."
@@ -93,13 +93,13 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster, mo
 
 def test_efficiency_is_relative_to_one_node(cluster):
     runs = dsnb.load_runs(cluster)
-    assert scaling.of_one_node(runs) == 8
-    sizes = scaling.scaling(runs, scaling.of_one_node(runs)).set_index("gpus")
+    assert scaling.gpus_per_node(runs) == 8
+    sizes = scaling.scaling(runs, scaling.gpus_per_node(runs)).set_index("gpus")
     assert set(sizes["workload"]) == {"opt-350m"}
     assert set(sizes["base_gpus"]) == {8}
     assert list(sizes["n"]) == [63, 31, 15, 7, 3, 1]
     assert sizes.loc[64, "efficiency"] == pytest.approx(0.99**3, abs=0.005)
-    assert scaling.of_one_node(runs.iloc[:0]) is None
+    assert scaling.gpus_per_node(runs.iloc[:0]) is None
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -151,12 +151,12 @@ def test_the_words_of_the_evidence():
     )
     riddle = table_of(*PAIRS, ("a+c", 100), ("b+d", 100), ("e+g", 100), ("f+h", 100))
     assert "The group a, b is 30.0 % slow, and all its hosts were in fast ones: nobody can be named." in (
-        slow_nodes.said(riddle)
+        slow_nodes.describe(riddle)
     )
-    assert slow_nodes.said(table_of(*alone(100, 101, 99)))[:1] == [
+    assert slow_nodes.describe(table_of(*alone(100, 101, 99)))[:1] == [
         "No host is slow: none is 3 % below its median and outside the spread of the others."
     ]
-    assert slow_nodes.said(table_of(*alone(100, 70))) == [
+    assert slow_nodes.describe(table_of(*alone(100, 70))) == [
         "nodes1: 2 nodes, median 85 samples/s per node, \N{MINUS SIGN}17.6 % to +17.6 % around it "
         "(with fewer than 3 groups nobody can be called slow)."
     ]
@@ -188,7 +188,7 @@ def test_pass_and_fail(expected, rows, verdicts):
 
 def test_a_failed_group_is_named_with_its_cause_even_without_hosts():
     lost = {**a_group("a", None, "failed"), "hosts": None, "cause": "no route\x1b[2J to host c"}
-    (sentence,) = [one for one in slow_nodes.said(table_of(*alone(100, 100), lost)) if "Failed" in one]
+    (sentence,) = [one for one in slow_nodes.describe(table_of(*alone(100, 100), lost)) if "Failed" in one]
     assert sentence == "Failed: a group whose hosts are not known (nodes1: 1 failed): no route?[2J to host c."
 
 
@@ -314,10 +314,10 @@ def test_in_what_the_nodes_differ(tmp_path):
         environment = record["nodes"][0]["environment"]
         environment["memory_gib"] = 2000 + number / 50
         if number == 4:
-            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200"}] * 7}
+            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * 7}
         records.write_json(path, {**record, "differences": ["clocks: 2 s apart", "driver: told already"]})
     assert nodes.differences(dsnb.load_runs(tmp_path)) == [
-        f"gpus: 8 x NVIDIA H200 on 5 nodes, 7 x NVIDIA H200 on {HOSTS[4]}",
+        f"gpus: 8 x NVIDIA H200 140 GiB on 5 nodes, 7 x NVIDIA H200 140 GiB on {HOSTS[4]}",
         f"driver: 570.1 on 5 nodes, 535.1 on {HOSTS[4]}",
         "clocks: 2 s apart",
     ]
@@ -333,11 +333,11 @@ def test_one_number_on_two_hosts_is_two_gpus(cluster):
     figures = gpu_figures(rows, worker, gpus=4)
     assert figures["gpu_util_pct"] == 70  # over GPUs; over samples it would be 80
     assert figures["device_memory_gib"] == 2
-    means = payload.over_gpus(pd.DataFrame(rows, columns=GPU_COLUMNS))
+    means = series.mean_over_gpus(pd.DataFrame(rows, columns=GPU_COLUMNS))
     assert list(means["util_pct"]) == [70] * 4 + [100] * 4
     runs = dsnb.load_runs(cluster)
     pair = int(np.flatnonzero(runs["nodes"] == 2)[0])
-    assert payload.series(read(runs), pair)["gpus"] == 16
+    assert series.load(read(runs), pair)["gpus"] == 16
     samples = dsnb.runs.load.load_gpu(runs["run_dir"][pair])
     assert list(samples.columns) == GPU_COLUMNS
     assert samples["host"].nunique() == 2
@@ -345,7 +345,7 @@ def test_one_number_on_two_hosts_is_two_gpus(cluster):
 
 def test_samples_of_one_gpu_are_as_they_are():
     rows = pd.DataFrame([{"t_s": t_s, "gpu": 0, "util_pct": t_s} for t_s in (0.25, 0.5, 0.76)], columns=GPU_COLUMNS)
-    assert list(payload.over_gpus(rows)["t_s"]) == [0.25, 0.5, 0.76]
+    assert list(series.mean_over_gpus(rows)["t_s"]) == [0.25, 0.5, 0.76]
 
 
 def test_skew_by_hand():
@@ -398,12 +398,12 @@ def test_the_command_line_prints_groups_and_suspects(cluster, tmp_path):
     assert len(json.loads(done.stdout)) == 127
     assert f"Suspect: {SLOW}, " in done.stderr
     done = CliRunner().invoke(app, ["summary", "--groups", str(cluster)])
-    assert "off the median (%)" in done.stdout
+    assert "off median (%)" in done.stdout
     assert f"Suspect: {SLOW}, " in done.stdout
     made_up.write_folders(made_up.runs(1), tmp_path / "alone", steps=6)
     done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path)])
     assert str(done.exception) == (
-        "no run here was made on hosts of a hostfile: there are no groups of nodes to compare"
+        "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
     )
 
 

@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from dsnb.analysis.tradeoffs import beyond_noise, effects, front
+from dsnb.analysis.noise import beyond_noise
+from dsnb.analysis.tradeoffs import effects, pareto_front
 from dsnb.render import answer
 from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
 from dsnb.runs import labels
@@ -36,10 +37,10 @@ RUNS = table(
 def test_the_front_is_what_nothing_else_beats():
     speed = pd.Series({"slow": 1.0, "light": 2.0, "good": 5.0, "heavy": 5.0, "fast": 6.0, "unknown": float("nan")})
     memory = pd.Series({"slow": 3.0, "light": 1.0, "good": 2.0, "heavy": 4.0, "fast": 5.0, "unknown": 0.0})
-    assert front(memory, speed, "lower", "higher") == ["light", "good", "fast"]
-    assert front(memory, speed, "lower", "lower") == ["light", "slow"]
-    assert front(speed, memory, "higher", "lower") == ["fast", "good", "light"]
-    assert front(speed.head(0), memory.head(0), "lower", "higher") == []
+    assert pareto_front(memory, speed, "lower", "higher") == ["light", "good", "fast"]
+    assert pareto_front(memory, speed, "lower", "lower") == ["light", "slow"]
+    assert pareto_front(speed, memory, "higher", "lower") == ["fast", "good", "light"]
+    assert pareto_front(speed.head(0), memory.head(0), "lower", "higher") == []
 
 
 def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
@@ -67,13 +68,19 @@ def test_noise_is_what_repeats_differ_by():
     assert beyond_noise(100, 200, float("nan"), 5) is None
 
 
+def test_one_run_alone_says_nothing_about_noise_in_any_view():
+    twins = table(("a", 1, 0, "bf16", 100, 7), ("b", 1, 1, "bf16", 100, 7), ("b", 2, 1, "bf16", 98, 7))
+    (change,) = effects(twins, "a", ["zero_stage"], ["tokens_per_s_per_gpu"]).to_dict("records")
+    assert change["tokens_per_s_per_gpu_beyond_noise"] is None
+    text = answer.answer(twins).text
+    assert "(noise unknown)" in text
+    assert "as fast" not in text
+
+
 def test_the_answer_says_what_each_axis_is_worth():
     text = answer.answer(RUNS).text
     minus = answer.MINUS
-    assert (
-        f"<b>ZeRO stage</b> (1 in the fastest): with 0 not one of 2 runs ended well; with 3 {minus}49 % tokens/s"
-        in text
-    )
+    assert f"<b>ZeRO stage</b> (1 in the fastest): with 0 none of 2 runs succeeded; with 3 {minus}49 % tokens/s" in text
     assert f"{minus}30 % memory" in text
     assert (
         f"<b>precision</b> (bf16 in the fastest): with fp32 {minus}2.9 % tokens/s (noise unknown), +100 % memory."
@@ -91,8 +98,8 @@ def test_the_answer_hides_no_failed_repeat_and_no_missing_figure():
     assert f"with 1 {answer.MINUS}5.2 % tokens/s (1 of 3 runs not ok)." in text
     assert "nan" not in text
     unknown = table(("a", 1, 0, "bf16", 100, 7)).assign(tokens_per_s_per_gpu=float("nan"))
-    assert "No speed was measured here" in answer.answer(unknown).text
-    assert "The one run ended well." in answer.answer(unknown).text
+    assert "No run measured speed, so the fastest setting is unknown." in answer.answer(unknown).text
+    assert "The run succeeded." in answer.answer(unknown).text
 
 
 def test_gpus_are_not_compared_as_if_they_were_settings():

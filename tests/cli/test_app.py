@@ -27,6 +27,7 @@ def folder(swept, tmp_path_factory):
     return home / "out"
 
 
+@pytest.mark.process
 def test_doctor_finds_this_machine_fit():
     done = dsnb("doctor")
     assert done.returncode == 0, done.stdout
@@ -34,6 +35,7 @@ def test_doctor_finds_this_machine_fit():
         assert words in done.stdout
 
 
+@pytest.mark.process
 def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     spec = tmp_path / "kernels" / "python3"
     spec.mkdir(parents=True)
@@ -48,6 +50,7 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     assert f"note Jupyter kernel python3 starts /opt/other/bin/python (kernelspec {spec})" in text
 
 
+@pytest.mark.process
 def test_doctor_takes_a_hostfile_from_either_place(tmp_path):
     (tmp_path / "hosts").write_text("a slots=0\n")
     for words in (
@@ -59,6 +62,7 @@ def test_doctor_takes_a_hostfile_from_either_place(tmp_path):
         assert done.stderr.startswith(f"error: hostfile '{tmp_path}/hosts', line 1: slots is 0")
 
 
+@pytest.mark.process
 def test_dry_run_starts_nothing(tmp_path):
     done = dsnb("sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out")
     assert done.returncode == 0
@@ -68,6 +72,7 @@ def test_dry_run_starts_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_dry_runs_say_who_would_make_what(tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     few = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
@@ -83,6 +88,7 @@ def test_dry_runs_say_who_would_make_what(tmp_path):
     assert done.stdout.endswith("2 runs; nothing was started\n")
 
 
+@pytest.mark.process
 def test_summary_in_every_format(folder):
     csv = dsnb("summary", folder, "--format", "csv").stdout.splitlines()
     assert csv[0].startswith("experiment,n,n_failed,tokens_per_s_median,tokens_per_s_std,tokens_per_s_per_gpu_median,")
@@ -96,6 +102,7 @@ def test_summary_in_every_format(folder):
     assert f"{row['tokens_per_s_median']:,.0f} ±" in table
 
 
+@pytest.mark.process
 def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
     (row,) = json.loads(dsnb("summary", folder, "--timing", "--format", "json").stdout)
     assert set(row) == {"experiment", "start", "build", "warmup", "timed", "stop", "wall", "notebook", "outside_steps"}
@@ -135,12 +142,14 @@ def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
          "'none' is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"),
     ],
 )  # fmt: skip
+@pytest.mark.process
 def test_trouble_is_one_line(words, message):
     done = dsnb(*words)
     assert (done.returncode, done.stderr, done.stdout) == (1, f"error: {message}\n", "")
 
 
 @pytest.mark.parametrize("command", ["summary", "report"])
+@pytest.mark.process
 def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("notes.txt", "a/picture.png", "a/b/.hidden"):
@@ -154,6 +163,7 @@ def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
     assert (done.returncode, done.stderr, done.stdout) == (1, message, "")
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     done = dsnb("sweep", "params/quickstart.yaml", "--output", tmp_path / "file" / "out")
@@ -161,6 +171,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert (done.returncode, done.stderr) == (1, message)
 
 
+@pytest.mark.process
 def test_papermill_refuses_a_misspelled_parameter(tmp_path):
     command = [
         sys.executable,
@@ -177,6 +188,7 @@ def test_papermill_refuses_a_misspelled_parameter(tmp_path):
     assert "did you mean 'zero_stage'?" in done.stderr
 
 
+@pytest.mark.process
 def test_a_dry_run_over_64_nodes_prints_every_command(tmp_path):
     (tmp_path / "hosts").write_text("".join(f"n{number} slots=8\n" for number in range(64)))
     words = ["--dry-run", "--only", "opt-350m*gpus512_*", "--hostfile", tmp_path / "hosts", "--set", "repeats=1"]

@@ -37,6 +37,7 @@ def test_no_fence_escapes_the_search(page):
 
 @pytest.mark.timeout(900)  # the first page makes the sweep that all use
 @pytest.mark.parametrize("page", RUN, ids=name)
+@pytest.mark.process
 def test_blocks_run_and_print_what_the_page_shows(page, home):
     printed = run_page(page, home)
     assert printed
@@ -53,6 +54,7 @@ def test_yaml_blocks_are_valid_params_files(tmp_path):
         assert load_sweep(path).runs, block.where
 
 
+@pytest.mark.process
 def test_a_block_that_fails_is_told(tmp_path):
     with pytest.raises(AssertionError, match="exit code 3 of:\nexit 3"):
         Home(tmp_path).run_line("exit 3")

@@ -15,7 +15,7 @@ from dsnb.run_folder import column_meanings as meanings
 from dsnb.run_folder.field_meanings import FIELDS
 from dsnb.run_folder.record_schema import FORMS
 from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.load import load_runs, load_steps
 from dsnb.settings.experiment import Experiment
 
@@ -59,7 +59,7 @@ def test_every_column_of_the_summary_has_a_meaning():
     known = [*entries(text)]
     for column in summarize(load_runs(EXAMPLE)).columns:
         stem = re.sub(r"_(median|std)$", "", column)
-        assert column in known or (stem in METRICS and f"`{stem}`" in text), column
+        assert column in known or (stem in METRIC_LABELS and f"`{stem}`" in text), column
 
 
 def test_nothing_is_described_that_is_gone():
@@ -70,7 +70,7 @@ def test_nothing_is_described_that_is_gone():
 
 
 def test_no_column_is_described_twice():
-    told = {name for name, metric in METRICS.items() if metric.about}
+    told = {name for name, metric in METRIC_LABELS.items() if metric.about}
     assert not told & (set(meanings.RUNS) | set(meanings.TITLED))
     assert not set(meanings.RUNS) & set(Experiment.model_fields) - {"device"}
 

@@ -60,6 +60,7 @@ DIED = "the kernel of in.ipynb failed:"
     ],
     ids=["killed", "interrupted while it starts", "interrupted while it works", "interrupted amid a message"],
 )
+@pytest.mark.process
 def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
     nbformat.write(nbf.new_notebook(cells=[nbf.new_code_cell(source)]), tmp_path / "in.ipynb")
     command = [sys.executable, "-c", EXECUTE, str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
@@ -67,6 +68,7 @@ def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
     assert (done.stdout, done.stderr) == (f"{end} []\n", "")
 
 
+@pytest.mark.process
 def test_a_kernel_that_cannot_start_says_why(tmp_path, monkeypatch):
     (tmp_path / "ipykernel.py").write_text("raise SystemExit('no room for it')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")

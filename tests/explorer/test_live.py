@@ -104,7 +104,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     # a hand in the views: the kernel sends the steps of a run that is opened, and knows the brush
     tab.locator(".dsnb-link").first.click()
     tab.locator(".dsnb-series canvas").first.wait_for(timeout=30_000)
-    link = tab.get_by_role("link", name="The executed notebook").get_attribute("href")
+    link = tab.get_by_role("link", name="Executed notebook").get_attribute("href")
     assert link.startswith("/lab/tree/outputs/made_up/")
     tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [0, 1e9], y: [1e8, 1e9] }} }})")
     tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
@@ -112,7 +112,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     tab.get_by_text("selected 0 [3]").wait_for(timeout=30_000)
 
     # all is undone, here and in the kernel
-    tab.get_by_role("button", name="Reset everything").click()
+    tab.get_by_role("button", name="Reset").click()
     tab.locator(".dsnb-count", has_text="60 of 60 runs").wait_for()
     tab.wait_for_timeout(300)
     assert tab.evaluate(f"{ROOT}.state.brush") is None

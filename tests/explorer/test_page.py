@@ -11,11 +11,12 @@ import pytest
 import dsnb
 from dsnb.analysis import tradeoffs
 from dsnb.analysis.summary import summarize
-from dsnb.explorer import payload
+from dsnb.explorer import series
 from dsnb.explorer.state import options, values
 from dsnb.files import records
+from dsnb.render import answer
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.labels import METRICS
+from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
 from tests.support.browser import SETTLED, violations
 
@@ -32,6 +33,9 @@ HOSTILE = [
     "javascript:window.hacked=1",
     "{{ 7 * 7 }} $x$ [a](b)",
 ]
+
+
+VERDICTS = {True: ["beyond noise"], False: ["within noise", "unchanged"], None: ["noise unknown", "unchanged"]}
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +102,19 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
         explorer.set(**changes)
         page.tab.evaluate(f"(state) => {ROOT}.set(state)", changes)
         found = page.tab.evaluate(
-            f"(({{ frontier, effects, compared, base, model }}) => ({{ compared, base: base.value,"
+            f"(({{ frontier, effects, compared, base, model, effectBox }}) => ({{ compared, base: base.value,"
             " front: frontier.map((point) => model.experiments.names[point.experiment]),"
-            " effects: effects.map((one) => [one.axis, model.experiments.names[one.experiment], one.changes]) }))"
+            " effects: effects.map((one) => [one.axis, model.experiments.names[one.experiment], one.changes]),"
+            " texts: [...effectBox.querySelectorAll('.dsnb-figure')].map((node) => node.textContent),"
+            " verdicts: [...effectBox.querySelectorAll('.dsnb-verdict')].map((node) => node.textContent) }))"
             f"({ROOT})"
         )
         selection = exact(explorer)
         if selection.empty:
             continue
         summary = summarize(selection)
-        better = [METRICS[changes[side]].better for side in ("x", "y")]
-        plain = tradeoffs.front(summary[f"{changes['x']}_median"], summary[f"{changes['y']}_median"], *better)
+        better = [METRIC_LABELS[changes[side]].better for side in ("x", "y")]
+        plain = tradeoffs.pareto_front(summary[f"{changes['x']}_median"], summary[f"{changes['y']}_median"], *better)
         assert found["front"] == plain
         fronts += len(plain)
         table = tradeoffs.effects(selection, found["base"], explorer.data.axes, found["compared"])
@@ -117,9 +123,36 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
             for name, one in zip(found["compared"], changed, strict=True):
                 assert one["change"] == pytest.approx(row[f"{name}_change"], rel=1e-9, nan_ok=True)
                 assert one["beyond"] == row[f"{name}_beyond_noise"]
+                if not math.isnan(row[f"{name}_change"]):
+                    assert found["texts"].pop(0) == answer.percent(row[f"{name}_change"])
+                    assert found["verdicts"].pop(0) in VERDICTS[row[f"{name}_beyond_noise"]]
                 compared += not math.isnan(row[f"{name}_change"])
+        assert found["texts"] == found["verdicts"] == []
     assert fronts > 60
     assert compared > 100
+
+
+def test_the_page_has_seconds_and_shows_milliseconds(tmp_path, watched):
+    table = made_up.runs(3).assign(status="ok", step_time_s=[0.0121, 0.0123, 0.0129])
+    explorer = dsnb.explore(table).set(y="step_time_s")
+    page = watched(explorer.save(tmp_path / "page.html"))
+    tab = page.tab
+    (figure,) = [one for one in tab.evaluate(f"{ROOT}.model.figures") if one["name"] == "step_time_s"]
+    assert (figure["values"], figure["factor"], figure["unit"]) == ([0.0121, 0.0123, 0.0129], 1000, "ms")
+    assert "step time 12.3 ms" in tab.locator(".dsnb-front").inner_text()
+    assert tab.evaluate(f"{ROOT}.scatter.view.data('points').map(({{ y }}) => y)") == [0.0121, 0.0123, 0.0129]
+    assert tab.evaluate(f"{ROOT}.scatter.view.signal('y_factor')") == 1000
+    tab.locator(".dsnb-region summary").click()
+    for place, edge in enumerate(("12.3", "12.9")):
+        tab.locator(".dsnb-region input").nth(place).fill(edge)
+        tab.locator(".dsnb-region input").nth(place).press("Enter")
+    assert tab.evaluate(f"{ROOT}.state.brush.y") == [0.0123, 0.0129]
+    assert tab.evaluate(f"{ROOT}.selected") == [1, 2]
+    assert tab.locator(".dsnb-region input").first.input_value() == "12.3"
+    with tab.expect_download() as waiting:
+        tab.get_by_role("button", name="Save as CSV").click()
+    rows = list(csv.DictReader(io.StringIO(waiting.value.path().read_text(encoding="utf-8"), newline="")))
+    assert [row["step time (ms)"] for row in rows] == ["12.3", "12.9"]
 
 
 def exact(explorer):
@@ -135,18 +168,18 @@ def test_the_pages_own_controls_set_the_same_states(runs, saved, watched):
     tab.locator("fieldset", has_text="ZeRO stage").get_by_text("3", exact=True).click()
     tab.locator("fieldset", has_text="precision").get_by_text("bf16", exact=True).click()
     tab.locator("fieldset", has_text="precision").get_by_text("fp16", exact=True).click()
-    tab.get_by_label("Metric", exact=True).select_option("days")
-    tab.get_by_label("against").select_option("power_w")
-    tab.get_by_label("Colour").select_option("model")
-    tab.get_by_label("Metric's scale").select_option("log")
-    tab.get_by_label("Days for billions of tokens").fill("50")
-    tab.get_by_label("Days for billions of tokens").press("Enter")
+    tab.get_by_label("Y axis", exact=True).select_option("days")
+    tab.get_by_label("X axis", exact=True).select_option("power_w")
+    tab.get_by_label("Colour by").select_option("model")
+    tab.get_by_label("Y scale").select_option("log")
+    tab.get_by_label("Training tokens (billions)").fill("50")
+    tab.get_by_label("Training tokens (billions)").press("Enter")
     explorer.set(zero_stage=3, precision=["bf16", "fp16"], y="days", x="power_w", colour="model", y_scale="log")
     explorer.set(train_tokens=50e9)
     assert tab.evaluate(f"{ROOT}.state") == explorer.state
     assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
     assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(explorer.selection)} of 300 runs")
-    tab.get_by_role("button", name="Reset everything").click()
+    tab.get_by_role("button", name="Reset").click()
     assert tab.evaluate(f"{ROOT}.selected.length") == 300
 
 
@@ -212,17 +245,17 @@ def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(runs, saved, w
     assert tab.evaluate(f"{ROOT}.selected") == selected
     tab.set_viewport_size({"width": 700, "height": 900})
     tab.wait_for_timeout(200)
-    tab.get_by_label("Metric's scale").select_option("log")
+    tab.get_by_label("Y scale").select_option("log")
     tab.wait_for_timeout(200)
     assert tab.evaluate(f"{ROOT}.state.brush") == state
     assert tab.evaluate(f"{ROOT}.selected") == selected
     tab.locator(".dsnb-region summary").click()
-    tab.get_by_role("button", name="Clear the region").click()
+    tab.get_by_role("button", name="Clear region").click()
     tab.wait_for_timeout(150)
     assert tab.evaluate(f"{ROOT}.state.brush") is None
     drag(tab, (0.3, 0.2), (0.7, 0.8))
     assert tab.evaluate(f"{ROOT}.state.brush") is not None
-    tab.get_by_role("button", name="Reset everything").click()
+    tab.get_by_role("button", name="Reset").click()
     tab.wait_for_timeout(150)
     assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected.length]") == [None, 300]
     drag(tab, (0.3, 0.2), (0.7, 0.8))
@@ -239,7 +272,7 @@ def test_a_saved_region_opens_as_it_was_saved(runs, tmp_path, watched):
     page.tab.wait_for_timeout(150)
     assert page.tab.evaluate(f"{ROOT}.state") == explorer.state
     assert page.tab.evaluate(f"{ROOT}.selected") == positions(explorer)
-    page.tab.get_by_role("button", name="Reset everything").click()
+    page.tab.get_by_role("button", name="Reset").click()
     assert page.tab.evaluate(f"{ROOT}.state") == dsnb.explore(runs).state
 
 
@@ -319,7 +352,7 @@ def test_links_to_notebooks_lead_into_the_folder_whatever_its_name(tmp_path, wat
     explorer = dsnb.explore(dsnb.load_runs(folder), home=folder)
     page = watched(explorer.save(folder / "page.html"))
     page.tab.evaluate(f"{ROOT}.open(1)")
-    link = page.tab.get_by_role("link", name="The executed notebook")
+    link = page.tab.get_by_role("link", name="Executed notebook")
     target = link.evaluate("(node) => node.href")
     assert target == (folder / "javascript:alert(1)#?" / "run2" / "run.ipynb").as_uri().replace("%28", "(").replace(
         "%29", ")"
@@ -337,11 +370,11 @@ def test_a_profiled_run_leads_to_its_trace_and_flops(tmp_path, watched):
     page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
     page.tab.evaluate(f"{ROOT}.open(1)")
     links = page.tab.locator(".dsnb-bar a")
-    assert links.all_inner_texts() == ["A trace of one step", "Its FLOPs by module"]
+    assert links.all_inner_texts() == ["Trace of one step", "FLOPs by module"]
     found = links.evaluate_all("(nodes) => nodes.map((node) => node.href)")
     assert found == [profiled.trace.as_uri(), profiled.flops.as_uri()]
     page.tab.evaluate(f"{ROOT}.open(0)")
-    assert links.all_inner_texts() == ["The executed notebook"]
+    assert links.all_inner_texts() == ["Executed notebook"]
     assert (page.outside, page.said) == ([], [])
 
 
@@ -366,7 +399,7 @@ def test_the_table_sorts_turns_pages_and_is_saved(runs, saved, watched):
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
     tab.get_by_role("button", name="Next").click()
-    assert tab.locator(".dsnb-where").inner_text().startswith("26 to 50 of ")
+    assert tab.locator(".dsnb-range-shown").inner_text().startswith("26 to 50 of ")
 
 
 def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, saved, watched):
@@ -374,7 +407,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
     page.tab.evaluate(f"{ROOT}.set({{ status: ['oom', 'failed'] }})")
     lost = (runs["status"] != "ok").sum()
     assert lost > 5
-    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('lost').length") == lost
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').length") == lost
     assert "not ok: oom" in page.tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in page.tab.locator(".dsnb-count").inner_text()
     assert page.tab.locator("td.dsnb-bad", has_text="oom").count() > 0
@@ -454,7 +487,7 @@ def test_the_keyboard_reaches_and_uses_every_control(tmp_path, watched):
     few = tab.evaluate(f"{ROOT}.selected.length")
     assert 0 < few < 12
     assert tab.evaluate("document.activeElement.type") == "checkbox"  # the focus stays where it was
-    tab.get_by_label("Metric", exact=True).focus()
+    tab.get_by_label("Y axis", exact=True).focus()
     tab.keyboard.press("ArrowDown")
     assert tab.evaluate(f"{ROOT}.state.y") != "tokens_per_s_per_gpu"
     tab.locator(".dsnb-region summary").focus()
@@ -463,7 +496,7 @@ def test_the_keyboard_reaches_and_uses_every_control(tmp_path, watched):
     tab.keyboard.type("1")
     tab.keyboard.press("Enter")
     assert tab.evaluate(f"{ROOT}.state.brush.y[0]") == 1
-    tab.get_by_role("button", name="Clear the region").focus()
+    tab.get_by_role("button", name="Clear region").focus()
     tab.keyboard.press("Enter")
     assert tab.evaluate(f"{ROOT}.state.brush") is None
     tab.locator(".dsnb-link").first.focus()
@@ -518,19 +551,20 @@ def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
 
 
 def test_the_series_of_a_large_sweep_are_thinned_and_the_page_says_so(tmp_path, watched, monkeypatch):
-    monkeypatch.setattr(payload, "SERIES_NUMBERS", 9 * payload.FEWEST_POINTS * 4)
+    monkeypatch.setattr(series, "MAX_NUMBERS", 9 * series.MIN_POINTS * 4)
     made_up.write_folders(made_up.runs(9), tmp_path / "s")
     page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
     page.tab.evaluate(f"{ROOT}.open(8)")
     text = page.tab.locator(".dsnb-explorer").inner_text()
-    assert "The steps of 5 of the 9 selected runs are left out of this file, for its size" in text
-    assert "Its steps are left out of this file, for its size" in text
+    left_out = "are left out of this file to keep it small; they are in the run folders."
+    assert f"The steps of 5 of the 9 selected runs {left_out}" in text
+    assert f"The steps of this run {left_out}" in text
 
 
 def test_only_failed_runs_are_crosses(tmp_path, watched):
     page = watched(dsnb.explore(made_up.runs(30).assign(status="failed")).save(tmp_path / "page.html"))
-    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('lost').length") == 30
-    assert page.tab.evaluate(f"{ROOT}.medians.view.data('lost').length") == 10
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').length") == 30
+    assert page.tab.evaluate(f"{ROOT}.medians.view.data('failed').length") == 10
     assert page.tab.locator(".dsnb-chart canvas").first.is_visible()
 
 

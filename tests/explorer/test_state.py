@@ -9,7 +9,7 @@ import pytest
 
 import dsnb
 from dsnb.errors import SettingsError
-from dsnb.explorer import data, page, payload, state
+from dsnb.explorer import data, page, payload, series, state
 from tests.support import made_up
 
 
@@ -31,7 +31,7 @@ def test_controls_are_made_from_the_data(runs):
     ]  # fmt: skip
     assert shown.choices["precision"].values == ["fp32", "fp16", "bf16"]
     assert shown.choices["activation_checkpointing"].values == [False, True]
-    assert shown.choices["zero_stage"].mention(3) == "ZeRO 3"
+    assert shown.choices["zero_stage"].short_label(3) == "ZeRO 3"
     assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
     assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
     assert "days" in state.options(shown)["y"]
@@ -71,18 +71,24 @@ def test_days_follow_from_the_tokens(explorer):
 @pytest.mark.parametrize(
     ("controls", "message"),
     [
-        ({"zero_stage": 7}, "zero_stage 7 is not in these runs: choose from 0, 1, 2, 3, or 'all'"),
-        ({"activation_checkpointing": 1}, "activation_checkpointing 1 is not in these runs: choose from false, true"),
-        ({"y": "speed"}, "y 'speed' is not to be had here: choose from tokens_per_s_per_gpu, "),
-        ({"zero": 3}, "the explorer has no control 'zero': it has model, zero_stage, "),
+        ({"zero_stage": 7}, "zero_stage 7 does not occur in these runs: choose from 0, 1, 2, 3, or 'all'"),
+        (
+            {"activation_checkpointing": 1},
+            "activation_checkpointing 1 does not occur in these runs: choose from false, true",
+        ),
+        ({"y": "speed"}, "y 'speed' is not available in these runs: choose from tokens_per_s_per_gpu, "),
+        ({"zero": 3}, "unknown control 'zero': choose from model, zero_stage, "),
         (
             {"train_tokens": -1},
-            "train_tokens -1 is no number of tokens: give one from 1 to 1e18, such as 300e9",
+            "train_tokens -1 is not a number from 1 to 1e18: set it to a number such as 300e9",
         ),
-        ({"brush": {"x": [1]}}, "brush {'x': [1]} is no region: give {'x': [low, high], 'y': [low, high]}, or None"),
-        ({"brush": 3}, "brush 3 is no region"),
-        ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is no region"),
-        ({"run": 300}, "run 300 is not the position of a run: give 0 to 299, or None"),
+        (
+            {"brush": {"x": [1]}},
+            "brush {'x': [1]} is not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
+        ),
+        ({"brush": 3}, "brush 3 is not a region"),
+        ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is not a region"),
+        ({"run": 300}, "run 300 is not the position of a run: set it to 0 to 299, or to None"),
         ({"base": "x"}, "base 'x' is not an experiment of these runs"),
     ],
 )
@@ -100,7 +106,7 @@ def test_values_may_come_from_numpy_and_pandas(explorer):
     assert (explorer.state["zero_stage"], explorer.state["run"]) == ([1, 3], 2)
     explorer.set(gpus=pd.Series([2]))
     assert explorer.state["gpus"] == [2]
-    with pytest.raises(SettingsError, match="is not to be had here"):
+    with pytest.raises(SettingsError, match="is not available in these runs"):
         explorer.set(y=np.array(["mfu", "power_w"]))
 
 
@@ -138,7 +144,7 @@ def test_odd_tables_are_explored(runs, kind, tmp_path):
 
 def test_a_table_that_is_none_is_refused():
     with pytest.raises(
-        SettingsError, match="explore needs the table that load_runs gives; it has no column repeat, status"
+        SettingsError, match="explore needs the table that load_runs returns; it has no column repeat, status"
     ):
         dsnb.explore(pd.DataFrame({"experiment": ["a"]}))
 
@@ -172,19 +178,19 @@ def test_no_path_of_the_machine_is_in_a_page(tmp_path):
     explorer = dsnb.explore(dsnb.load_runs(tmp_path), home=tmp_path / "made_up")
     text = explorer.save(tmp_path / "made_up" / "page.html").read_text()
     assert str(tmp_path) not in text
-    assert explorer._fragment(tmp_path).count('"there":[1,1,1,1,1,1]') == 1
+    assert explorer._fragment(tmp_path).count('"available":[1,1,1,1,1,1]') == 1
 
 
 def test_series_are_thinned_where_there_are_many_runs(tmp_path):
     made_up.write_folders(made_up.runs(30), tmp_path / "made_up", steps=500)
     shown = data.read(dsnb.load_runs(tmp_path))
-    found = payload.all_series(shown)
+    found = series.load_all(shown)
     assert 20 < len(found) <= 30
     found = {position: one for position, one in found.items() if one}  # those that failed have written none
     sizes = {len(one["step"]) for one in found.values()}
-    assert max(sizes) <= payload.SERIES_NUMBERS / payload.COLUMNS_OF_SERIES / 30
+    assert max(sizes) <= series.MAX_NUMBERS / series.COLUMNS / 30
     assert all(one["step"][-1] == 500 for one in found.values())
-    whole = payload.series(shown, next(iter(found)), points=500)
+    whole = series.load(shown, next(iter(found)), points=500)
     assert whole["step"] == list(range(1, 501))
     assert whole["warm_steps"] == 5
 
@@ -218,7 +224,7 @@ def test_the_widgets_follow_and_lead(runs):
 
 
 def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(payload, "SERIES_NUMBERS", payload.COLUMNS_OF_SERIES * payload.FEWEST_POINTS)
+    monkeypatch.setattr(series, "MAX_NUMBERS", series.COLUMNS * series.MIN_POINTS)
     made_up.write_folders(made_up.runs(3), tmp_path / "made_up")
     explorer = dsnb.explore(dsnb.load_runs(tmp_path))
     assert list(explorer.live.view.payload["series"]) == [0]
@@ -266,4 +272,4 @@ def test_an_empty_folder_can_be_explored(tmp_path):
 
 
 def test_numbers_of_the_payload_are_plain():
-    assert payload._numbers([1.0, 2.5, math.nan, math.inf]) == [1, 2.5, None, None]
+    assert data.json_numbers([1.0, 2.5, math.nan, math.inf]) == [1, 2.5, None, None]

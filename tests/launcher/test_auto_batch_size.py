@@ -51,6 +51,7 @@ def statuses(folder):
     return {path.parent.parent.name: records.read_json(path)["status"] for path in folder.glob("*/run1/result.json")}
 
 
+@pytest.mark.process
 def test_probes_are_neighbours_and_the_run_takes_the_largest(tmp_path, small):
     machine, run = Machine(), RunPaths(tmp_path / "exp" / "run1")
     result = auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once)
@@ -60,6 +61,7 @@ def test_probes_are_neighbours_and_the_run_takes_the_largest(tmp_path, small):
     assert statuses(tmp_path) == {"exp": "ok", **probes}
 
 
+@pytest.mark.process
 def test_a_run_that_runs_out_later_than_its_probe_is_kept_and_a_smaller_one_made(tmp_path, small):
     machine = Machine(probes=6, whole=4)
     assert (
@@ -70,6 +72,7 @@ def test_a_run_that_runs_out_later_than_its_probe_is_kept_and_a_smaller_one_made
     assert statuses(tmp_path)["exp_probe-bs6"] == statuses(tmp_path)["exp_probe-bs5"] == "oom"
 
 
+@pytest.mark.process
 def test_a_repeat_takes_the_probes_that_are_there(tmp_path, small):
     auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
     machine = Machine()
@@ -80,6 +83,7 @@ def test_a_repeat_takes_the_probes_that_are_there(tmp_path, small):
     assert machine.made == [(6, 50)]
 
 
+@pytest.mark.process
 def test_a_repeat_on_hosts_takes_the_probes_that_are_there(tmp_path, small):
     """Their device is known only when they are reached: it stands in the records, not yet in the settings."""
     (tmp_path / "hosts").write_text("n1 slots=2\nn2 slots=2\n")
@@ -90,6 +94,7 @@ def test_a_repeat_on_hosts_takes_the_probes_that_are_there(tmp_path, small):
     assert machine.made == [(6, 50)]
 
 
+@pytest.mark.process
 def test_a_repeat_knows_what_only_the_whole_run_could_find_out(tmp_path, small):
     settings = small(**AUTO, steps=50, grad_accum=4)
     auto_batch_size.launch(settings, RunPaths(tmp_path / "exp" / "run1"), Machine(probes=6, whole=4).once)
@@ -98,6 +103,7 @@ def test_a_repeat_knows_what_only_the_whole_run_could_find_out(tmp_path, small):
     assert machine.made == [(4, 50)]
 
 
+@pytest.mark.process
 def test_a_probe_from_before_a_setting_came_still_counts(tmp_path, small):
     auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
     for path in tmp_path.glob("exp_probe*/run1/experiment.json"):
@@ -107,11 +113,13 @@ def test_a_probe_from_before_a_setting_came_still_counts(tmp_path, small):
     assert machine.made == [(6, 50)]
 
 
+@pytest.mark.process
 def test_nothing_fits(tmp_path, small):
     result = auto_batch_size.launch(small(**AUTO), RunPaths(tmp_path / "exp" / "run1"), Machine(probes=0).once)
     assert (result.status, result.cause) == ("oom", "not even micro_batch_size 1 fits")
 
 
+@pytest.mark.process
 def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path, small):
     machine = Machine(odd="failed")
     result = auto_batch_size.launch(small(**AUTO), RunPaths(tmp_path / "exp" / "run1"), machine.once)
@@ -119,6 +127,7 @@ def test_a_probe_that_fails_otherwise_ends_the_search(tmp_path, small):
     assert machine.made == [(1, 2), (2, 2), (4, 2)]
 
 
+@pytest.mark.process
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path, small):
     run = RunPaths(tmp_path / "exp" / "run1")
     with pytest.raises(KeyboardInterrupt):
@@ -143,6 +152,7 @@ def once_that(**verdicts):
     return once
 
 
+@pytest.mark.process
 def test_a_probe_that_failed_is_made_again_when_the_run_is(small, tmp_path):
     run = RunPaths(tmp_path / "auto" / "run1")
     experiment = small(micro_batch_size="auto", memory_limit_gib=1)
@@ -163,6 +173,7 @@ grid: {activation_checkpointing: [true]}
 """
 
 
+@pytest.mark.process
 def test_a_sweep_finds_it_keeps_the_probes_and_is_finished(tmp_path):
     (tmp_path / "fitting.yaml").write_text(PARAMS)
     (result,) = run_sweep(tmp_path / "fitting.yaml", output=tmp_path / "out", progress=False)

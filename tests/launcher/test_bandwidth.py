@@ -12,7 +12,7 @@ from dsnb.files import records
 from dsnb.formulas import metrics
 from dsnb.launcher import bandwidth
 from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-from dsnb.render.all_reduce import section, texts
+from dsnb.render.all_reduce import format_table, section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.all_reduce import load_bandwidth
 from dsnb.runs.load import load_runs, load_steps
@@ -107,9 +107,10 @@ def test_hosts_that_are_none(measured, tmp_path, nodes):
 
 def test_a_folder_without_a_test_shows_nothing(swept):
     assert list(section(swept)) == []
-    assert texts(load_bandwidth(swept)).empty
+    assert format_table(load_bandwidth(swept)).empty
 
 
+@pytest.mark.process
 def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(bandwidth, "WORKER", "tests.workers.wrongsum")
     result = measure_bandwidth(settings(), tmp_path, most_bytes=256)
@@ -120,12 +121,14 @@ def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
     assert load_bandwidth(tmp_path).empty
 
 
+@pytest.mark.process
 def test_ranks_that_say_nothing_are_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(bandwidth, "WORKER", "tests.workers.silent")
     result = measure_bandwidth(settings(), tmp_path)
     assert (result.status, result.summary) == ("failed", {})
 
 
+@pytest.mark.process
 def test_it_has_no_steps_that_could_be_missed(tmp_path):
     result = measure_bandwidth(settings(step_timeout_s=0.1), tmp_path, most_bytes=64)
     assert result.status == "ok", result.message()
@@ -152,6 +155,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         measure_bandwidth(settings(), tmp_path / "file")
 
 
+@pytest.mark.process
 def test_the_command_prints_nccl_tests_columns(tmp_path):
     words = ["--set", "device=cpu", "--most-bytes", "63", "--output", tmp_path]
     done = dsnb("bandwidth", *words)
@@ -165,6 +169,7 @@ def test_the_command_prints_nccl_tests_columns(tmp_path):
     assert json.loads((tmp_path / "bandwidth" / "run1" / "experiment.json").read_text())["gpus"] == 2
 
 
+@pytest.mark.process
 def test_the_command_refuses_in_one_line(tmp_path):
     done = dsnb("bandwidth", "--set", "device=cpu", "--set", "gpus=1", "--output", tmp_path)
     assert done.returncode == 1

@@ -159,11 +159,11 @@ def test_the_answer_names_fastest_and_lightest(make_run, tmp_path):
         record["summary"]["peak_allocated_gib"] = memory
         records.write_json(run.result, record)
     words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
-    assert "as fast" not in words
+    assert "Equally fast" not in words
     assert "Fastest: <code>fast</code> with 100 tokens/s per GPU (one run)." in words
     assert (
-        "Lightest within 10 % of the fastest: <code>near</code> with 6.00 GiB of GPU memory, 5 % slower "
-        "(the fastest takes 10.00 GiB)." in words
+        "Least memory within 10 % of the fastest: <code>near</code> with 6.00 GiB of GPU memory, 5 % slower "
+        "(the fastest uses 10.00 GiB)." in words
     )
 
 
@@ -173,7 +173,7 @@ def test_the_answer_leaves_out_the_probes_of_a_micro_batch(make_run, tmp_path):
     make_run("bsauto_probe-bs16", 1, [], status="oom", cause="rank 0: out of memory")
     words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
     assert "Fastest: <code>bsauto</code> with 100 tokens/s per GPU (one run)." in words
-    assert "The one run ended well." in words
+    assert "The run succeeded." in words
 
 
 def test_the_answer_says_what_repeats_cannot_tell_apart(make_run, tmp_path):
@@ -181,7 +181,7 @@ def test_the_answer_says_what_repeats_cannot_tell_apart(make_run, tmp_path):
         for repeat, seconds in enumerate(times, start=1):
             make_run(name, repeat, [seconds])
     words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
-    assert "Within the spread of repeats as fast: <code>two</code>." in words
+    assert "Equally fast within the noise: <code>two</code>." in words
 
 
 def test_variants_separate_what_must_not_be_compared(make_run, tmp_path):
@@ -215,7 +215,7 @@ def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
 
 
 def test_figures_have_sensible_digits():
-    assert tables.figure(91193.4, 10516.2, 0) == "91,193 ± 10,516"
-    assert tables.figure(44.92, 6.31, 1) == "44.9 ± 6.3"
-    assert tables.figure(1.5, float("nan"), 2) == "1.50"
-    assert tables.figure(float("nan"), float("nan"), 2) == ""
+    assert tables.format_value(91193.4, 10516.2, 0) == "91,193 ± 10,516"
+    assert tables.format_value(44.92, 6.31, 1) == "44.9 ± 6.3"
+    assert tables.format_value(1.5, float("nan"), 2) == "1.50"
+    assert tables.format_value(float("nan"), float("nan"), 2) == ""

@@ -126,6 +126,7 @@ def test_settings_that_an_old_folder_does_not_name_had_their_defaults(sweep):
         is_finished(other)
 
 
+@pytest.mark.process
 def test_a_probe_that_is_not_whole_is_made_again(tmp_path, small):
     probe, folder = small(micro_batch_size=2, steps=2), RunPaths(tmp_path / "auto_probe-bs2" / "run1")
     prepare(folder, probe)
@@ -137,6 +138,7 @@ def test_a_probe_that_is_not_whole_is_made_again(tmp_path, small):
         assert auto_batch_size._recorded_status(probe, folder) == ("", None)
 
 
+@pytest.mark.process
 def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
     experiment, run = small(steps=2), RunPaths(tmp_path / "a" / "run1")
     prepare(run, experiment)
@@ -169,7 +171,7 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
         (path / "run.ipynb").touch()
     links = payload._files(read(runs), [ZS0, ZS3], folder)
     assert links["parents"] == [None, None]
-    assert links["kinds"][0]["there"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
+    assert links["kinds"][0]["available"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
 def test_a_copy_whose_number_is_taken_gets_another(sweep):
@@ -215,6 +217,7 @@ def removing(folder, calls):
     return execute
 
 
+@pytest.mark.process
 def test_a_sweep_whose_folder_is_removed_ends_and_leaves_nothing_there(tmp_path, monkeypatch):
     (tmp_path / "t.yaml").write_text(PARAMS)
     calls = []
@@ -241,6 +244,7 @@ def test_a_second_sweep_under_the_same_name_ends_the_first(tmp_path):
         )
 
 
+@pytest.mark.process
 def test_no_run_is_started_under_a_lock_that_is_gone(sweep, monkeypatch):
     for run in sweep.runs:
         run.paths.result.unlink()
@@ -271,6 +275,7 @@ def test_a_result_is_not_written_into_a_folder_that_another_sweep_has_made(tmp_p
     assert os.listdir(run.dir) == ["theirs"]
 
 
+@pytest.mark.process
 def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
     """A real launch, in a process of its own, whose ranks would hang for ever."""
     code = (

@@ -61,6 +61,7 @@ def test_a_first_load_takes_the_index(sweep, read_in_full):
 
 
 @pytest.mark.parametrize("how", [["cp", "-a"], ["rsync", "-a"]], ids=lambda how: how[0])
+@pytest.mark.process
 def test_it_goes_with_the_folder(sweep, read_in_full, tmp_path, how):
     if not shutil.which(how[0]):
         pytest.skip(f"{how[0]} is not here")
@@ -162,6 +163,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.process
 def test_what_changed_is_seen(sweep, read_in_full, change):
     dsnb.load_runs(sweep)
     assert not read_in_full

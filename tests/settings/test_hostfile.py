@@ -13,7 +13,7 @@ import dsnb
 from dsnb import Experiment
 from dsnb.errors import SettingsError
 from dsnb.launcher.hosts import survey, transport, wire
-from dsnb.launcher.hosts.gather import NodeRecords, differences
+from dsnb.launcher.hosts.gather import NodeRecords
 from dsnb.launcher.hosts.wire import FileTail, Sender, receive
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import hostfile
@@ -204,6 +204,7 @@ def test_hostile_settings(given, said):
     assert problems(Experiment, **given) == [said]
 
 
+@pytest.mark.process
 def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     said = "hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc"
@@ -262,19 +263,6 @@ def test_only_what_is_named_is_forwarded_and_no_command_shows_it(write, monkeypa
     assert {"NCCL_DEBUG", "HF_TOKEN", "MY_KEY", "MY_OTHER"} <= set(found)
     assert not {"AWS_SECRET", "NOT_MY_KEY", "my_key", "PATH", "HOME"} & set(found)
     assert "value-of" not in " ".join(transport.command(asked, Host("worker-1", (0,))))
-
-
-def test_differences_between_hosts():
-    same = {"torch": "2.13.0", "gpus": [{"name": "H100", "memory_gib": 80}], "cpu": "EPYC", "date_utc": "now"}
-    assert differences({"a": same, "b": {**same, "date_utc": "later"}}) == []
-    assert differences({"a": same, "b": {**same, "torch": "2.12.0"}, "c": same}) == [
-        "torch: 2.13.0 on a, c, 2.12.0 on b"
-    ]
-    assert differences({"a": same, "b": {**same, "gpus": []}}) == ["gpus: H100 80 on a,  on b"]
-    assert differences({"a": same, "b": {**same, "cpu": None}}) == ["cpu: EPYC on a, none on b"]
-    many = {f"n{number}": same for number in range(6)} | {"odd": {**same, "torch": "1"}}
-    assert differences(many) == ["torch: 2.13.0 on n0, n1, n2 and 3 more, 1 on odd"]
-    assert differences({"a": same, "not reached": {}}) == []
 
 
 def test_growth_of_a_file(tmp_path, monkeypatch):
@@ -400,5 +388,6 @@ def test_a_gpu_that_is_given_back_late_is_waited_for(monkeypatch):
     assert survey.busy_gpus([0], wait_s=5) is None
 
 
+@pytest.mark.process
 def test_the_version_is_that_of_the_package():
     assert survey.hello()["dsnb"] == dsnb.__version__

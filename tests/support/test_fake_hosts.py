@@ -81,6 +81,7 @@ def reason(done):
     return done.stderr
 
 
+@pytest.mark.process
 def test_ssh_reaches_each_host_by_its_name(pair):
     assert [answer(pair, name) for name in pair.names] == ["mnhost1\n", "mnhost2\n"]
     assert pair.hostfile.read_text() == "mnhost1 slots=2\nmnhost2 slots=2\n"
@@ -89,6 +90,7 @@ def test_ssh_reaches_each_host_by_its_name(pair):
     assert said == [f"{namespaces.SYSTEM_PATH} C.UTF-8", *known, pair.interface, "lo"]
 
 
+@pytest.mark.process
 def test_a_thread_goes_into_the_switch_and_comes_back(pair):
     path, before, outside = os.environ["PATH"], os.readlink("/proc/thread-self/ns/net"), interfaces()
     with pair.entered():
@@ -101,6 +103,7 @@ def test_a_thread_goes_into_the_switch_and_comes_back(pair):
     assert "10.77.0." not in outside
 
 
+@pytest.mark.process
 def test_what_is_inside_can_be_killed_itself(pair):
     child = pair.inside(["sleep", "60"])
     assert pair.launchers() == [child.pid]
@@ -109,6 +112,7 @@ def test_what_is_inside_can_be_killed_itself(pair):
     assert pair.launchers() == []
 
 
+@pytest.mark.process
 def test_hosts_do_not_see_each_others_processes_nor_memory(pair):
     pid = sleeper(pair, 1)
     (pair.path_on(1, "/dev/shm") / "mine").write_text("1")
@@ -120,6 +124,7 @@ def test_hosts_do_not_see_each_others_processes_nor_memory(pair):
     wait_until(lambda: pair.processes(1) == [], "mnhost1 has no process")
 
 
+@pytest.mark.process
 def test_storage_of_its_own_is_full_on_one_host_alone(pair, tmp_path):
     fill = f"head -c 2000000 /dev/zero > {tmp_path}/data"
     pair.mount_tmpfs(1, tmp_path, size="1m")
@@ -131,6 +136,7 @@ def test_storage_of_its_own_is_full_on_one_host_alone(pair, tmp_path):
     assert (tmp_path / "data").stat().st_size == 2_000_000
 
 
+@pytest.mark.process
 def test_a_cut_link_is_silent_until_it_is_healed(pair):
     pair.cut(2)
     assert "timed out" in reason(pair.ssh(2, "hostname", connect_timeout_s=1))
@@ -140,6 +146,7 @@ def test_a_cut_link_is_silent_until_it_is_healed(pair):
 
 
 @pytest.mark.parametrize("goodbye", [False, True])
+@pytest.mark.process
 def test_a_host_that_is_switched_off_loses_everything(pair, goodbye):
     pid = sleeper(pair, 2)
     talking = pair.inside(["ssh", "mnhost2", "sleep 60"], stderr=subprocess.PIPE, text=True)
@@ -160,6 +167,7 @@ def test_a_host_that_is_switched_off_loses_everything(pair, goodbye):
     assert pair.processes(2) == []
 
 
+@pytest.mark.process
 def test_a_changed_host_key_is_refused_until_it_is_trusted(pair):
     pair.change_host_key("mnhost2")
     assert "Host key verification failed" in reason(pair.ssh(2, "hostname"))
@@ -167,6 +175,7 @@ def test_a_changed_host_key_is_refused_until_it_is_trusted(pair):
     assert answer(pair, 2) == "mnhost2\n"
 
 
+@pytest.mark.process
 def test_a_host_without_sshd_is_up_and_refuses_connections(pair):
     pid = sleeper(pair, 1)
     talking = pair.inside(["ssh", "mnhost1", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -187,6 +196,7 @@ def test_a_host_without_sshd_is_up_and_refuses_connections(pair):
     assert answer(pair, 1) == "mnhost1\n"
 
 
+@pytest.mark.process
 def test_two_clusters_do_not_meet(pair, tmp_path):
     with cluster(1, slots=1, folder=tmp_path, port=2222) as other:
         assert other.addresses["mnhost1"] == pair.addresses["mnhost1"]
@@ -197,6 +207,7 @@ def test_two_clusters_do_not_meet(pair, tmp_path):
     assert answer(pair, 1) == "mnhost1\n"
 
 
+@pytest.mark.process
 def test_nothing_is_left_after_the_block(tmp_path):
     before = interfaces()
     with cluster(2, folder=tmp_path) as hosts:
@@ -211,6 +222,7 @@ def test_nothing_is_left_after_the_block(tmp_path):
     assert interfaces() == before
 
 
+@pytest.mark.process
 def test_nothing_is_left_when_the_process_that_has_hosts_is_killed(tmp_path):
     command, root = [sys.executable, "-c", HOLDER, str(tmp_path)], ROOT
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)

@@ -59,6 +59,7 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
+@pytest.mark.process
 def test_a_model_a_tokenizer_and_a_text_are_fetched_once_and_trained_from_without_a_network(
     tmp_path, params, small, monkeypatch
 ):
@@ -126,6 +127,7 @@ def test_what_runs_need(settings, needed):
     assert [str(need) for need in lookup.needs(Experiment(**settings).model_dump())] == needed
 
 
+@pytest.mark.process
 def test_nothing_is_fetched_where_nothing_is_needed(hub, tmp_path):
     done = dsnb("prepare", "params/quickstart.yaml", "--cache", tmp_path / "shared")
     assert done.stdout.startswith("nothing to fetch: presets with random weights")
@@ -136,6 +138,7 @@ def test_nothing_is_fetched_where_nothing_is_needed(hub, tmp_path):
     )
 
 
+@pytest.mark.process
 def test_without_a_network_one_sentence_names_all_that_is_missing(params, tmp_path):
     shared = tmp_path / "shared"
     settings = {"weights": "pretrained", "tokenizer": "owner/words", "data": __file__}
@@ -175,6 +178,7 @@ def test_a_broken_connection_goes_on_where_it_broke(hub, params, tmp_path):
     assert file.read_bytes() == large
 
 
+@pytest.mark.process
 def test_what_a_killed_call_left_is_not_taken_for_whole_and_the_next_one_goes_on(hub, params, tmp_path, monkeypatch):
     shared, file = tmp_path / "shared", params(weights="pretrained")
     hub.stall.add("model.safetensors")
@@ -314,6 +318,7 @@ def test_a_hostile_index_serves_nothing(tmp_path, entry):
     assert lookup.place(paths, lookup.read_index(paths), need) is None
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_one_line(hub, params, tmp_path):
     (tmp_path / "file").write_text("")
     done = dsnb("prepare", params(), "--cache", tmp_path / "file")

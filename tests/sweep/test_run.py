@@ -86,6 +86,7 @@ def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, s
     assert sweep.runs[0].paths.result.stat().st_mtime_ns == before[sweep.runs[0].paths.result]
 
 
+@pytest.mark.process
 def test_an_empty_result_counts_as_unfinished_and_a_folder_with_braces_is_taken_as_it_is(params, tmp_path):
     out = tmp_path / "a {x} [b]"
     sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=out)
@@ -106,6 +107,7 @@ def test_other_settings_under_the_same_name_are_refused(params, swept, tmp_path)
     )
 
 
+@pytest.mark.process
 def test_a_failed_run_is_a_row_with_its_notebook_and_the_sweep_goes_on(params, tmp_path):
     text = PARAMS.replace("grid:", "include: [{zero_stage: 0, micro_batch_size: 1000000000, data: synthetic}]\ngrid:")
     params.write_text(text)
@@ -136,6 +138,7 @@ def test_a_run_whose_notebook_cannot_start_is_a_row(params, tmp_path, monkeypatc
     [("", "interrupted"), ("(pathlib.Path(run_dir) / 'console.log').touch()", "failed")],
     ids=["before the run began", "while it went on"],
 )
+@pytest.mark.process
 def test_a_run_whose_kernel_was_killed_is_made_again_if_it_had_not_begun(params, monkeypatch, source, status):
     parameters = nbf.new_code_cell("import os, pathlib\nrun_dir = ''", metadata={"tags": ["parameters"]})
     cells = [parameters, nbf.new_code_cell(f"{source}\nos.kill(os.getpid(), 9)")]
@@ -157,6 +160,7 @@ def test_no_experiment_leaves_the_sweeps_folder(tmp_path, name):
         paths.SweepPaths(tmp_path).run(name, 1)
 
 
+@pytest.mark.process
 def test_a_result_that_lacks_parts_does_not_stop_a_sweep(params, tmp_path):
     sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out")
     records.write_json(sweep.runs[0].paths.result, {"status": "ok"})
@@ -175,6 +179,7 @@ def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, mo
         run_sweep(params, output=tmp_path / "out", progress=False)
 
 
+@pytest.mark.process
 def test_two_sweeps_do_not_share_a_folder(params, tmp_path):
     sweep = load_sweep(params, output=tmp_path / "out")
     with locked(sweep.paths):
@@ -186,6 +191,7 @@ def test_two_sweeps_do_not_share_a_folder(params, tmp_path):
     )
 
 
+@pytest.mark.process
 def test_a_full_disk_stops_the_sweep_in_one_sentence(params, tmp_path):
     """A real file system of 1 MiB; needs the right to mount one."""
     disk = tmp_path / "disk"
@@ -313,6 +319,7 @@ def crowded(tmp_path_factory):
         subprocess.run(["umount", str(full)], check=True)
 
 
+@pytest.mark.process
 def test_sweeps_at_once_in_one_folder_and_in_two(crowded):
     home, _, codes, said = crowded
     assert sorted(codes[:2]) == [0, 1], said
@@ -322,11 +329,13 @@ def test_sweeps_at_once_in_one_folder_and_in_two(crowded):
     assert len(refused.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_runs_are_made_by_this_interpreter_whatever_kernelspecs_there_are_and_without_a_home(crowded):
     for folder in ("out", "other"):
         assert list(load_runs(crowded[0] / folder)["status"]) == ["ok"] * 2
 
 
+@pytest.mark.process
 def test_modules_in_the_working_folder_are_never_imported(crowded):
     home, env, *_ = crowded
     for words in (["summary", home / "out"], ["report", home / "out"]):
@@ -338,6 +347,7 @@ def test_modules_in_the_working_folder_are_never_imported(crowded):
     assert not (home / "executed").exists(), (home / "executed").read_text()
 
 
+@pytest.mark.process
 def test_what_a_sweep_writes_follows_the_umask(crowded):
     home = crowded[0]
     written = [path for folder in ("out", "other") for path in (home / folder, *(home / folder).rglob("*"))]

@@ -136,6 +136,7 @@ def shown_of(sweep, monkeypatch):
     return progress.Progress(len(sweep.runs), sweep.runs), written
 
 
+@pytest.mark.process
 def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeypatch):
     monkeypatch.setenv("DSNB_TEST_JOB_S", "0.5")  # longer than two processes need to start one after the other
     sweep = load(params, 2, 4, zero_stage=0).sweep
@@ -158,6 +159,7 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
     assert lines[-1].endswith(" 0 s left)")
 
 
+@pytest.mark.process
 def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     sweep = load(params, 1).sweep
     runs = [run for run in sweep.runs if run.lane in {"n1", "n2"} and run.repeat < 6]
@@ -173,6 +175,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     assert results[1].cause == "the job was killed by signal 9 (SIGKILL) before its run began"
 
 
+@pytest.mark.process
 def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(params, monkeypatch):
     sweep = load(params, 1, micro_batch_size="auto", memory_limit_gib=1, zero_stage=0).sweep
     runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
@@ -211,6 +214,7 @@ with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.process
 def test_jobs_end_with_the_sweep_however_it_ends(params, number):
     out = params.parent / "out"
     environment = {**os.environ, "DSNB_TEST_JOB_S": "60"}
@@ -252,6 +256,7 @@ def test_kernels_that_start_all_at_once_may_take_minutes(params, monkeypatch):
     assert asked["start_timeout"] > 200
 
 
+@pytest.mark.process
 def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     (run, *_) = load_sweep(params, {"repeats": 1, "steps": 100_000}, output=params.parent / "out").runs
     job.describe(run)
@@ -268,6 +273,7 @@ def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     wait_until_ended(one.pid for one in family)
 
 
+@pytest.mark.process
 def test_a_job_by_hand(params):
     out = params.parent / "out"
     done = subprocess.run([sys.executable, "-m", "dsnb.sweep.job", str(out)], capture_output=True, text=True, cwd=ROOT)

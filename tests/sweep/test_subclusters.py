@@ -59,7 +59,7 @@ def test_every_group_is_reported(swept):
     said, _, folder = swept
     runs = dsnb.load_runs(folder)
     assert list(runs["hosts"]) == ["mnhost1,mnhost2", "mnhost3,mnhost4"]
-    table, _, words = node_report.compared(runs)
+    table, _, words = node_report.compare_groups(runs)
     assert list(table["verdict"]) == ["fail", "fail"]  # nobody makes a million samples/s
     for each in ("mnhost1", "mnhost4", words[0][:60]):
         assert each in said

@@ -24,6 +24,7 @@ def owned(tmp_path):
         yield tmp_path / owner.stdout.readline().strip(), owner
 
 
+@pytest.mark.process
 def test_the_next_start_removes_what_a_killed_process_left(owned, tmp_path):
     left, owner = owned
     (left / "file").touch()
@@ -40,6 +41,7 @@ def test_the_next_start_removes_what_a_killed_process_left(owned, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_only_private_folders_of_dsnb_are_removed(owned, tmp_path):
     left, owner = owned
     owner.kill()

@@ -16,7 +16,7 @@ from dsnb.files import records
 from dsnb.launcher import run
 from dsnb.launcher.folder import remove_leftovers
 from dsnb.render import plots
-from dsnb.render.tables import readable
+from dsnb.render.tables import format_summary
 from dsnb.run_folder.paths import RunPaths
 from dsnb.train import flops, traces
 from dsnb.train.step_breakdown import time_parts
@@ -258,8 +258,8 @@ def test_the_figures_reach_every_table(profiled):
     ]
     assert plain[[*PARTS, "communication_s"]].isna().all()
     headings = {"forward (ms)", "backward (ms)", "optimizer step (ms)", "communication (ms)"}
-    assert headings <= set(readable(summarize(runs)))
-    assert not headings & set(readable(summarize(runs[runs["experiment"] == "plain"])))
+    assert headings <= set(format_summary(summarize(runs)))
+    assert not headings & set(format_summary(summarize(runs[runs["experiment"] == "plain"])))
 
 
 @pytest.mark.alone

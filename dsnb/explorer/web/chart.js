@@ -1,84 +1,84 @@
-// One Vega chart: built once, then given data and signals; colours follow the theme and the chart its width.
+// One Vega chart: built once, then updated with data and signals. It follows the theme and the width of its container.
 
-const refuse = () => Promise.reject(new Error("charts load nothing"));
-const LOADER = { load: refuse, sanitize: refuse, http: refuse, file: refuse };
+const reject = () => Promise.reject(new Error("charts must not load anything"));
+const LOADER = { load: reject, sanitize: reject, http: reject, file: reject };
 
 class Chart {
-  // `events` may have tooltip(id) -> lines of text, click(id), brush(region or null).
+  // `events` may contain tooltip(id) -> lines of text, click(id), brush(region or null).
   constructor(parent, specification, label, events = {}, height = specification.height) {
     this.specification = { ...specification, height };
     this.events = events;
     this.types = null;
-    this.placed = null; // the brush that is drawn
-    this.hand = null; // while a pointer is down on the chart: whether it hit a mark
+    this.drawnBrush = null;
+    this.pointer = null; // while a pointer is down on the chart: { hit: whether it hit a mark }
     this.built = null;
     this.canvas = element("div", { class: "dsnb-chart", role: "img", "aria-label": label });
     this.empty = element("p", { class: "dsnb-empty", hidden: true });
     this.tip = element("div", { class: "dsnb-tip", hidden: true });
     parent.append(this.canvas, this.empty, this.tip);
-    this.sized = new ResizeObserver(() => this.resize());
-    this.sized.observe(this.canvas);
-    if (events.brush) this.canvas.addEventListener("pointerdown", () => this.down());
+    this.resizeObserver = new ResizeObserver(() => this.resize());
+    this.resizeObserver.observe(this.canvas);
+    if (events.brush) this.canvas.addEventListener("pointerdown", () => this.pointerDown());
   }
 
-  end() {
-    this.sized.disconnect();
+  destroy() {
+    this.resizeObserver.disconnect();
     this.view?.finalize();
   }
 
-  // Vega reads a specification in its own time; what is to be drawn meanwhile waits, the last of it.
+  // Vega parses a specification asynchronously; the latest picture is drawn once it is done.
   async build() {
     const types = this.types;
     const specification = structuredClone(this.specification);
     for (const scale of specification.scales) scale.type = types[scale.name] ?? "linear";
     const options = { mode: "vega", actions: false, defaultStyle: false, renderer: "canvas", loader: LOADER, tooltip: this.hover.bind(this) };
     const { view } = await vegaEmbed(this.canvas, specification, options);
-    if (types !== this.types) return view.finalize(); // changed again meanwhile
+    if (types !== this.types) return view.finalize(); // superseded by a later build
     this.view = view;
-    this.placed = null;
+    this.drawnBrush = null;
     const { click, brush } = this.events;
     if (click) {
       view.addEventListener("click", (event, item) => {
         if (item?.datum?.id === undefined) return;
-        if (this.hand) this.hand.hit = true;
+        if (this.pointer) this.pointer.hit = true;
         click(item.datum.id);
       });
     }
-    if (brush) view.addSignalListener("brush", () => this.hand && this.region() && brush(this.region()));
+    if (brush) view.addSignalListener("brush", () => this.pointer && this.region() && brush(this.region()));
     this.apply();
     requestAnimationFrame(() => this.resize());
   }
 
-  // The region that Vega's brush encloses, null for none.
+  // The region that Vega's brush encloses, or null.
   region() {
     const { x, y } = this.view.signal("brush");
     const sorted = (edges) => [...edges].sort((a, b) => a - b);
     return x && y ? { x: sorted(x), y: sorted(y) } : null;
   }
 
-  // Vega moves its brush itself, too, when a scale or the size changes: only a hand's moves count. A hand that only
-  // clicked clears the region, unless it clicked a mark.
-  down() {
-    this.hand = { hit: false };
-    const end = new AbortController();
-    const up = () => {
-      end.abort();
-      setTimeout(() => this.up(), 40); // Vega's own answer to the pointer comes first
+  // Vega also moves its brush when a scale or the size changes, so only moves while a pointer is down count. A click
+  // clears the region, unless it hits a mark.
+  pointerDown() {
+    this.pointer = { hit: false };
+    const listeners = new AbortController();
+    const released = () => {
+      listeners.abort();
+      setTimeout(() => this.pointerUp(), 40); // after Vega has handled the event itself
     };
-    for (const event of ["pointerup", "pointercancel"]) addEventListener(event, up, { signal: end.signal });
+    for (const event of ["pointerup", "pointercancel"]) addEventListener(event, released, { signal: listeners.signal });
   }
 
-  up() {
-    const { hit } = this.hand ?? { hit: true };
+  pointerUp() {
+    const { hit } = this.pointer ?? { hit: true };
     const region = this.view && this.region();
-    this.hand = null;
+    this.pointer = null;
     if (region) this.events.brush(region);
     else if (!hit) this.events.brush(null);
-    if (this.view) this.place(this.picture.brush);
+    if (this.view) this.drawBrush(this.picture.brush);
   }
 
-  // Draw this: signals, data by name, the kind of each scale, the brush; `message` stands in its place where there is
-  // nothing to draw.
+  // Draw a picture: signals, data by name, the type of each scale, the brush. If there is nothing to draw, show
+  // `message` instead.
   draw(picture) {
     const { types = {}, message = null } = picture;
     this.empty.textContent = message ?? "";
@@ -99,19 +99,19 @@ class Chart {
     for (const [name, value] of Object.entries({ ...this.theme(), ...signals })) this.view.signal(name, value);
     for (const [name, values] of Object.entries(data)) this.view.data(name, values);
     this.view.width(this.width()).run();
-    if ((brush || this.placed) && !this.hand) this.place(brush);
+    if ((brush || this.drawnBrush) && !this.pointer) this.drawBrush(brush);
   }
 
-  // Show the brush where the state has it, if that is in sight; in pixels, since that is what Vega's own is made of.
-  place(brush) {
+  // Draw the brush of the state, as far as it is inside the axes; in pixels, as Vega's own brush signals are.
+  drawBrush(brush) {
     const edges = ["x", "y"].map((side) => {
       const scale = this.view.scale(side);
-      const [least, most] = [...scale.range()].sort((a, b) => a - b);
-      return brush ? brush[side].map((edge) => Math.min(Math.max(scale(edge), least), most)).sort((a, b) => a - b) : [0, 0];
+      const [lowest, highest] = [...scale.range()].sort((a, b) => a - b);
+      return brush ? brush[side].map((edge) => Math.min(Math.max(scale(edge), lowest), highest)).sort((a, b) => a - b) : [0, 0];
     });
-    this.placed = brush;
-    const seen = edges.every(([low, high]) => high > low);
-    ["x", "y"].forEach((side, index) => this.view.signal(`brush_${side}_1`, seen ? edges[index] : [0, 0]));
+    this.drawnBrush = brush;
+    const visible = edges.every(([low, high]) => high > low);
+    ["x", "y"].forEach((side, index) => this.view.signal(`brush_${side}_1`, visible ? edges[index] : [0, 0]));
     this.view.run();
   }
 
@@ -146,7 +146,7 @@ class Chart {
   }
 }
 
-// The ends of an axis that shows these values: a little wider than they reach; in powers where it is logarithmic.
+// The domain of an axis for these values, slightly padded: by a factor if the axis is logarithmic.
 const domain = (values, log) => {
   const known = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
   if (!known.length) return log ? [1, 10] : [0, 1];

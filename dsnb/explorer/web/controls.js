@@ -1,43 +1,39 @@
-// The page's own controls. In JupyterLab ipywidgets stand in their place (dsnb/explorer/live.py), made from the same list.
-
-const SELECTS = [
-  ["y", "Metric"], ["x", "against"], ["colour", "Colour"], ["along", "Medians along"],
-  ["y_scale", "Metric's scale"], ["x_scale", "Scale across"],
-];
+// The controls of a page. In JupyterLab, ipywidgets with the same labels replace them (dsnb/explorer/live.py).
 
 class Controls {
   constructor(model, set) {
     Object.assign(this, { model, set });
     this.boxes = model.axes.filter((axis) => axis.values.length > 1).map((axis) => this.filter(axis));
-    this.selects = SELECTS.map(([name, label]) => this.select(name, label));
-    this.tokens = element("input", { type: "number", min: "0.001", step: "any", onchange: () => this.train() });
-    const days = field("Days for billions of tokens", this.tokens);
-    days.hidden = !model.figure.has("days");
-    const reset = element("button", { type: "button", onclick: () => set(model.defaults) }, "Reset everything");
+    const { labels } = model;
+    this.selects = Object.keys(model.options).map((name) => this.select(name, labels[name]));
+    this.tokens = element("input", { type: "number", min: "0.001", step: "any", onchange: () => this.setTokens() });
+    const tokens = field(labels.train_tokens, this.tokens);
+    tokens.hidden = !model.figure.has("days");
+    const reset = element("button", { type: "button", onclick: () => set(model.defaults) }, labels.reset);
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
-    const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), days, reset);
+    const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), tokens, reset);
     this.node = element("div", { class: "dsnb-controls" }, filters, fields);
   }
 
-  // Several values of one axis can be chosen together; none chosen means all.
+  // Several values of one setting can be chosen; none chosen means all.
   filter(axis) {
-    const inputs = axis.values.map(() => element("input", { type: "checkbox", onchange: () => this.choose(axis, inputs) }));
+    const inputs = axis.values.map(() => element("input", { type: "checkbox", onchange: () => this.chooseValues(axis, inputs) }));
     const labels = axis.labels.map((label, code) => element("label", { class: "dsnb-chip", title: label }, inputs[code], element("span", {}, label)));
     return { axis, inputs, node: element("fieldset", {}, element("legend", {}, axis.title), ...labels) };
   }
 
-  choose(axis, inputs) {
+  chooseValues(axis, inputs) {
     this.set({ [axis.name]: axis.values.filter((value, code) => inputs[code].checked) });
   }
 
   select(name, label) {
-    const titled = (value) => (name.endsWith("_scale") ? value : this.model.heading(value));
-    const options = this.model.options[name].map((value) => element("option", { value }, titled(value)));
+    const title = (value) => (name.endsWith("_scale") ? value : this.model.heading(value));
+    const options = this.model.options[name].map((value) => element("option", { value }, title(value)));
     const input = element("select", { onchange: () => this.set({ [name]: input.value }), disabled: !options.length }, ...options);
     return { name, input, node: field(label, input) };
   }
 
-  train() {
+  setTokens() {
     const billions = Number(this.tokens.value);
     if (billions > 0 && billions <= 1e9) this.set({ train_tokens: billions * 1e9 });
     else this.show(this.state);
@@ -51,15 +47,16 @@ class Controls {
       });
     }
     for (const { name, input } of this.selects) input.value = state[name] ?? "";
-    this.selects.find(({ name }) => name === "x_scale").input.disabled = this.model.axis.has(state.x); // settings have none
+    this.selects.find(({ name }) => name === "x_scale").input.disabled = this.model.axis.has(state.x); // settings have no scale
     this.tokens.value = state.train_tokens / 1e9;
   }
 }
 
-// The region that the brush draws, as four numbers: for the keyboard, and for who wants it exact.
+// The brushed region as four numbers, for the keyboard and for exact limits.
 class Region {
   constructor(model, set) {
     Object.assign(this, { model, set });
+    const { labels } = model;
     const input = () => element("input", { type: "number", step: "any", onchange: () => this.read() });
     this.inputs = { y: [input(), input()], x: [input(), input()] };
     this.titles = { y: element("span"), x: element("span") };
@@ -67,27 +64,31 @@ class Region {
       const [low, high] = this.inputs[side];
       return element("div", { class: "dsnb-range" }, this.titles[side], element("label", {}, "from", low), element("label", {}, "to", high));
     };
-    this.clear = element("button", { type: "button", onclick: () => this.set({ brush: null }) }, "Clear the region");
+    this.clear = element("button", { type: "button", onclick: () => this.set({ brush: null }) }, labels.clear);
     this.node = element(
-      "details", { class: "dsnb-region" }, element("summary", {}, "Region: draw it in the chart, or give its edges"), row("y"), row("x"), this.clear,
+      "details", { class: "dsnb-region" }, element("summary", {}, labels.region), row("y"), row("x"), this.clear,
     );
   }
 
-  // An edge that is left empty is open.
+  // An empty limit is open.
   read() {
-    const edge = (input, open) => (input.value === "" ? open : Number(input.value));
+    const { model } = this;
+    const open = model.rules.openEdge;
+    const edge = (side, input, otherwise) => (input.value === "" ? otherwise : model.undisplayed(this.state[side], Number(input.value)));
     const given = Object.values(this.inputs).flat().some((input) => input.value !== "");
-    const far = 1e300;
-    const side = (name) => [edge(this.inputs[name][0], -far), edge(this.inputs[name][1], far)].sort((a, b) => a - b);
-    this.set({ brush: given ? { x: side("x"), y: side("y") } : null });
+    const range = (side) => [edge(side, this.inputs[side][0], -open), edge(side, this.inputs[side][1], open)].sort((a, b) => a - b);
+    this.set({ brush: given ? { x: range("x"), y: range("y") } : null });
   }
 
   show(state) {
+    this.state = state;
+    const { model } = this;
     for (const side of ["x", "y"]) {
-      this.titles[side].textContent = state[side] ? this.model.heading(state[side]) : "";
+      this.titles[side].textContent = state[side] ? model.heading(state[side]) : "";
       this.inputs[side].forEach((input, index) => {
         const value = state.brush?.[side][index];
-        input.value = value === undefined || Math.abs(value) >= 1e300 ? "" : Number(value.toPrecision(6));
+        const open = value === undefined || Math.abs(value) >= model.rules.openEdge;
+        input.value = open ? "" : Number(model.displayed(state[side], value).toPrecision(6));
         input.setAttribute("aria-label", `${this.titles[side].textContent} ${index ? "to" : "from"}`);
       });
     }

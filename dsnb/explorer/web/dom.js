@@ -1,4 +1,4 @@
-// Building pieces of the page. Text is only ever set as text, never as HTML.
+// Helpers that build DOM nodes. Text is only ever set as text, never as HTML.
 
 const element = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -11,18 +11,18 @@ const element = (tag, attributes = {}, ...children) => {
   return node;
 };
 
-// A number of things: "1 run", "2 runs".
-const count = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;
+// A count with its noun: "1 run", "2 runs".
+const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
-// A control under its name.
+// A control below its label.
 let fields = 0;
-const field = (name, input) => {
+const field = (label, input) => {
   fields += 1;
   input.id = `dsnb-${fields}`;
-  return element("div", { class: "dsnb-field" }, element("label", { for: input.id }, name), input);
+  return element("div", { class: "dsnb-field" }, element("label", { for: input.id }, label), input);
 };
 
-// A line drawing of a mark, as in the charts: legends need no colour alone.
+// A mark as drawn in the charts, for legends: shape and colour.
 const mark = (shape, colour) => {
   const paths = {
     circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z", square: "M2 2h8v8h-8z", diamond: "M6 .8l4 5.2-4 5.2-4-5.2z",
@@ -41,7 +41,7 @@ const mark = (shape, colour) => {
   return svg;
 };
 
-// Give the browser a text to save as a file.
+// Let the browser save a text as a file.
 const download = (name, text) => {
   const url = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
   const link = element("a", { href: url, download: name });
@@ -51,7 +51,7 @@ const download = (name, text) => {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 };
 
-// One cell of a CSV file; a text that a spreadsheet would take for a formula is kept a text.
+// Format one CSV cell; a text that a spreadsheet would evaluate as a formula is quoted.
 const cell = (value) => {
   if (value === null || value === undefined || Number.isNaN(value)) return "";
   const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);

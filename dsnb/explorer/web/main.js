@@ -1,10 +1,10 @@
-// The explorer itself: it keeps the state, and redraws what a change touches.
+// The explorer: it keeps the state and redraws what a change affects.
 
 class Explorer {
-  // `changed(state)` is told of every change that was made here; `controls` is false where ipywidgets are the controls.
-  constructor(root, payload, { controls = true, changed = () => {}, linked = relative } = {}) {
+  // `changed(state)` is called after every change made here; `controls` is false where ipywidgets are the controls.
+  constructor(root, payload, { controls = true, changed = () => {}, link = relativeLink } = {}) {
     this.model = new Model(payload);
-    Object.assign(this.model, { linked, leftOut: payload.live ? LEFT_TO_KERNEL : LEFT_OUT });
+    Object.assign(this.model, { link, leftOut: payload.live ? NOT_LOADED : LEFT_OUT });
     this.state = payload.state;
     this.changed = changed;
     const set = (patch) => this.set(patch);
@@ -13,26 +13,26 @@ class Explorer {
     this.legend = element("ul", { class: "dsnb-legend" });
     this.about = element("p", { class: "dsnb-soft" });
     this.front = element("div", { class: "dsnb-front" });
-    this.costs = element("div");
+    this.effectBox = element("div");
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.laneNote = element("p", { class: "dsnb-soft" });
     this.lossNote = element("p", { class: "dsnb-soft" });
     this.region = new Region(this.model, set);
     this.table = new RunTable(this.model, (run) => this.open(run));
     this.detail = new Detail(this.model, set);
-    this.lay(root);
+    this.layOut(root);
     this.redraw();
-    this.unwatch = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()));
+    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()));
     root.dsnb = this;
   }
 
-  lay(root) {
+  layOut(root) {
     const card = (title, ...children) => element("section", { class: "dsnb-card" }, element("h3", {}, title), ...children);
     this.headings = { scatter: element("h3"), medians: element("h3") };
     const scatterBox = element("div", { class: "dsnb-box" });
     const mediansBox = element("div", { class: "dsnb-box" });
     const lossesBox = element("div", { class: "dsnb-box" });
-    const base = field("Compared with", this.base);
+    const base = field("Baseline", this.base);
     root.replaceChildren(
       ...(this.controls ? [this.controls.node] : []),
       this.count, this.legend,
@@ -40,7 +40,7 @@ class Explorer {
         "div", { class: "dsnb-grid" },
         element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.region.node, this.front),
         element("section", { class: "dsnb-card" }, this.headings.medians, mediansBox),
-        card("What one change costs", base, this.costs),
+        card("Effect of one change", base, this.effectBox),
         card("Loss", lossesBox, this.lossNote),
       ),
       card("One run", this.detail.node),
@@ -49,7 +49,7 @@ class Explorer {
     const tooltip = (id) => this.describe(id);
     const click = (id) => this.clicked(id);
     const { charts } = this.model;
-    this.scatter = new Chart(scatterBox, charts.scatter, "Every run: the tables below hold the same", { tooltip, click, brush: (region) => this.brushing(region) });
+    this.scatter = new Chart(scatterBox, charts.scatter, "All runs; the tables below contain the same data", { tooltip, click, brush: (region) => this.brushing(region) });
     this.medians = new Chart(mediansBox, charts.medians, "Medians of the selected experiments", { tooltip, click });
     this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs");
   }
@@ -58,16 +58,16 @@ class Explorer {
     return [this.scatter, this.medians, this.losses, ...this.detail.charts];
   }
 
-  // Set some controls, as explorer.set does in Python; `told` is false where the change came from there.
-  set(patch, told = true) {
+  // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
+  set(patch, notify = true) {
     const before = this.state;
     cancelAnimationFrame(this.waiting);
     this.waiting = null;
     this.state = { ...before, ...patch };
     if (!("brush" in patch) && (before.x !== this.state.x || before.y !== this.state.y)) this.state.brush = null;
-    if (told) this.changed(this.state);
-    const touched = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
-    if (touched.every((name) => name === "run")) this.detail.show(this.state.run);
+    if (notify) this.changed(this.state);
+    const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
+    if (changed.every((name) => name === "run")) this.detail.show(this.state.run);
     else this.redraw();
   }
 
@@ -75,18 +75,18 @@ class Explorer {
     const { model, state } = this;
     this.controls?.show(state);
     this.region.show(state);
-    this.kept = model.kept(state);
-    this.selected = model.brushed(this.kept, state);
+    this.filtered = model.filtered(state);
+    this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
     this.frontier = model.front(this.groups, state);
-    this.say();
+    this.describeSelection();
     this.draw();
     this.compare();
     this.table.show(this.selected, state);
     this.detail.show(state.run);
   }
 
-  say() {
+  describeSelection() {
     const { model, selected, state } = this;
     const counts = new Map();
     for (const run of selected) if (!model.ok[run]) counts.set(model.status.codes[run], (counts.get(model.status.codes[run]) ?? 0) + 1);
@@ -94,8 +94,8 @@ class Explorer {
     const all = `${selected.length} of ${count(model.runs, "run")} in ${count(this.groups.size, "setting")} selected`;
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
-    this.legend.replaceChildren(...legend(model, state, this.kept));
-    const heading = (name) => (name ? model.title(name) : "no figure");
+    this.legend.replaceChildren(...legend(model, state, this.filtered));
+    const heading = (name) => (name ? model.title(name) : "nothing measured");
     this.headings.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
     this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
@@ -104,10 +104,10 @@ class Explorer {
 
   draw() {
     const { model, state, selected } = this;
-    const picture = scatter(model, state, this.kept, selected, this.frontier);
+    const picture = scatter(model, state, this.filtered, selected, this.frontier);
     this.scatter.draw({ ...picture, brush: state.brush });
     this.laneNote.textContent = picture.message ? "" : picture.note;
-    this.front.replaceChildren(element("h4", {}, "The front: nothing else is better in both"), frontList(model, this.frontier, state));
+    this.front.replaceChildren(element("h4", {}, "Pareto front: no other experiment is better in both"), frontList(model, this.frontier, state));
     this.medians.draw(medians(model, state, selected, this.groups));
     this.drawLosses();
   }
@@ -128,9 +128,9 @@ class Explorer {
     this.base.replaceChildren(...offered.map((code) => element("option", { value: names.names[code] }, model.short[code])));
     this.base.value = names.names[base] ?? "";
     this.base.disabled = base === null;
-    this.compared = [...new Set(["tokens_per_s_per_gpu", model.memory, state.y])].filter((name) => model.figure.has(name));
+    this.compared = [...new Set([...model.comparedFigures, state.y])].filter((name) => model.figure.has(name));
     this.effects = base === null ? [] : model.effects(groups, base, this.compared, state);
-    this.costs.replaceChildren(costTable(model, this.effects, this.compared));
+    this.effectBox.replaceChildren(effectTable(model, this.effects, this.compared));
   }
 
   describe(id) {
@@ -143,7 +143,7 @@ class Explorer {
       if (model.axis.has(name)) continue;
       const { n, median: middle, low, high } = model.spread(model.values(name, state), runs);
       const range = n > 1 ? ` (median of ${n}, ${model.number(name, low)} to ${model.number(name, high)})` : "";
-      if (n) lines.push(`${model.measured(name, middle)}${range}`);
+      if (n) lines.push(`${model.labelled(name, middle)}${range}`);
     }
     if (!group) lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
     return [...new Set(lines)].map((line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line));
@@ -155,64 +155,64 @@ class Explorer {
     else this.set({ run: id });
   }
 
-  // Open a run from the table: the reader is taken to it.
+  // Open a run from the table and move the focus to it.
   open(run) {
     this.set({ run });
     this.detail.title.focus();
   }
 
-  // A brush moves many times a second; the rest follows once a frame.
+  // A brush moves many times a second; redraw once per frame.
   brushing(region) {
     cancelAnimationFrame(this.waiting);
-    const brush = region && { ...region, x: this.model.axis.has(this.state.x) ? wholeValues(region.x) : region.x };
+    const brush = region && { ...region, x: this.model.axis.has(this.state.x) ? snapToValues(region.x) : region.x };
     this.waiting = requestAnimationFrame(() => this.set({ brush }));
   }
 
-  // Series that came later, from a kernel.
-  add(found) {
-    Object.assign(this.model.series, found);
+  // Add series that a kernel sent later.
+  addSeries(series) {
+    Object.assign(this.model.series, series);
     this.drawLosses();
     this.detail.show(this.state.run);
   }
 
-  end() {
-    this.unwatch();
-    this.charts().forEach((chart) => chart.end());
+  destroy() {
+    this.stopWatching();
+    this.charts().forEach((chart) => chart.destroy());
   }
 }
 
-// A region over a setting encloses whole values: those of which it touches the runs.
-const wholeValues = ([low, high]) => {
-  const [first, last] = [Math.ceil(low - SPREAD / 2), Math.floor(high + SPREAD / 2)];
+// Snap a region over a setting to whole values: those whose runs it touches.
+const snapToValues = ([low, high]) => {
+  const [first, last] = [Math.ceil(low - JITTER / 2), Math.floor(high + JITTER / 2)];
   return first <= last ? [first - 0.5, last + 0.5] : [low, high];
 };
 
-// A link beside the page; each part is encoded, and none can be taken for another kind of address.
-const relative = (path) => `./${path.map(encodeURIComponent).join("/")}`;
+// A link relative to the page; each part is encoded, so that none can start another scheme.
+const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;
 
-const LEFT_OUT = "are left out of this file, for its size; the folders of the runs have them.";
-const LEFT_TO_KERNEL = "are not here, for their size; those of a run that is opened are read then.";
+const LEFT_OUT = "are left out of this file to keep it small; they are in the run folders.";
+const NOT_LOADED = "are not loaded yet: open a run to load its steps.";
 
-// Follow the reader's light or dark theme, JupyterLab's too; print is always light.
+// Follow the light or dark theme of the system and of JupyterLab; print is always light.
 const watchTheme = (root, recolour) => {
   const print = (printing) => {
     root.classList.toggle("dsnb-print", printing);
     recolour();
   };
-  const end = new AbortController();
-  const { signal } = end;
+  const listeners = new AbortController();
+  const { signal } = listeners;
   const lab = new MutationObserver(recolour);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
   lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
   addEventListener("beforeprint", () => print(true), { signal });
   addEventListener("afterprint", () => print(false), { signal });
   return () => {
-    end.abort();
+    listeners.abort();
     lab.disconnect();
   };
 };
 
-// In a page: every explorer beside its data.
+// In a page: create every explorer from the data beside it.
 const mountAll = () => {
   for (const root of document.querySelectorAll(".dsnb-explorer")) {
     const data = root.parentNode.querySelector("script[type='application/json']");

@@ -1,4 +1,5 @@
-// The runs and what a state selects of them: the same rules as dsnb/explorer/state.py and dsnb/analysis/tradeoffs.py, and no drawing.
+// The runs, and what a state selects of them, without any drawing. The rules are those of dsnb/explorer/state.py and
+// dsnb/analysis/tradeoffs.py; tests compare both sides. Values are in the units of the columns; `displayed` converts them.
 
 const median = (values) => {
   const sorted = Float64Array.from(values).sort();
@@ -12,7 +13,7 @@ const deviation = (values) => {
   return Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1));
 };
 
-// Compare medians of which "median ± standard deviation" may overlap; null where the noise is not known.
+// Whether two medians differ by more than the noise between repeats (dsnb/analysis/tradeoffs.py); null if that is unknown.
 const beyondNoise = (one, other) => {
   const known = [one.median, other.median, one.deviation, other.deviation].every((value) => !Number.isNaN(value));
   return known ? Math.abs(other.median - one.median) > one.deviation + other.deviation : null;
@@ -29,7 +30,7 @@ class Model {
     for (const figure of payload.figures) {
       if (figure.values) this.columns.set(figure.name, Float64Array.from(figure.values, (value) => value ?? NaN));
     }
-    this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
+    this.ok = this.status.codes.map((code) => this.status.values[code] === payload.rules.okStatus);
     this.settings = payload.experiments.names.map(() => null);
     payload.experiments.codes.forEach((experiment, run) => {
       this.settings[experiment] ??= payload.experimentAxes.map((name) => this.axis.get(name).codes[run]);
@@ -37,12 +38,18 @@ class Model {
     this.short = this.shortNames();
   }
 
-  // Each experiment by what varies alone, as in "ZeRO 3, bf16"; by its whole name where that is not unique.
+  // Each experiment by the settings that vary, as in "ZeRO 3, bf16"; by its full name where that is not unique.
   shortNames() {
-    const said = this.settings.map((codes) => codes.map((code, index) => this.axis.get(this.experimentAxes[index]).said[code]).filter(Boolean).join(", "));
+    const short = this.settings.map((codes) => this.settingsText((index) => codes[index]));
     const counts = new Map();
-    for (const text of said) counts.set(text, (counts.get(text) ?? 0) + 1);
-    return said.map((text, experiment) => (text && counts.get(text) === 1 ? text : this.experiments.names[experiment]));
+    for (const text of short) counts.set(text, (counts.get(text) ?? 0) + 1);
+    return short.map((text, experiment) => (text && counts.get(text) === 1 ? text : this.experiments.names[experiment]));
+  }
+
+  // The settings of an experiment as text, without those at their usual values; `code(index)` is that of each axis.
+  settingsText(code) {
+    const labels = this.experimentAxes.map((name, index) => this.axis.get(name).shortLabels[code(index)]);
+    return labels.filter(Boolean).join(", ");
   }
 
   // One figure or axis of every run; NaN where it is missing.
@@ -59,28 +66,28 @@ class Model {
     return this.axis.get(name)?.title ?? this.figure.get(name).heading;
   }
 
-  // The runs that the filters let through, in their order.
-  kept(state) {
+  // The runs that pass the filters, in order.
+  filtered(state) {
     const filters = this.axes
       .filter((axis) => state[axis.name].length)
       .map((axis) => [axis.codes, new Set(state[axis.name].map((value) => axis.values.indexOf(value)))]);
-    const kept = [];
+    const passing = [];
     for (let run = 0; run < this.runs; run += 1) {
-      if (filters.every(([codes, chosen]) => chosen.has(codes[run]))) kept.push(run);
+      if (filters.every(([codes, chosen]) => chosen.has(codes[run]))) passing.push(run);
     }
-    return kept;
+    return passing;
   }
 
-  // Of these, the runs in the brush, edges included.
-  brushed(kept, state) {
-    if (!state.brush) return kept;
+  // Those of the runs that are in the brush, edges included.
+  brushed(runs, state) {
+    if (!state.brush) return runs;
     const x = this.values(state.x, state);
     const y = this.values(state.y, state);
     const within = (value, [low, high]) => value >= low && value <= high;
-    return kept.filter((run) => within(x[run], state.brush.x) && within(y[run], state.brush.y));
+    return runs.filter((run) => within(x[run], state.brush.x) && within(y[run], state.brush.y));
   }
 
-  // Experiments with the positions of their runs among these, in order of appearance.
+  // Map each experiment to its runs among these, in order of appearance.
   grouped(runs) {
     const groups = new Map();
     for (const run of runs) {
@@ -91,7 +98,7 @@ class Model {
     return groups;
   }
 
-  // Median, sample standard deviation, lowest, highest and number of a figure over runs.
+  // Count, median, sample standard deviation, minimum and maximum of a figure over runs.
   spread(values, runs) {
     const known = [];
     for (const run of runs) if (!Number.isNaN(values[run])) known.push(values[run]);
@@ -105,7 +112,7 @@ class Model {
     return this.figure.get(name)?.better || null;
   }
 
-  // The experiments that no other beats in both figures, from the best x to the best y: [{experiment, x, y}].
+  // The Pareto front: experiments that no other beats in both figures, from best x to best y: [{experiment, x, y}].
   front(groups, state) {
     if (!this.better(state.x) || !this.better(state.y) || state.x === state.y) return [];
     const sign = (name) => (this.better(name) === "higher" ? -1 : 1);
@@ -123,7 +130,7 @@ class Model {
     });
   }
 
-  // The experiment that others are compared with: the chosen one, else the best in y, else the first.
+  // The baseline experiment: the chosen one, else the best in y, else the first.
   base(groups, state) {
     const chosen = this.experiments.names.indexOf(state.base);
     if (groups.has(chosen)) return chosen;
@@ -139,7 +146,7 @@ class Model {
     return best;
   }
 
-  // What changing one setting alone does: [{axis, before, after, experiment, runs, changes: [{change, beyond}]}].
+  // The effect of changing one setting: [{axis, before, after, experiment, runs, changes: [{change, beyond}]}].
   effects(groups, base, metrics, state) {
     const own = this.settings[base];
     const figures = metrics.map((name) => this.values(name, state));
@@ -160,23 +167,37 @@ class Model {
     return found.sort((a, b) => a.index - b.index || a.after - b.after);
   }
 
-  // What an axis or figure of a run is, as text.
-  shown(name, run, state) {
+  // The value of an axis or figure of one run, as text.
+  cellText(name, run, state) {
     const axis = this.axis.get(name);
     return axis ? axis.labels[axis.codes[run]] : this.number(name, this.values(name, state)[run]);
   }
 
   // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
-  measured(name, value) {
+  labelled(name, value) {
     const { title, unit } = this.figure.get(name);
     return title.includes("/") ? `${this.number(name, value)} ${title}` : `${title} ${this.number(name, value)} ${unit}`.trim();
   }
 
-  number(name, value, signed = false) {
+  // What a value of a figure or axis is multiplied by to be in its display unit.
+  factor(name) {
+    return this.figure.get(name)?.factor ?? 1;
+  }
+
+  // A value in its display unit, and back; rounded to what a decimal number keeps, so that both undo each other.
+  displayed(name, value) {
+    return Number((value * this.factor(name)).toPrecision(12));
+  }
+
+  undisplayed(name, value) {
+    return Number((value / this.factor(name)).toPrecision(12));
+  }
+
+  // A value as text in its display unit.
+  number(name, value) {
     if (value === undefined || Number.isNaN(value)) return "";
-    const digits = this.figure.get(name)?.digits ?? 0;
-    const more = value !== 0 && Math.abs(value) < 1 ? 2 : 0;
-    const options = { minimumFractionDigits: digits + more, maximumFractionDigits: digits + more };
-    return value.toLocaleString("en-US", signed ? { ...options, signDisplay: "always" } : options);
+    const shown = this.displayed(name, value);
+    const digits = (this.figure.get(name)?.digits ?? 0) + (shown !== 0 && Math.abs(shown) < 1 ? 2 : 0);
+    return shown.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   }
 }

@@ -1,6 +1,6 @@
-// The tables beside the charts: runs (sortable, to be saved as CSV), what one change costs, the front, the legend.
+// The tables beside the charts: runs (sortable, saved as CSV), effects of one change, the Pareto front, the legend.
 
-const ROWS = 25;
+const ROWS_PER_PAGE = 25;
 
 class RunTable {
   constructor(model, open) {
@@ -11,19 +11,19 @@ class RunTable {
     ];
     this.head = element("tr");
     this.body = element("tbody");
-    this.where = element("span", { class: "dsnb-where" });
-    this.back = element("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
-    this.next = element("button", { type: "button", onclick: () => this.turn(1) }, "Next");
+    this.range = element("span", { class: "dsnb-range-shown" });
+    this.back = element("button", { type: "button", onclick: () => this.turnPage(-1) }, "Previous");
+    this.next = element("button", { type: "button", onclick: () => this.turnPage(1) }, "Next");
     this.save = element("button", { type: "button", onclick: () => download("runs.csv", this.csv()) }, "Save as CSV");
     const table = element("table", {}, element("caption", {}, "The selected runs"), element("thead", {}, this.head), this.body);
     this.node = element(
       "div", {},
       element("div", { class: "dsnb-scroll", tabindex: "0", role: "region", "aria-label": "The selected runs" }, table),
-      element("div", { class: "dsnb-bar" }, this.back, this.where, this.next, this.save),
+      element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save),
     );
-    this.heads = [{ name: "experiment", heading: "experiment" }, { name: "repeat", heading: "repeat", number: true }, ...this.columns];
-    for (const column of this.heads) {
-      column.button = element("button", { type: "button", onclick: () => this.order(column.name) }, column.heading);
+    this.headers = [{ name: "experiment", heading: "experiment" }, { name: "repeat", heading: "repeat", number: true }, ...this.columns];
+    for (const column of this.headers) {
+      column.button = element("button", { type: "button", onclick: () => this.sortBy(column.name) }, column.heading);
       column.th = element("th", { scope: "col", "aria-sort": "none", class: column.number ? null : "dsnb-text" }, column.button);
       this.head.append(column.th);
     }
@@ -34,19 +34,19 @@ class RunTable {
     this.draw();
   }
 
-  turn(pages) {
+  turnPage(pages) {
     this.page += pages;
     this.draw();
   }
 
-  order(name) {
+  sortBy(name) {
     this.descending = this.sort === name ? !this.descending : this.model.figure.has(name);
     this.sort = name;
     this.page = 0;
     this.draw();
   }
 
-  // The key of a run in the order that is chosen; settings sort by their values' own order.
+  // The sort key of a run; settings sort in the order of their values.
   key(run) {
     if (this.sort === "experiment") return this.model.experiments.codes[run];
     if (this.sort === "repeat") return this.model.repeats[run] ?? NaN;
@@ -65,13 +65,13 @@ class RunTable {
   draw() {
     const { model } = this;
     const sorted = this.sorted();
-    const pages = Math.max(1, Math.ceil(sorted.length / ROWS));
+    const pages = Math.max(1, Math.ceil(sorted.length / ROWS_PER_PAGE));
     this.page = Math.min(Math.max(this.page, 0), pages - 1);
-    for (const { name, th } of this.heads) {
+    for (const { name, th } of this.headers) {
       th.setAttribute("aria-sort", name !== this.sort ? "none" : this.descending ? "descending" : "ascending");
     }
-    this.body.replaceChildren(...sorted.slice(this.page * ROWS, (this.page + 1) * ROWS).map((run) => this.row(run)));
-    this.where.textContent = `${sorted.length ? this.page * ROWS + 1 : 0} to ${Math.min((this.page + 1) * ROWS, sorted.length)} of ${sorted.length}`;
+    this.body.replaceChildren(...sorted.slice(this.page * ROWS_PER_PAGE, (this.page + 1) * ROWS_PER_PAGE).map((run) => this.row(run)));
+    this.range.textContent = `${sorted.length ? this.page * ROWS_PER_PAGE + 1 : 0} to ${Math.min((this.page + 1) * ROWS_PER_PAGE, sorted.length)} of ${sorted.length}`;
     this.back.disabled = this.page === 0;
     this.next.disabled = this.page >= pages - 1;
     this.save.disabled = sorted.length === 0;
@@ -83,79 +83,79 @@ class RunTable {
     const button = element("button", { type: "button", class: "dsnb-link", onclick: () => this.open(run), title: "Show this run's steps" }, name);
     const cells = this.columns.map(({ name: column, number }) => {
       const bad = column === "status" && !model.ok[run];
-      return element("td", { class: bad ? "dsnb-text dsnb-bad" : number ? null : "dsnb-text" }, model.shown(column, run, this.state));
+      return element("td", { class: bad ? "dsnb-text dsnb-bad" : number ? null : "dsnb-text" }, model.cellText(column, run, this.state));
     });
     return element("tr", {}, element("th", { scope: "row" }, button), element("td", {}, String(model.repeats[run] ?? "")), ...cells);
   }
 
-  // All selected runs in the order shown, headings with units, numbers as the page has them; then what is the same for all.
+  // All selected runs in table order, headings with units, numbers in those units; then the settings that are the same for all.
   csv() {
     const { model } = this;
-    const same = Object.entries(model.constants);
-    const lines = [[...this.heads.map((column) => column.heading), "cause", ...same.map(([name]) => name)]];
+    const constants = Object.entries(model.constants);
+    const lines = [[...this.headers.map((column) => column.heading), "cause", ...constants.map(([name]) => name)]];
     for (const run of this.sorted()) {
       const values = this.columns.map(({ name }) => {
         const axis = model.axis.get(name);
-        return axis ? axis.values[axis.codes[run]] : model.values(name, this.state)[run];
+        return axis ? axis.values[axis.codes[run]] : model.displayed(name, model.values(name, this.state)[run]);
       });
-      lines.push([model.experiments.names[model.experiments.codes[run]], model.repeats[run], ...values, model.causes[run] ?? "", ...same.map(([, value]) => value)]);
+      lines.push([model.experiments.names[model.experiments.codes[run]], model.repeats[run], ...values, model.causes[run] ?? "", ...constants.map(([, value]) => value)]);
     }
     return lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
   }
 }
 
-const NOTHING = 0.0005; // shares that would be shown as 0.0 %
-
-const percent = (value) => {
-  if (Math.abs(value) < NOTHING) return "0 %";
+// A change as a signed percentage, formatted as dsnb.render.answer does.
+const percent = (model, value) => {
+  if (Math.abs(value) < model.rules.negligibleChange) return "0 %";
   return `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)} %`;
 };
 
-// A change as text with a bar whose colour says whether it is for the better; a change within the noise has none.
+// A change as text, with a bar coloured by whether it is an improvement; grey if within the noise.
 const changeCell = (model, name, { change, beyond }) => {
   if (Number.isNaN(change)) return element("td", {}, "");
+  const negligible = Math.abs(change) < model.rules.negligibleChange;
   const good = (change > 0) === (model.better(name) === "higher");
-  const kind = !model.better(name) || beyond === false || Math.abs(change) < NOTHING ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
+  const kind = !model.better(name) || beyond === false || negligible ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
   const bar = element("span", { class: `dsnb-change ${kind}`, "aria-hidden": "true" });
   bar.style.setProperty("--share", Math.min(Math.abs(change), 1));
-  const said = Math.abs(change) < NOTHING ? "the same" : beyond === null ? "noise unknown" : beyond ? "more than noise" : "within noise";
-  return element("td", {}, element("span", { class: "dsnb-figure" }, percent(change)), bar, element("span", { class: "dsnb-said" }, said));
+  const verdict = negligible ? "unchanged" : beyond === null ? "noise unknown" : beyond ? "beyond noise" : "within noise";
+  return element("td", {}, element("span", { class: "dsnb-figure" }, percent(model, change)), bar, element("span", { class: "dsnb-verdict" }, verdict));
 };
 
-// What changing one setting alone does to these figures.
-const costTable = (model, effects, metrics) => {
-  if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from this one in a single setting.");
+// The effect of changing one setting on these figures.
+const effectTable = (model, effects, metrics) => {
+  if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
   const head = ["change", ...metrics.map((name) => model.title(name))];
   const rows = effects.map((effect) => {
     const axis = model.axis.get(effect.axis);
     const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
-    const lost = effect.runs.filter((run) => !model.ok[run]);
-    const statuses = [...new Set(lost.map((run) => model.status.labels[model.status.codes[run]]))].join(", ");
-    const note = lost.length ? element("span", { class: "dsnb-bad" }, ` ${lost.length} of ${effect.runs.length} ${statuses}`) : null;
+    const failed = effect.runs.filter((run) => !model.ok[run]);
+    const statuses = [...new Set(failed.map((run) => model.status.labels[model.status.codes[run]]))].join(", ");
+    const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : null;
     return element("tr", {}, element("th", { scope: "row" }, text, note), ...metrics.map((name, index) => changeCell(model, name, effect.changes[index])));
   });
   const top = element("tr", {}, ...head.map((name, index) => element("th", { scope: "col", class: index ? null : "dsnb-text" }, name)));
-  const table = element("table", {}, element("caption", {}, "What one change costs"), element("thead", {}, top), element("tbody", {}, ...rows));
-  return element("div", { class: "dsnb-scroll", tabindex: "0", role: "region", "aria-label": "What one change costs" }, table);
+  const table = element("table", {}, element("caption", {}, "Effect of one change"), element("thead", {}, top), element("tbody", {}, ...rows));
+  return element("div", { class: "dsnb-scroll", tabindex: "0", role: "region", "aria-label": "Effect of one change" }, table);
 };
 
-// The front in words, with the numbers that the chart gives its points.
+// The Pareto front as a list, numbered as its points are in the chart.
 const frontList = (model, front, state) => {
-  const why = model.figures.length ? "choose two different figures of which more or less is better." : "no figure was measured.";
-  if (!front.length) return element("p", { class: "dsnb-soft" }, `No front: ${why}`);
+  const reason = model.figures.length ? "choose two different metrics for which higher or lower is better." : "nothing was measured.";
+  if (!front.length) return element("p", { class: "dsnb-soft" }, `No Pareto front: ${reason}`);
   const items = front.map((point) => {
-    const figures = `${model.measured(state.y, point.y)}, ${model.measured(state.x, point.x)}`;
+    const figures = `${model.labelled(state.y, point.y)}, ${model.labelled(state.x, point.x)}`;
     return element("li", {}, element("strong", {}, model.short[point.experiment]), `: ${figures}`);
   });
   return element("ol", {}, ...items);
 };
 
-// The values of the axis that is chosen for colour, and how runs that are not ok are drawn.
-const legend = (model, state, kept) => {
+// The values of the setting that is chosen for colour, and the marks of runs that are not ok.
+const legend = (model, state, runs) => {
   const axis = model.axis.get(state.colour);
-  const there = new Set(kept.map((run) => axis.codes[run]));
-  const items = axis.labels.flatMap((label, code) => (there.has(code) ? [element("li", {}, mark(axis.shapes[code], axis.colours[code]), label)] : []));
-  const lost = new Set(kept.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
-  const statuses = [...lost].sort((a, b) => a - b).map((code) => element("li", {}, mark("cross", model.status.colours[code]), `not ok: ${model.status.labels[code]} (at the bottom)`));
+  const present = new Set(runs.map((run) => axis.codes[run]));
+  const items = axis.labels.flatMap((label, code) => (present.has(code) ? [element("li", {}, mark(axis.shapes[code], axis.colours[code]), label)] : []));
+  const failed = new Set(runs.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
+  const statuses = [...failed].sort((a, b) => a - b).map((code) => element("li", {}, mark("cross", model.status.colours[code]), `not ok: ${model.status.labels[code]} (at the bottom)`));
   return [element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...items, ...statuses];
 };

@@ -8,22 +8,9 @@ from typing import Any
 from dsnb.files import records
 from dsnb.launcher.hosts.node import Node
 from dsnb.launcher.hosts.wire import MAX_BYTES
+from dsnb.run_folder import node_comparison
 from dsnb.run_folder.paths import RunPaths
 
-COMPARED = (
-    "driver",
-    "python",
-    "torch",
-    "deepspeed",
-    "transformers",
-    "nccl_package",
-    "dsnb",
-    "git_commit",
-    "cpu",
-    "gpus",
-    "clocks",
-)
-"""What should be the same on every host of a run; what is not is told, for it makes a run slow, or wrong."""
 MAX_LINE = 2**16
 """Characters of a line that has no end, such as a progress bar, that are kept back at most."""
 
@@ -79,10 +66,11 @@ class NodeRecords:
             ranks = list(range(first, first + len(node.host.devices)))
             first += len(ranks)
             rows.append(_row(node, ranks))
+        compared = [(row["host"], row["environment"]) for row in rows]
         content = {
             "shared_storage": all(self.shared.values()) if self.shared else None,
             "nodes": rows,
-            "differences": differences({row["host"]: row["environment"] for row in rows}),
+            "differences": list(node_comparison.differences(compared).values()),
         }
         records.write_json(self._run.nodes, content)
 
@@ -100,29 +88,6 @@ def _row(node: Node, ranks: list[int]) -> dict[str, Any]:
         "clock_offset_s": node.hello.get("clock_offset_s"),
         "environment": node.hello.get("environment", {}),
     }
-
-
-def differences(environments: dict[str, dict[str, Any]]) -> list[str]:
-    """Say in which of its versions and parts a host differs from others."""
-    told = []
-    reached = {host: environment for host, environment in environments.items() if environment}
-    for name in COMPARED:
-        values: dict[str, list[str]] = {}
-        for host, environment in reached.items():
-            values.setdefault(_format(environment.get(name)), []).append(host)
-        if len(values) > 1:
-            told.append(f"{name}: " + ", ".join(f"{value} on {_host_list(hosts)}" for value, hosts in values.items()))
-    return told
-
-
-def _format(value: Any) -> str:
-    if isinstance(value, list):
-        return " + ".join(" ".join(map(str, one.values())) if isinstance(one, dict) else str(one) for one in value)
-    return "none" if value is None else str(value)
-
-
-def _host_list(hosts: list[str]) -> str:
-    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
 
 
 def _append(path: Path, raw: bytes) -> None:

@@ -10,7 +10,7 @@ from dsnb.formulas import metrics, model_shapes
 from dsnb.run_folder import paths
 from dsnb.run_folder.table_columns import RUN_COLUMNS, RUN_NUMBERS
 from dsnb.runs.logs import rows
-from dsnb.runs.logs.logged_run import DERIVED, PUBLISHED, Start
+from dsnb.runs.logs.logged_run import DERIVED, PUBLISHED, LoggedRun
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 from dsnb.system.nvml import POWER_AVERAGE
@@ -116,78 +116,78 @@ def schedule() -> pd.DataFrame:
 
 def _row(name: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
     known = {key: value for key, value in record.items() if value == value}
-    start = Start(program=f"published: {name}", configured=True, ended=True)
-    experiment = TABLES[name](start, known)
+    run = LoggedRun(program=f"published: {name}", configured=True, ended=True)
+    experiment = TABLES[name](run, known)
     if "gpu_name" in known:
-        start.environment["gpu_name"] = str(known["gpu_name"])
+        run.environment["gpu_name"] = str(known["gpu_name"])
     status = str(known.get("status", "ok"))
     repeat = int(known.get("repeat", 1))
-    row = rows.run(start, paths.literature(name), {"sweep": name, "experiment": experiment, "repeat": repeat})
+    row = rows.row(run, paths.literature(name), {"sweep": name, "experiment": experiment, "repeat": repeat})
     notes = [str(known["note"])] if "note" in known else []
     return row | {
         "status": status,
         "cause": None if status == "ok" else f"published as {status}",
         "source": f"published: {name}",
-        "note": "; ".join([*notes, *start.notes]) or None,
+        "note": "; ".join([*notes, *run.notes]) or None,
         "experiment": experiment,
         "run_dir": None,
     }
 
 
-def _take(start: Start, known: dict[str, Any], *names: str, **renamed: str) -> None:
+def _take(run: LoggedRun, known: dict[str, Any], *names: str, **renamed: str) -> None:
     """Take settings under their own names, or under others."""
     for name, column in {**{name: name for name in names}, **renamed}.items():
         if column in known:
             value = known[column]
-            start.print(**{name: int(value) if isinstance(value, float) and value.is_integer() else value})
+            run.set_used(**{name: int(value) if isinstance(value, float) and value.is_integer() else value})
 
 
-def _bigscience(start: Start, known: dict[str, Any]) -> str:
-    _take(start, known, "model", "nodes", "gpus", "micro_batch_size", "global_batch_size", "seq_len")
-    _take(start, known, tensor_parallel="tp", pipeline_parallel="pp", data_parallel="dp")
+def _bigscience(run: LoggedRun, known: dict[str, Any]) -> str:
+    _take(run, known, "model", "nodes", "gpus", "micro_batch_size", "global_batch_size", "seq_len")
+    _take(run, known, tensor_parallel="tp", pipeline_parallel="pp", data_parallel="dp")
     checkpointing = bool(known["activation_checkpointing"])
-    start.print(activation_checkpointing=checkpointing, strategy="megatron-deepspeed", **BIGSCIENCE_SCRIPT)
-    start.measure(PUBLISHED, step_time_s=known.get("step_time_s"), hardware_tflops_per_gpu=known.get("tflops_per_gpu"))
-    start.measure(PUBLISHED, device_memory_gib=known.get("peak_mem_gb"))
+    run.set_used(activation_checkpointing=checkpointing, strategy="megatron-deepspeed", **BIGSCIENCE_SCRIPT)
+    run.record(PUBLISHED, step_time_s=known.get("step_time_s"), hardware_tflops_per_gpu=known.get("tflops_per_gpu"))
+    run.record(PUBLISHED, device_memory_gib=known.get("peak_mem_gb"))
     if "step_time_s" in known:
-        start.measure(DERIVED, samples_per_s=known["global_batch_size"] / known["step_time_s"])
+        run.record(DERIVED, samples_per_s=known["global_batch_size"] / known["step_time_s"])
         factor = metrics.flops_factor(False) / metrics.flops_factor(checkpointing)
-        start.measure(DERIVED, tflops_per_gpu=known["tflops_per_gpu"] * factor)
-    start.notes.append("memory is printed in GB and taken as GiB; TFLOP/s without attention")
+        run.record(DERIVED, tflops_per_gpu=known["tflops_per_gpu"] * factor)
+    run.notes.append("memory is printed in GB and taken as GiB; TFLOP/s without attention")
     sizes = [f"{axis}{known[axis]}" for axis in ("tp", "pp", "dp")]
     parts = [known["gpu_name"], *sizes, f"bs{known['micro_batch_size']}"]
     return "_".join([*map(str, parts), *(["ac"] if checkpointing else [])])
 
 
-def _gpt2(start: Start, known: dict[str, Any]) -> str:
-    _take(start, known, "model", "zero_stage", "precision", "gpus", "micro_batch_size", "seq_len")
-    start.print(strategy="deepspeed", grad_accum=1, nodes=1)
+def _gpt2(run: LoggedRun, known: dict[str, Any]) -> str:
+    _take(run, known, "model", "zero_stage", "precision", "gpus", "micro_batch_size", "seq_len")
+    run.set_used(strategy="deepspeed", grad_accum=1, nodes=1)
     rate = known["median_tokens_per_sec_median"]
-    start.measure(
+    run.record(
         PUBLISHED,
         tokens_per_s_logged=rate,
         step_time_logged_s=known["avg_step_time_s_median"],
         peak_reserved_gib=known["peak_gpu_mem_mb_median"] / 1024,
         gpu_util_pct=known["avg_gpu_util_pct_median"],
     )
-    start.measure(DERIVED, tokens_per_s=rate * CUMULATIVE_TIMER)
-    start.measure(DERIVED, step_time_s=known["micro_batch_size"] * known["seq_len"] / (rate * CUMULATIVE_TIMER))
-    start.notes.append(
+    run.record(DERIVED, tokens_per_s=rate * CUMULATIVE_TIMER)
+    run.record(DERIVED, step_time_s=known["micro_batch_size"] * known["seq_len"] / (rate * CUMULATIVE_TIMER))
+    run.notes.append(
         f"median of {known['repeats']} runs; published tokens/s come from a timer that is cumulative in blocks of ten "
         f"steps: {CUMULATIVE_TIMER:g} times as fast in truth"
     )
     return str(known["exp"])
 
 
-def _bloom(start: Start, known: dict[str, Any]) -> str:
-    _take(start, known, "model", "gpus", "strategy", "zero_stage", "optimizer", "micro_batch_size", "seq_len")
-    _take(start, known, "grad_accum")
-    start.print(activation_checkpointing=bool(known["activation_checkpointing"]))
-    start.print(gradient_compression=known.get("gradient_compression", "none"))  # it is named wherever it is used
+def _bloom(run: LoggedRun, known: dict[str, Any]) -> str:
+    _take(run, known, "model", "gpus", "strategy", "zero_stage", "optimizer", "micro_batch_size", "seq_len")
+    _take(run, known, "grad_accum")
+    run.set_used(activation_checkpointing=bool(known["activation_checkpointing"]))
+    run.set_used(gradient_compression=known.get("gradient_compression", "none"))  # it is named wherever it is used
     if days := known.get("days_per_100b_tokens"):
-        start.measure(PUBLISHED, days_per_100b_tokens=days)
-        start.measure(DERIVED, tokens_per_s=metrics.tokens_per_s_of_days(TOKENS, days))
-    start.notes.append(f"site {known['site']}")
+        run.record(PUBLISHED, days_per_100b_tokens=days)
+        run.record(DERIVED, tokens_per_s=metrics.tokens_per_s_of_days(TOKENS, days))
+    run.notes.append(f"site {known['site']}")
     parts = [
         known["site"],
         known["strategy"],
@@ -201,20 +201,18 @@ def _bloom(start: Start, known: dict[str, Any]) -> str:
     return "_".join(filter(None, map(str, parts)))
 
 
-def _lambda(start: Start, known: dict[str, Any]) -> str:
-    _take(
-        start, known, "gpus", "nodes", "model", "micro_batch_size", "grad_accum", "seq_len", "zero_stage", "precision"
-    )
+def _lambda(run: LoggedRun, known: dict[str, Any]) -> str:
+    _take(run, known, "gpus", "nodes", "model", "micro_batch_size", "grad_accum", "seq_len", "zero_stage", "precision")
     rank = int(str(known["method"]).removeprefix("lora")) if str(known["method"]).startswith("lora") else 0
     checkpointing = bool(known["activation_checkpointing"])
-    start.print(activation_checkpointing=checkpointing, lora_rank=rank, strategy="deepspeed")
-    start.measure(PUBLISHED, samples_per_s=known["samples_per_s"])
+    run.set_used(activation_checkpointing=checkpointing, lora_rank=rank, strategy="deepspeed")
+    run.record(PUBLISHED, samples_per_s=known["samples_per_s"])
     name = f"{known['model']}_zs{known['zero_stage']}_{known['precision']}_gpus{known['gpus']}"
     parts = [name, f"bs{known['micro_batch_size']}", f"sl{known['seq_len']}"]
     return "_".join([*parts, *(["ac"] if checkpointing else []), *([f"lora{rank}"] if rank else [])])
 
 
-TABLES: dict[str, Callable[[Start, dict[str, Any]], str]] = {
+TABLES: dict[str, Callable[[LoggedRun, dict[str, Any]], str]] = {
     "bigscience_1b3": _bigscience,
     "dist_training_gpt2": _gpt2,
     "jean_zay_bloom7b": _bloom,

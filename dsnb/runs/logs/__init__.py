@@ -3,7 +3,7 @@
 `console` goes through the lines of a log that `lines` finds worth a look, and asks the programs' modules what they say:
 `launchers`, `flags`, `deepspeed`, `topology`, `chat`, `megatron`, `iterations`, `trainer` and others.
 `step_csv` and `trainer_state` read files that are no console logs; `find` recognises files by what is in them; `rows`
-turns a start into the columns of `dsnb.load_runs`.
+turns a run into the columns of `dsnb.load_runs`.
 
 What a log does not say stays missing; each number is either as logged or derived, and says which.
 """

@@ -3,7 +3,7 @@
 import re
 
 from dsnb.runs.logs.deepspeed_config import engine
-from dsnb.runs.logs.logged_run import DERIVED, Start
+from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
 from dsnb.runs.logs.text import NUMBER, count, number, positive
 
 _DONE = re.compile(r"^Execution time: " + NUMBER + r" seconds for (\d{1,9}) steps")
@@ -19,64 +19,64 @@ _CHAT_EXPERIENCE = re.compile(
 )
 
 
-def done(start: Start, line: str) -> None:
+def done(run: LoggedRun, line: str) -> None:
     """Take `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark made with DeepSpeed-Chat."""
     if found := _DONE.search(line):
-        start.measure(timed_wall_s=positive(found[1]), timed_steps=count(found[2]))
+        run.record(timed_wall_s=positive(found[1]), timed_steps=count(found[2]))
 
 
-def throughput(start: Start, line: str) -> None:
+def throughput(run: LoggedRun, line: str) -> None:
     """`Throughput: 943.4550 samples/sec`, over the same steps."""
     if found := _THROUGHPUT.search(line):
-        start.measure(samples_per_s=positive(found[1]))
-        start.ended = True
+        run.record(samples_per_s=positive(found[1]))
+        run.ended = True
 
 
-def chat_step(start: Start, line: str) -> None:
+def chat_step(run: LoggedRun, line: str) -> None:
     """`Epoch: 0, Step: 3, Rank: 0, loss = 2.1`; steps count micro-batches and begin again with each epoch."""
     if not (found := _CHAT_STEP.search(line)):
         return
-    start.scratch["chat"] = True
-    engine(start)
+    run.scratch["chat"] = True
+    engine(run)
     epoch, step = int(found[1]), int(found[2])
-    known, base = start.scratch.get("epoch", (epoch, 0))
+    known, base = run.scratch.get("epoch", (epoch, 0))
     if epoch != known:
-        base = int(start.steps.last) + 1 if len(start.steps) else 0
-    start.scratch["epoch"] = (epoch, base)
-    start.scratch["loss_is_nan"] = "nan" in found[3].lower()
-    start.steps.add(base + step, loss=number(found[3]))
+        base = int(run.steps.last) + 1 if len(run.steps) else 0
+    run.scratch["epoch"] = (epoch, base)
+    run.scratch["loss_is_nan"] = "nan" in found[3].lower()
+    run.steps.add(base + step, loss=number(found[3]))
 
 
-def chat_speed(start: Start, line: str) -> None:
+def chat_speed(run: LoggedRun, line: str) -> None:
     """Take `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
 
     Steps 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs are too low by the number of GPUs.
     """
     if found := _CHAT_SPEED.search(line):
-        start.scratch["chat"] = True
-        engine(start)
-        start.print(micro_batch_size=count(found[2]), seq_len=count(found[3]))
+        run.scratch["chat"] = True
+        engine(run)
+        run.set_used(micro_batch_size=count(found[2]), seq_len=count(found[3]))
         latency_s, batch = positive(found[1]), count(found[2])
         if latency_s and batch:
-            total = start.scratch.setdefault("chat_speed", [0.0, 0.0])
+            total = run.scratch.setdefault("chat_speed", [0.0, 0.0])
             total[0] += batch
             total[1] += latency_s
 
 
-def chat_experience(start: Start, line: str) -> None:
+def chat_experience(run: LoggedRun, line: str) -> None:
     """Take step 3's `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512`, generation included.
 
     Here the batch is that of all GPUs.
     """
     if found := _CHAT_EXPERIENCE.search(line):
-        start.scratch["chat"] = True
-        engine(start)
+        run.scratch["chat"] = True
+        engine(run)
         latency_s, batch, length = positive(found[1]), count(found[2]), count(found[3])
-        start.print(global_batch_size=batch, seq_len=length)
+        run.set_used(global_batch_size=batch, seq_len=length)
         if latency_s and batch:
-            work, time_s = start.scratch.get("experience", (0.0, 0.0))
-            work, time_s = start.scratch["experience"] = (work + batch, time_s + latency_s)
-            start.measure(DERIVED, samples_per_s=work / time_s, step_time_s=time_s * batch / work)
+            work, time_s = run.scratch.get("experience", (0.0, 0.0))
+            work, time_s = run.scratch["experience"] = (work + batch, time_s + latency_s)
+            run.record(DERIVED, samples_per_s=work / time_s, step_time_s=time_s * batch / work)
 
 
 READERS = {

@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 
 from dsnb.runs.logs.deepspeed_config import engine
-from dsnb.runs.logs.logged_run import DERIVED, Start
+from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
 from dsnb.runs.logs.text import NUMBER, number, positive
 
 _STAMP = re.compile(r"\[(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\d{1,6}))?\]")
@@ -31,8 +31,8 @@ _PIPELINE = re.compile(
 _PEAK = re.compile(r"\bMax_MA " + NUMBER + " GB")
 
 
-def clock(start: Start, line: str) -> float | None:
-    """Return the seconds since the first time stamp of this start."""
+def clock(run: LoggedRun, line: str) -> float | None:
+    """Return the seconds since the first time stamp of this run."""
     found = _STAMP.search(line) if "[20" in line else None
     if not found:
         return None
@@ -40,112 +40,112 @@ def clock(start: Start, line: str) -> float | None:
         now = datetime.fromisoformat(found[1]).timestamp() + float(f"0.{found[2] or 0}")
     except ValueError:
         return None
-    if start.began_s is None:
-        start.began_s = now
-    return now - start.began_s if now >= start.began_s else None
+    if run.began_s is None:
+        run.began_s = now
+    return now - run.began_s if now >= run.began_s else None
 
 
-def version(start: Start, line: str) -> None:
+def version(run: LoggedRun, line: str) -> None:
     """`DeepSpeed info: version=0.14.4, git-hash=...`, printed when an engine begins to be built."""
-    clock(start, line)
+    clock(run, line)
     if found := _VERSION.search(line):
-        start.environment["deepspeed"] = found[1]
-        engine(start)
+        run.environment["deepspeed"] = found[1]
+        engine(run)
 
 
-def report(start: Start, line: str) -> None:
+def report(run: LoggedRun, line: str) -> None:
     """`torch version .................... 2.2.0`, as `ds_report` prints it."""
     if found := _REPORT.search(line):
         name = {"torch cuda": "cuda", "nvcc": "cuda"}.get(found[1], found[1])
-        start.environment.setdefault(name, found[2])
+        run.environment.setdefault(name, found[2])
 
 
-def torch_detected(start: Start, line: str) -> None:
+def torch_detected(run: LoggedRun, line: str) -> None:
     """Take torch's version out of a complaint about it."""
     if "torch version" in line and (found := _TORCH.search(line)):
-        start.environment.setdefault("torch", found[1])
+        run.environment.setdefault("torch", found[1])
 
 
-def timer(start: Start, line: str) -> None:
+def timer(run: LoggedRun, line: str) -> None:
     """`global_step=10, RunningAvgSamplesPerSec=950.7, CurrSamplesPerSec=944.9, MemAllocated=5.53GB, ...`."""
     memory = _MEMORY.search(line)
     found = _TIMER.search(line) or _OLD_TIMER.search(line)
     if memory:
-        start.peak(peak_allocated_gib=number(memory[2]))  # printed as GB, divided by 1024^3
+        run.record_max(peak_allocated_gib=number(memory[2]))  # printed as GB, divided by 1024^3
     if not found:
         return
-    engine(start)
+    engine(run)
     running = positive(found[2])
     now = positive(found[3])
-    number_of_step = int(found[1]) if found.re is _TIMER else _whole_steps(start, found[1])
-    batch = start.settings.get("global_batch_size")
-    start.measure(samples_per_s_running=running)
-    if "Megatron" not in start.program:
-        start.steps.add(
+    number_of_step = int(found[1]) if found.re is _TIMER else _whole_steps(run, found[1])
+    batch = run.settings.get("global_batch_size")
+    run.record(samples_per_s_running=running)
+    if "Megatron" not in run.program:
+        run.steps.add(
             number_of_step,
-            t_s=clock(start, line),
+            t_s=clock(run, line),
             step_time_s=batch / now if batch and now else None,
             allocated_gib=number(memory[1]) if memory else None,
         )
 
 
-def _whole_steps(start: Start, micro_steps: str) -> int:
+def _whole_steps(run: LoggedRun, micro_steps: str) -> int:
     """Return the optimizer steps of the oldest timer, `epoch/micro-batch`."""
-    return int(micro_steps) // start.settings.get("grad_accum", 1)
+    return int(micro_steps) // run.settings.get("grad_accum", 1)
 
 
-def step(start: Start, line: str) -> None:
+def step(run: LoggedRun, line: str) -> None:
     """`step=110, skipped=9, lr=[...]`: `skipped` counts from the first step on."""
     found = _STEP.search(line)
     if found and int(found[1]):  # step 0 is printed when the engine is built
-        engine(start)
-        before = start.scratch.get("skipped", 0)
+        engine(run)
+        before = run.scratch.get("skipped", 0)
         skipped = int(found[2])
-        if "Megatron" in start.program:
-            start.scratch["skipped_by_engine"] = skipped
+        if "Megatron" in run.program:
+            run.scratch["skipped_by_engine"] = skipped
             return
-        start.steps.add(int(found[1]), skipped=max(0, skipped - before))
-        if skipped >= before and not start.steps.fell_back:
-            start.scratch["skipped"] = skipped
-            start.measure(skipped_steps=skipped)
+        run.steps.add(int(found[1]), skipped=max(0, skipped - before))
+        if skipped >= before and not run.steps.restarted:
+            run.scratch["skipped"] = skipped
+            run.record(skipped_steps=skipped)
 
 
-def overflow(start: Start, line: str) -> None:
+def overflow(run: LoggedRun, line: str) -> None:
     """`[Rank 0] Overflow detected. Skipping step.`: counts where nothing else does."""
     if "Skipping step" in line and ("Rank 0]" in line or "Rank 0 " in line):
-        start.scratch["overflows"] = start.scratch.get("overflows", 0) + 1
-        if "skipped" not in start.scratch:
-            start.measure(DERIVED, skipped_steps=start.scratch["overflows"])
+        run.scratch["overflows"] = run.scratch.get("overflows", 0) + 1
+        if "skipped" not in run.scratch:
+            run.record(DERIVED, skipped_steps=run.scratch["overflows"])
 
 
-def pipeline(start: Start, line: str) -> None:
+def pipeline(run: LoggedRun, line: str) -> None:
     """Take `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3`, of the pipeline engine."""
     if found := _PIPELINE.search(line):
-        engine(start)
-        start.scratch["stages"] = True
-        if "Megatron" not in start.program:
+        engine(run)
+        run.scratch["stages"] = True
+        if "Megatron" not in run.program:
             step_time_s, rate = positive(found[3]), positive(found[4])
-            start.scratch["loss_is_nan"] = "nan" in found[2].lower()
-            start.steps.add(
+            run.scratch["loss_is_nan"] = "nan" in found[2].lower()
+            run.steps.add(
                 int(found[1]),
-                t_s=clock(start, line),
+                t_s=clock(run, line),
                 loss=number(found[2]),
                 step_time_s=step_time_s,
                 samples=rate * step_time_s if rate and step_time_s else None,
             )
 
 
-def memory_use(start: Start, line: str) -> None:
+def memory_use(run: LoggedRun, line: str) -> None:
     """`MA 2.34 GB Max_MA 3.81 GB`: the peak of the training only where steps were made before."""
-    if len(start.steps) and (found := _PEAK.search(line)):
-        start.peak(peak_allocated_gib=positive(found[1]))
+    if len(run.steps) and (found := _PEAK.search(line)):
+        run.record_max(peak_allocated_gib=positive(found[1]))
 
 
-def optimizer(start: Start, line: str) -> None:
+def optimizer(run: LoggedRun, line: str) -> None:
     """`DeepSpeed Basic Optimizer = FusedAdam`."""
     name = line.rsplit("=", 1)[-1].strip()[:60]
     if name and line.endswith("\n"):
-        start.print(optimizer=name)
+        run.set_used(optimizer=name)
 
 
 READERS = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dsnb.runs.logs.flags import number_from_0, stage, stages
-from dsnb.runs.logs.logged_run import DERIVED, Start
+from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
 from dsnb.runs.logs.text import count
 
 _CONFIG = re.compile(r"config\.py:\d{1,6}:print\]\s+(\w{1,60})(?: \.+|\s) *(.*\n)")
@@ -26,74 +26,74 @@ CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def config(start: Start, line: str) -> None:
+def config(run: LoggedRun, line: str) -> None:
     """`[config.py:1001:print]   train_batch_size ............. 192`."""
     found = _CONFIG.search(line)
     if not found:
         return
-    engine(start)
+    engine(run)
     name, value = found[1], found[2].strip()
-    start.scratch["offload_of"] = None
+    run.scratch["offload_of"] = None
     if name in CONFIG:
         setting, read = CONFIG[name]
-        start.print(**{setting: read(value)})
+        run.set_used(**{setting: read(value)})
     elif name in {"fp16_enabled", "bfloat16_enabled", "float16_config", "bfloat16_config"}:
-        _precision(start, "bf16" if name.startswith("b") else "fp16", value)
+        _precision(run, "bf16" if name.startswith("b") else "fp16", value)
     elif name == "pipeline" and (number := _STAGES.search(value)):
-        start.print(pipeline_parallel=count(number[1]))
+        run.set_used(pipeline_parallel=count(number[1]))
     elif name == "zero_config":
         if within := _STAGE.search(value):
-            start.print(zero_stage=int(within[1]))
+            run.set_used(zero_stage=int(within[1]))
         for part, device in _OFFLOAD.findall(value):
-            _offload(start, part, device)
+            _offload(run, part, device)
 
 
-def engine(start: Start) -> None:
-    """Note that DeepSpeed has built an engine: what a launcher prints after that belongs to another start."""
-    start.program = start.program or "DeepSpeed"
-    if start.program == "Megatron-LM":
-        start.program = "Megatron-DeepSpeed"
-        start.print(strategy="megatron-deepspeed")
-    start.settings.setdefault("strategy", "deepspeed")
-    start.configured = True
+def engine(run: LoggedRun) -> None:
+    """Note that DeepSpeed has built an engine: what a launcher prints after that belongs to another run."""
+    run.program = run.program or "DeepSpeed"
+    if run.program == "Megatron-LM":
+        run.program = "Megatron-DeepSpeed"
+        run.set_used(strategy="megatron-deepspeed")
+    run.settings.setdefault("strategy", "deepspeed")
+    run.configured = True
 
 
-def _precision(start: Start, name: str, value: str) -> None:
+def _precision(run: LoggedRun, name: str, value: str) -> None:
     on = value == "True" or "enabled=True" in value
     off = value == "False" or "enabled=False" in value
-    seen = start.scratch.setdefault("formats", {})
+    seen = run.scratch.setdefault("formats", {})
     if on or off:
         seen[name] = on
     if on:
-        start.print(precision=name)
+        run.set_used(precision=name)
     elif seen == {"fp16": False, "bf16": False}:
-        start.print(precision="fp32")
-        start.provenance["precision"] = DERIVED
+        run.set_used(precision="fp32")
+        run.provenance["precision"] = DERIVED
 
 
-def _offload(start: Start, part: str, device: str) -> None:
-    parts = start.scratch.setdefault("offload", {})
+def _offload(run: LoggedRun, part: str, device: str) -> None:
+    parts = run.scratch.setdefault("offload", {})
     parts[part] = device
     named = {name: place for name, place in parts.items() if place != "none"}
     whole = {"optimizer": "optimizer", "param": "parameters", "optimizer param": "all"}
     what = whole.get(" ".join(sorted(named)), "none")
-    start.print(offload=f"{what}-{'-'.join(sorted(set(named.values())))}" if named else "none")
+    run.set_used(offload=f"{what}-{'-'.join(sorted(set(named.values())))}" if named else "none")
 
 
-def offload(start: Start, line: str) -> None:
+def offload(run: LoggedRun, line: str) -> None:
     """`"offload_optimizer": {`, in a printed configuration."""
     part = "param" if '"offload_param"' in line else "optimizer"
-    start.scratch["offload_of"] = part
+    run.scratch["offload_of"] = part
     if "null" in line:
-        _offload(start, part, "none")
+        _offload(run, part, "none")
 
 
-def device(start: Start, line: str) -> None:
+def device(run: LoggedRun, line: str) -> None:
     """`"device": "cpu"` below it."""
-    part, found = start.scratch.get("offload_of"), _DEVICE.search(line)
+    part, found = run.scratch.get("offload_of"), _DEVICE.search(line)
     if part and found:
-        _offload(start, part, found[1])
-        start.scratch["offload_of"] = None
+        _offload(run, part, found[1])
+        run.scratch["offload_of"] = None
 
 
 READERS = {"config.py:": config, '"offload_': offload, '"device": ': device}

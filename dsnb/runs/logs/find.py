@@ -8,7 +8,7 @@ from pathlib import Path
 from dsnb.errors import LogError
 from dsnb.runs.logs import console, step_csv, trainer_state
 from dsnb.runs.logs.encoding import decode, encoding
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 
 HEAD_BYTES, TAIL_BYTES = 4 * 2**20, 2**20
 NEVER = {
@@ -27,7 +27,7 @@ KINDS = (
     "console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and transformers' Trainer, "
     "trainer_state.json, and step_log.csv"
 )
-Reader = Callable[[Path], list[Start]]
+Reader = Callable[[Path], list[LoggedRun]]
 _STATE = re.compile(rb'^\s*\{.*"log_history"\s*:', re.DOTALL)
 
 
@@ -67,7 +67,7 @@ def _reader(path: Path, head: bytes) -> Reader | None:
     return None
 
 
-def read(path: Path, read_it: Reader | None) -> list[Start]:
+def read(path: Path, read_it: Reader | None) -> list[LoggedRun]:
     """Read a log with what can read it, as `reader` returns it.
 
     Raises
@@ -76,10 +76,10 @@ def read(path: Path, read_it: Reader | None) -> list[Start]:
         If it cannot be read, or is of no known kind.
     """
     with contained(path):
-        starts = read_it(path) if read_it else []
-    if not starts:
+        runs = read_it(path) if read_it else []
+    if not runs:
         raise LogError(path, f"is no log that dsnb knows: it reads {KINDS}")
-    return starts
+    return runs
 
 
 @contextlib.contextmanager

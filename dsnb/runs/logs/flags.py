@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.logs.text import count, number
 
 PRECISIONS = {
@@ -93,36 +93,36 @@ _CONTINUED = re.compile(r"\s+--\w")
 CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
 
 
-def command(start: Start, line: str) -> None:
+def command(run: LoggedRun, line: str) -> None:
     """Take the settings of `... script.py --flag value ...`: words, Python's list of them, or a trace of `set -x`.
 
     Only the flags named here are kept: the others may hold what is nobody's business. A command after the program has
     printed its settings is another program's, such as an evaluation.
     """
-    if start.configured:
+    if run.configured:
         return
-    if _goes_on(start, line):
-        _settings(start, [word.strip("'\"\\") for word in _words(line)])
+    if _goes_on(run, line):
+        _settings(run, [word.strip("'\"\\") for word in _words(line)])
         return
     is_command = "cmd = " in line or "with command: " in line or _TRACE.match(line)
     if not _SCRIPT.search(line) or (not is_command and _COMPLAINT.search(line)):
         return
     words = _words(line)
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
-    _settings(start, words[script:])
+    _settings(run, words[script:])
     if CHAT.search(line):
-        start.scratch["chat"] = True
+        run.scratch["chat"] = True
         # its flags are switches: what is not asked for is off
         off = {"activation_checkpointing": False, "lora_rank": 0, "offload": "none"}
-        start.say(**{name: value for name, value in off.items() if name not in start.settings})
+        run.set_requested(**{name: value for name, value in off.items() if name not in run.settings})
 
 
-def _goes_on(start: Start, line: str) -> bool:
+def _goes_on(run: LoggedRun, line: str) -> bool:
     """Say whether a line is a part of a command that was written over several, each but the last with a backslash."""
-    before = start.scratch.get("continued", False)
+    before = run.scratch.get("continued", False)
     is_part = _CONTINUED.match(line) is not None
-    start.scratch["continued"] = line.rstrip().endswith("\\")
-    return is_part and (before or start.scratch["continued"])
+    run.scratch["continued"] = line.rstrip().endswith("\\")
+    return is_part and (before or run.scratch["continued"])
 
 
 def _words(line: str) -> list[str]:
@@ -144,16 +144,16 @@ def _traced(line: str) -> list[str] | None:
     return [part for word in words for part in (word.split() if _SCRIPT.search(word) else [word])]
 
 
-def _settings(start: Start, words: list[str]) -> None:
+def _settings(run: LoggedRun, words: list[str]) -> None:
     for flag, value in _pairs(words):
         if flag in VALUES and value:
             setting, read = VALUES[flag]
-            start.say(**{setting: read(value)})
+            run.set_requested(**{setting: read(value)})
         elif flag in SWITCHES and value.lower() != "false":
             setting, on = SWITCHES[flag]
-            start.say(**{setting: on})
+            run.set_requested(**{setting: on})
         elif flag == "config_overrides" and "gradient_checkpointing=true" in value.lower().split(","):
-            start.say(activation_checkpointing=True)
+            run.set_requested(activation_checkpointing=True)
 
 
 def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:

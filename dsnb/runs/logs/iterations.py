@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from dsnb.runs.logs.deepspeed import clock
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, Start
+from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun
 from dsnb.runs.logs.megatron import recognise
 from dsnb.runs.logs.text import NUMBER, count, number, positive
 
@@ -28,7 +28,7 @@ _NAN_LOSS = re.compile(r"lm[ _-]loss:?\s*=?\s*nan", re.I)
 _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
 
 
-def iteration(start: Start, line: str) -> None:
+def iteration(run: LoggedRun, line: str) -> None:
     """` iteration  1/  1000 | consumed samples: 1024 | elapsed time per iteration (ms): 159778.9 | ...`.
 
     The time is the mean since the line before, counts of skipped and NaN iterations are sums since then.
@@ -36,11 +36,11 @@ def iteration(start: Start, line: str) -> None:
     found = _ITERATION.search(line)
     if not found:
         return
-    if "Megatron" not in start.program:
-        recognise(start)
-    start.configured = True
+    if "Megatron" not in run.program:
+        recognise(run)
+    run.configured = True
     fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}  # the first of a name counts
-    _sizes(start, fields.get("global batch size"), fields.get("actual seqlen"), found[2])
+    _sizes(run, fields.get("global batch size"), fields.get("actual seqlen"), found[2])
     step, step_time_s = int(found[1]), positive(fields.get("elapsed time per iteration ms"))
     step_time_s = step_time_s * 0.001 if step_time_s else positive(fields.get("elapsed time per iteration s"))
     batch, loss = count(fields.get("global batch size")), number(fields.get("lm loss"))
@@ -49,33 +49,33 @@ def iteration(start: Start, line: str) -> None:
         "skipped": number(fields.get("number of skipped iterations")),
         "nan": number(fields.get("number of nan iterations")),
     }
-    fresh = not step <= start.steps.last  # which is NaN before the first one
-    if fresh and ("first_line" in start.scratch or not len(start.steps)):
-        own = _without_first(start, line, {"step": step} | said)
-    start.steps.add(
+    fresh = not step <= run.steps.last  # which is NaN before the first one
+    if fresh and ("first_line" in run.scratch or not len(run.steps)):
+        own = _without_first(run, line, {"step": step} | said)
+    run.steps.add(
         step,
-        t_s=clock(start, line),
+        t_s=clock(run, line),
         step_time_s=own["step_time_s"],
         step_time_logged_s=step_time_s if own["step_time_s"] != step_time_s else None,
         loss=loss,
-        samples=float(batch) if batch else _samples(start, line, step_time_s),
+        samples=float(batch) if batch else _samples(run, line, step_time_s),
         skipped=own["skipped"],
     )
     if fresh:
-        _count(start, "skipped_steps", own["skipped"])
-        _count(start, "nan_steps", own["nan"])
-        start.scratch["loss_is_nan"] = loss is None and _NAN_LOSS.search(line) is not None
+        _count(run, "skipped_steps", own["skipped"])
+        _count(run, "nan_steps", own["nan"])
+        run.scratch["loss_is_nan"] = loss is None and _NAN_LOSS.search(line) is not None
         for field, figure in TFLOPS.items():
             if field in fields:
-                _tflops(start, figure, positive(fields[field]), own["step_time_s"])
+                _tflops(run, figure, positive(fields[field]), own["step_time_s"])
 
 
-def _sizes(start: Start, *said: str | None) -> None:
+def _sizes(run: LoggedRun, *said: str | None) -> None:
     """Take batch, sequence length and planned steps, which are the same in most lines."""
-    if said != start.scratch.get("sizes"):
-        start.scratch["sizes"] = said
+    if said != run.scratch.get("sizes"):
+        run.scratch["sizes"] = said
         batch, length, steps = map(count, said)
-        start.print(global_batch_size=batch, seq_len=length, steps=steps)
+        run.set_used(global_batch_size=batch, seq_len=length, steps=steps)
 
 
 @cache
@@ -84,37 +84,37 @@ def _name(words: str) -> str:
     return re.sub(r"[()]", "", re.sub("[_-]", " ", words)).removeprefix("[LM] ")
 
 
-def _samples(start: Start, line: str, step_time_s: float | None) -> float | None:
+def _samples(run: LoggedRun, line: str, step_time_s: float | None) -> float | None:
     """Derive the samples of an iteration from its rate: GPT-NeoX has no batch size in its lines."""
-    if not step_time_s or "global_batch_size" in start.settings:
+    if not step_time_s or "global_batch_size" in run.settings:
         return None
     found = _RATE.search(line)
     rate = positive(found[1]) if found else None
     return rate * step_time_s if rate else None
 
 
-def _tflops(start: Start, name: str, value: float | None, step_time_s: float | None) -> None:
+def _tflops(run: LoggedRun, name: str, value: float | None, step_time_s: float | None) -> None:
     """Take logged TFLOP/s as their mean over time, without those of the first line where there are others."""
     if value is None or not step_time_s:
         return
-    if name not in start.figures:
-        start.measure(LOGGED, **{name: value})
+    if name not in run.figures:
+        run.record(LOGGED, **{name: value})
         return
-    work, time_s = start.scratch.get(name, (0.0, 0.0))
-    span_s = step_time_s * start.steps.last_span
-    work, time_s = start.scratch[name] = (work + value * span_s, time_s + span_s)
-    start.measure(DERIVED, **{name: work / time_s})
+    work, time_s = run.scratch.get(name, (0.0, 0.0))
+    span_s = step_time_s * run.steps.last_span
+    work, time_s = run.scratch[name] = (work + value * span_s, time_s + span_s)
+    run.record(DERIVED, **{name: work / time_s})
 
 
-def _without_first(start: Start, line: str, said: dict[str, Any]) -> dict[str, Any]:
+def _without_first(run: LoggedRun, line: str, said: dict[str, Any]) -> dict[str, Any]:
     """Take the first iteration out of the second line of the newest Megatron-LM, which counts it in both lines.
 
     Since it prints the first iteration whatever the interval, its sums go on after that line. Its time stamps have
     microseconds. A log that does not have its beginning may begin with any other line.
     """
-    first = start.scratch.pop("first_line", None)
-    if not len(start.steps) and _NEWEST.search(line) and (said["step"] == 1 or "gpus" in start.settings):
-        start.scratch["first_line"] = said
+    first = run.scratch.pop("first_line", None)
+    if not len(run.steps) and _NEWEST.search(line) and (said["step"] == 1 or "gpus" in run.settings):
+        run.scratch["first_line"] = said
     if not first:
         return said
     steps = said["step"] - first["step"]
@@ -125,26 +125,26 @@ def _without_first(start: Start, line: str, said: dict[str, Any]) -> dict[str, A
     return own
 
 
-def _count(start: Start, name: str, more: float | None) -> None:
-    if more is not None and more >= 0 and (more or name not in start.figures):
-        start.figures[name] = start.figures.get(name, 0) + more
-        start.provenance[name] = LOGGED
+def _count(run: LoggedRun, name: str, more: float | None) -> None:
+    if more is not None and more >= 0 and (more or name not in run.figures):
+        run.figures[name] = run.figures.get(name, 0) + more
+        run.provenance[name] = LOGGED
 
 
-def memory(start: Start, line: str) -> None:
+def memory(run: LoggedRun, line: str) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
     if not _PEAK.search(line):
         return
     for name, pattern in (("peak_allocated_gib", _ALLOCATED), ("peak_reserved_gib", _RESERVED)):
         for found in pattern.findall(line):
             value = positive(found)
-            start.peak(**{name: value / 1024 if value else None})
+            run.record_max(**{name: value / 1024 if value else None})
 
 
-def done(start: Start, line: str) -> None:
+def done(run: LoggedRun, line: str) -> None:
     """`[after training is done] datetime: ...`."""
     if _DONE.search(line):
-        start.ended = True
+        run.ended = True
 
 
 READERS = {

@@ -2,7 +2,7 @@
 
 import re
 
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.logs.text import count
 
 _SLOTS = re.compile(r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")
@@ -20,104 +20,104 @@ _MEMORY = re.compile(
 )
 
 
-def slots(start: Start, line: str) -> None:
+def slots(run: LoggedRun, line: str) -> None:
     """`host slots=8`, as DeepSpeed's hostfile has it."""
-    if (found := _SLOTS.match(line)) and len(start.slots) < 100_000:
-        start.slots[found[1]] = int(found[2])
+    if (found := _SLOTS.match(line)) and len(run.slots) < 100_000:
+        run.slots[found[1]] = int(found[2])
 
 
-def world(start: Start, line: str) -> None:
+def world(run: LoggedRun, line: str) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
     for host, ranks in _WORLD.findall(line):
-        start.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
+        run.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
 
 
-def nodes(start: Start, line: str) -> None:
+def nodes(run: LoggedRun, line: str) -> None:
     """`nnodes=16, num_local_procs=8, node_rank=0`; not every node need have as many processes."""
     if found := _NODES.search(line):
-        start.print(nodes=count(found[1]))
+        run.set_used(nodes=count(found[1]))
 
 
-def ranks(start: Start, line: str) -> None:
+def ranks(run: LoggedRun, line: str) -> None:
     """`dist_world_size=128`."""
     if found := _RANKS.search(line):
-        start.print(gpus=count(found[1]))
+        run.set_used(gpus=count(found[1]))
 
 
-def one_more_node(start: Start, _line: str) -> None:
+def one_more_node(run: LoggedRun, _line: str) -> None:
     """Count torch's launcher: it warns about OMP_NUM_THREADS once a node."""
-    start.scratch["launchers"] = start.scratch.get("launchers", 0) + 1
+    run.scratch["launchers"] = run.scratch.get("launchers", 0) + 1
 
 
-def return_code(start: Start, line: str) -> None:
+def return_code(run: LoggedRun, line: str) -> None:
     """`Process N exits with return code = 1`."""
     if (found := _RETURN_CODE.search(line)) and int(found[1][:9]):
-        start.fail("failed", f"a rank ended with exit code {int(found[1][:9])}")
+        run.fail("failed", f"a rank ended with exit code {int(found[1][:9])}")
 
 
-def killed(start: Start, _line: str) -> None:
+def killed(run: LoggedRun, _line: str) -> None:
     """`Killing subprocess 123`: the launcher ended the other ranks after one had failed."""
-    start.fail("failed", "the launcher ended its ranks before the training reported a result")
+    run.fail("failed", "the launcher ended its ranks before the training reported a result")
 
 
-def traceback(start: Start, _line: str) -> None:
+def traceback(run: LoggedRun, _line: str) -> None:
     """Expect the error that ends a traceback."""
-    start.scratch["traceback"] = True
+    run.scratch["traceback"] = True
 
 
-def error(start: Start, line: str) -> None:
+def error(run: LoggedRun, line: str) -> None:
     """Take the line that ends a traceback."""
-    if start.scratch.get("traceback") and (found := _ERROR.search(line)):
-        start.fail("failed", found[1])
+    if run.scratch.get("traceback") and (found := _ERROR.search(line)):
+        run.fail("failed", found[1])
 
 
-def out_of_memory(start: Start, line: str) -> None:
+def out_of_memory(run: LoggedRun, line: str) -> None:
     """Take one of torch's ways to say it."""
     if found := _MEMORY.search(line):
-        start.fail("oom", found[0])
+        run.fail("oom", found[0])
 
 
-def time_limit(start: Start, _line: str) -> None:
+def time_limit(run: LoggedRun, _line: str) -> None:
     """Slurm's `DUE TO TIME LIMIT`."""
-    start.fail("timeout", "Slurm ended it at its time limit")
+    run.fail("timeout", "Slurm ended it at its time limit")
 
 
-def cancelled(start: Start, line: str) -> None:
+def cancelled(run: LoggedRun, line: str) -> None:
     """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, for other reasons than its time limit."""
     if "TIME LIMIT" not in line and (found := _CANCELLED.search(line)):
-        start.fail("interrupted", f"Slurm ended it: {found[0].strip(' *')}")
+        run.fail("interrupted", f"Slurm ended it: {found[0].strip(' *')}")
 
 
-def died(start: Start, line: str) -> None:
+def died(run: LoggedRun, line: str) -> None:
     """`Signal 9 (SIGKILL) received by PID 1`, or what a shell or srun says of it."""
     if found := _ENDED_BY_SIGNAL.search(line):
-        start.fail("failed", found[0])
+        run.fail("failed", found[0])
 
 
-def host_memory(start: Start, _line: str) -> None:
+def host_memory(run: LoggedRun, _line: str) -> None:
     """`srun: error: node: task 0: Out Of Memory`, or `DefaultCPUAllocator: can't allocate memory`."""
-    start.fail("oom", "the host's memory was not enough")
+    run.fail("oom", "the host's memory was not enough")
 
 
-def killed_for_memory(start: Start, _line: str) -> None:
+def killed_for_memory(run: LoggedRun, _line: str) -> None:
     """Slurm's `Detected 1 oom_kill event`: the host's memory, not the GPU's."""
-    start.fail("oom", "Slurm ended it for using too much of the host's memory")
+    run.fail("oom", "Slurm ended it for using too much of the host's memory")
 
 
-def communication_timeout(start: Start, _line: str) -> None:
+def communication_timeout(run: LoggedRun, _line: str) -> None:
     """NCCL's watchdog."""
-    start.fail("failed", "a collective operation timed out (NCCL watchdog)")
+    run.fail("failed", "a collective operation timed out (NCCL watchdog)")
 
 
-def gave_up(start: Start, line: str) -> None:
+def gave_up(run: LoggedRun, line: str) -> None:
     """Take errors that need no traceback to be the end."""
-    start.fail("failed", line.strip()[-200:])
+    run.fail("failed", line.strip()[-200:])
 
 
-def interrupted(start: Start, line: str) -> None:
+def interrupted(run: LoggedRun, line: str) -> None:
     """Take Python's word for a user's interrupt."""
     if line.strip().endswith("KeyboardInterrupt"):
-        start.fail("interrupted", "stopped by the user")
+        run.fail("interrupted", "stopped by the user")
 
 
 READERS = {

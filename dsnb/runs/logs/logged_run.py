@@ -1,10 +1,10 @@
-"""One start of a training, as its log tells it: what the readers fill in."""
+"""One run of a training, as its log tells it: what the readers fill in."""
 
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-LOGGED, PUBLISHED, DERIVED = ORIGINS = ("as logged", "as published", "derived")
+LOGGED, PUBLISHED, DERIVED = PROVENANCES = ("as logged", "as published", "derived")
 FIELDS = ("step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped")
 MISSING = float("nan")
 WIDTH = len(FIELDS)
@@ -13,11 +13,11 @@ _PLACES = {name: place for place, name in enumerate(FIELDS)}
 
 
 class Steps:
-    """The steps of a start in the order in which they were logged: rows of doubles, for logs of any length."""
+    """The steps of a run in the order in which they were logged: rows of doubles, for logs of any length."""
 
     def __init__(self) -> None:
         self._rows = array("d")
-        self.fell_back = False
+        self.restarted = False
         """The last step that was passed over was the first one again: another training has begun."""
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class Steps:
     def add(self, step: int, **values: float | None) -> None:
         """Add a step, or add to the last one; one that came before is another rank's echo and is passed over."""
         rows = self._rows
-        self.fell_back = len(rows) > WIDTH and step <= rows[0]
+        self.restarted = len(rows) > WIDTH and step <= rows[0]
         if not rows or step > rows[-WIDTH]:
             rows.append(step)
             rows.extend([MISSING if value is None else value for value in map(values.get, _OTHERS)])
@@ -57,8 +57,8 @@ class Steps:
 
 
 @dataclass
-class Start:
-    """One start: what was set, what was measured, how it ended."""
+class LoggedRun:
+    """One run: what was set, what was measured, how it ended."""
 
     program: str = ""
     """Which program wrote the log; the most telling line wins."""
@@ -73,19 +73,19 @@ class Start:
     """Layers, hidden size and vocabulary, where the log has them."""
     steps: Steps = field(default_factory=Steps)
     notes: list[str] = field(default_factory=list)
-    trouble: tuple[str, str] | None = None
+    failure: tuple[str, str] | None = None
     """Status and cause of the first sign that it did not end well."""
-    trouble_at: int = 0
+    failed_after_steps: int = 0
     """Lines of steps before that sign."""
     configured: bool = False
-    """Settings or steps were printed: a launcher's line after that belongs to the next start."""
+    """Settings or steps were printed: a launcher's line after that belongs to the next run."""
     ended: bool = False
     """The program printed its final figures."""
     began_s: float | None = None
     """The first time stamp, in seconds."""
-    faults: int = 0
+    reader_errors: int = 0
     """Lines at which a reader failed."""
-    first_fault: tuple[int, str] | None = None
+    first_reader_error: tuple[int, str] | None = None
     """The place in the log of the first of them, and the error."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """What a reader must remember from one line to another."""
@@ -95,7 +95,7 @@ class Start:
         """True if no program was recognised in it."""
         return not self.program
 
-    def say(self, **settings: Any) -> None:
+    def set_requested(self, **settings: Any) -> None:
         """Take settings from a command line, which a later command corrects, and what the program prints more so.
 
         Once the program has printed what it uses, a command can only add to it.
@@ -106,7 +106,7 @@ class Start:
                 self.settings[name] = value
                 said.add(name)
 
-    def print(self, **settings: Any) -> None:
+    def set_used(self, **settings: Any) -> None:
         """Take settings as the program printed them: what it really used."""
         for name, value in settings.items():
             if value is not None:
@@ -114,25 +114,25 @@ class Start:
                 if "said" in self.scratch:
                     self.scratch["said"].discard(name)
 
-    def measure(self, origin: str = LOGGED, **figures: float | None) -> None:
+    def record(self, origin: str = LOGGED, **figures: float | None) -> None:
         """Take figures; the last one of a name counts."""
         for name, value in figures.items():
             if value is not None:
                 self.figures[name] = value
                 self.provenance[name] = origin
 
-    def peak(self, **figures: float | None) -> None:
+    def record_max(self, **figures: float | None) -> None:
         """Take figures of which the largest counts."""
         for name, value in figures.items():
             if value is not None and value >= self.figures.get(name, 0.0):
-                self.measure(LOGGED, **{name: value})
+                self.record(LOGGED, **{name: value})
 
     def fail(self, status: str, cause: str) -> None:
         """Note that it did not end well; the first sign counts, but running out of memory tells more than the rest."""
-        if not self.is_in_trouble or (self.trouble and status == "oom" and self.trouble[0] != "oom"):
-            self.trouble, self.trouble_at = (status, " ".join(cause.split())[:300]), len(self.steps)
+        if not self.has_failed or (self.failure and status == "oom" and self.failure[0] != "oom"):
+            self.failure, self.failed_after_steps = (status, " ".join(cause.split())[:300]), len(self.steps)
 
     @property
-    def is_in_trouble(self) -> bool:
+    def has_failed(self) -> bool:
         """True if it did not go on after what looked like its end; other ranks may still print one line of steps."""
-        return self.trouble is not None and len(self.steps) <= self.trouble_at + 1
+        return self.failure is not None and len(self.steps) <= self.failed_after_steps + 1

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dsnb.runs.logs.flags import count_from_0, number_from_0, precision, stage, stages
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.logs.text import count
 
 _ARGUMENT = re.compile(r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
@@ -46,70 +46,70 @@ PARALLEL = {name for name, (setting, _) in ARGUMENTS.items() if setting in {"ten
 CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_activations")
 
 
-def arguments(start: Start, line: str) -> None:
+def arguments(run: LoggedRun, line: str) -> None:
     """`------------ arguments ------------`: what follows is Megatron's, until it ends."""
     if "end of" in line:
-        start.scratch["arguments"] = False
-        if not start.scratch.get("checkpoints"):
-            start.print(activation_checkpointing=False)
+        run.scratch["arguments"] = False
+        if not run.scratch.get("checkpoints"):
+            run.set_used(activation_checkpointing=False)
     else:
-        start.scratch["arguments"] = True
-        recognise(start)
+        run.scratch["arguments"] = True
+        recognise(run)
 
 
-def argument(start: Start, line: str) -> None:
+def argument(run: LoggedRun, line: str) -> None:
     """`  micro_batch_size ................................ 4`."""
     found = _ARGUMENT.search(line)
-    if not found or not (start.scratch.get("arguments") or found[1] in PARALLEL):
+    if not found or not (run.scratch.get("arguments") or found[1] in PARALLEL):
         return
     name, value = found[1], _NEOX.sub("", found[2].strip())
     if name in ARGUMENTS and value != "None":
         setting, read = ARGUMENTS[name]
-        start.print(**{setting: read(value[:60])})
+        run.set_used(**{setting: read(value[:60])})
     elif name in SHAPE and (size := count(value)):
-        start.shape[SHAPE[name]] = size
+        run.shape[SHAPE[name]] = size
     elif name in CHECKPOINTING and value in {"True", "full", "selective"}:
-        start.scratch["checkpoints"] = True
-        start.print(activation_checkpointing=value != "selective")
+        run.scratch["checkpoints"] = True
+        run.set_used(activation_checkpointing=value != "selective")
     elif name == "deepspeed" and value == "True":
-        start.program = "Megatron-DeepSpeed"
-        start.print(strategy="megatron-deepspeed")
+        run.program = "Megatron-DeepSpeed"
+        run.set_used(strategy="megatron-deepspeed")
 
 
-def recognise(start: Start) -> None:
+def recognise(run: LoggedRun) -> None:
     """Note that a program of the Megatron family wrote the log."""
-    if "Megatron" not in start.program:
-        deepspeed = "deepspeed" in start.environment
-        start.program = "Megatron-DeepSpeed" if deepspeed else "Megatron-LM"
-        start.print(strategy=start.program.lower() if deepspeed else "megatron")
+    if "Megatron" not in run.program:
+        deepspeed = "deepspeed" in run.environment
+        run.program = "Megatron-DeepSpeed" if deepspeed else "Megatron-LM"
+        run.set_used(strategy=run.program.lower() if deepspeed else "megatron")
 
 
-def world(start: Start, line: str) -> None:
+def world(run: LoggedRun, line: str) -> None:
     """Take `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
     if not line.endswith("\n"):
         return  # a size that is not in a whole line is 1
     if found := _WORLD.search(line):
-        recognise(start)
-        start.print(gpus=count(found[1]))
+        recognise(run)
+        run.set_used(gpus=count(found[1]))
     if found := _MODEL_PARALLEL.search(line):  # before there were pipelines and micro-batches
-        start.print(tensor_parallel=count(found[1]), pipeline_parallel=1, grad_accum=1)
+        run.set_used(tensor_parallel=count(found[1]), pipeline_parallel=1, grad_accum=1)
     names = {"data": "data_parallel", "tensor-model": "tensor_parallel", "pipeline-model": "pipeline_parallel"}
     for kind, size in _PARALLEL.findall(line):
-        start.print(**{names[kind]: count(size)})
+        run.set_used(**{names[kind]: count(size)})
 
 
-def parameters(start: Start, line: str) -> None:
+def parameters(run: LoggedRun, line: str) -> None:
     """Take the parameters of one model-parallel rank; the model's number is their sum."""
     if found := _RANK.search(line):
-        ranks = start.scratch.setdefault("parameters", {})
+        ranks = run.scratch.setdefault("parameters", {})
         if len(ranks) < 100_000:
             ranks[found[1].replace(" ", "")] = int(found[2])
 
 
-def vocabulary(start: Start, line: str) -> None:
+def vocabulary(run: LoggedRun, line: str) -> None:
     """`> padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)`."""
     if found := _VOCABULARY.search(line):
-        start.shape["vocab"] = int(found[1])
+        run.shape["vocab"] = int(found[1])
 
 
 READERS = {

@@ -21,7 +21,7 @@ import pandas as pd
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.runs.logs.encoding import open_text
 from dsnb.runs.logs.lines import LONGEST_LINE
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, MISSING, Start
+from dsnb.runs.logs.logged_run import DERIVED, LOGGED, MISSING, LoggedRun
 from dsnb.runs.logs.text import number, positive
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
@@ -30,7 +30,7 @@ NAME = re.compile(r"zs([0-3])_(fp32|tf32|fp16|bf16)_gpus(\d{1,5})_bs(\d{1,7})_sl
 _CELL = re.compile(r"([-+]?[\d.,eE+-]{1,40})\s{0,9}(%|[kMG]i?B|W|MHz|C)?")
 
 
-def read(path: Path) -> list[Start]:
+def read(path: Path) -> list[LoggedRun]:
     """Read the steps of one run.
 
     Raises
@@ -38,8 +38,8 @@ def read(path: Path) -> list[Start]:
     LogError
         If there is no whole row in it.
     """
-    start = Start(program="GPT-2 step CSV", configured=True, ended=True)
-    start.print(model="gpt2", strategy="deepspeed", **settings(path))
+    run = LoggedRun(program="GPT-2 step CSV", configured=True, ended=True)
+    run.set_used(model="gpt2", strategy="deepspeed", **settings(path))
     kept = {name: array("d") for name in ("tokens_per_sec", "step_time_s", "timestamp")}
     began_s = before_s = None
     index = 0
@@ -51,7 +51,7 @@ def read(path: Path) -> list[Start]:
         index += 1
         stamp_s = row["timestamp"]
         began_s = stamp_s if began_s is None else began_s
-        start.steps.add(
+        run.steps.add(
             index,
             t_s=stamp_s - began_s if stamp_s >= began_s else None,
             step_time_s=stamp_s - before_s if before_s is not None and stamp_s > before_s else None,
@@ -59,33 +59,31 @@ def read(path: Path) -> list[Start]:
             loss=row["loss"],
             tokens=_whole(row["tokens_per_sec"] * row["step_time_s"]),
         )
-        start.peak(peak_reserved_gib=_gib(row.get("gpu_max_mem_mb")))
-        start.scratch["loss_is_nan"] = row["loss_is_nan"]
+        run.record_max(peak_reserved_gib=_gib(row.get("gpu_max_mem_mb")))
+        run.scratch["loss_is_nan"] = row["loss_is_nan"]
         before_s = stamp_s
         if row["global_step"] > WARMUP_STEPS:
             for name, column in kept.items():
                 column.append(row[name])
     if not index:
         raise LogError(path, "holds no whole row: it should have " + ", ".join(HEADER), 2)
-    _summarize(start, kept)
-    _gpus(start, path.with_name("gpu_log.csv"))
-    start.notes.append(
-        "step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps"
-    )
-    return [start]
+    _summarize(run, kept)
+    _gpus(run, path.with_name("gpu_log.csv"))
+    run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
+    return [run]
 
 
-def _summarize(start: Start, kept: "dict[str, array[float]]") -> None:
+def _summarize(run: LoggedRun, kept: "dict[str, array[float]]") -> None:
     """Take the medians that the program itself prints, and the same one from the time stamps."""
     rates, times_s, stamps_s = kept["tokens_per_sec"], kept["step_time_s"], kept["timestamp"]
     if not rates:
-        start.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
+        run.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
         return
-    start.measure(LOGGED, tokens_per_s_logged=median(rates), step_time_logged_s=median(times_s), timed_steps=len(rates))
+    run.record(LOGGED, tokens_per_s_logged=median(rates), step_time_logged_s=median(times_s), timed_steps=len(rates))
     between_s = [after - before for before, after in pairwise(stamps_s) if after > before]
     tokens = _whole(rates[-1] * times_s[-1])
     if between_s and tokens:
-        start.measure(DERIVED, tokens_per_s=tokens / median(between_s), step_time_s=median(between_s))
+        run.record(DERIVED, tokens_per_s=tokens / median(between_s), step_time_s=median(between_s))
 
 
 def _whole(tokens: float) -> int | None:
@@ -127,13 +125,13 @@ def _rows(path: Path) -> Iterator[dict[str, Any] | None]:
             yield row if None not in needed else None
 
 
-def _gpus(start: Start, path: Path) -> None:
+def _gpus(run: LoggedRun, path: Path) -> None:
     samples = load_gpu(path)
     for column, figure in (("util_pct", "gpu_util_pct"), ("power_w", "power_w"), ("sm_clock_mhz", "sm_clock_mhz")):
         if column in samples and (values := samples[column].dropna()).size:
-            start.measure(DERIVED, **{figure: fmean(values)})
+            run.record(DERIVED, **{figure: fmean(values)})
     if "memory_used_gib" in samples and (values := samples["memory_used_gib"].dropna()).size:
-        start.measure(DERIVED, device_memory_gib=float(values.max()))
+        run.record(DERIVED, device_memory_gib=float(values.max()))
 
 
 def load_gpu(path: Path) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import re
 
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.logs.text import count
 
 _COORDINATE = re.compile(r"ProcessCoord\(((?:\w{1,20}=\d{1,6}(?:, )?){1,4})\)")
@@ -16,7 +16,7 @@ AXES = {"pipe": "pipeline_parallel", "data": "data_parallel", "model": "tensor_p
 GROUPS = {"PP": "pipeline_parallel", "DP": "data_parallel", "MP": "tensor_parallel"}
 
 
-def coordinates(start: Start, line: str) -> None:
+def coordinates(run: LoggedRun, line: str) -> None:
     """Take the sizes of `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`: each axis counts from 0.
 
     Of many ranks the line is longer than what is read of it; then it does not have the last ones.
@@ -28,40 +28,40 @@ def coordinates(start: Start, line: str) -> None:
         for axis, place in _AXIS.findall(coordinate):
             sizes[axis] = max(sizes.get(axis, 0), int(place) + 1)
     if sizes.keys() <= AXES.keys() and sizes:
-        start.print(**{setting: sizes.get(axis, 1) for axis, setting in AXES.items()})
+        run.set_used(**{setting: sizes.get(axis, 1) for axis, setting in AXES.items()})
 
 
-def stage(start: Start, line: str) -> None:
+def stage(run: LoggedRun, line: str) -> None:
     """Count stages by `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: there are at least so many."""
     if found := _STAGE.search(line):
         at_least = int(found[1] or found[2]) + 1
-        if at_least > start.settings.get("pipeline_parallel", 0):
-            start.print(pipeline_parallel=at_least)
+        if at_least > run.settings.get("pipeline_parallel", 0):
+            run.set_used(pipeline_parallel=at_least)
 
 
-def stages(start: Start, line: str) -> None:
+def stages(run: LoggedRun, line: str) -> None:
     """`num_stages=4`, the argument of a pipeline."""
     if found := _STAGES.search(line):
-        start.say(pipeline_parallel=count(found[1]))
+        run.set_requested(pipeline_parallel=count(found[1]))
 
 
-def batches(start: Start, line: str) -> None:
+def batches(run: LoggedRun, line: str) -> None:
     """`CONFIG: micro_batches=256 micro_batch_size=4`: the micro-batches of a pipeline are its accumulated ones."""
     if found := _BATCHES.search(line):
-        start.print(grad_accum=count(found[1]), micro_batch_size=count(found[2]))
+        run.set_used(grad_accum=count(found[1]), micro_batch_size=count(found[2]))
 
 
-def group(start: Start, line: str) -> None:
+def group(run: LoggedRun, line: str) -> None:
     """`MPU PP: [0, 4, 8, 12]`: the ranks of one group."""
     if found := _GROUP.search(line):
-        start.print(**{GROUPS[found[1]]: found[2].count(",") + 1})
+        run.set_used(**{GROUPS[found[1]]: found[2].count(",") + 1})
 
 
-def initializing(start: Start, line: str) -> None:
+def initializing(run: LoggedRun, line: str) -> None:
     """`> initializing pipeline model parallel with size 16`; what only says `model` is older than pipelines."""
     if found := _INITIALIZING.search(line):
         name = "pipeline_parallel" if found[1] == "pipeline " else "tensor_parallel"
-        start.print(**{name: count(found[2])})
+        run.set_used(**{name: count(found[2])})
 
 
 READERS = {

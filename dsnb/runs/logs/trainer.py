@@ -3,7 +3,7 @@
 import re
 from datetime import timedelta
 
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, Start
+from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun
 from dsnb.runs.logs.text import NUMBER, count, number
 
 _PAIR = re.compile(r"'(\w{1,60})': {0,20}'?" + NUMBER)
@@ -26,57 +26,57 @@ SETTINGS = {
 }
 
 
-def settings(start: Start, line: str) -> None:
+def settings(run: LoggedRun, line: str) -> None:
     """`  Total train batch size (w. parallel, distributed & accumulation) = 64`."""
     if not (found := _SETTING.search(line)):
         return
-    _trainer(start)
+    _trainer(run)
     words, value = found[1].lower(), count(found[2])
     if words.startswith("number of trainable"):
-        start.measure(trainable_parameters=value)
+        run.record(trainable_parameters=value)
         return
-    start.print(**{name: value for key, name in SETTINGS.items() if words.startswith(key)})
+    run.set_used(**{name: value for key, name in SETTINGS.items() if words.startswith(key)})
 
 
-def _trainer(start: Start) -> None:
-    start.program = "transformers Trainer"
-    start.configured = True
+def _trainer(run: LoggedRun) -> None:
+    run.program = "transformers Trainer"
+    run.configured = True
 
 
-def resumed(start: Start, line: str) -> None:
+def resumed(run: LoggedRun, line: str) -> None:
     """`  Continuing training from global step 90`: the Trainer's final rates count the steps before that, too."""
-    if (found := _RESUMED.search(line)) and (step := count(found[1])) and "resumed" not in start.scratch:
-        start.scratch["resumed"] = step
-        start.notes.append(f"resumed from step {step}: the final rates as logged count the steps before it, too")
+    if (found := _RESUMED.search(line)) and (step := count(found[1])) and "resumed" not in run.scratch:
+        run.scratch["resumed"] = step
+        run.notes.append(f"resumed from step {step}: the final rates as logged count the steps before it, too")
 
 
-def bar(start: Start, line: str) -> None:
+def bar(run: LoggedRun, line: str) -> None:
     """Take the optimizer step from a progress bar, `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`.
 
     Bars with a title, and those of another length than the training's, are of something else: shards, an evaluation.
     """
     if not (found := _BAR.search(line)):
         return
-    if int(found[2]) == (start.settings.get("steps") or start.scratch.setdefault("bar_of", int(found[2]))):
-        start.scratch["bar"] = int(found[1])
+    if int(found[2]) == (run.settings.get("steps") or run.scratch.setdefault("bar_of", int(found[2]))):
+        run.scratch["bar"] = int(found[1])
 
 
-def loss(start: Start, line: str) -> None:
+def loss(run: LoggedRun, line: str) -> None:
     """`{'loss': 2.1, 'grad_norm': 1.3, 'learning_rate': 5e-05, 'epoch': 0.1}`: the mean since the line before."""
     values = dict(_PAIR.findall(line[line.index("'loss': ") :]))
     value = number(values.get("loss"))
-    _trainer(start)
-    start.scratch["loss_is_nan"] = value is None and "nan" in (values.get("loss") or "").lower()
+    _trainer(run)
+    run.scratch["loss_is_nan"] = value is None and "nan" in (values.get("loss") or "").lower()
     if value is None:
         return
-    if "loss_first" not in start.figures:
-        start.measure(loss_first=value)
-    start.measure(loss_last=value)
-    if (step := start.scratch.pop("bar", None)) is not None:
-        start.steps.add(step, loss=value)
+    if "loss_first" not in run.figures:
+        run.record(loss_first=value)
+    run.record(loss_last=value)
+    if (step := run.scratch.pop("bar", None)) is not None:
+        run.steps.add(step, loss=value)
 
 
-def final(start: Start, line: str) -> None:
+def final(run: LoggedRun, line: str) -> None:
     """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, ...}`.
 
     Every rank may print one; the slowest rank's counts.
@@ -91,17 +91,17 @@ def final(start: Start, line: str) -> None:
     ):
         # before version 4.6 the steps per second were printed under this name
         values["train_steps_per_second"] = values.pop("train_samples_per_second")
-        start.notes.append("train_samples_per_second without train_steps_per_second: taken as steps per second")
+        run.notes.append("train_samples_per_second without train_steps_per_second: taken as steps per second")
     if not values and (clock := _RUNTIME.search(line)):
         days, hours, minutes, seconds = clock.groups()
         span = timedelta(days=int(days or 0), hours=int(hours), minutes=int(minutes), seconds=float(seconds))
         values = {"train_runtime": span.total_seconds()}
     elif not values and (seconds_only := _SECONDS.search(line)):
         values = {"train_runtime": number(seconds_only[1])}
-    take(start, values)
+    take(run, values)
 
 
-def metric(start: Start, line: str) -> None:
+def metric(run: LoggedRun, line: str) -> None:
     """`  train_samples_per_second =    187.862`, in the block `***** train metrics *****`.
 
     It counts only with the steps per second, which come next: before version 4.6 it is the steps that it holds.
@@ -109,36 +109,36 @@ def metric(start: Start, line: str) -> None:
     if found := _METRIC.search(line):
         value = number(found[2])
         if found[1] == "train_samples_per_second":
-            start.scratch["rate"] = value
+            run.scratch["rate"] = value
             return
         if found[1] == "train_steps_per_second":
-            take(start, {"train_samples_per_second": start.scratch.pop("rate", None)})
-        take(start, {found[1]: value * 2**20 if found[3] and value is not None else value})
+            take(run, {"train_samples_per_second": run.scratch.pop("rate", None)})
+        take(run, {found[1]: value * 2**20 if found[3] and value is not None else value})
 
 
-def take(start: Start, values: dict[str, float | None], origin: str = LOGGED) -> None:
+def take(run: LoggedRun, values: dict[str, float | None], origin: str = LOGGED) -> None:
     """Take the Trainer's final figures by their own names."""
     runtime = values.get("train_runtime")
     if runtime is not None and runtime > 0:
-        if runtime < start.figures.get("train_runtime_s", 0):
+        if runtime < run.figures.get("train_runtime_s", 0):
             return
-        _trainer(start)
-        start.ended = True
-        start.measure(origin, train_runtime_s=runtime)
+        _trainer(run)
+        run.ended = True
+        run.record(origin, train_runtime_s=runtime)
     rate, steps = (values.get(f"train_{name}_per_second") for name in ("samples", "steps"))
-    start.measure(
+    run.record(
         origin,
         samples_per_s=rate if rate and rate > 0 else None,
         steps_per_s=steps if steps and steps > 0 else None,
         loss_mean=values.get("train_loss"),
     )
     if (tokens := values.get("train_tokens_per_second")) and tokens > 0:
-        start.measure(origin, tokens_per_s=tokens)
-    memory = start.scratch.setdefault("memory", {})
+        run.record(origin, tokens_per_s=tokens)
+    memory = run.scratch.setdefault("memory", {})
     names = ("init_mem_gpu_alloc_delta", "train_mem_gpu_alloc_delta", "train_mem_gpu_peaked_delta")
     memory.update({name: value for name in names if (value := values.get(name)) is not None})
     if len(memory) == len(names) and sum(memory.values()) > 0:
-        start.measure(DERIVED, peak_allocated_gib=sum(memory.values()) / BYTES_PER_GIB)
+        run.record(DERIVED, peak_allocated_gib=sum(memory.values()) / BYTES_PER_GIB)
 
 
 READERS = {

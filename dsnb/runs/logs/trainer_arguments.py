@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dsnb.runs.logs.flags import count_from_0, number_from_0
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.logs.text import count
 
 _ARGUMENTS = re.compile(r"TrainingArguments\((.*)", re.DOTALL)
@@ -22,23 +22,23 @@ ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def arguments(start: Start, line: str) -> None:
+def arguments(run: LoggedRun, line: str) -> None:
     """Take `TrainingArguments(..., per_device_train_batch_size=4, ...)`, in one line or with a line for each."""
     found = _ARGUMENTS.search(line)
     if found:
-        start.scratch["trainer_arguments"] = True
-    elif not start.scratch.get("trainer_arguments") or line[:1].isspace():
+        run.scratch["trainer_arguments"] = True
+    elif not run.scratch.get("trainer_arguments") or line[:1].isspace():
         return
     for name, value in _ARGUMENT.findall(found[1] if found else line):
         if name in ARGUMENTS:
             setting, read = ARGUMENTS[name]
-            start.print(**{setting: read(value)})
+            run.set_used(**{setting: read(value)})
 
 
-def chunks(start: Start, line: str) -> None:
+def chunks(run: LoggedRun, line: str) -> None:
     """Take the length of `Grouping texts in chunks of 1024: 100%|...`, which the language-modeling examples print."""
     if found := _CHUNKS.search(line):
-        start.say(seq_len=count(found[1]))
+        run.set_requested(seq_len=count(found[1]))
 
 
 READERS = {"TrainingArguments(": arguments, "Grouping texts in chunks of ": chunks}

@@ -7,14 +7,14 @@ from typing import Any
 from dsnb.errors import LogError
 from dsnb.runs.logs import trainer
 from dsnb.runs.logs.encoding import decode
-from dsnb.runs.logs.logged_run import DERIVED, Start
+from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
 from dsnb.runs.logs.text import count, number
 
 LARGEST_BYTES = 256 * 2**20
 """JSON is read whole; a state of this size would hold more than a million entries."""
 
 
-def read(path: Path) -> list[Start]:
+def read(path: Path) -> list[LoggedRun]:
     """Read a state.
 
     Raises
@@ -31,29 +31,29 @@ def read(path: Path) -> list[Start]:
         raise LogError(path, "is cut off or damaged JSON: it cannot be read as a trainer_state.json", line) from error
     if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
         raise LogError(path, "is no trainer_state.json: it has no list 'log_history'")
-    start = Start(program="transformers Trainer", configured=True)
-    start.print(micro_batch_size=_count(state.get("train_batch_size")), steps=_count(state.get("max_steps")))
+    run = LoggedRun(program="transformers Trainer", configured=True)
+    run.set_used(micro_batch_size=_count(state.get("train_batch_size")), steps=_count(state.get("max_steps")))
     for entry in history:
         if isinstance(entry, dict):
-            _entry(start, entry)
-    _tokens(start, state)
-    return [start]
+            _entry(run, entry)
+    _tokens(run, state)
+    return [run]
 
 
-def _entry(start: Start, entry: dict[str, Any]) -> None:
+def _entry(run: LoggedRun, entry: dict[str, Any]) -> None:
     step, loss = _count(entry.get("step")), _number(entry.get("loss"))
-    start.scratch["loss_is_nan"] = "loss" in entry and loss is None and str(entry["loss"]).lower() == "nan"
+    run.scratch["loss_is_nan"] = "loss" in entry and loss is None and str(entry["loss"]).lower() == "nan"
     if step is not None and loss is not None:
-        start.steps.add(step, loss=loss)
+        run.steps.add(step, loss=loss)
     if "train_runtime" in entry:
-        trainer.take(start, {name: _number(value) for name, value in entry.items()})
+        trainer.take(run, {name: _number(value) for name, value in entry.items()})
 
 
-def _tokens(start: Start, state: dict[str, Any]) -> None:
+def _tokens(run: LoggedRun, state: dict[str, Any]) -> None:
     """Derive tokens/s where the Trainer counted tokens: those of all ranks, over its whole runtime."""
-    tokens, runtime = _count(state.get("num_input_tokens_seen")), start.figures.get("train_runtime_s")
+    tokens, runtime = _count(state.get("num_input_tokens_seen")), run.figures.get("train_runtime_s")
     if tokens and runtime:
-        start.measure(DERIVED, tokens_per_s=tokens / runtime)
+        run.record(DERIVED, tokens_per_s=tokens / runtime)
 
 
 def _number(value: Any) -> float | None:

@@ -18,6 +18,8 @@ from dsnb.runs.load import load_runs
 from tests.conftest import SMALL
 from tests.support.fault_lab import ROOT, lab
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):

@@ -239,9 +239,9 @@ def test_no_number_is_taken_that_may_have_lost_its_end(tmp_path):
     path = tmp_path / "cut.log"
     for end in range(begin, len(text)):
         path.write_text(text[:end])
-        (start,) = console.read(path)
+        (run,) = console.read(path)
         for name, values in logged.items():
-            assert start.figures.get(name) in {None, *values}, text[:end][-60:]
+            assert run.figures.get(name) in {None, *values}, text[:end][-60:]
 
 
 def test_every_kind_beside_dsnbs_own(tmp_path, monkeypatch):

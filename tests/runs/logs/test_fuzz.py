@@ -83,15 +83,15 @@ def test_damaged_logs(tmp_path, name):
         raw = mutated(whole, chance)
         path.write_bytes(raw)
         try:
-            starts = find.read(path, find.reader(path))
+            runs = find.read(path, find.reader(path))
         except LogError:
             continue
         known = numbers(raw)
-        for start in starts:
-            row = rows.run(start, path, {})
-            steps = rows.steps(start)
+        for run in runs:
+            row = rows.row(run, path, {})
+            steps = rows.steps(run)
             read += 1
-            for figure, origin in start.provenance.items():
+            for figure, origin in run.provenance.items():
                 value = row[figure]
                 if not isinstance(value, float | int) or isinstance(value, bool):
                     continue

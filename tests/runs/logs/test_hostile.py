@@ -12,7 +12,7 @@ import dsnb
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.runs import load as runs_module
 from dsnb.runs.logs import console, find, lines, rows, step_csv, trainer_state
-from dsnb.runs.logs.logged_run import FIELDS, Start
+from dsnb.runs.logs.logged_run import FIELDS, LoggedRun
 from tests.support import foreign_logs as logs
 
 NEEDLES = sorted({*(needle for needle, _ in console.READERS), *console.BEGINNINGS})
@@ -59,23 +59,23 @@ def generated(chance):
 
 def naive(path):
     """Read a log line by line, asking every reader: what the fast way must come to."""
-    hosts, starts, is_inside_a_long_one = set(), [Start()], False
+    hosts, runs, is_inside_a_long_one = set(), [LoggedRun()], False
     with console_text(path) as file:
         while piece := file.readline(lines.LONGEST_LINE):
             if not is_inside_a_long_one:
                 line = lines._bare(piece, hosts)
-                if len(starts) < console.MOST_STARTS and console._begins_anew(starts[-1], line):
-                    starts.append(Start())
+                if len(runs) < console.MAX_RUNS and console._begins_new_run(runs[-1], line):
+                    runs.append(LoggedRun())
                 for again in (False, True):
-                    if again and starts[-1].steps.fell_back:
-                        starts.append(console._again(starts[-1]))
+                    if again and runs[-1].steps.restarted:
+                        runs.append(console._restarted(runs[-1]))
                     elif again:
                         continue
                     for needle, reader in console.READERS:
                         if needle in line:
-                            reader(starts[-1], line)
+                            reader(runs[-1], line)
             is_inside_a_long_one = not piece.endswith("\n")
-    return [console._named(start) for start in starts if not start.is_empty]
+    return [console._refine_program(run) for run in runs if not run.is_empty]
 
 
 def console_text(path):
@@ -87,12 +87,12 @@ def console_text(path):
     return open(path, encoding=name, errors="replace")
 
 
-def told(starts):
+def told(runs):
     """Give all that a reader found out, to compare."""
     return [
-        (start.program, start.settings, start.figures, start.provenance, start.environment, start.slots, start.shape, start.notes,
-         start.trouble, start.ended, start.configured, [[*map(repr, start.steps.column(name))] for name in FIELDS])
-        for start in starts
+        (run.program, run.settings, run.figures, run.provenance, run.environment, run.slots, run.shape, run.notes,
+         run.failure, run.ended, run.configured, [[*map(repr, run.steps.column(name))] for name in FIELDS])
+        for run in runs
     ]  # fmt: skip
 
 
@@ -108,11 +108,11 @@ def test_generated_logs(tmp_path, monkeypatch, seed):
         monkeypatch.setattr(lines, "WORTH_BYTES", chance.choice([0, 0, 2**20]))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            starts = console.read(path)
-        assert told(starts) == told(naive(path)), (seed, number)
-        for start in starts:
-            rows.run(start, path, {})
-            rows.steps(start)
+            runs = console.read(path)
+        assert told(runs) == told(naive(path)), (seed, number)
+        for run in runs:
+            rows.row(run, path, {})
+            rows.steps(run)
             read += 1
         if number % 10 == 0:
             refusals = []
@@ -205,7 +205,7 @@ def test_a_line_that_fails_is_counted_by_line_feeds(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "name", "text", "file"),
     [
-        (console, "_begins_anew", logs.CONFIG * 2 + "using world size: 3\n", "bad.log"),
+        (console, "_begins_new_run", logs.CONFIG * 2 + "using world size: 3\n", "bad.log"),
         (trainer_state, "_entry", logs.trainer_state(), "trainer_state.json"),
         (step_csv, "_summarize", logs.step_csv(), "step_log.csv"),
         (rows, "ending", logs.chat(), "bad.log"),

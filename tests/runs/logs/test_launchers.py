@@ -5,7 +5,7 @@ import pytest
 
 import dsnb
 from dsnb.runs.logs import flags
-from dsnb.runs.logs.logged_run import Start
+from dsnb.runs.logs.logged_run import LoggedRun
 from tests.runs.logs.test_console import check, kinds, only, read
 from tests.support import foreign_logs as logs
 
@@ -108,9 +108,9 @@ def test_a_topology_that_is_cut_off_is_not_counted(tmp_path):
 
 
 def words(line, **expected):
-    start = Start()
-    flags.command(start, line)
-    assert {name: start.settings.get(name) for name in expected} == expected
+    run = LoggedRun()
+    flags.command(run, line)
+    assert {name: run.settings.get(name) for name in expected} == expected
 
 
 def test_commands_of_a_trace():

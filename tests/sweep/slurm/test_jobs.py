@@ -88,6 +88,7 @@ def job_of(run):
     return (submitted(run.paths.slurm) or {}).get("job")
 
 
+@pytest.mark.process
 def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, params):
     """Four runs that train: three on one node, one on both."""
     params.write_text(PARAMS + "grid: {zero_stage: [0, 1, 3]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
@@ -112,6 +113,7 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.number])
 
 
+@pytest.mark.process
 def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     """In a folder whose name would run commands, or be a pattern of Slurm's, if anybody took it for one."""
     asked = Allocation()
@@ -189,6 +191,7 @@ with Progress(3, todo, enabled=False, show_eta=False) as shown:
 """
 
 
+@pytest.mark.process
 def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cluster, params):
     sweep = load(params, Allocation(), seed=[0, 1, 2])
     long, other, failing = sweep.runs
@@ -220,6 +223,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     ]
 
 
+@pytest.mark.process
 def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluster, params):
     sweep, said = load(params, Allocation()), []
     (run,) = sweep.runs
@@ -251,6 +255,7 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     wait_until(going.poll, "the job is cancelled")
 
 
+@pytest.mark.process
 def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     said = []
     sweep = load(params, Allocation(partition="nope"))
@@ -273,6 +278,7 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     assert wait_until(waiting.poll, "the job is cancelled").cause == "stopped by the user"
 
 
+@pytest.mark.process
 def test_a_whole_sweep_as_one_job(cluster, params):
     sweep = load(params, Allocation(), seed=[0, 1])
     one, two = sweep.runs
@@ -306,6 +312,7 @@ def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     assert len(made.runs) == 2 * (3 + 1)
 
 
+@pytest.mark.process
 def test_a_job_over_its_time(late):
     result = wait_until(late.poll, "Slurm has ended the job")
     assert result.status == "timeout"
@@ -315,6 +322,7 @@ def test_a_job_over_its_time(late):
     )
 
 
+@pytest.mark.process
 def test_a_cluster_that_does_not_answer(params, tmp_path, monkeypatch):
     sweep = load(params, Allocation())
     configuration = f"ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort={small_slurm.free_ports(1)[0]}\n"
@@ -326,6 +334,7 @@ def test_a_cluster_that_does_not_answer(params, tmp_path, monkeypatch):
         jobs_for(sweep, Allocation(), [])
 
 
+@pytest.mark.process
 def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SettingsError) as caught:

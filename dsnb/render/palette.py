@@ -1,0 +1,52 @@
+"""The colours of every figure and chart; the explorer sends those that its page needs to the browser.
+
+The hues are those of Okabe and Ito (2008), which readers with any colour vision can tell apart, and one of Paul Tol's.
+"""
+
+BLUE = "#0072b2"
+SKY_BLUE = "#56b4e9"
+ORANGE = "#e69f00"
+GREEN = "#009e73"
+PURPLE = "#cc79a7"
+VERMILION = "#d55e00"
+YELLOW = "#f0e442"
+WINE = "#aa4499"
+DARK_YELLOW = "#a08c00"
+BLACK = "#000000"
+
+INK = "#30363d"
+SOFT_INK = "#57606a"
+GREY = "#8a929c"
+LIGHT_GREY = "#c8ced6"
+GRID = "#e3e6ea"
+WHITE = "#ffffff"
+
+SERIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, "#7f7f7f", BLACK]
+"""Lines of one figure on white, in this order."""
+CATEGORIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, DARK_YELLOW]
+"""Values of a setting in the explorer, which has a light and a dark theme: all are legible on white and on black."""
+SEQUENCE = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]
+"""The middle of cividis, whose lightness only rises: for settings with more values than there are categories."""
+UNSELECTED = "#9aa3ad66"
+ONE_RUN = "#3a97d4"
+"""A line over time of a single run in the explorer: legible on white and on black."""
+
+PRECISIONS = {"fp32": BLUE, "tf32": SKY_BLUE, "fp16": ORANGE, "bf16": GREEN}
+STATUSES = {
+    "ok": BLUE,
+    "oom": VERMILION,
+    "nan": PURPLE,
+    "failed": WINE,
+    "timeout": ORANGE,
+    "interrupted": GREY,
+    "untrained": SKY_BLUE,
+}
+STEP_PARTS = {"forward": BLUE, "backward": SKY_BLUE, "optimizer": ORANGE, "handover": PURPLE, "between": LIGHT_GREY}
+MEMORY_PARTS = [BLUE, SKY_BLUE, ORANGE, PURPLE, GREEN, YELLOW]
+
+
+def sequence(count: int) -> list[str]:
+    """Return `count` colours for ordered values: categories as long as there are enough, else steps of a sequence."""
+    if count <= len(CATEGORIES):
+        return CATEGORIES[:count]
+    return [SEQUENCE[round(place * (len(SEQUENCE) - 1) / (count - 1))] for place in range(count)]

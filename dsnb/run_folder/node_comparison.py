@@ -1,0 +1,69 @@
+"""Which hardware and versions differ between the hosts of runs: such a difference makes runs slow, or wrong.
+
+Used for the hosts of one run when it is launched, and for those of all runs when they are analyzed.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+COMPARED = (
+    "os", "cpu", "cores", "memory_gib", "gpus", "clocks", "driver", "cuda", "nccl", "nccl_package",
+    "python", "torch", "deepspeed", "transformers", "dsnb", "git_commit",
+)  # fmt: skip
+"""The fields of a host's `environment` that should be the same everywhere."""
+UNITS = {"memory_gib": "GiB", "sm_clock_max_mhz": "MHz", "power_limit_w": "W"}
+MAX_NAMED_HOSTS = 4
+MAX_CHARACTERS = 200
+
+
+def differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
+    """Compare hosts.
+
+    Parameters
+    ----------
+    environments
+        Pairs of a host and its `environment`. A host may occur several times; a field that is not in an environment is
+        unknown and not compared, None means that a host has no such thing.
+
+    Returns
+    -------
+    dict
+        Field -> sentence, such as `torch: 2.13.0 on 63 nodes, 2.12.0 on n7`, the most common value first. Only fields
+        that differ.
+    """
+    hosts_by_value: dict[str, dict[str, set[str]]] = {name: {} for name in COMPARED}
+    for host, environment in environments:
+        for name in COMPARED:
+            if name in environment:
+                hosts_by_value[name].setdefault(_text(name, environment[name]), set()).add(host)
+    return {name: _sentence(name, values) for name, values in hosts_by_value.items() if len(values) > 1}
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value as a text that is the same for hosts of one kind."""
+    if value is None or value == []:
+        return "none"
+    if name == "memory_gib" and isinstance(value, int | float):
+        return f"{value:.0f} GiB"  # hosts of one kind differ by some MiB
+    if isinstance(value, list):
+        items = [_item(item) for item in value]
+        return ", ".join(f"{items.count(item)} x {item}" for item in dict.fromkeys(items))[:MAX_CHARACTERS]
+    return str(value)[:MAX_CHARACTERS]
+
+
+def _item(item: Any) -> str:
+    """Return a GPU, or its limits, as text: `NVIDIA H200 140 GiB`, `1980 MHz 700 W`."""
+    return " ".join(_with_unit(*field) for field in item.items()) if isinstance(item, dict) else str(item)
+
+
+def _with_unit(name: str, value: Any) -> str:
+    return f"{value:.0f} {UNITS[name]}" if name in UNITS and isinstance(value, int | float) else str(value)
+
+
+def _sentence(name: str, hosts_by_value: dict[str, set[str]]) -> str:
+    most_common_first = sorted(hosts_by_value.items(), key=lambda item: -len(item[1]))
+    return f"{name}: " + ", ".join(f"{value} on {_hosts(hosts)}" for value, hosts in most_common_first)
+
+
+def _hosts(hosts: set[str]) -> str:
+    return " and ".join(sorted(hosts)) if len(hosts) <= MAX_NAMED_HOSTS else f"{len(hosts)} nodes"
