@@ -114,7 +114,7 @@ PRESETS: dict[str, Shape] = {
 }
 
 SPLIT = ("gpt2", "opt", "bloom")
-"""The families whose models are known to train rightly when layers are split, or shared out in a pipeline."""
+"""The model families for which tensor and pipeline parallelism are tested against a single rank."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -159,8 +159,9 @@ def facts(model: str) -> dict[str, Any]:
 
 
 def not_split(setting: str, value: int, family: str) -> str:
-    """Say that a family's models are not known to train rightly with such a setting."""
-    return f"{setting} is {value}: no {family} model is known to train rightly so; use {', '.join(SPLIT)}, or 1"
+    """Return the message for a parallelism setting that is not tested for a model family."""
+    tested = f"{', '.join(SPLIT[:-1])} and {SPLIT[-1]}"
+    return f"{setting} is {value}: it is tested for {tested} only, not for {family}; set it to 1"
 
 
 def slug(model: str) -> str:
