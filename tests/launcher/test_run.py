@@ -292,7 +292,9 @@ def test_no_secret_reaches_a_file(run_small, monkeypatch):
 def test_a_fixed_port_that_is_in_use(run_small):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; name another, or 0 for any free"):
+        with pytest.raises(
+            LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any free port"
+        ):
             run_small(master_port=port)
 
 
