@@ -4,6 +4,7 @@ It knows how bytes reach the disk and come back; what the records mean is for ot
 """
 
 import json
+import math
 import os
 import secrets
 import stat
@@ -198,7 +199,7 @@ class Tail:
 def _finite(value: object) -> object:
     """Replace NaN and infinities, which JSON does not know, by None."""
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
