@@ -13,7 +13,7 @@ from dsnb.analysis.summary import axes, qualify_experiments
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS
 from dsnb.system.hardware import GIB
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
@@ -36,7 +36,6 @@ IRRELEVANT = {
     "memory_limit_gib",
 }
 """Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
-DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
 COLUMNS = ["experiment", "n", "where", "measured_gib", "theory_gib", "rest_gib", *(f"{part}_gib" for part in PARTS)]
 CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"]
 

@@ -12,6 +12,7 @@ from dsnb.files import records
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, PHASES, SETTINGS
+from dsnb.settings.experiment import DEFAULTS
 
 Records = list[dict[str, Any] | None]
 _RUN = RunPaths(Path())
@@ -108,7 +109,7 @@ def _clean(found: dict[str, Records]) -> dict[int, str]:
 
 def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return the settings; a missing one was added after the run was made, so its default applied."""
-    known = [{**finished.DEFAULTS, **record} if record else {} for record in records_of_runs]
+    known = [{**DEFAULTS, **record} if record else {} for record in records_of_runs]
     return {name: [record.get(name) for record in known] for name in SETTINGS}
 
 

@@ -126,7 +126,7 @@ def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
         ),
         (
             ["sweep", "params/quickstart.yaml", "--set", "gpus=64", "--set", "device=cpu", "--only", "zs0_fp32*"],
-            f"gpus is 64: {4 * len(os.sched_getaffinity(0))} ranks are the most on this CPU (4 a core); use fewer",
+            f"gpus is 64: {4 * len(os.sched_getaffinity(0))} ranks are the most on this CPU (4 per core); use fewer",
         ),
         (["sweep", "params/quickstart.yaml", "--set", "steps"],
          "--set is 'steps': write KEY=VALUE, for example --set seq_len=256"),

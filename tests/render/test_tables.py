@@ -35,7 +35,7 @@ def make_run(tmp_path):
             for number, seconds in enumerate([9.0, *step_times_s], start=1)
         ]  # fmt: skip
         records.write_lines(run.steps, rows)
-        records.write_json(run.worker, {"timed_wall_s": sum(step_times_s), "phases_s": {}})
+        records.write_json(run.worker, {"phases_s": {"timed": sum(step_times_s)}})
         verdict = (
             (status, cause) if status else run_status(experiment, run, dict.fromkeys(range(experiment.gpus), 0), 0)
         )

@@ -22,7 +22,7 @@ _CHAT_EXPERIENCE = re.compile(
 def done(run: LoggedRun, line: str) -> None:
     """Read `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark based on DeepSpeed-Chat."""
     if found := _DONE.search(line):
-        run.record(timed_wall_s=positive(found[1]), timed_steps=count(found[2]))
+        run.record(timed_s=positive(found[1]), timed_steps=count(found[2]))
 
 
 def throughput(run: LoggedRun, line: str) -> None:

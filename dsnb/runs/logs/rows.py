@@ -174,7 +174,7 @@ def _over_steps(run: LoggedRun, after: int) -> None:
             total, time_s, count = total + work * weight, time_s + step_time_s * weight, count + weight
             sized = sized and work > 0
     if time_s > 0:
-        run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_wall_s=time_s)
+        run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_s=time_s)
         run.record(DERIVED, samples_per_s=total / time_s if sized else None)
 
 
