@@ -81,7 +81,7 @@ def main(repeats: int) -> None:
                 began = time.perf_counter()
                 start(run)
                 walls[name].append(time.perf_counter() - began)
-                inside[name].append((records.read_json(run.worker) or {})["timed_wall_s"])
+                inside[name].append((records.read_json(run.worker) or {})["phases_s"]["timed"])
     for name, found in walls.items():
         print(f"{name:34} wall {median(found):5.2f} s, steps {median(inside[name]):4.2f} s")
 

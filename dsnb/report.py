@@ -15,7 +15,7 @@ from dsnb.files import records
 from dsnb.render import notebook_page
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.runs.discover import no_run
+from dsnb.runs.discover import no_runs_message
 from dsnb.runs.load import load_runs
 
 NOTEBOOK = "90_report"
@@ -46,7 +46,7 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
     target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
     if load_runs(sweep.dir).empty:
-        raise SettingsError(no_run(folder))
+        raise SettingsError(no_runs_message(folder))
     executed = _executed_notebook(sweep, target)
     parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
     execute(paths.notebook_template(NOTEBOOK), executed, parameters)

@@ -81,7 +81,7 @@ def test_the_comparison_notebook_runs(folder, tmp_path):
 
 
 def test_a_folder_without_runs(tmp_path):
-    with pytest.raises(SettingsError, match="holds no run: looked at 0 files in 1 folder, none is a run"):
+    with pytest.raises(SettingsError, match="contains no runs: none of 0 files in 1 folder is a run"):
         write_report(tmp_path)
 
 

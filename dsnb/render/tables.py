@@ -203,7 +203,7 @@ def heading(folder: str | Path) -> Html:
             records.warn(f"the question of the sweep is left out: {error}")
     question = params.get("question") if isinstance(params, dict) else None
     text = question if isinstance(question, str) and question else "Which of these settings should I train with here?"
-    title = discover.shown(sweep.dir.name)
+    title = discover.displayable(sweep.dir.name)
     return Html(f'<h1>{html.escape(title)}</h1><p class="question">{html.escape(text)}</p>')
 
 
