@@ -77,15 +77,15 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster, mo
     assert len(runs) == len(table) == 127
     assert list(found["hosts"]) == [SLOW]
     assert found["off_pct"][0] == pytest.approx(-12, abs=1.5)
-    assert "4 of 4 larger groups with it are slow as well" in found["evidence"][0]
+    assert "4 of 4 larger groups with it are slow, too" in found["evidence"][0]
     assert set(table.loc[table["failed"] > 0, "hosts"].str.contains(DEAD)) == {True}
     assert list(table["verdict"].value_counts()[["fail", "pass"]]) == [7 + 6, 127 - 13]
     said = slow_nodes.describe(table)
     assert [sentence for sentence in said if sentence.startswith("Failed")] == [
         f"Failed: {DEAD} (zs0_bf16_gpus8_bs8_sl512: 1 failed): {DEAD}: no answer for 30 s; "
-        "6 larger groups with it failed as well."
+        "6 larger groups with it also failed."
     ]
-    assert said[2] == "6 of 127 groups are below the 90 samples/s per node that were expected."
+    assert said[2] == "6 of 127 groups are below the 90 samples/s per node expected of them."
     assert [type(part).__name__ for part in parts].count("Picture") == 2
 
 
@@ -144,19 +144,18 @@ def test_the_words_of_the_evidence():
     link = slow_nodes.suspects(table_of(*PAIRS, *alone(100, 100, 100, 101, 99, 100, 100, 100)))
     assert link["hosts"][0] == "a or b"
     assert link["evidence"][0] == (
-        "together 29.6 % below the median of 4 groups of 2 nodes; each of them is as fast as others alone: "
-        "look at the network between them"
+        "together 29.6 % below the median of 4 groups of 2 nodes; each is as fast as others on its own: "
+        "check the network between them"
     )
-    riddle = table_of(*PAIRS, ("a+c", 100), ("b+d", 100), ("e+g", 100), ("f+h", 100))
-    assert "The group a, b is 30.0 % slow, and all its hosts were in fast ones: nobody can be named." in (
-        slow_nodes.describe(riddle)
-    )
+    unexplained = table_of(*PAIRS, ("a+c", 100), ("b+d", 100), ("e+g", 100), ("f+h", 100))
+    sentence = "The group a, b is 30.0 % below the median, but each of its hosts was in a group of full speed: "
+    assert f"{sentence}none is a suspect." in slow_nodes.describe(unexplained)
     assert slow_nodes.describe(table_of(*alone(100, 101, 99)))[:1] == [
         "No host is slow: none is 3 % below its median and outside the spread of the others."
     ]
     assert slow_nodes.describe(table_of(*alone(100, 70))) == [
         "nodes1: 2 nodes, median 85 samples/s per node, \N{MINUS SIGN}17.6 % to +17.6 % around it "
-        "(with fewer than 3 groups nobody can be called slow)."
+        "(fewer than 3 groups: too few to call one slow)."
     ]
 
 

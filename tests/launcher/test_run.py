@@ -252,7 +252,7 @@ def test_a_warm_launch_reaches_its_first_step_much_sooner(launched):
 
 def test_a_finished_run_is_not_overwritten(small, run_small):
     _, paths = run_small()
-    with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
+    with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
         launch(small(), paths.dir, progress=False)
     record = records.read_json(paths.result)
     records.write_json(paths.result, {**record, "status": "interrupted"})
@@ -291,7 +291,7 @@ def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp
         assert set(psutil.Process().children(recursive=True)) - before
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run, "describe", full)
+    monkeypatch.setattr(run, "write_description", full)
     with pytest.raises(OSError, match="No space left"):
         launch(small(hostfile=str(tmp_path / "hosts"), gpus=1), tmp_path / "run1", progress=False)
     wait_until_ended([one.pid for one in set(psutil.Process().children(recursive=True)) - before])

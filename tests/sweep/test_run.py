@@ -201,7 +201,7 @@ def test_a_full_disk_stops_the_sweep_in_one_sentence(params, tmp_path):
         pytest.skip("mounting a small file system is not allowed here")
     try:
         sweep = load_sweep(params, output=disk / "out")
-        with pytest.raises(LaunchError, match=r"the disk is full \(0 MiB free\); make 64 MiB of room and start again"):
+        with pytest.raises(LaunchError, match=r"the disk is full \(0 MiB free\); free 64 MiB and start again"):
             run_sweep(sweep, progress=False)
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -229,7 +229,7 @@ def test_a_disk_runs_full(pair):
         pair.hosts.unmount(which, pair.outputs)
     assert status == "failed"
     assert re.fullmatch(
-        r"mnhost1: /tmp/dsnb-\w+: the disk is full \(0 MiB free\); make 64 MiB of room and start again",
+        r"mnhost1: /tmp/dsnb-\w+: the disk is full \(0 MiB free\); free 64 MiB and start again",
         cause,
     ), cause
     assert pair.in_tmp(1) == pair.in_tmp(2) == []

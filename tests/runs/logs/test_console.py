@@ -51,7 +51,7 @@ CHAT = {
     "learning_rate": 1e-5, "gradient_clipping": 1.0, "seed": 7, "lora_rank": 0, "strategy": "deepspeed",
     "deepspeed": "0.14.4", "samples_per_s": 640.0, "samples_per_s_running": 650.25, "tokens_per_s": 640.0 * 256,
     "tokens_per_s_per_gpu": 640.0 * 32, "step_time_s": 0.1, "peak_allocated_gib": 33.78, "skipped_steps": 3,
-    "timed_steps": 20, "timed_wall_s": 2.0,
+    "timed_steps": 20, "timed_s": 2.0,
 }  # fmt: skip
 
 
@@ -277,11 +277,15 @@ def test_a_run_folders_console_is_not_a_second_run(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.log", b"\0\xff garbage", "is no log that dsnb knows: it reads console logs of DeepSpeed"),
-        ("a.log", b"", "is no log that dsnb knows"),
+        ("a.log", b"\0\xff garbage", "is not a log that dsnb can read: supported are console logs of DeepSpeed"),
+        ("a.log", b"", "is not a log that dsnb can read"),
         ("trainer_state.json", b'{"log_history": [', "line 1 is cut off or damaged JSON"),
-        ("trainer_state.json", b'{"log_history": 3}', "is no trainer_state.json: it has no list 'log_history'"),
-        ("step_log.csv", logs.step_csv().splitlines()[0].encode() + b"\n1,2", "line 2 holds no whole row"),
+        ("trainer_state.json", b'{"log_history": 3}', "is not a trainer_state.json: it must have a list 'log_history'"),
+        (
+            "step_log.csv",
+            logs.step_csv().splitlines()[0].encode() + b"\n1,2",
+            "line 2 holds no complete row: every row needs numbers for timestamp, global_step",
+        ),
     ],
 )
 def test_a_file_that_is_no_log(tmp_path, name, content, message):
@@ -296,7 +300,7 @@ def test_a_file_that_is_no_log(tmp_path, name, content, message):
 
 
 def test_a_path_that_is_not_there():
-    with pytest.raises(SettingsError, match="is no folder and no log"):
+    with pytest.raises(SettingsError, match="is not a folder or a file"):
         dsnb.load_runs("nowhere")
 
 
