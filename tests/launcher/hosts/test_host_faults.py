@@ -224,7 +224,7 @@ def test_a_disk_is_full(pair):
 def test_a_disk_runs_full(pair):
     for which in (1, 2):
         pair.hosts.mount_tmpfs(which, pair.outputs)
-    status, cause = ends(pair.run("tests.workers.filling"), "disk of host 1 runs full", 20)
+    status, cause = ends(pair.run("tests.workers.filling"), "disk of host 1 runs full", 40)
     for which in (1, 2):
         pair.hosts.unmount(which, pair.outputs)
     assert status == "failed"
