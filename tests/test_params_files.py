@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import dsnb
-from dsnb.cli.sweep import overrides
+from dsnb.cli.sweep import parse_overrides
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import unsupported
 from tests import ROOT
@@ -109,7 +109,7 @@ def test_the_small_version_can_run_here(name, monkeypatch):
     words = small_version(name)
     pairs = dict(zip(words[::2], words[1::2], strict=True))
     assert set(pairs) <= {"--set", "--only"}
-    settings = overrides([value for key, value in zip(words[::2], words[1::2], strict=True) if key == "--set"])
+    settings = parse_overrides([value for key, value in zip(words[::2], words[1::2], strict=True) if key == "--set"])
     sweep = load_sweep(PARAMS / f"{name}.yaml", settings, pairs.get("--only"))
     assert unsupported(sweep) == []
     assert 4 <= len(sweep.runs) <= 12

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dsnb.cli import sweep
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show
-from dsnb.cli.sweep import Set, overrides
+from dsnb.cli.sweep import Set, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
 from dsnb.system import signals
@@ -44,9 +44,9 @@ def summary(
 
     runs = load_runs(folder)
     if runs.empty:
-        from dsnb.runs.discover import no_run
+        from dsnb.runs.discover import no_runs_message
 
-        raise SettingsError(no_run(folder))
+        raise SettingsError(no_runs_message(folder))
     if groups:
         print_groups(runs, format_)
     elif timing:
@@ -76,7 +76,7 @@ def doctor(
     from dsnb.cli.doctor_hosts import check_hosts
     from dsnb.settings.experiment import Experiment
 
-    settings = {"gpus": "auto", **overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
+    settings = {"gpus": "auto", **parse_overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
     table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
     checks = check_hosts(Experiment(**settings)) if settings.get("hostfile") else check_machine()
     for check in checks:
@@ -114,7 +114,7 @@ def bandwidth(
     from dsnb.runs.all_reduce import load_bandwidth
     from dsnb.settings.experiment import Experiment
 
-    settings = {**DEFAULTS, "hostfile": str(hostfile or ""), **overrides(set_ or [])}
+    settings = {**DEFAULTS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
     show(table.set_index("bytes"), format_table(table), format_)

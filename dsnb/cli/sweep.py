@@ -1,6 +1,7 @@
-"""`dsnb sweep`: its options, and which way of making runs they choose."""
+"""`dsnb sweep`: its options, and what they say about which runs to execute and where."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,158 +16,182 @@ if TYPE_CHECKING:
     from dsnb.sweep.slurm.allocation import Allocation
 
 NOT_ALL_OK = 3
-SLURM = "Slurm"
+
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE: a setting of every run; a list becomes an axis.")
+]
 
 
-Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for every run; a list becomes an axis.")]
+def _hosts_option(help_: str) -> Any:
+    return typer.Option(help=help_, rich_help_panel="Hosts", show_default=False)
 
 
-def _slurm(help_: str) -> Any:
-    return typer.Option(help=help_, rich_help_panel=SLURM, show_default=False)
+def _slurm_option(*names: str, help_: str) -> Any:
+    return typer.Option(*names, help=help_, rich_help_panel="Slurm", show_default=False)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SweepOptions:
-    """What the command line says of which runs, and where."""
+    """Which runs of which params file to execute, and where.
+
+    Raises
+    ------
+    SettingsError
+        If options exclude each other.
+    """
 
     params: Path
-    overrides: dict[str, Any]
-    only: str | None
-    output: Path | None
-    sub_cluster: str | None
+    changes: list[str] = field(default_factory=list)
+    """`KEY=VALUE` words of `--set`."""
+    only: str | None = None
+    output: Path | None = None
+    retry: bool = False
+    hostfile: str | None = None
+    sub_cluster: str | None = None
     allocation: "Allocation | None" = None
+    """What each Slurm job may use; None for runs that are no Slurm jobs."""
     one_allocation: bool = False
-    notes: list[str] = field(default_factory=list)
 
-    def load(self) -> "Sweep":
-        """List the runs."""
+    def __post_init__(self) -> None:
+        if self.allocation is None:
+            if self.one_allocation:
+                raise SettingsError("--one-allocation is for Slurm: add --slurm, or leave it out")
+            return
+        if hosts := self.overrides.get("hostfile"):
+            raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
+        if self.sub_cluster and not self.one_allocation:
+            raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
+
+    @cached_property
+    def overrides(self) -> dict[str, Any]:
+        """Settings that replace those of the params file."""
+        return parse_overrides(self.changes) | ({"hostfile": self.hostfile} if self.hostfile else {})
+
+    def load(self) -> tuple["Sweep", list[str]]:
+        """Return the sweep, and notes on what it leaves out."""
         from dsnb.sweep import params, subclusters
         from dsnb.sweep.slurm import allocation
 
-        asked = (self.overrides, self.only, self.output)
+        selection = (self.overrides, self.only, self.output)
         if self.sub_cluster:
             nodes = self.allocation.placeholder_hosts() if self.allocation else None
-            division = subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *asked, hosts=nodes)
-            self.notes += division.notes()
-            return division.sweep
+            division = subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *selection, hosts=nodes)
+            return division.sweep, list(division.notes())
         if self.allocation:
-            return allocation.load(self.params, self.allocation, *asked)
-        return params.load_sweep(self.params, *asked)
+            return allocation.load(self.params, self.allocation, *selection), []
+        return params.load_sweep(self.params, *selection), []
+
+    def command_in_job(self, output: Path) -> list[str]:
+        """Return the command that executes the whole sweep inside its Slurm job."""
+        words = interpreter.command("-m", "dsnb", "sweep", str(self.params.absolute()), "--hostfile", "slurm")
+        words += ["--output", str(output.absolute()), *(["--retry"] if self.retry else [])]
+        words += [word for change in self.changes for word in ("--set", change)]
+        words += ["--only", self.only] if self.only else []
+        return words + (["--sub-cluster", self.sub_cluster] if self.sub_cluster else [])
 
 
 def sweep(
-    params: Annotated[Path, typer.Argument(help="A params file.", show_default=False)],
+    params: Annotated[Path, typer.Argument(help="Params file (YAML).", show_default=False)],
     set_: Set = None,
-    only: Annotated[str | None, typer.Option(help="Experiments whose names match, for example 'zs3*'.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write here instead.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and start nothing.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Repeat runs that failed as well.")] = False,
-    hostfile: Annotated[
-        str | None, typer.Option(help="Run on the hosts of this file.", rich_help_panel="Hosts", show_default=False)
+    only: Annotated[str | None, typer.Option(help="Experiments whose names match a pattern, such as 'zs3*'.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep instead of outputs/NAME.", show_default=False)
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs and commands, and start nothing.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs as well as unfinished ones.")] = False,
+    hostfile: Annotated[str | None, _hosts_option("Hostfile (DeepSpeed's format) of the hosts to run on.")] = None,
     sub_cluster: Annotated[
         str | None,
-        typer.Option(
-            help="Split the hosts into groups of so many, all at once: 2, or 1,2,4 one size after the other.",
-            rich_help_panel="Hosts",
-            show_default=False,
-        ),
+        _hosts_option("Hosts per group, groups side by side: 2, or several sizes one after the other: 1,2,4."),
     ] = None,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Make every run as a Slurm job.", rich_help_panel=SLURM)
-    ] = False,
-    partition: Annotated[str | None, _slurm("Where.")] = None,
-    account: Annotated[str | None, _slurm("For whom.")] = None,
-    nodes: Annotated[int | None, _slurm("The most that a job may have; it asks for what its run needs.")] = None,
-    gpus_per_node: Annotated[int | None, _slurm("GPUs of a node; without GPUs, ranks.")] = None,
-    time: Annotated[int | None, _slurm("Minutes after which Slurm ends a job.")] = None,
-    constraint: Annotated[str | None, _slurm("Features that nodes must have.")] = None,
-    sbatch_option: Annotated[list[str] | None, _slurm("KEY=VALUE for sbatch, such as mem=200G.")] = None,
+    slurm: Annotated[bool, _slurm_option("--slurm", help_="Submit every run as a Slurm job.")] = False,
+    partition: Annotated[str | None, _slurm_option(help_="Slurm partition.")] = None,
+    account: Annotated[str | None, _slurm_option(help_="Account to charge.")] = None,
+    nodes: Annotated[int | None, _slurm_option(help_="Most nodes of a job; a run requests as few as it needs.")] = None,
+    gpus_per_node: Annotated[int | None, _slurm_option(help_="GPUs per node; on nodes without GPUs, ranks.")] = None,
+    time: Annotated[int | None, _slurm_option(help_="Time limit of a job in minutes.")] = None,
+    constraint: Annotated[str | None, _slurm_option(help_="Features that nodes must have, such as 'h100&ib'.")] = None,
+    sbatch_option: Annotated[
+        list[str] | None, _slurm_option(help_="KEY=VALUE: a further option of sbatch, such as mem=200G.")
+    ] = None,
     one_allocation: Annotated[
-        bool, typer.Option("--one-allocation", help="Make the whole sweep as one job.", rich_help_panel=SLURM)
+        bool, _slurm_option("--one-allocation", help_="Execute the whole sweep in one Slurm job.")
     ] = False,
 ) -> None:
-    """Make all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok.
+    """Execute all runs of a params file that are not finished yet. Exit code 3: done, but not every run is ok.
 
-    Exit code 130: stopped, by Ctrl-C, SIGTERM or a terminal that closed.
+    Exit code 130: stopped by Ctrl-C, SIGTERM or a closed terminal.
     """
-    changes = overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
-    given = SweepOptions(params, changes, only, output, sub_cluster)
-    asked = {
-        "partition": partition,
-        "account": account,
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "time_min": time,
-        "constraint": constraint,
-        "further": pairs(sbatch_option or []) or None,
-    }
-    _choose(given, slurm, {key: value for key, value in asked.items() if value is not None}, one_allocation)
-    planned = given.load()
-    for note in given.notes:
+    allocation = _allocation(
+        slurm,
+        partition=partition,
+        account=account,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        time_min=time,
+        constraint=constraint,
+        extra_options=parse_pairs(sbatch_option) if sbatch_option else None,
+    )
+    options = SweepOptions(params, set_ or [], only, output, retry, hostfile, sub_cluster, allocation, one_allocation)
+    planned, notes = options.load()
+    for note in notes:
         say(f"note: {note}", err=True)
     if dry_run:
-        print_plan(planned, given.allocation)
+        print_plan(planned, allocation)
     else:
-        _make(planned, given, set_ or [], retry)
+        _execute(planned, options)
 
 
-def _choose(given: SweepOptions, slurm: bool, asked: dict[str, Any], one_allocation: bool) -> None:
-    """Settle whether Slurm makes the runs, and with what."""
+def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
+    """Return what a Slurm job may use, None without `--slurm`; options that are None were not given."""
     from dsnb.sweep.slurm.allocation import Allocation
 
-    if not slurm:
-        if asked or one_allocation:
-            name = {"time_min": "time", "further": "sbatch-option"}.get(next(iter(asked), ""), next(iter(asked), ""))
-            odd = f"--{name.replace('_', '-')}" if asked else "--one-allocation"
-            raise SettingsError(f"{odd} is for Slurm: add --slurm, or leave it out")
-        return
-    if hosts := given.overrides.get("hostfile"):
-        raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
-    if given.sub_cluster and not one_allocation:
-        raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
-    given.allocation, given.one_allocation = Allocation(**asked), one_allocation
+    given = {name: value for name, value in options.items() if value is not None}
+    if slurm:
+        return Allocation(**given)
+    if name := next(iter(given), None):
+        name = {"time_min": "time", "extra_options": "sbatch-option"}.get(name, name.replace("_", "-"))
+        raise SettingsError(f"--{name} is for Slurm: add --slurm, or leave it out")
+    return None
 
 
-def _make(planned: "Sweep", given: SweepOptions, set_: list[str], retry: bool) -> None:
+def _execute(planned: "Sweep", options: SweepOptions) -> None:
+    """Execute the sweep and print its summary; exit with a code other than 0 if not every run is ok."""
     from dsnb.runs.load import load_runs, write_index
-    from dsnb.sweep.run import run_in_one_job, run_sweep
 
     try:
-        if given.allocation and given.one_allocation:
-            fine = run_in_one_job(planned, given.allocation, _in_job(planned, given, set_, retry), retry=retry)
-        else:
-            results = run_sweep(planned, retry=retry, slurm=given.allocation)
-            fine = all(result.status == "ok" for result in results)
+        all_ok = _run(planned, options)
     except KeyboardInterrupt:
         say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
     write_index(planned.paths.dir)
     runs = load_runs(planned.paths.dir)
     print_summary(runs, Format.table)
-    if given.sub_cluster:
+    if options.sub_cluster:
         print_groups(runs, Format.table)
     say(f"Report: dsnb report {planned.paths.dir}")
-    if not fine:
+    if not all_ok:
         raise typer.Exit(NOT_ALL_OK)
 
 
-def _in_job(planned: "Sweep", given: SweepOptions, set_: list[str], retry: bool) -> list[str]:
-    """Give the command that makes the sweep inside of its job."""
-    words = interpreter.command("-m", "dsnb", "sweep", str(given.params.absolute()), "--hostfile", "slurm")
-    words += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
-    words += [word for one in set_ for word in ("--set", one)]
-    words += ["--only", given.only] if given.only else []
-    return words + (["--sub-cluster", given.sub_cluster] if given.sub_cluster else [])
+def _run(planned: "Sweep", options: SweepOptions) -> bool:
+    """Execute the runs; return whether all of them are ok."""
+    from dsnb.sweep.run import run_in_one_job, run_sweep
+
+    if options.allocation and options.one_allocation:
+        command = options.command_in_job(planned.paths.dir)
+        return run_in_one_job(planned, options.allocation, command, retry=options.retry)
+    results = run_sweep(planned, retry=options.retry, slurm=options.allocation)
+    return all(result.status == "ok" for result in results)
 
 
-def pairs(words: list[str]) -> dict[str, str]:
-    """Read `KEY=VALUE` words, or `KEY` alone."""
+def parse_pairs(words: list[str]) -> dict[str, str]:
+    """Parse `KEY=VALUE` words, or `KEY` alone."""
     return {key.strip().removeprefix("--"): value for key, _, value in (word.partition("=") for word in words)}
 
 
-def overrides(words: list[str]) -> dict[str, Any]:
-    """Read `KEY=VALUE` words; values are YAML, so `8` is a number and `[1, 2]` a list."""
+def parse_overrides(words: list[str]) -> dict[str, Any]:
+    """Parse `KEY=VALUE` words; values are YAML, so `8` is a number and `[1, 2]` a list."""
     from dsnb.files import plain_yaml
 
     found = {}
@@ -181,12 +206,12 @@ def overrides(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def print_plan(planned: "Sweep", asked: "Allocation | None" = None) -> None:
-    """Print the runs of a sweep with their settings and commands, and what this machine cannot do of them."""
+def print_plan(planned: "Sweep", allocation: "Allocation | None" = None) -> None:
+    """Print the runs of a sweep with their settings and commands, and what this machine cannot run of them."""
     from dsnb.cli.dry_run import lines
     from dsnb.sweep.run import unsupported
 
-    for line in lines(planned, asked):
+    for line in lines(planned, allocation):
         say(line)
-    for problem in [] if asked else unsupported(planned):
-        say(f"this machine could not run it: {problem}", err=True)
+    for problem in [] if allocation else unsupported(planned):
+        say(f"this machine cannot run it: {problem}", err=True)

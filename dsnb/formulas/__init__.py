@@ -1,1 +1,1 @@
-"""Formulas with their sources: throughput, FLOPs, memory, cost, model shapes. No dsnb types, no files."""
+"""Formulas with their sources: throughput, FLOPs, memory, cost, model shapes. They use no other part of dsnb."""

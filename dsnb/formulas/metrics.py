@@ -1,15 +1,17 @@
-"""Numbers derived from what was measured: pure functions, each formula with its source.
+"""Figures derived from measurements: pure functions, each formula with its source.
 
 A missing input gives a missing output (None), never 0.
 """
 
 from collections.abc import Sequence
 
+from dsnb.formulas.memory import recomputed_blocks
+
 SECONDS_PER_DAY = 86_400
 
 
 def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float | None:
-    """Give the throughput: work over time, never a mean of rates.
+    """Return the throughput: work over time, never a mean of rates.
 
     Parameters
     ----------
@@ -23,12 +25,12 @@ def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float |
 
 
 def samples_per_s(tokens_per_s: float, seq_len: float) -> float | None:
-    """Give the sequences per second: every sample of these benchmarks is a full sequence."""
+    """Return the sequences per second: every sample of these benchmarks is a full sequence."""
     return tokens_per_s / seq_len if seq_len > 0 else None
 
 
 def tokens_per_s_of_samples(samples_per_s: float, seq_len: float) -> float:
-    """Give the tokens per second of sequences that are all `seq_len` long, padding counted."""
+    """Return the tokens per second of sequences of length `seq_len`, padding included."""
     return samples_per_s * seq_len
 
 
@@ -40,23 +42,23 @@ def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) 
 
 
 def step_time_s(tokens_per_step: float, tokens_per_s: float) -> float | None:
-    """Give the seconds of an optimizer step; its inverse is `tokens_per_s` of one step."""
+    """Return the seconds of an optimizer step; the inverse of `tokens_per_s` for one step."""
     return tokens_per_step / tokens_per_s if tokens_per_s > 0 else None
 
 
 def algbw_gb_per_s(message_bytes: float, time_s: float) -> float | None:
-    """Give a collective's algorithm bandwidth: bytes of the message over its time, in GB/s (GB is 1e9 bytes).
+    """Return a collective's algorithm bandwidth in GB/s (GB is 1e9 bytes): bytes of the message over its time.
 
-    NVIDIA's nccl-tests, doc/PERFORMANCE.md: what a program sees.
+    NVIDIA's nccl-tests, doc/PERFORMANCE.md: the bandwidth that a program sees.
     """
     return message_bytes / time_s / 1e9 if time_s > 0 else None
 
 
 def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
-    """Give an all-reduce's bus bandwidth in GB/s: algbw x 2(n-1)/n; None for one rank, which sends nothing.
+    """Return an all-reduce's bus bandwidth in GB/s: algbw x 2(n-1)/n; None for one rank, which sends nothing.
 
-    NVIDIA's nccl-tests, doc/PERFORMANCE.md: every element leaves and enters each rank 2(n-1)/n times at least, so this
-    is what the slowest link carries, to be compared with its peak whatever the number of ranks.
+    NVIDIA's nccl-tests, doc/PERFORMANCE.md: every element leaves and enters each rank at least 2(n-1)/n times, so this
+    is the load of the slowest link, which is compared with its peak for any number of ranks.
     """
     if algbw_gb_per_s is None or ranks < 2:
         return None
@@ -64,42 +66,42 @@ def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
 
 
 def days(tokens: float, tokens_per_s: float) -> float | None:
-    """Give the days that `tokens` take at a throughput of all GPUs together; 86,400 s a day, no restart, no pause."""
+    """Return the days of training on `tokens` at the throughput of all GPUs, without restarts or pauses."""
     return tokens / tokens_per_s / SECONDS_PER_DAY if tokens_per_s > 0 else None
 
 
 def tokens_per_s_of_days(tokens: float, days: float) -> float | None:
-    """Give the throughput that trains `tokens` in so many days: how publications state it, turned around."""
+    """Return the throughput that trains on `tokens` in `days`, which is how publications state it."""
     return tokens / days / SECONDS_PER_DAY if days > 0 else None
 
 
 def gpu_hours(tokens: float, tokens_per_s: float, gpus: int) -> float | None:
-    """Give the hours that `tokens` take, times the GPUs that are busy for so long."""
+    """Return the GPU-hours of training on `tokens`."""
     return tokens / tokens_per_s / 3600 * gpus if tokens_per_s > 0 else None
 
 
 def run_gpu_hours(wall_s: float, gpus: int) -> float:
-    """Return the GPU-hours that a run held its GPUs for: from its launch to its end, building and warm-up included."""
+    """Return the GPU-hours of a run from its launch to its end, model building and warm-up included."""
     return wall_s / 3600 * gpus
 
 
 def energy_kwh(gpu_hours: float, power_w: float | None) -> float | None:
-    """Give the kilowatt-hours that the GPUs draw at a mean power each; hosts, network and cooling come on top."""
+    """Return the kilowatt-hours of GPUs with this mean power; hosts, network and cooling are not included."""
     return None if power_w is None else gpu_hours * power_w / 1000
 
 
 def cost(gpu_hours: float, price_per_gpu_hour: float | None) -> float | None:
-    """Give the price of so many GPU-hours, in the currency of the price."""
+    """Return the price of GPU-hours, in the currency of the price per hour."""
     return None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
 
 
 def speed_up(tokens_per_s: float, base_tokens_per_s: float) -> float | None:
-    """Give how many times as fast as the base."""
+    """Return the speed-up over the base."""
     return tokens_per_s / base_tokens_per_s if base_tokens_per_s > 0 else None
 
 
 def scaling_efficiency(tokens_per_s: float, gpus: int, base_tokens_per_s: float, base_gpus: int) -> float | None:
-    """Give the throughput per GPU over that of the base: 1 is linear (weak scaling, as in Narayanan et al. 2021).
+    """Return the throughput per GPU over that of the base: 1 is linear (weak scaling, as in Narayanan et al. 2021).
 
     Rates may be in tokens/s or samples/s, as long as both are the same.
     """
@@ -135,7 +137,7 @@ def masked_flops_per_token(layers: int, hidden: int, seq_len: int) -> float:
 
 
 def recomputed_flops_per_token(block_parameters: float, layers: int, hidden: int, seq_len: int, every: int) -> float:
-    """Return the FLOPs per token of a second forward pass through one of `every` blocks; 0 for none.
+    """Return the FLOPs per token of a second forward pass through every k-th block.
 
     A forward pass through all blocks is 2 x their parameters + 4 x layers x hidden x sequence. Embeddings and the
     output layer are in no block and are not recomputed, so hardware FLOPs stay below the 4/3 of model FLOPs that is
@@ -146,24 +148,24 @@ def recomputed_flops_per_token(block_parameters: float, layers: int, hidden: int
     block_parameters
         Parameters of all transformer blocks, without embeddings, output layer and final norm.
     every
-        One of so many blocks is recomputed; 0 for none.
+        The k of "recompute every k-th block"; 0 for none.
     """
-    share = len(range(0, layers, every)) / layers if every else 0.0
+    share = recomputed_blocks(layers, every) / layers if every else 0.0
     return share * (2.0 * block_parameters + 4.0 * layers * hidden * seq_len)
 
 
 def flops_factor(activation_checkpointing: bool) -> int:
-    """Give how often a step multiplies with every weight: forward 1, backward 2, and 1 more to recompute forward."""
+    """Return the multiplications with every weight per step: forward 1, backward 2, recomputed forward 1."""
     return 4 if activation_checkpointing else 3
 
 
 def published_tflops(
     parameters: float, tokens_per_step: float, step_time_s: float, gpus: int, activation_checkpointing: bool
 ) -> float | None:
-    """Give TFLOP/s per GPU as the published 1.3B benchmark counts them: 2 x factor x parameters x tokens / time.
+    """Return TFLOP/s per GPU as the published 1.3B benchmark counts them: 2 x factor x parameters x tokens / time.
 
     Hardware FLOPs without those of attention: parameters x factor x 2 x sequence x global batch / (seconds x GPUs), the
-    formula that stands beside the table (BigScience, GPT 1.3B on 8 V100). dsnb's own convention adds attention
+    formula that is printed with the table (BigScience, GPT 1.3B on 8 V100). dsnb's own convention adds attention
     and, for `tflops_per_gpu`, leaves recomputation out.
     """
     if step_time_s <= 0 or gpus <= 0:
@@ -172,14 +174,14 @@ def published_tflops(
 
 
 def tflops(flops_per_token: float | None, tokens_per_s_per_gpu: float | None) -> float | None:
-    """Give TFLOP/s per GPU."""
+    """Return TFLOP/s per GPU."""
     if flops_per_token is None or tokens_per_s_per_gpu is None:
         return None
     return flops_per_token * tokens_per_s_per_gpu / 1e12
 
 
 def mfu(model_tflops_per_gpu: float | None, peak_tflops: float | None) -> float | None:
-    """Give the model FLOP utilization, between 0 and 1 (Chowdhery et al. 2022, appendix B).
+    """Return the model FLOP utilization, between 0 and 1 (Chowdhery et al. 2022, appendix B).
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """The shapes of the GPT-2, OPT and BLOOM families, as published, and their exact parameter counts.
 
-Pure data and arithmetic; building a model is `dsnb.train.model`'s.
+Pure data and arithmetic; `dsnb.train.model` builds the models.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 class Shape:
     """The shape of one causal language model with tied embeddings.
 
-    `positions` is None where positions are not embedded (BLOOM's ALiBi) and any length fits.
+    `positions` is None if positions are not embedded (BLOOM's ALiBi) and any sequence length fits.
     """
 
     family: str
@@ -25,7 +25,7 @@ class Shape:
     positions: int | None
     hub_id: str | None = None
     embedding: int | None = None
-    """Width of the token embedding where it differs from `hidden` (OPT-350M)."""
+    """Width of the token embedding if it differs from `hidden` (OPT-350M)."""
 
     @property
     def block_parameters(self) -> int:
@@ -51,7 +51,7 @@ class Shape:
         return blocks + tokens + (2 * self.embedding * h if self.embedding else 2 * h)
 
     def config(self) -> dict[str, Any]:
-        """Give the settings of transformers' configuration class for this shape, `model_type` included."""
+        """Return the fields of transformers' configuration class for this shape, `model_type` included."""
         h = self.hidden
         if self.family == "gpt2":
             own = {"n_embd": h, "n_layer": self.layers, "n_head": self.heads, "n_positions": self.positions}
@@ -114,13 +114,13 @@ PRESETS: dict[str, Shape] = {
 }
 
 SPLIT = ("gpt2", "opt", "bloom")
-"""The families whose models are known to train rightly when layers are split, or shared out in a pipeline."""
+"""Model families that are tested with tensor and pipeline parallelism."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def local_config(model: str) -> Path | None:
-    """Give the configuration file that `model` names, itself or in its folder; None if it names none."""
+    """Return the configuration file that `model` names, directly or by its folder; None if it names none."""
     try:
         path = Path(model).expanduser()
         if path.is_dir():
@@ -131,12 +131,12 @@ def local_config(model: str) -> Path | None:
 
 
 def is_hub_id(model: str) -> bool:
-    """Say whether `model` has the form `owner/name` of a hub id."""
+    """Return whether `model` has the form `owner/name` of a hub id."""
     return HUB_ID.fullmatch(model) is not None and ".." not in model
 
 
 def facts(model: str) -> dict[str, Any]:
-    """Give what can be known of a model without transformers: `family`, `positions`, `layers`, `heads`, where known."""
+    """Return `family`, `positions`, `layers` and `heads` of a model, as far as known without transformers."""
     if model in PRESETS:
         shape = PRESETS[model]
         return {"family": shape.family, "positions": shape.positions, "layers": shape.layers, "heads": shape.heads}
@@ -159,12 +159,13 @@ def facts(model: str) -> dict[str, Any]:
 
 
 def not_split(setting: str, value: int, family: str) -> str:
-    """Say that a family's models are not known to train rightly with such a setting."""
-    return f"{setting} is {value}: no {family} model is known to train rightly so; use {', '.join(SPLIT)}, or 1"
+    """Return the message about a setting that splits the model of a family for which that is not tested."""
+    tested = f"{', '.join(SPLIT[:-1])} and {SPLIT[-1]}"
+    return f"{setting} is {value}: it is tested for {tested} only, not for {family}; set it to 1"
 
 
 def slug(model: str) -> str:
-    """Give a model's name as a part of a folder name: hub ids and paths keep their last part."""
+    """Return a model's name as part of a folder name: hub ids and paths keep their last part."""
     path = local_config(model)
     name = (path.parent.name if path.name == "config.json" else path.stem) if path else model.rsplit("/", 1)[-1]
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")[:80] or "model"

@@ -15,7 +15,7 @@ from dsnb.launcher.outcome import exception_status
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
 from dsnb.run_folder.result import Result
-from dsnb.settings.experiment import SUPERVISION, Experiment
+from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
 from dsnb.system import launch_clock
 
 MAX_MICRO_BATCH_SIZE = 2**16
@@ -149,7 +149,7 @@ def _recorded_status(probe: Experiment, paths: RunPaths) -> tuple[str, str | Non
 
 def _has_settings_of(probe: Experiment, paths: RunPaths, status: str) -> bool:
     """Return whether a recorded run has the settings of a probe, or is the whole run that it would serve."""
-    recorded = {**finished.DEFAULTS, **(record_schema.read(paths.experiment) or {})}
+    recorded = {**DEFAULTS, **(record_schema.read(paths.experiment) or {})}
     ignored = set(SUPERVISION)
     if probe.device == "auto":  # resolved on the hosts
         ignored.add("device")

@@ -55,7 +55,6 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "slow_steps": len(slow_steps(timed)),
         "recompilations": worker.get("recompilations"),
         "timed_steps": len(timed),
-        "timed_wall_s": worker.get("timed_wall_s"),
         "parameters": worker.get("parameters"),
         "trainable_parameters": worker.get("trainable_parameters"),
         "attention_used": worker.get("attention"),

@@ -46,6 +46,11 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
     }
 
 
+def timed_wall_s(worker: dict[str, Any]) -> float | None:
+    """Return the wall time of the timed steps; earlier versions recorded it as `timed_wall_s`."""
+    return (worker.get("phases_s") or {}).get("timed", worker.get("timed_wall_s"))
+
+
 def _within(samples: list[Sample], first_s: float, last_s: float) -> list[Sample]:
     return [row for row in samples if first_s <= row["t_s"] <= last_s]
 
@@ -66,7 +71,7 @@ def _mean(samples: list[Sample], key: str) -> float | None:
 
 def _power(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
     """Return energy and mean power of the timed steps; none where they took too short a time to tell."""
-    timed_s, energy_j = worker.get("timed_wall_s"), worker.get("energy_j")
+    timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
     if worker.get("power_source") == POWER_COUNTER:
         power_w = energy_j / timed_s / gpus if energy_j is not None and timed_s else None
         return {"energy_j": energy_j, "power_w": power_w}
@@ -81,7 +86,7 @@ def power_note(figures: dict[str, float | None], worker: dict[str, Any]) -> str 
     if source is None:
         return None
     if figures.get("power_w") is None:
-        return f"no power: the timed steps took {worker.get('timed_wall_s', math.nan):.2f} s, too short to measure it"
+        return f"no power: the timed steps took {timed_wall_s(worker) or math.nan:.2f} s, too short to measure it"
     return "power is a mean of samples: these GPUs have no energy counter" if source == POWER_AVERAGE else None
 
 

@@ -9,11 +9,10 @@ from typing import Any
 from dsnb.files import records
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS
 
 _RUN = RunPaths(Path())
 EXPERIMENT, MACHINE, STEPS = _RUN.experiment.name, _RUN.environment.name, _RUN.steps.name
-DEFAULTS = {name: about.default for name, about in Experiment.model_fields.items()}
 ENDED = tuple(status for status in record_schema.STATUSES if status != "interrupted")
 """How a run can have ended that need not be made again."""
 CUT_OFF = "it was cut off before its end"

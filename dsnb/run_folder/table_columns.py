@@ -3,9 +3,9 @@
 What a column means to a reader (title, unit, which way is better) is in `dsnb.runs.labels`.
 """
 
-from dsnb.settings.experiment import SUPERVISION, Experiment
+from dsnb.settings.experiment import DEFAULTS, SUPERVISION
 
-SETTINGS = [name for name in Experiment.model_fields if name not in {"device", *SUPERVISION}]
+SETTINGS = [name for name in DEFAULTS if name not in {"device", *SUPERVISION}]
 SHARING = ["data_parallel", "global_batch_size"]
 """How the work is shared out, as it follows from the settings of dsnb's own runs; other programs name it themselves."""
 METRIC_COLUMNS = [
@@ -55,7 +55,6 @@ METRIC_COLUMNS = [
     "recompilations",
     "nan_steps",
     "timed_steps",
-    "timed_wall_s",
     "train_runtime_s",
     "steps_per_s",
     "samples_per_s_running",
@@ -87,10 +86,9 @@ RUN_COLUMNS = [
     "provenance",
     "run_dir",
 ]
-_DEFAULTS = {name: field.default for name, field in Experiment.model_fields.items()}
 RUN_NUMBERS = [
     "repeat",
-    *(name for name in SETTINGS if isinstance(_DEFAULTS[name], int | float) and not isinstance(_DEFAULTS[name], bool)),
+    *(name for name in SETTINGS if isinstance(DEFAULTS[name], int | float) and not isinstance(DEFAULTS[name], bool)),
     *SHARING,
     *METRIC_COLUMNS,
     *(f"{phase}_s" for phase in PHASES),

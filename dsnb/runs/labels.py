@@ -1,24 +1,26 @@
-"""What the columns of a table of runs are called, measured in, and which way is better: the words of every view.
+"""Titles, units and meanings of the columns of runs, for every table, figure and sentence.
 
-One registry, so that a table, a figure, the explorer and the findings say the same of the same column.
+One registry, so that tables, figures, the explorer and the answer use the same words for the same column.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a run as a person reads it: the column's value times `factor` is in `unit`."""
+    """How a figure of a run is displayed: the column's value times `factor` is in `unit`."""
 
     title: str
     unit: str = ""
     factor: float = 1
     digits: int = 0
     better: Literal["higher", "lower", ""] = ""
-    """Which way is better; empty where neither is."""
+    """Which direction is better; empty if neither is."""
     about: str = ""
-    """What a reader must know to take the figure for what it is; empty where the title says it."""
+    """What a reader must know to interpret the figure; empty if the title is enough."""
 
     @property
     def heading(self) -> str:
@@ -28,27 +30,27 @@ class Metric:
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting as a person reads it; `phrase` names one value of it, as in "ZeRO 3"."""
+    """How a setting is displayed; `phrase` describes one of its values, as in "ZeRO 3"."""
 
     title: str
     phrase: str = ""
     order: tuple[str, ...] = ()
-    """The order of its values where it is not that of numbers or the alphabet."""
+    """Order of the values, if it is neither numeric nor alphabetic."""
     usual: object = None
-    """The value that goes without saying when an experiment is named by its settings."""
+    """The value that is omitted when an experiment is described by its settings."""
 
-    def say(self, value: object) -> str:
-        """Name one value."""
+    def describe(self, value: object) -> str:
+        """Return a phrase for a value."""
         phrase = self.phrase or f"{self.title} {{}}"
         return phrase.replace("{}", "on" if value is True else "off" if value is False else text(value))
 
-    def mention(self, value: object) -> str:
-        """Name one value if it is worth a mention."""
-        return "" if self.usual is not None and value == self.usual else self.say(value)
+    def describe_unusual(self, value: object) -> str:
+        """Return a phrase for a value, empty for the usual one."""
+        return "" if self.usual is not None and value == self.usual else self.describe(value)
 
-    def rank(self, value: object) -> tuple[int, float, str]:
-        """Give what orders its values: their own order, numbers before texts, what is missing last."""
-        if value is None or value != value:
+    def sort_key(self, value: object) -> tuple[int, float, str]:
+        """Return a sort key for values: `order` first, then numbers, then texts, missing values last."""
+        if pd.isna(value):
             return 3, 0, ""
         if isinstance(value, int | float):
             return 1, float(value), ""
@@ -151,10 +153,10 @@ METRIC_LABELS = {
         about="Root mean square over the weights of their change in all steps, beyond weight decay.",
     ),
 }
-"""Measured, one value a run."""
+"""Measured figures, one value per run."""
 
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
-"""The figures of memory, the most telling first: views that need one take the first that was measured."""
+"""Figures of memory, the most informative first: views that need one use the first that was measured."""
 
 AXES = {
     "model": Axis("model", "{}"),
@@ -167,7 +169,7 @@ AXES = {
     "tensor_parallel": Axis("tensor parallel", "TP {}", usual=1),
     "pipeline_parallel": Axis("pipeline parallel", "PP {}", usual=1),
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
-    "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="native"),
+    "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="owner"),
     "attention": Axis("attention", "attention {}", usual="auto"),
     "compile": Axis("compilation", "compilation {}", usual=False),
     "grad_accum": Axis("gradient accumulation", "accumulation {}"),
@@ -183,16 +185,16 @@ AXES = {
     "sweep": Axis("sweep", "{}"),
     "status": Axis("status", "{}", ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")),
 }
-"""The settings that are asked for most, in the order in which they are shown; the others follow under their names."""
+"""The most important settings, in display order; the others follow, titled by their names."""
 
 
 def axis(name: str) -> Axis:
-    """Give a column's axis; one that has no words of its own goes by its name."""
+    """Return the axis of a column; one without an entry is titled by its name."""
     return AXES.get(name, Axis(name.replace("_", " ")))
 
 
 def text(value: object) -> str:
-    """Give one value of an axis as text: `true` and `false` in lower case, a dash where there is none."""
+    """Return a value of an axis as text: `true` and `false` in lower case, a dash for a missing value."""
     if value is None or str(value) in {"nan", "<NA>", "NaT"}:
         return "-"
     if isinstance(value, bool):

@@ -1,1 +1,1 @@
-"""The settings of a run, and the rules for them."""
+"""The settings of a run, their defaults and former names, and the rules for them."""

@@ -1,6 +1,6 @@
-"""What settings contradict each other, and what a machine cannot run, each said in one sentence.
+"""Checks of settings against each other and against this machine; every problem is one sentence.
 
-A sentence names the setting and its value, says what is allowed, and what to do.
+A sentence names the setting and its value, and says what is allowed and what to do.
 """
 
 import ctypes.util
@@ -21,12 +21,12 @@ from dsnb.system import hardware
 
 
 def closest_match(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Give the most similar of `names`, None if none is similar."""
+    """Return the most similar of `names`, None if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
 
 
 def unknown_setting(key: str, names: Iterable[str]) -> str:
-    """Say that a setting does not exist, with the closest one that does, or all of them."""
+    """Return the message about a setting that does not exist: it names the closest setting, or all of them."""
     known = list(names)
     match = closest_match(str(key), known)
     hint = f"did you mean '{match}'?" if match else f"allowed are {', '.join(known)}"
@@ -34,15 +34,15 @@ def unknown_setting(key: str, names: Iterable[str]) -> str:
 
 
 def invalid_value(detail: Mapping[str, Any]) -> str:
-    """Turn one of pydantic's error details into a sentence."""
+    """Return the message for one of pydantic's error details."""
     name = str(detail["loc"][0])
-    whole = "give a whole number" + (", or 'auto'" if name in {"micro_batch_size", "gpus"} else "")
+    whole_number = "give a whole number" + (", or 'auto'" if name in {"micro_batch_size", "gpus"} else "")
     context = detail.get("ctx", {})
     allowed = {
         "literal_error": f"allowed are {context.get('expected')}",
-        "int_type": whole,
-        "int_parsing": whole,
-        "int_from_float": whole,
+        "int_type": whole_number,
+        "int_parsing": whole_number,
+        "int_from_float": whole_number,
         "bool_type": "give true or false",
         "string_type": "give a text",
         "float_parsing": "give a number",
@@ -71,10 +71,10 @@ def _weights_missing(s: Mapping[str, Any]) -> str | None:
     if s["weights"] == "random":
         return None
     if s["model"] in model_shapes.PRESETS and model_shapes.PRESETS[s["model"]].hub_id is None:
-        return f"weights is 'pretrained': no trained {s['model']} is known; use 'random'"
+        return f"weights is 'pretrained': there are no trained weights for {s['model']}; use 'random'"
     path = model_shapes.local_config(s["model"])
     if path and not [*path.parent.glob("*.safetensors"), *path.parent.glob("*.bin")]:
-        return f"weights is 'pretrained': no weights lie beside {path}; use 'random' or add them"
+        return f"weights is 'pretrained': there are no weights beside {path}; use 'random' or add them"
     return None
 
 
@@ -93,7 +93,7 @@ def _exists(name: str) -> bool:
 
 
 def _is_file(name: str) -> bool:
-    return _exists(name) and Path(name).expanduser().is_file()  # a pipe would be waited for, a device has no end
+    return _exists(name) and Path(name).expanduser().is_file()  # opening a pipe blocks, and a device has no end
 
 
 def _no_data(s: Mapping[str, Any]) -> str | None:
@@ -119,12 +119,12 @@ def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
 HOSTS = {"hostfile", "include", "exclude", "gpus", "nodes"}
 
 
-def _no_place(s: Mapping[str, Any]) -> str | None:
+def _hosts(s: Mapping[str, Any]) -> str | None:
     if not s["hostfile"]:
         odd = next((name for name in ("include", "exclude") if s[name]), "nodes" if s["nodes"] > 1 else None)
         return f"{odd} is {short_repr(s[odd])}, but there is no hostfile: name the hosts in 'hostfile'" if odd else None
     if s["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-        return None  # of a job that is yet to come
+        return None  # the allocation does not exist yet
     try:
         found = hostfile.hosts(s["hostfile"], s["include"], s["exclude"])
         if isinstance(s["gpus"], int):
@@ -134,15 +134,15 @@ def _no_place(s: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _hostile(s: Mapping[str, Any]) -> str | None:
-    """Refuse what would be an option, or more than one word, to ssh or to a shell."""
+def _unsafe_word(s: Mapping[str, Any]) -> str | None:
+    """Refuse what ssh or a shell would take for an option or for several words."""
     allowed = {"ssh_user": r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "interface": r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}"}
     allowed |= {"forward_env": r"[A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*"}
     odd = next((name for name, form in allowed.items() if s[name] and not re.fullmatch(form, s[name])), None)
     if odd is None:
         return None
     examples = {"ssh_user": "root", "interface": "ib0", "forward_env": "WANDB_MODE,MY_*"}
-    return f"{odd} is {short_repr(s[odd])}: that is none; write it like {examples[odd]!r}"
+    return f"{odd} is {short_repr(s[odd])}: write it like {examples[odd]!r}"
 
 
 RULES: list[tuple[set[str], Rule]] = [
@@ -152,14 +152,17 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"data"}, _no_data),
     ({"data", "tokenizer"}, _tokenizer_unused),
     ({"tokenizer"}, _no_tokenizer),
-    (HOSTS, _no_place),
-    ({"ssh_user", "interface", "forward_env"}, _hostile),
+    (HOSTS, _hosts),
+    ({"ssh_user", "interface", "forward_env"}, _unsafe_word),
     *rules.RULES,
 ]
 
 
 def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: Collection[str]) -> list[str]:
-    """List what is wrong between settings, leaving out rules about the fields in `ignore` and about defaults only."""
+    """Return the contradictions between settings, one sentence each.
+
+    Rules about a field in `ignore` are left out, and so are rules about fields of which none is in `given`.
+    """
     return [
         problem
         for fields, rule in RULES
@@ -168,11 +171,13 @@ def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: 
 
 
 def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
-    """List what this machine cannot do of the settings, each with the way out; it may be one host of many."""
+    """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
     problems = lookup.problems(settings, originals=launching)
-    if settings["hostfile"]:  # its hosts are asked when they are reached
+    if settings["hostfile"]:  # its hosts are checked when they are reached
         if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-            problems.append("hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc")
+            problems.append(
+                "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
+            )
         return problems
     device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
     found = hardware.gpus()
@@ -184,23 +189,25 @@ def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str
                 f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
             )
         if precision in {"bf16", "tf32"} and found and min(gpu.capability for gpu in found) < (8, 0):
-            problems.append(f"precision is '{precision}': {found[0].name} has none; use 'fp16' or 'fp32'")
+            problems.append(f"precision is '{precision}': {found[0].name} does not support it; use 'fp16' or 'fp32'")
     else:
         limit = 4 * hardware.cores()
         if ranks > limit:
-            problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 a core); use fewer")
+            problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 per core); use fewer")
         if precision == "tf32":
             problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
         if precision == "fp16" and not hardware.cpu_supports_fp16():
             problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
-    return problems + (_no_nvme(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+    return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
 
 
-def _no_nvme(folder: str) -> list[str]:
-    """List what offload to NVMe lacks here; DeepSpeed would find out after compiling for minutes."""
+def _nvme_problems(folder: str) -> list[str]:
+    """Return what offload to NVMe lacks on this machine; DeepSpeed would find out after minutes of compiling."""
     problems = []
     if not ctypes.util.find_library("aio"):
         problems.append("offload is to NVMe: this machine has no libaio; install libaio-dev, or offload to the CPU")
     if not (_exists(folder) and os.access(Path(folder).expanduser(), os.W_OK)):
-        problems.append(f"nvme_path is {short_repr(folder)}: no folder that can be written; name one on the NVMe disk")
+        problems.append(
+            f"nvme_path is {short_repr(folder)}: it is missing or not writable; name a folder on the NVMe disk"
+        )
     return problems

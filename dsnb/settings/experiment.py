@@ -1,4 +1,4 @@
-"""The settings of one run: what is trained, where, and under which supervision; its name; what follows from it.
+"""The settings of one run: what is trained, where and within which limits; its name and derived values.
 
 The axes of a training are in `dsnb.settings.training`, the rules between settings in `dsnb.settings.rules`, and the
 checks against this machine in `dsnb.settings.checks`.
@@ -32,7 +32,7 @@ SUPERVISION = (
     "step_timeout_s",
     "price_per_gpu_hour",
 )
-"""Settings that change nothing of what is measured: in no name and no column, free to differ when a sweep goes on."""
+"""Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
 
 
 class Experiment(Training):
@@ -45,35 +45,35 @@ class Experiment(Training):
     """
 
     hostfile: str = ""
-    """Hosts to run on: a file of `NAME slots=GPUS` lines (reached by ssh), or `slurm` in a job; empty: this machine."""
+    """Hosts to run on by ssh: a file of `NAME slots=GPUS` lines, or `slurm` inside a job; empty: this machine."""
     include: str = ""
-    """Of the hostfile only these: `worker-1@worker-2:0,2` names one whole host and two GPUs of another."""
+    """Use only these hosts of the hostfile: `worker-1@worker-2:0,2` names a whole host and two GPUs of another one."""
     exclude: str = ""
-    """Of the hostfile all but these, written like `include`."""
+    """Use all hosts of the hostfile but these; written like `include`."""
     device: Literal["auto", "cuda", "cpu"] = Field(default="auto", validate_default=True)
-    """`auto` is cuda where there is a usable GPU, cpu elsewhere; with a hostfile its hosts are asked at the launch."""
+    """`auto` is cuda where there is a usable GPU and cpu elsewhere; with a hostfile it is resolved at the launch."""
     gpus: int = Field(default=1, strict=True, ge=1, lt=MOST)
-    """Ranks, one a GPU (on a CPU: processes); `auto` is every GPU, of a hostfile every slot, or two ranks on a CPU."""
+    """Ranks: one per GPU, processes on a CPU; `auto` is every GPU, every slot of a hostfile, or 2 on a CPU."""
     nodes: int = Field(default=1, validate_default=True, strict=True, ge=1, lt=MOST)
-    """Hosts that share the ranks, at least; more where they would not fit."""
+    """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
     launcher: Literal["fork", "deepspeed"] = "fork"
-    """What starts a host's ranks: `fork` a process that has already imported everything; `deepspeed` its own."""
+    """How a host's ranks are started: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
     ssh_user: str = ""
-    """Who to log in as on the hosts; by default as ssh's configuration says."""
+    """User name on the hosts; by default as configured for ssh."""
     ssh_port: int = Field(default=0, strict=True, ge=0, lt=2**16)
-    """Port of the hosts' ssh; 0 for what ssh's configuration says."""
+    """ssh port of the hosts; 0 as configured for ssh."""
     interface: str = ""
-    """Network interface for the ranks, such as `ib0`; by default the one through which the hosts were reached."""
+    """Network interface of the ranks, such as `ib0`; by default the one through which the hosts were reached."""
     master_port: int = Field(default=0, strict=True, ge=0, lt=2**16)
-    """TCP port on the first host where the ranks meet; 0 for any free one."""
+    """TCP port of the rendezvous on the first host; 0 for any free port."""
     forward_env: str = ""
-    """Further environment variables to take along to the hosts, `*` allowed: `WANDB_MODE,MY_*`."""
+    """Environment variables to forward to the hosts, `*` allowed: `WANDB_MODE,MY_*`."""
     time_limit_s: float = Field(default=1800.0, gt=0)
-    """Seconds after which the whole run is ended as `timeout`."""
+    """Time limit of the whole run in seconds; a run that exceeds it ends as `timeout`."""
     step_timeout_s: float = Field(default=900.0, gt=0)
-    """Seconds without a finished step, the start included, after which the run is ended as `timeout`."""
+    """Longest time for one step in seconds, start-up included; a run without a step for longer ends as `timeout`."""
     price_per_gpu_hour: float = Field(default=0.0, ge=0)
-    """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for none."""
+    """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for no cost."""
 
     def __init__(self, /, **settings: Any) -> None:
         problems = aliases.conflicts(settings)
@@ -88,9 +88,8 @@ class Experiment(Training):
             details = {str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))}
             invalid = set(details)
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        chosen = known if invalid else self.model_dump()  # with every `auto` resolved
-        problems += checks.contradictions({**defaults, **chosen}, given=set(known), ignore=invalid)
+        chosen = known if invalid else self.model_dump()  # every `auto` is resolved
+        problems += checks.contradictions({**DEFAULTS, **chosen}, given=set(known), ignore=invalid)
         if problems:
             raise SettingsError(problems)
 
@@ -118,12 +117,12 @@ class Experiment(Training):
     def _resolve_nodes(cls, nodes: int, info: ValidationInfo) -> int:
         try:
             return len(hostfile.place(_hosts(info.data), info.data.get("gpus", 1), nodes))
-        except SettingsError:  # a rule of `dsnb.settings.checks` says it
+        except SettingsError:  # a rule of `dsnb.settings.checks` reports it
             return nodes
 
     @classmethod
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
-        """Take the settings out of a notebook's `globals()`.
+        """Return the experiment that the `globals()` of a notebook describe.
 
         A plain value whose name is nearly that of a setting is refused: papermill would only warn about it. The former
         name of a setting replaces the default of the parameters cell.
@@ -131,7 +130,7 @@ class Experiment(Training):
         known = {*cls.model_fields, *aliases.CURRENT_NAMES}
         settings = {key: value for key, value in names.items() if key in known}
         for former, current in aliases.CURRENT_NAMES.items():
-            if former in settings and settings.get(current) == _default(current):
+            if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
         misspelled = {
             key: value
@@ -145,7 +144,7 @@ class Experiment(Training):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read what was written before a launch, as it was: another machine's settings are not judged anew."""
+        """Read the settings that were written before a launch, unchecked: they may be another machine's."""
         record = records.read_json(path)
         if record is None:
             raise SettingsError(f"{path} holds no settings: start the run again")
@@ -153,16 +152,16 @@ class Experiment(Training):
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any]) -> Self:
-        """Return the settings that a record holds, unjudged, with defaults for those that it does not name."""
+        """Return the settings of a record, unchecked, with defaults for those that it lacks."""
         settings = aliases.with_current_names(record)
         return cls.model_construct(**{key: value for key, value in settings.items() if key in cls.model_fields})
 
     @property
     def name(self) -> str:
-        """The published form of an experiment's name, `zs2_bf16_gpus8_bs32_sl128`, without the model.
+        """The name of the experiment without its model, such as `zs2_bf16_gpus8_bs32_sl128`.
 
         Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
-        say how a setting is measured, not what it is, and are left out.
+        are left out: they are part of how a setting is measured.
         """
         return "_".join(filter(None, self._parts()))
 
@@ -189,7 +188,7 @@ class Experiment(Training):
             model_shapes.slug(self.data) if self.data != "synthetic" else "",
             f"tok-{model_shapes.slug(self.tokenizer)}" if self.tokenizer != "bytes" else "",
             f"nodes{self.nodes}" if self.nodes > 1 else "",
-            f"lr{self.learning_rate:g}" if self.learning_rate != _default("learning_rate") else "",
+            f"lr{self.learning_rate:g}" if self.learning_rate != DEFAULTS["learning_rate"] else "",
             f"clip{self.gradient_clipping:g}" if self.gradient_clipping else "",
             f"seed{self.seed}" if self.seed else "",
             "deepspeed-launcher" if self.launcher == "deepspeed" else "",
@@ -202,12 +201,12 @@ class Experiment(Training):
 
     @property
     def data_parallel(self) -> int:
-        """Ranks, or groups of ranks, that each train on sequences of their own."""
+        """Data-parallel size: ranks, or groups of ranks, that train on sequences of their own."""
         return self.gpus // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per optimizer step over all ranks; of a `micro_batch_size` that is found already."""
+        """Sequences per optimizer step over all ranks; `micro_batch_size` must not be `auto` any more."""
         return int(self.micro_batch_size) * self.grad_accum * self.data_parallel
 
     @property
@@ -217,12 +216,12 @@ class Experiment(Training):
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts of the run with the GPUs that it takes on each; empty without a hostfile.
+        """The hosts of the run with the GPUs that it uses on each; empty without a hostfile.
 
         Raises
         ------
         SettingsError
-            If the hostfile cannot be read any more, or has no room for the ranks.
+            If the hostfile cannot be read any more, or has too few slots.
         """
         if not self.hostfile:
             return ()
@@ -230,7 +229,7 @@ class Experiment(Training):
 
 
 def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
-    """Give the hosts that settings choose from; empty where they name none, or none that can be read."""
+    """Return the hosts that settings choose from; empty without a readable hostfile."""
     if not settings.get("hostfile"):
         return ()
     try:
@@ -239,5 +238,5 @@ def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
         return ()
 
 
-def _default(name: str) -> Any:
-    return Experiment.model_fields[name].default
+DEFAULTS: dict[str, Any] = {name: field.default for name, field in Experiment.model_fields.items()}
+"""The default of every setting, `auto` as it stands."""

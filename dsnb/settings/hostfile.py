@@ -1,9 +1,9 @@
-"""Hostfiles in DeepSpeed's format, and which hosts and GPUs a run takes of them.
+"""Hostfiles in DeepSpeed's format, and the hosts and GPUs that a run uses of them.
 
     worker-1 slots=8     # a comment
     worker-2 slots=8
 
-A name goes into the argument list of `ssh`, so nothing is taken for one that is not plainly a host's name.
+Names become arguments of `ssh`, so only plain host names are accepted.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 
 SLURM = "slurm"
-"""Stands for a hostfile: the nodes of the Slurm allocation that this process is part of."""
+"""Instead of a path: the nodes of the Slurm allocation that this process is part of."""
 MOST_BYTES = 1_000_000
 MOST_SLOTS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
@@ -27,26 +27,26 @@ _ENTRY = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,9})")
 
 @dataclass(frozen=True)
 class Host:
-    """One machine and the numbers of the GPUs (on CPUs: ranks) to use on it."""
+    """One machine, and the indices of the GPUs (on CPUs: of the ranks) to use on it."""
 
     name: str
     devices: tuple[int, ...]
 
 
 def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ...]:
-    """Give the hosts of a hostfile, or of the Slurm allocation, that the filters leave.
+    """Return the hosts of a hostfile, or of the Slurm allocation, after filtering.
 
     Parameters
     ----------
     hostfile
         A path, or `slurm`.
     include, exclude
-        DeepSpeed's filters: `worker-1@worker-2:0,2` names one whole host and two GPUs of another.
+        DeepSpeed's filters: `worker-1@worker-2:0,2` names a whole host and two GPUs of another one.
 
     Raises
     ------
     SettingsError
-        With every bad line at once; or for a filter that names what is not there, or leaves nothing.
+        With every bad line at once; or if a filter names an unknown host or GPU, or leaves no host.
     """
     found = _allocated() if hostfile == SLURM else read(hostfile)
     if include and exclude:
@@ -79,43 +79,43 @@ def read(path: str | Path) -> tuple[Host, ...]:
         entry = row.partition("#")[0].strip()
         if not entry:
             continue
-        problem = _take(entry, found)
+        problem = _add_host(entry, found)
         if problem:
             problems.append(f"hostfile {str(path)!r}, line {number}: {problem}")
     if problems:
         raise SettingsError(problems[:20])
     if not found:
-        raise SettingsError(f"hostfile {str(path)!r} names no host: write one a line, as 'worker-1 slots=8'")
+        raise SettingsError(f"hostfile {str(path)!r} names no host: write one per line, such as 'worker-1 slots=8'")
     return tuple(found.values())
 
 
 def _text(path: str | Path) -> str:
     try:
-        handle = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
+        handle = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not block
         try:
             if os.fstat(handle).st_size > MOST_BYTES:
                 raise SettingsError(f"hostfile {str(path)!r} is too large: at most {MOST_BYTES:,} bytes are allowed")
-            return records.read_regular(handle, MOST_BYTES).decode("utf-8-sig")  # some editors begin a file with a mark
+            return records.read_regular(handle, MOST_BYTES).decode("utf-8-sig")  # some editors write a byte order mark
         finally:
             os.close(handle)
     except SettingsError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
         odd = isinstance(error, UnicodeDecodeError | RuntimeError)
-        reason = getattr(error, "strerror", None) or ("it is no text file" if odd else str(error))
+        reason = getattr(error, "strerror", None) or ("it is not a text file" if odd else str(error))
         raise SettingsError(f"hostfile is {str(path)[:200]!r}: it cannot be read ({reason}); check the path") from error
 
 
-def _take(entry: str, found: dict[str, Host]) -> str | None:
-    """Add one line's host; give what is wrong with the line, None if nothing is."""
+def _add_host(entry: str, found: dict[str, Host]) -> str | None:
+    """Add the host of one line; return what is wrong with the line, None if nothing is."""
     match = _ENTRY.fullmatch(entry)
     if not match:
-        return f"{entry[:80]!r} is no host: write 'NAME slots=NUMBER'"
+        return f"{entry[:80]!r} is not a host: write 'NAME slots=NUMBER'"
     name, slots = match[1], int(match[2])
     if not _NAME.fullmatch(name):
-        return f"{name[:80]!r} is no host's name: letters, digits, '.', '_' and '-' are allowed"
+        return f"{name[:80]!r} is not a host name: use letters, digits, '.', '_' and '-' only"
     if name in found:
-        return f"{name!r} stands there twice: keep one line"
+        return f"{name!r} is listed twice: keep one line"
     if not 1 <= slots <= MOST_SLOTS:
         return f"slots is {slots}: give the number of GPUs of the host, 1 to {MOST_SLOTS}"
     found[name] = Host(name, tuple(range(slots)))
@@ -123,7 +123,7 @@ def _take(entry: str, found: dict[str, Host]) -> str | None:
 
 
 def _filter(which: str, text: str, found: Sequence[Host]) -> dict[str, tuple[int, ...]]:
-    """Give the GPUs that a filter names, by host."""
+    """Return the GPUs that a filter names, by host."""
     known = {host.name: host.devices for host in found}
     named: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
@@ -140,14 +140,14 @@ def _filter(which: str, text: str, found: Sequence[Host]) -> dict[str, tuple[int
 
 
 def place(found: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]:
-    """Choose the hosts of a run: the first ones, as few as have room but at least `nodes`, each with the same share.
+    """Return the hosts of a run: the first ones, at least `nodes` and as few as possible, with equally many ranks each.
 
     Where no equal share fits, hosts are filled one after the other.
 
     Raises
     ------
     SettingsError
-        If the ranks find no place.
+        If there are too few slots or hosts.
     """
     for count in range(nodes, len(found) + 1):
         share, rest = divmod(ranks, count)
@@ -170,13 +170,13 @@ def place(found: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]
 
 
 def in_allocation() -> bool:
-    """Say whether this process is part of a Slurm allocation."""
+    """Return whether this process is part of a Slurm allocation."""
     return bool(os.environ.get("SLURM_JOB_NODELIST"))
 
 
 @contextlib.contextmanager
 def outside_allocation() -> Iterator[None]:
-    """Hide the allocation in which this process may be: the jobs that it plans will be in others."""
+    """Hide the Slurm allocation of this process, for planning jobs that will get allocations of their own."""
     known = os.environ.pop("SLURM_JOB_NODELIST", None)
     try:
         yield
@@ -186,20 +186,22 @@ def outside_allocation() -> Iterator[None]:
 
 
 def _allocated() -> tuple[Host, ...]:
-    """Give the nodes of this process's Slurm allocation; a slot is a GPU, or on nodes without GPUs a CPU."""
+    """Return the nodes of this process's Slurm allocation; a slot is a GPU, or a CPU on nodes without GPUs."""
     if not in_allocation():
-        raise SettingsError("hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc")
+        raise SettingsError(
+            "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
+        )
     command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SettingsError(f"hostfile is 'slurm': scontrol does not name the job's nodes ({error})") from error
+        raise SettingsError(f"hostfile is 'slurm': scontrol does not list the nodes of the job ({error})") from error
     slots = _slots(os.environ)
     return tuple(Host(name, tuple(range(slots))) for name in done.stdout.split() if _NAME.fullmatch(name))
 
 
 def _slots(variables: "os._Environ[str] | dict[str, str]") -> int:
-    """Read Slurm's words for a node's share, as `4`, `h100:4` or `8(x2)`."""
+    """Return the slots of a node from Slurm's variables, written as `4`, `h100:4` or `8(x2)`."""
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"):
         if found := re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, "")):
             return max(1, int(found[1]))

@@ -1,6 +1,6 @@
-"""The form of a params file, with every problem of it said at once; `dsnb.files.plain_yaml` reads the file.
+"""The fields of a params file; all of its problems are reported at once.
 
-What its settings mean, and which runs they make, is `dsnb.sweep.params`'s.
+`dsnb.files.plain_yaml` parses the file, `dsnb.sweep.params` turns its settings into runs.
 """
 
 from pathlib import Path
@@ -19,21 +19,21 @@ class ParamsFile(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """Folder of the outputs: letters, digits, '.', '_' and '-'."""
+    """Name of the output folder: letters, digits, '.', '_' and '-'."""
     question: str = ""
-    """What the sweep is to answer, in words; the report begins with it."""
+    """The question that the sweep answers; the report begins with it."""
     defaults: dict[str, Any] = {}
     """Settings of every run."""
     grid: dict[str, list[Any]] = {}
-    """Lists of values; every combination is a run."""
+    """Lists of values; every combination is an experiment."""
     include: list[dict[str, Any]] = []
-    """Further runs: settings on top of the defaults; lists are multiplied within their entry."""
+    """Further experiments: settings on top of the defaults; lists are multiplied within their entry."""
     exclude: list[dict[str, Any]] = []
-    """Combinations of the grid to leave out: those that have all the values of one entry."""
+    """Combinations of the grid to leave out: those with all the values of one entry."""
     repeats: int = Field(default=1, strict=True, ge=1, le=1000)
-    """How often every experiment is run."""
+    """Number of runs of every experiment."""
     expect_samples_per_s: float | None = Field(default=None, strict=True, gt=0, allow_inf_nan=False)
-    """Sequences per second that every node is to reach, at least; a group of nodes with less has failed."""
+    """Least sequences per second of every node; a slower group of nodes has failed."""
 
 
 def read_params(path: str | Path) -> ParamsFile:
@@ -42,17 +42,17 @@ def read_params(path: str | Path) -> ParamsFile:
     Raises
     ------
     SettingsError
-        If it is missing, no regular file, too large, not plain YAML, or not of the right form.
+        If it is missing, not a regular file, too large, not plain YAML, or has unknown or wrong fields.
     """
     path = Path(path)
     content = plain_yaml.read(path, "params file")
     if not isinstance(content, dict):
-        raise SettingsError(f"params file {str(path)!r} holds no settings: it needs at least 'name'")
+        raise SettingsError(f"params file {str(path)!r} holds no settings: give at least 'name'")
     return validated(content, path)
 
 
 def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
-    """Check the form of a params file's content; `path` names it in messages."""
+    """Return the checked content of a params file under current names of settings; `path` names it in messages."""
     fields = ParamsFile.model_fields
     problems = [checks.unknown_setting(key, fields) for key in content if key not in fields]
     try:

@@ -1,12 +1,14 @@
-"""Settings that exclude each other, each pair with the reason in one sentence.
+"""Rules for settings that exclude each other, each with the reason in one sentence.
 
-What DeepSpeed or torch would reject only after minutes, or silently do differently, is rejected here (docs/TRAPS.md).
+Combinations that DeepSpeed or torch rejects only after minutes, or silently treats differently, are rejected here
+(docs/TRAPS.md).
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsnb.formulas.model_shapes import SPLIT, facts, not_split
+from dsnb.settings.training import Training
 
 Settings = Mapping[str, Any]
 Rule = Callable[[Settings], str | None]
@@ -17,16 +19,16 @@ SHARED = ("tensor_parallel", "pipeline_parallel")
 def _zero_is_deepspeeds(s: Settings) -> str | None:
     if s["strategy"] == "deepspeed" or s["zero_stage"] == 0:
         return None
-    own = "FSDP shares out everything by itself" if s["strategy"] == "fsdp" else "DDP shares out nothing"
+    own = "FSDP shards everything by itself" if s["strategy"] == "fsdp" else "DDP shards nothing"
     return (
         f"zero_stage is {s['zero_stage']}, but strategy is '{s['strategy']}': {own}; "
         "leave zero_stage at 0, or use strategy 'deepspeed'"
     )
 
 
-def _only_deepspeed(name: str, off: object, what: str) -> Rule:
+def _only_deepspeed(name: str, what: str) -> Rule:
     def rule(s: Settings) -> str | None:
-        if s["strategy"] == "deepspeed" or s[name] == off:
+        if s["strategy"] == "deepspeed" or _is_default(name, s):
             return None
         return f"{name} is {s[name]!r}, but strategy is '{s['strategy']}': {what}; use strategy 'deepspeed'"
 
@@ -97,20 +99,18 @@ def _clipping(s: Settings) -> str | None:
 
 
 def _one_of(first: str, second: str, why: str) -> Rule:
-    """Refuse two settings that are both away from `off`."""
+    """Return a rule against two settings that both differ from their defaults."""
 
     def rule(s: Settings) -> str | None:
-        if _is_off(first, s) or _is_off(second, s):
+        if _is_default(first, s) or _is_default(second, s):
             return None
         return f"{first} is {s[first]!r}, but {second} is {s[second]!r}: {why}"
 
     return rule
 
 
-def _is_off(name: str, s: Settings) -> bool:
-    off = {"tensor_parallel": 1, "pipeline_parallel": 1, "checkpoint_every": 1, "offload": "none", "optimizer": "adamw"}
-    off |= {"gradient_compression": "none", "mixed_precision": "native"}
-    return bool(s[name] == off.get(name, 0))
+def _is_default(name: str, s: Settings) -> bool:
+    return bool(s[name] == Training.model_fields[name].default)
 
 
 def _offload(s: Settings) -> str | None:
@@ -139,12 +139,12 @@ def _optimizer(s: Settings) -> str | None:
         gone = f"optimizer is '{s['optimizer']}': DeepSpeed has no 1-bit optimizer since 0.19; use 'adamw'"
         return gone if s["optimizer"].startswith("onebit") else None
     if s["strategy"] == "deepspeed" and s["zero_stage"] > 0:
-        why = "ZeRO hands it flat pieces, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
+        why = "ZeRO passes it flat shards, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
         return f"optimizer is 'adafactor', but zero_stage is {s['zero_stage']}: {why}"
     if s["tensor_parallel"] > 1:
         return "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'"
     if s["pipeline_parallel"] > 1 and s["precision"] == "bf16" and s["mixed_precision"] == "native":
-        why = "in native bf16 a pipeline hands it flat pieces, which it cannot factor; use mixed_precision 'autocast'"
+        why = "in native bf16 a pipeline passes it flat shards, which it cannot factor; use mixed_precision 'autocast'"
         return f"optimizer is 'adafactor', but pipeline_parallel is set: {why}"
     if s["strategy"] == "fsdp":
         return "optimizer is 'adafactor', but strategy is 'fsdp': its factors would be those of shards; use 'ddp'"
@@ -174,7 +174,7 @@ def _mixed_precision(s: Settings) -> str | None:
     if s["precision"] not in HALF:
         return f"mixed_precision is 'autocast', but precision is '{s['precision']}': nothing is mixed; use 'native'"
     if s["strategy"] == "ddp":
-        return "mixed_precision is 'autocast', but strategy is 'ddp': that is its native way already; use 'native'"
+        return "mixed_precision is 'autocast', but strategy is 'ddp': DDP computes under autocast anyway; use 'native'"
     return None
 
 
@@ -198,7 +198,7 @@ def _fsdp_fp16(s: Settings) -> str | None:
 
 def _checkpointing_off(name: str) -> Rule:
     def rule(s: Settings) -> str | None:
-        if s["activation_checkpointing"] or _is_off(name, s):
+        if s["activation_checkpointing"] or _is_default(name, s):
             return None
         return f"{name} is {s[name]!r}, but activation_checkpointing is off: turn it on, or drop {name}"
 
@@ -220,9 +220,9 @@ def _auto_on_a_cpu(s: Settings) -> str | None:
 
 RULES: list[tuple[set[str], Rule]] = [
     ({"strategy", "zero_stage"}, _zero_is_deepspeeds),
-    ({"strategy", "offload"}, _only_deepspeed("offload", "none", "offload is ZeRO's")),
-    ({"strategy", "tensor_parallel"}, _only_deepspeed("tensor_parallel", 1, "tensor parallel is AutoTP's")),
-    ({"strategy", "pipeline_parallel"}, _only_deepspeed("pipeline_parallel", 1, "pipelines are DeepSpeed's")),
+    ({"strategy", "offload"}, _only_deepspeed("offload", "offload is ZeRO's")),
+    ({"strategy", "tensor_parallel"}, _only_deepspeed("tensor_parallel", "tensor parallel is AutoTP's")),
+    ({"strategy", "pipeline_parallel"}, _only_deepspeed("pipeline_parallel", "pipelines are DeepSpeed's")),
     ({"gpus", "tensor_parallel", "pipeline_parallel"}, _ranks),
     ({"model", "tensor_parallel"}, _heads),
     ({"model", "pipeline_parallel"}, _layers),
@@ -247,4 +247,4 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"offload", "pipeline_parallel"}, _one_of("offload", "pipeline_parallel", "stages keep their states on the GPU")),
     ({"compile", "pipeline_parallel"}, _one_of("compile", "pipeline_parallel", "the pipeline engine cannot compile")),
 ]
-"""The settings that a rule is about, and the rule: None, or what is wrong."""
+"""The settings that a rule is about, and the rule, which returns None or what is wrong."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
-from dsnb.launcher.folder import FolderGuard, check_free_space, remove_leftovers
-from dsnb.run_folder import finished, paths, record_schema
+from dsnb.launcher.folder import FolderGuard, check_free_space, remove_leftovers, write_experiment
+from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
-from dsnb.settings.experiment import SUPERVISION, Experiment
+from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
 from dsnb.sweep.params import Run
 from dsnb.system import launch_clock, signals
 
@@ -84,7 +84,7 @@ def describe(run: Run) -> None:
     """
     check_free_space(run.paths.dir)
     remove_leftovers(run.paths)
-    records.write_json(run.paths.experiment, run.experiment.model_dump())
+    write_experiment(run.paths, run.experiment)
 
 
 def was_launched(run: RunPaths) -> bool:
@@ -132,9 +132,9 @@ def changed(run: Run) -> str:
     setting that the folder does not name came after it, and had its default.
     """
     known, problem = record_schema.cleaned(run.paths.experiment.name, records.read_json(run.paths.experiment) or {})
-    if problem or known.keys().isdisjoint(finished.DEFAULTS):
+    if problem or known.keys().isdisjoint(DEFAULTS):
         return ""
-    before = {**finished.DEFAULTS, **known}
+    before = {**DEFAULTS, **known}
     now, asked = run.experiment.model_dump(), before.get("asked")
     unknown = "auto" in (now["device"], before.get("device"))  # which device it is, only the hosts can say
     if isinstance(asked, dict):  # of the device, what it was found to be is compared

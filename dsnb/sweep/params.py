@@ -21,7 +21,7 @@ from dsnb.errors import NoMatchError, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.settings import aliases, checks
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 MOST_RUNS = 10_000
@@ -147,7 +147,7 @@ def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
     """Give the settings of every experiment, as they stand in the file."""
     for entry in file.exclude:
         if not entry:
-            raise SettingsError("exclude has an empty entry, which would leave nothing: name settings or drop it")
+            raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")
         if unknown := [key for key in entry if key not in Experiment.model_fields]:
             raise SettingsError([f"exclude: {checks.unknown_setting(key, Experiment.model_fields)}" for key in unknown])
     grid = [("grid", file.grid)] if file.grid or not file.include else []
@@ -177,7 +177,7 @@ def _product(settings: dict[str, Any], axes: dict[str, list[Any]]) -> Iterator[d
 
 
 def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
-    complete = {**{name: field.default for name, field in Experiment.model_fields.items()}, **settings}
+    complete = {**DEFAULTS, **settings}
     return any(all(complete[key] == value for key, value in entry.items()) for entry in exclude)
 
 
@@ -201,7 +201,7 @@ def _experiments(
         _add(named, _name(experiment, several_models), experiment)
     kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
     if not kept:
-        raise NoMatchError(f"no experiment is named like {only!r}: there are {', '.join(named)}")
+        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join(named)}")
     return kept
 
 

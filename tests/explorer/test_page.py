@@ -512,11 +512,11 @@ def missing_metrics():
 
 ODD = {
     "no runs": (made_up.runs(30).head(0), "There are no runs here yet: start the sweep first."),
-    "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 setting selected"),
+    "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
     "only failed runs": (made_up.runs(30).assign(status="failed"), "not ok: 30 failed"),
     "one axis": (made_up.runs(5000).query("model == 'gpt2'").drop_duplicates("zero_stage").assign(
         precision="bf16", grad_accum=1, micro_batch_size=8, seq_len=128, gpus=1, activation_checkpointing=False,
-    ), "4 of 4 runs in 4 settings selected"),
+    ), "4 of 4 runs in 4 experiments selected"),
     "missing metrics": (missing_metrics(), "30 of 30 runs"),
     "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
     "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),

@@ -9,6 +9,7 @@ import dsnb
 from dsnb.analysis import memory_use
 from dsnb.formulas import memory, model_shapes
 from dsnb.formulas.memory import AUTOCAST, FULL, MASTERS
+from dsnb.settings.experiment import DEFAULTS
 from dsnb.system.hardware import GIB
 
 GB = 1e9
@@ -129,8 +130,7 @@ def test_a_pipelines_first_stage_keeps_a_micro_batch_for_each_stage():
 
 
 def theory(**settings):
-    run = {name: field.default for name, field in dsnb.Experiment.model_fields.items()} | settings
-    return memory_use.theory(run)
+    return memory_use.theory({**DEFAULTS, **settings})
 
 
 def test_a_runs_settings_become_the_formulas_numbers():

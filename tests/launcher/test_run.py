@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from dsnb.settings.hostfile import Host
 from tests import ROOT
 from tests.support.waiting import wait_until, wait_until_ended
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.process
 BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
 
 
@@ -61,6 +62,7 @@ def slept(small, tmp_path_factory):
 
 
 @BOTH
+@pytest.mark.alone
 def test_a_sleeper_reports_exactly_its_sleep(slept, launcher):
     result, _ = slept[launcher]
     tokens = 2 * 2 * 32
@@ -127,14 +129,19 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_
     server = psutil.Process(fork._servers["cpu"].process.pid)
     server.suspend()
     folder = tmp_path / "run2"
-    threading.Timer(1.0, os.kill, (os.getpid(), 2)).start()
+
+    def interrupt():
+        wait_until((folder / "environment.json").exists, "the launch is about to start its ranks")
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
     assert records.read_json(folder / "result.json")["status"] == "interrupted"
     server.resume()
-    time.sleep(2)
+    wait_until(lambda: server.children() == [], "the server has killed what it forked")
     wait_until_ended(pids(folder))
-    assert server.children() == []
 
 
 def test_a_server_that_is_killed_while_it_imports_says_so():
@@ -176,17 +183,19 @@ def test_a_loss_that_is_no_number_is_nan(run_small):
     assert result.summary["loss_last"] is None
 
 
-@pytest.mark.parametrize(("launcher", "limit_s"), [("fork", 4), ("deepspeed", 10)])  # longer than the ranks' start
-def test_the_time_limit_leaves_nothing_behind(run_small, launcher, limit_s):
-    result, paths = run_small(worker="tests.workers.hanger", gpus=2, time_limit_s=limit_s, launcher=launcher)
-    assert (result.status, result.cause) == (
-        "timeout",
-        f"no end within the time limit of {limit_s} s, 0 of 5 steps done",
-    )
-    left = pids(paths.dir)
+@BOTH
+def test_the_time_limit_leaves_nothing_behind(small, tmp_path, launcher, monkeypatch):
+    """The limit passes when the ranks hang, however long they took to start."""
+    folder = tmp_path / "run1"
+    elapsed_s = run.Stopwatch.elapsed_s
+    monkeypatch.setattr(run.Stopwatch, "elapsed_s", lambda self: elapsed_s(self) + 1000 * (len(pids(folder)) == 4))
+    settings = small(gpus=2, time_limit_s=900, launcher=launcher)
+    result = launch(settings, folder, progress=False, worker="tests.workers.hanger")
+    assert (result.status, result.cause) == ("timeout", "no end within the time limit of 900 s, 0 of 5 steps done")
+    left = pids(folder)
     assert len(left) == 4
     wait_until_ended(left)
-    assert free(int((paths.dir / "port").read_text()))
+    assert free(int((folder / "port").read_text()))
 
 
 @BOTH
@@ -195,7 +204,7 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
 
     def interrupt():
         wait_for_ranks(folder)
-        os.kill(os.getpid(), 2)
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
@@ -206,6 +215,7 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
     assert free(int((folder / "port").read_text()))
 
 
+@pytest.mark.alone
 def test_ranks_are_like_those_of_the_deepspeed_launcher(slept):
     facts = {}
     for launcher, (_, folder) in slept.items():
@@ -248,23 +258,18 @@ def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched, l
     assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
 
 
-def test_launchers_agree_on_the_step_time(launched):
-    fork_s, deepspeed_s = (result.summary["step_time_median_s"] for result, _ in launched.values())
-    # measured alike within 5 % on a quiet machine; the tolerance is for a busy one
-    assert fork_s == pytest.approx(deepspeed_s, rel=0.4)
-
-
-def test_a_warm_launch_reaches_its_first_step_within_two_seconds(run_small):
-    run_small(gpus=2, zero_stage=1)
-    result, paths = run_small(gpus=2, zero_stage=1)
-    first = records.read_lines(paths.steps)[0]
-    assert first["t_s"] - first["step_time_s"] < 2.0
-    assert result.phases_s["start"] + result.phases_s["build"] < 2.0
+def test_a_warm_launch_reaches_its_first_step_much_sooner(launched):
+    """The fork server has imported everything; the ranks of DeepSpeed's launcher import it first."""
+    first = {
+        launcher: records.read_lines(result.run_dir / "steps.jsonl")[0] for launcher, (result, _) in launched.items()
+    }
+    start_s = {launcher: step["t_s"] - step["step_time_s"] for launcher, step in first.items()}
+    assert start_s["fork"] < start_s["deepspeed"] / 2
 
 
 def test_a_finished_run_is_not_overwritten(small, run_small):
     _, paths = run_small()
-    with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
+    with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
         launch(small(), paths.dir, progress=False)
     record = records.read_json(paths.result)
     records.write_json(paths.result, {**record, "status": "interrupted"})
@@ -315,7 +320,7 @@ def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp
         assert set(psutil.Process().children(recursive=True)) - before
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run, "describe", full)
+    monkeypatch.setattr(run, "write_description", full)
     with pytest.raises(OSError, match="No space left"):
         launch(small(hostfile=str(tmp_path / "hosts"), gpus=1), tmp_path / "run1", progress=False)
     wait_until_ended([one.pid for one in set(psutil.Process().children(recursive=True)) - before])

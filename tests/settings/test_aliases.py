@@ -8,7 +8,7 @@ import yaml
 
 import dsnb
 from dsnb import Experiment
-from dsnb.cli.sweep import overrides
+from dsnb.cli.sweep import parse_overrides
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.run_folder import finished, record_schema
@@ -85,7 +85,7 @@ def test_a_params_file_takes_the_former_name(params, text, expected):
 @pytest.mark.parametrize("text", ["defaults: {}", "defaults: {step_timeout_s: 7}", "defaults: {hang_limit_s: 7}"])
 @pytest.mark.parametrize("name", ["hang_limit_s", "step_timeout_s"])
 def test_set_takes_either_name_and_replaces_either(params, text, name):
-    assert timeouts(load_sweep(params(text), overrides([f"{name}=5"]))) == [5.0]
+    assert timeouts(load_sweep(params(text), parse_overrides([f"{name}=5"]))) == [5.0]
 
 
 @pytest.mark.parametrize("place", ["defaults: {%s}", "grid: {%s}", "include: [{%s}]", "exclude: [{%s}]"])

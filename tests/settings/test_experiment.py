@@ -72,7 +72,7 @@ def test_all_problems_are_reported_at_once():
         ),
         (
             {"model": "gpt2-tiny", "weights": "pretrained"},
-            "weights is 'pretrained': no trained gpt2-tiny is known; use 'random'",
+            "weights is 'pretrained': there are no trained weights for gpt2-tiny; use 'random'",
         ),
         (
             {"tokenizer": "openai-community/gpt2"},
@@ -157,7 +157,7 @@ def test_more_gpus_than_there_are_and_formats_they_lack(monkeypatch):
     monkeypatch.setattr(hardware, "gpus", lambda: (volta,))
     assert checks.unsupported(Experiment(device="cuda", gpus=2, precision="bf16").model_dump()) == [
         "gpus is 2: this machine has 1; use at most 1, 'auto', or a hostfile",
-        "precision is 'bf16': Tesla V100-SXM2-32GB has none; use 'fp16' or 'fp32'",
+        "precision is 'bf16': Tesla V100-SXM2-32GB does not support it; use 'fp16' or 'fp32'",
     ]
 
 
@@ -207,9 +207,9 @@ def test_adafactor_in_a_pipeline():
 
 
 @pytest.mark.parametrize("setting", ["tensor_parallel", "pipeline_parallel"])
-def test_families_that_are_not_known_to_be_split_rightly(tmp_path, setting):
+def test_families_that_are_not_tested_with_model_parallelism(tmp_path, setting):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    message = f"{setting} is 2: no llama model is known to train rightly so; use gpt2, opt, bloom, or 1"
+    message = f"{setting} is 2: it is tested for gpt2, opt and bloom only, not for llama; set it to 1"
     assert problems(**{**PARALLEL, "model": str(tmp_path)}, **{setting: 2}) == [message]
 
 

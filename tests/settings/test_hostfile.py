@@ -20,8 +20,8 @@ from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
-IS_NONE = "is no host: write 'NAME slots=NUMBER'"
-IS_NO_NAME = "is no host's name: letters, digits, '.', '_' and '-' are allowed"
+IS_NONE = "is not a host: write 'NAME slots=NUMBER'"
+IS_NO_NAME = "is not a host name: use letters, digits, '.', '_' and '-' only"
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_hostfile_is_read_as_deepspeed_reads_it(write):
         ("worker- slots=1", f"'worker-' {IS_NO_NAME}"),
         ("wörker slots=1", f"'wörker' {IS_NO_NAME}"),
         ("a" * 254 + " slots=1", f"'{'a' * 80}' {IS_NO_NAME}"),
-        ("worker-2 slots=4", "'worker-2' stands there twice: keep one line"),
+        ("worker-2 slots=4", "'worker-2' is listed twice: keep one line"),
     ],
 )
 def test_a_bad_line_is_told_with_its_number(write, line, said):
@@ -88,10 +88,10 @@ def test_all_bad_lines_are_told_at_once_but_not_thousands(write):
 def test_a_file_that_is_no_hostfile(write, tmp_path):
     none = write("# nothing\n\n")
     assert problems(hostfile.read, none) == [
-        f"hostfile {none!r} names no host: write one a line, as 'worker-1 slots=8'"
+        f"hostfile {none!r} names no host: write one per line, such as 'worker-1 slots=8'"
     ]
     assert problems(hostfile.read, write(b"\xff\xfe")) == [
-        f"hostfile is {none!r}: it cannot be read (it is no text file); check the path"
+        f"hostfile is {none!r}: it cannot be read (it is not a text file); check the path"
     ]
     large = write("#" * 1_000_001)
     assert problems(hostfile.read, large) == [f"hostfile {large!r} is too large: at most 1,000,000 bytes are allowed"]
@@ -191,13 +191,13 @@ def test_settings_follow_from_the_hostfile(write):
         ({"include": "w"}, "include is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
         ({"exclude": "w"}, "exclude is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
         ({"nodes": 2}, "nodes is 2, but there is no hostfile: name the hosts in 'hostfile'"),
-        ({"ssh_user": "-oProxyCommand=x"}, "ssh_user is '-oProxyCommand=x': that is none; write it like 'root'"),
-        ({"ssh_user": "a b"}, "ssh_user is 'a b': that is none; write it like 'root'"),
-        ({"ssh_user": "root\n"}, "ssh_user is 'root\\n': that is none; write it like 'root'"),
-        ({"interface": "$(x)"}, "interface is '$(x)': that is none; write it like 'ib0'"),
-        ({"interface": "a" * 16}, f"interface is '{'a' * 16}': that is none; write it like 'ib0'"),
-        ({"forward_env": "A=B"}, "forward_env is 'A=B': that is none; write it like 'WANDB_MODE,MY_*'"),
-        ({"forward_env": "A;B"}, "forward_env is 'A;B': that is none; write it like 'WANDB_MODE,MY_*'"),
+        ({"ssh_user": "-oProxyCommand=x"}, "ssh_user is '-oProxyCommand=x': write it like 'root'"),
+        ({"ssh_user": "a b"}, "ssh_user is 'a b': write it like 'root'"),
+        ({"ssh_user": "root\n"}, "ssh_user is 'root\\n': write it like 'root'"),
+        ({"interface": "$(x)"}, "interface is '$(x)': write it like 'ib0'"),
+        ({"interface": "a" * 16}, f"interface is '{'a' * 16}': write it like 'ib0'"),
+        ({"forward_env": "A=B"}, "forward_env is 'A=B': write it like 'WANDB_MODE,MY_*'"),
+        ({"forward_env": "A;B"}, "forward_env is 'A;B': write it like 'WANDB_MODE,MY_*'"),
     ],
 )
 def test_hostile_settings(given, said):
@@ -207,11 +207,11 @@ def test_hostile_settings(given, said):
 @pytest.mark.process
 def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    said = "hostfile is 'slurm': this is no Slurm job; start it with --slurm, or inside salloc"
+    said = "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
     assert problems(hostfile.hosts, "slurm") == [said]
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "scontrol does not name the job's nodes" in problems(hostfile.hosts, "slurm")[0]
+    assert "scontrol does not list the nodes of the job" in problems(hostfile.hosts, "slurm")[0]
     program = tmp_path / "scontrol"
     program.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2 && echo -oX\n')
     program.chmod(0o755)

@@ -101,7 +101,7 @@ def test_what_only_leaves_out_is_not_judged(params):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "params file 'F' holds no settings: it needs at least 'name'"),
+        ("", "params file 'F' holds no settings: give at least 'name'"),
         ("defaults: {}", "params file 'F': name is missing: add it"),
         (SMALL + "grid: {zero_stage: []}",
          "grid: zero_stage is an empty list: give at least one value or leave it out"),
@@ -113,7 +113,7 @@ def test_what_only_leaves_out_is_not_judged(params):
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "grd: {}", "params file 'F': unknown setting 'grd': did you mean 'grid'?"),
         (SMALL + "repeats: 0", "params file 'F': repeats is 0: it must be at least 1"),
-        (SMALL + "name: u", "params file 'F': 'name' stands twice in the params file: keep one"),
+        (SMALL + "name: u", "params file 'F': duplicate key 'name': remove one"),
         ("name: ../x", "params file 'F': name is '../x': use letters, digits, '.', '_' and '-' only"),
         ("name: &a x\ndefaults: {model: *a}",
          "params file 'F': aliases (*name) are not allowed in a params file: write the value out"),
@@ -126,7 +126,7 @@ def test_what_only_leaves_out_is_not_judged(params):
         (SMALL + "exclude: [{zero_stgae: 0}]",
          "exclude: unknown setting 'zero_stgae': did you mean 'zero_stage'?"),
         (SMALL + "exclude: [{}]",
-         "exclude has an empty entry, which would leave nothing: name settings or drop it"),
+         "exclude has an empty entry, which would exclude every run: name settings or remove it"),
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{micro_batch_size: 8}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "grid: !!map foo",
@@ -151,7 +151,7 @@ def test_a_python_tag_is_refused_and_not_run(params, tmp_path):
 
 def test_no_match_and_no_file(params, tmp_path):
     path = params(SMALL)
-    message = "no experiment is named like 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
+    message = "no experiment's name matches 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
     assert error(path, only="zs9*") == message
     missing = tmp_path / "no.yaml"
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
@@ -214,7 +214,7 @@ def test_the_values_of_a_file_are_counted(params, monkeypatch):
 
 
 def test_nesting_is_limited_long_before_python_is(params):
-    said = "params file 'F': it is nested more than 16 levels deep: nothing in it needs that"
+    said = "params file 'F': it is nested more than 16 levels deep: flatten it"
     assert error(params("name: t\nquestion: " + "[" * 20 + "]" * 20)) == said
     assert "give a text" in error(params("name: t\nquestion: " + "[" * 10 + "]" * 10))
 
@@ -222,7 +222,7 @@ def test_nesting_is_limited_long_before_python_is(params):
 @pytest.mark.parametrize("date", ["2024-01-01", "2024-99-99", "2024-01-01 99:99:99"])
 def test_a_date_is_refused_until_it_is_in_quotes(params, date):
     assert error(params(f"name: t\nquestion: {date}")) == (
-        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a text"
+        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a string"
     )
     assert load_sweep(params(f"name: t\nquestion: '{date}'\ndefaults: {{precision: fp32}}")).question == date
 
@@ -237,7 +237,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind):
         path.mkdir()
     else:
         path.symlink_to(kind)
-    why = "Is a directory" if kind == "folder" else "it is no regular file"
+    why = "Is a directory" if kind == "folder" else "it is not a regular file"
     assert error(path) == f"params file 'F' cannot be read: {why}; check the path"
 
 

@@ -22,7 +22,7 @@ from dsnb.system import scratch
 from tests import ROOT
 from tests.support.waiting import wait_until, wait_until_ended
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.process
 PARAMS = """
 name: small
 defaults: {model: gpt2-tiny, device: cpu, micro_batch_size: 1, seq_len: 32, warmup_steps: 1, steps: 3, seed: 7}

@@ -156,5 +156,5 @@ def test_another_family_is_refused_in_one_sentence(run_small, tmp_path, setting,
     monkeypatch.setattr(rules, "facts", lambda model: {})  # as of a hub id, of which nothing is known before
     result, _ = run_small(model=str(tmp_path), gpus=2, **shared)
     assert result.cause.partition(": ")[2] == (
-        f"ValueError: {setting} is 2: no gpt_neox model is known to train rightly so; use gpt2, opt, bloom, or 1"
+        f"ValueError: {setting} is 2: it is tested for gpt2, opt and bloom only, not for gpt_neox; set it to 1"
     )

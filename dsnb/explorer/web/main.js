@@ -91,7 +91,7 @@ class Explorer {
     const counts = new Map();
     for (const run of selected) if (!model.ok[run]) counts.set(model.status.codes[run], (counts.get(model.status.codes[run]) ?? 0) + 1);
     const bad = [...counts].map(([code, number]) => `${number} ${model.status.labels[code]}`).join(", ");
-    const all = `${selected.length} of ${count(model.runs, "run")} in ${count(this.groups.size, "setting")} selected`;
+    const all = `${selected.length} of ${count(model.runs, "run")} in ${count(this.groups.size, "experiment")} selected`;
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
     this.legend.replaceChildren(...legend(model, state, this.filtered));
@@ -99,7 +99,7 @@ class Explorer {
     this.headings.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
     this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
-    this.headings.medians.textContent = `${heading(state.y)} along ${heading(state.along)}`;
+    this.headings.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
   }
 
   draw() {

@@ -59,12 +59,12 @@ class Allocation:
     time_min: int = 0
     """Minutes after which Slurm ends a job; 0 for what the partition says."""
     constraint: str = ""
-    further: Mapping[str, str] = field(default_factory=dict)
+    extra_options: Mapping[str, str] = field(default_factory=dict)
     """More of `sbatch`'s options, without the dashes; an empty value for one that has none."""
 
     def __post_init__(self) -> None:
         problems = [
-            f"--{name} is {getattr(self, name)[:80]!r}: that is none; write it like {example!r}"
+            f"--{name} is {getattr(self, name)[:80]!r}: write it like {example!r}"
             for name, (form, example) in PATTERNS.items()
             if getattr(self, name) and not re.fullmatch(form, getattr(self, name))
         ]
@@ -72,7 +72,7 @@ class Allocation:
         for name, (number, least) in numbers.items():
             if not least <= number < 10**6:
                 problems.append(f"--{name} is {number}: give a whole number from {max(1, least)} to 999999")
-        for name, value in self.further.items():
+        for name, value in self.extra_options.items():
             if not re.fullmatch(r"[a-z][a-z0-9-]{1,40}", name) or not value.isprintable():
                 problems.append(
                     f"--sbatch-option is {f'{name}={value}'[:80]!r}: write it like 'mem=200G' or 'exclusive'"
@@ -115,7 +115,7 @@ class Allocation:
         named = {"partition": self.partition, "account": self.account, "constraint": self.constraint}
         asked |= {name: value for name, value in named.items() if value}
         asked |= {"time": str(self.time_min)} if self.time_min else {}
-        return {**asked, **self.further}
+        return {**asked, **self.extra_options}
 
 
 def load(

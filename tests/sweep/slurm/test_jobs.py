@@ -139,7 +139,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     def start(faked, run):
         """Let the real job train, and the one whose node will fail be on the second node."""
         faked.module = "dsnb.sweep.job" if run is real else "tests.support.jobs"
-        faked.asked = replace(asked, further={"nodelist": "n2" if run is lost else "n1"})
+        faked.asked = replace(asked, extra_options={"nodelist": "n2" if run is lost else "n1"})
         return start.plain(run)
 
     executor = threading.Thread(target=make)
@@ -300,15 +300,20 @@ def test_a_whole_sweep_as_one_job(cluster, params):
 def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
     monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
-    given = SweepOptions(
-        params, {"repeats": 2}, None, params.parent / "out", "1,2", Allocation(nodes=3, gpus_per_node=2), True
+    options = SweepOptions(
+        params,
+        ["repeats=2"],
+        output=params.parent / "out",
+        sub_cluster="1,2",
+        allocation=Allocation(nodes=3, gpus_per_node=2),
+        one_allocation=True,
     )
-    show_eta = given.load()
-    assert given.notes == []
+    planned, notes = options.load()
+    assert notes == []
     (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
     made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out").sweep
-    assert [run.paths for run in show_eta.runs] == [run.paths for run in made.runs]
+    assert [run.paths for run in planned.runs] == [run.paths for run in made.runs]
     assert len(made.runs) == 2 * (3 + 1)
 
 
@@ -347,16 +352,16 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "a b"}, "--partition is 'a b': that is none; write it like 'gpu'"),
-        ({"account": "-x"}, "--account is '-x': that is none; write it like 'physics'"),
-        ({"constraint": "a;b"}, "--constraint is 'a;b': that is none; write it like 'h100&ib'"),
+        ({"partition": "a b"}, "--partition is 'a b': write it like 'gpu'"),
+        ({"account": "-x"}, "--account is '-x': write it like 'physics'"),
+        ({"constraint": "a;b"}, "--constraint is 'a;b': write it like 'h100&ib'"),
         ({"nodes": 0}, "--nodes is 0: give a whole number from 1 to 999999"),
         ({"time_min": -1}, "--time is -1: give a whole number from 1 to 999999"),
-        ({"further": {"mem\n": "1"}}, "--sbatch-option is 'mem\\n=1': write it like 'mem=200G' or 'exclusive'"),
-        ({"further": {"mem": "1\n#SBATCH"}},
+        ({"extra_options": {"mem\n": "1"}}, "--sbatch-option is 'mem\\n=1': write it like 'mem=200G' or 'exclusive'"),
+        ({"extra_options": {"mem": "1\n#SBATCH"}},
          "--sbatch-option is 'mem=1\\n#SBATCH': write it like 'mem=200G' or 'exclusive'"),
-        ({"further": {"wrap": "ls"}}, "--sbatch-option is 'wrap': dsnb sets that itself; leave it out"),
-        ({"further": {"nodes": "2"}}, "--sbatch-option is 'nodes': give it as --nodes"),
+        ({"extra_options": {"wrap": "ls"}}, "--sbatch-option is 'wrap': dsnb sets that itself; leave it out"),
+        ({"extra_options": {"nodes": "2"}}, "--sbatch-option is 'nodes': give it as --nodes"),
     ],
 )  # fmt: skip
 def test_what_is_not_passed_on(options, message):
@@ -366,7 +371,7 @@ def test_what_is_not_passed_on(options, message):
 
 
 def test_a_run_asks_for_what_it_needs(params):
-    asked = Allocation(nodes=4, gpus_per_node=8, partition="gpu", time_min=30, further={"exclusive": ""})
+    asked = Allocation(nodes=4, gpus_per_node=8, partition="gpu", time_min=30, extra_options={"exclusive": ""})
     runs = load(params, asked, gpus=[1, 8, 16, "auto"]).runs
     assert [(run.experiment.gpus, run.experiment.nodes) for run in runs] == [(1, 1), (8, 1), (16, 2), (32, 4)]
     assert asked.options(2, 8, "auto") == {

@@ -1,0 +1,46 @@
+"""Wait for what other processes and threads do."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+
+WAIT_S = 60.0
+"""Long enough for a busy machine: a test that passes never waits that long."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit_s: float = WAIT_S) -> Any:
+    """Return what a condition returns, as soon as that is true.
+
+    Raises
+    ------
+    TimeoutError
+        If it is not true within `limit_s`; the message says `what` was waited for.
+    """
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {limit_s:g} s not yet: {what}")
+        time.sleep(0.005)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is running; a zombie is not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_ended(pids: Iterable[int], limit_s: float = 20.0) -> None:
+    """Wait until no process is running any more.
+
+    Raises
+    ------
+    TimeoutError
+        If one is still running after `limit_s`.
+    """
+    left = list(pids)
+    wait_until(lambda: not any(map(is_running, left)), f"processes {left} have ended", limit_s)
