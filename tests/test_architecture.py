@@ -19,6 +19,7 @@ import yaml
 import dsnb
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
+from tests.conftest import LONGEST
 
 # From top to bottom: a module imports only from lines below its own, a package also from itself.
 LAYERS = [
@@ -167,6 +168,10 @@ def test_no_file_name_stands_three_times():
 def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if len(path.read_text().splitlines()) > 250] == []
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
+
+
+def test_the_longest_test_files_exist():
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_every_module_has_a_test_file():
