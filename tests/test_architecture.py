@@ -44,6 +44,67 @@ LAYERS = [
 READING = {"report", "explorer", "render", "analysis", "runs"}
 MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
+# The test file of a module is found by its name; that of these modules is another one, which is named here.
+TESTED_ELSEWHERE = {
+    "analysis/test_node_groups.py": "analysis/node_differences analysis/slow_nodes render/node_plots train/skew",
+    "analysis/test_tradeoffs.py": "analysis/noise runs/labels",
+    "cli/test_app.py": "cli/doctor cli/doctor_hosts cli/dry_run",
+    "cli/test_printing.py": "files/plain_text",
+    "docs/test_reference_tables.py": (
+        "run_folder/column_meanings run_folder/field_meanings run_folder/record_schema settings/training"
+    ),
+    "execute/test_notebook.py": "execute/kernel_process execute/kernels system/interpreter",
+    "explorer/test_page.py": "explorer/charts",
+    "explorer/test_state.py": "explorer/data explorer/explore explorer/payload explorer/series",
+    "files/test_records.py": "files/json_text",
+    "launcher/hosts/test_host_faults.py": "launcher/hosts/lifeline launcher/hosts/node",
+    "launcher/hosts/test_remote.py": "launcher/hosts/servers",
+    "launcher/test_bandwidth.py": "render/all_reduce runs/all_reduce train/bandwidth",
+    "launcher/test_figures.py": "launcher/gpu_figures render/notes",
+    "launcher/test_host_ranks.py": "launcher/rank_group",
+    "launcher/test_run.py": (
+        "errors launcher/local train/failure train/fork_server train/probe train/rendezvous train/start"
+    ),
+    "render/test_tables.py": "analysis/summary launcher/outcome render/answer render/palette render/plots",
+    "run_folder/test_finished.py": "run_folder/result sweep/lock",
+    "runs/literature/test_tables.py": "analysis/plan analysis/scaling render/plan_answer runs/literature/consistency",
+    "runs/logs/test_console.py": (
+        "run_folder/table_columns runs/logs/chat runs/logs/deepspeed runs/logs/deepspeed_config "
+        "runs/logs/encoding runs/logs/iterations runs/logs/megatron runs/logs/text runs/logs/trainer "
+        "runs/logs/trainer_arguments"
+    ),
+    "runs/logs/test_fuzz.py": "runs/logs/find runs/logs/rows",
+    "runs/logs/test_hostile.py": "runs/logs/lines runs/logs/step_csv runs/logs/trainer_state",
+    "runs/logs/test_launchers.py": "runs/logs/flags runs/logs/logged_run runs/logs/topology",
+    "runs/test_index.py": "runs/run_folders runs/run_records",
+    "runs/test_load.py": "runs/cache runs/discover runs/experiment_names",
+    "settings/test_experiment.py": "settings/checks settings/rules",
+    "settings/test_hostfile.py": (
+        "launcher/hosts/addresses launcher/hosts/agent launcher/hosts/gather launcher/hosts/survey "
+        "launcher/hosts/transport launcher/hosts/wire version"
+    ),
+    "sweep/slurm/test_jobs.py": (
+        "sweep/slurm/allocation sweep/slurm/client sweep/slurm/one_allocation sweep/slurm/outcome "
+        "sweep/slurm/submissions"
+    ),
+    "sweep/test_params.py": "files/plain_yaml settings/params_file",
+    "sweep/test_prepare.py": (
+        "settings/prepared/hub settings/prepared/lookup settings/prepared/model_files settings/prepared/paths"
+    ),
+    "sweep/test_schedule.py": "sweep/job",
+    "sweep/test_subclusters.py": "render/node_report",
+    "test_gpu.py": "launcher/gpu_sampler train/gpu",
+    "test_params_files.py": "cli/sweep",
+    "test_published_notebooks.py": "render/memory_plots render/notebook_page render/scaling_plots",
+    "train/test_energy.py": "system/hardware system/nvml train/clock",
+    "train/test_meter.py": "train/updates",
+    "train/test_parallel.py": "train/data train/model_parts train/pipeline train/stages train/tensor_parallel",
+    "train/test_profiling.py": (
+        "train/best_effort train/flops train/step_breakdown train/traces train/tracing train/trainer"
+    ),
+    "train/test_strategies.py": "train/alibi train/lora train/optimizers train/torch_trainer train/verify_engine",
+    "train/test_worker.py": "train/checkpointing train/engine train/model train/peaks",
+}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -106,6 +167,18 @@ def test_no_file_name_stands_three_times():
 def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if len(path.read_text().splitlines()) > 250] == []
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
+
+
+def test_every_module_has_a_test_file():
+    tests, paths = ROOT / "tests", [path for path in MODULES if not path.stem.startswith("__")]
+    modules = [path.relative_to(ROOT / "dsnb").with_suffix("") for path in paths]
+    elsewhere = [str(one) for one in modules if not (tests / one).with_name(f"test_{one.name}.py").is_file()]
+    assert sorted(elsewhere) == sorted(name for names in TESTED_ELSEWHERE.values() for name in names.split())
+    for file, names in TESTED_ELSEWHERE.items():
+        packages = {name.rpartition("/")[0].replace("/", ".") for name in names.split()}
+        imports = ["import dsnb\n", *(f"dsnb.{package}" for package in packages)]
+        starts = ['"-m", "dsnb"', "notebook_template(", "run_small("]  # a command, a notebook, a training
+        assert any(words in (tests / file).read_text() for words in imports + starts), file
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
@@ -171,13 +244,15 @@ PUBLIC = {
 """What notebooks may import from dsnb."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", [name for name in PUBLIC if name != "dsnb"])
 def test_public_names_of_packages(module):
-    assert importlib.import_module(module).__all__ == PUBLIC[module]
-    for name in PUBLIC[module]:
-        code = f"from {module} import {name}; print({name}.__doc__)"  # in a process where no submodule is loaded yet
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() not in {"", "None"}
+    """In a process where no submodule is loaded yet."""
+    names = PUBLIC[module]
+    assert importlib.import_module(module).__all__ == names
+    code = "\n".join(f"from {module} import {name}; print(bool({name}.__doc__))" for name in names)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * len(names)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

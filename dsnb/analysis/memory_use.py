@@ -109,7 +109,7 @@ def _shape(model: str) -> model_shapes.Shape | None:
 
 def _known(run: Mapping[str, Any], name: str, default: float) -> float:
     value = run.get(name)
-    return default if pd.isna(value) else float(value)
+    return default if value is None or pd.isna(value) else float(value)
 
 
 def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.States:

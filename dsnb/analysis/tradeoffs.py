@@ -4,6 +4,7 @@ Pure pandas; the explorer's page computes the same in the browser, and tests com
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,16 +66,15 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     settings = runs.drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     settings = settings.where(settings.notna(), None)
     own = settings.loc[base]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, other in settings.iterrows():
         changed = [axis for axis in axes if other[axis] != own[axis]]
         if len(changed) == 1:
             row = {"axis": changed[0], "before": own[changed[0]], "after": other[changed[0]], "experiment": name}
             rows.append({**row, **_comparison(summary.loc[base], summary.loc[str(name)], metrics)})
     names = [f"{metric}_{what}" for metric in metrics for what in ("change", "beyond_noise")]
-    table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed", *names])
-    order = [(list(axes).index(row.axis), labels.axis(row.axis).sort_key(row.after)) for row in table.itertuples()]
-    return table.iloc[sorted(range(len(table)), key=order.__getitem__)].reset_index(drop=True)
+    rows.sort(key=lambda row: (list(axes).index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))
+    return pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed", *names])
 
 
 def _comparison(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dict[str, object]:

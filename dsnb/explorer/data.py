@@ -105,7 +105,7 @@ def choice(name: str, column: pd.Series) -> Choice:
 
 def plain(value: object) -> object:
     """Convert a table's value to a JSON type; whole numbers become integers, whatever the type of the column."""
-    if value is None or value is pd.NA or value is pd.NaT or value != value:
+    if pd.api.types.is_scalar(value) and pd.isna(value):
         return None
     item = value.item() if hasattr(value, "item") else value
     if isinstance(item, float) and item.is_integer():

@@ -57,9 +57,9 @@ class Axis:
         return (0, self.order.index(str(value)), "") if value in self.order else (2, 0, str(value))
 
 
-ON_STEPS = "while steps were trained, not while the model was built"
+DURING_STEPS = "during the steps, not while the model was built"
 METRIC_LABELS = {
-    "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps over their time."),
+    "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps divided by their time."),
     "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
     "trained_tokens_per_s": Metric(
         "trained tokens/s", better="higher", about="Without the tokens of steps that the fp16 loss scaler skipped."
@@ -77,40 +77,40 @@ METRIC_LABELS = {
         "GiB",
         digits=2,
         better="lower",
-        about=f"The most that torch had handed out on any GPU {ON_STEPS}.",
+        about=f"Peak of the memory that torch allocated on any GPU {DURING_STEPS}.",
     ),
     "peak_reserved_gib": Metric(
         "memory reserved",
         "GiB",
         digits=2,
         better="lower",
-        about=f"The most that torch held on any GPU {ON_STEPS}, its unused cache included.",
+        about=f"Peak of the memory that torch reserved on any GPU, its unused cache included, {DURING_STEPS}.",
     ),
     "device_memory_gib": Metric(
         "memory on device",
         "GiB",
         digits=2,
         better="lower",
-        about=f"The most in use on any GPU, by all processes, {ON_STEPS}; the driver's own reserve is left out (NVML).",
+        about=f"Peak of the memory in use on any GPU (NVML, all processes, no driver reserve) {DURING_STEPS}.",
     ),
     "host_memory_gib": Metric(
         "host memory",
         "GiB",
         digits=2,
         better="lower",
-        about=f"Resident memory of all ranks of the fullest host, shared pages counted once, {ON_STEPS}.",
+        about=f"Peak resident memory of the ranks of the fullest host, shared pages counted once, {DURING_STEPS}.",
     ),
     "gpu_util_pct": Metric(
         "utilization",
         "%",
         better="higher",
-        about="Share of the time in which some kernel ran, over the timed steps. A GPU that waits for others in NCCL "
-        "counts as busy, so it says nothing about how well the GPU is used.",
+        about="Share of the timed steps in which any kernel ran. A GPU that waits for others in NCCL counts as busy, "
+        "so a high value does not mean that the GPU is used well.",
     ),
-    "power_w": Metric("power", "W", better="lower", about="Mean of a GPU over the timed steps: energy over time."),
-    "energy_j": Metric("energy of the timed steps", "J", better="lower", about="Of all GPUs together, without hosts."),
+    "power_w": Metric("power", "W", better="lower", about="Mean per GPU over the timed steps: energy divided by time."),
+    "energy_j": Metric("energy of the timed steps", "J", better="lower", about="Sum over all GPUs, without the hosts."),
     "tokens_per_joule": Metric(
-        "tokens/joule", digits=1, better="higher", about="Tokens of the timed steps over the energy of the GPUs."
+        "tokens/joule", digits=1, better="higher", about="Tokens of the timed steps divided by the energy of the GPUs."
     ),
     "run_energy_kwh": Metric(
         "energy of the run",
@@ -118,7 +118,7 @@ METRIC_LABELS = {
         1000,
         1,
         "lower",
-        "Of all GPUs from launch to end, building and warm-up included, without hosts.",
+        "Sum over all GPUs from launch to end, model building and warm-up included, without the hosts.",
     ),
     "gpu_hours": Metric("GPU-hours of the run", "h", digits=3, better="lower", about="From launch to end."),
     "cost": Metric("cost of the run", digits=2, better="lower", about="GPU-hours times price_per_gpu_hour."),
@@ -126,31 +126,31 @@ METRIC_LABELS = {
         "TFLOP/s/GPU",
         digits=1,
         better="higher",
-        about="The model's own work, (6 x parameters + 12 x layers x hidden x sequence) FLOPs a token; with LoRA 4 x "
-        "parameters + 2 x trained ones, for frozen weights have no weight gradient. By convention attention's masked "
-        "half is counted.",
+        about="Model FLOPs: 6 x parameters + 12 x layers x hidden x sequence per token; with LoRA, 4 x parameters "
+        "+ 2 x trainable parameters instead of 6 x parameters, because frozen weights have no gradient. By convention, "
+        "the masked half of attention is counted.",
     ),
     "hardware_tflops_per_gpu": Metric(
         "hardware TFLOP/s/GPU",
         digits=1,
         better="higher",
-        about="With the second forward pass through the blocks that activation checkpointing recomputes.",
+        about="Including the blocks that activation checkpointing recomputes.",
     ),
-    "mfu": Metric("MFU", "%", 100, 1, "higher", "TFLOP/s over the vendor's dense peak for the precision."),
+    "mfu": Metric("MFU", "%", 100, 1, "higher", "TFLOP/s divided by the vendor's dense peak for the precision."),
     "mfu_of_matmul": Metric(
         "MFU of a measured matmul",
         "%",
         100,
         1,
         "higher",
-        "TFLOP/s over those of a large matrix product measured on such a GPU.",
+        "TFLOP/s divided by those of a large matrix product measured on the same GPU model.",
     ),
     "loss_last": Metric("last loss", digits=3, better="lower"),
     "grad_norm_last": Metric("gradient norm", digits=3, about="Of the last step, before clipping."),
     "update_rms": Metric(
         "weight change",
         digits=6,
-        about="Root mean square over the weights of their change in all steps, beyond weight decay.",
+        about="Root mean square over the weights of their change in all steps, without weight decay.",
     ),
 }
 """Measured figures, one value per run."""

@@ -1,1 +1,1 @@
-"""A params file -> runs, executed one after the other, side by side or as Slurm jobs, and resumed."""
+"""A params file -> runs, executed one by one, in parallel or as Slurm jobs; an interrupted sweep is resumed."""

@@ -41,40 +41,40 @@ def execute(run: Run) -> Result:
     """
     began = launch_clock.now_s()
     try:
-        describe(run)
+        initialize(run)
         place = FolderGuard(run.paths.dir)
     except OSError as error:
-        why = _unless_full(run, error).strerror
+        why = _raise_if_disk_full(run, error).strerror
         raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
     with place:
         return _execute(run, place, began)
 
 
 def _execute(run: Run, place: FolderGuard, began: float) -> Result:
-    trouble: BaseException | None = None
+    error_seen: BaseException | None = None
     try:
         values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
         notebook.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
     except OSError as error:
-        trouble = _unless_full(run, error)
+        error_seen = _raise_if_disk_full(run, error)
     except KernelDiedError as error:
-        return close(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began, place)
+        return finish(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began, place)
     except KeyboardInterrupt:
-        close(run.paths, "interrupted", "stopped by the user", began, place)
+        finish(run.paths, "interrupted", "stopped by the user", began, place)
         raise
-    except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's trouble alone
-        trouble = error
-    return close(run.paths, "failed", _one_line(trouble), began, place)
+    except Exception as error:  # papermill, nbclient, zmq and the kernel have many; each is this run's error_seen alone
+        error_seen = error
+    return finish(run.paths, "failed", _cause(error_seen), began, place)
 
 
-def _unless_full(run: Run, error: OSError) -> OSError:
-    """Return an error of the operating system, but for a full disk, which is the whole sweep's trouble."""
+def _raise_if_disk_full(run: Run, error: OSError) -> OSError:
+    """Return an error of the operating system, but for a full disk, which is the whole sweep's error_seen."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
     return error
 
 
-def describe(run: Run) -> None:
+def initialize(run: Run) -> None:
     """Make a run's folder an unfinished run of these settings: a row even if it never gets to its launch.
 
     Raises
@@ -92,7 +92,7 @@ def was_launched(run: RunPaths) -> bool:
     return run.console.exists()
 
 
-def close(run: RunPaths, status: str, cause: str, began: float, place: FolderGuard | None = None) -> Result:
+def finish(run: RunPaths, status: str, cause: str, began: float, place: FolderGuard | None = None) -> Result:
     """Return the result that the launch wrote, or write the one that it could not write any more.
 
     Raises
@@ -102,14 +102,14 @@ def close(run: RunPaths, status: str, cause: str, began: float, place: FolderGua
     """
     if place:
         place.check()
-    if known := recorded(run):
+    if known := read_result(run):
         return known
     result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
     result.write()
     return result
 
 
-def recorded(run: RunPaths) -> Result | None:
+def read_result(run: RunPaths) -> Result | None:
     """Return the result that lies in a run's folder; None if there is none that says how the run ended."""
     record = record_schema.read(run.result)
     if not record or not record.get("status"):
@@ -125,7 +125,7 @@ def recorded(run: RunPaths) -> Result | None:
     )
 
 
-def changed(run: Run) -> str:
+def changed_settings(run: Run) -> str:
     """Say which settings a run's folder was made with other than it has now; empty if with the same, or none it tells.
 
     A run of a sub-cluster belongs to its hosts: with others, the spread between groups would be that of nothing. A
@@ -146,7 +146,7 @@ def changed(run: Run) -> str:
     )
 
 
-def _one_line(error: BaseException | None) -> str:
+def _cause(error: BaseException | None) -> str:
     if error is None:
         return "the notebook ended without starting the run"
     name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
@@ -165,7 +165,7 @@ def main() -> int:
     if given.owned:
         threading.Thread(target=_end_with_owner, daemon=True).start()
     try:
-        result = execute(planned(RunPaths(given.run_dir.absolute())))
+        result = execute(load_run(RunPaths(given.run_dir.absolute())))
     except KeyboardInterrupt:
         return signals.INTERRUPTED
     except DsnbError as error:
@@ -175,7 +175,7 @@ def main() -> int:
     return 0
 
 
-def planned(run: RunPaths) -> Run:
+def load_run(run: RunPaths) -> Run:
     """Return the run that a folder's settings ask for.
 
     Raises

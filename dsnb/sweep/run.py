@@ -1,6 +1,6 @@
-"""Executes the runs of a sweep through papermill, one notebook a run; goes on after a failed run; resumes.
+"""Executes the runs of a sweep through papermill, one notebook per run; continues after failures; resumes.
 
-Every run that is not finished (`dsnb.run_folder.finished`) is made again.
+Every run that is not finished (`dsnb.run_folder.finished`) is executed again.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.sweep import job, schedule
 from dsnb.sweep.lock import GuardedExecutor, Lock, locked
 from dsnb.sweep.params import Run, Sweep, load_sweep
-from dsnb.sweep.slurm import allocation
+from dsnb.sweep.slurm import allocation as slurm_allocation
 from dsnb.sweep.slurm.allocation import Allocation
 from dsnb.sweep.slurm.jobs import SlurmExecutor
 from dsnb.sweep.slurm.one_allocation import run_in_allocation
@@ -46,7 +46,7 @@ def run_sweep(
     progress: bool = True,
     slurm: Allocation | None = None,
 ) -> list[Result]:
-    """Make all runs of a sweep that are not finished yet.
+    """Execute all runs of a sweep that are not finished yet.
 
     Parameters
     ----------
@@ -57,22 +57,23 @@ def run_sweep(
     progress
         Show which run of how many, loss, tokens/s and the time left.
     slurm
-        Make every run as a Slurm job that may have this; a loaded sweep comes from `dsnb.sweep.slurm.allocation.load`.
+        Submit every run as a Slurm job with at most this allocation; a `Sweep` then has to come from
+        `dsnb.sweep.slurm.allocation.load`.
 
     Returns
     -------
     list of Result
-        One for every run of the sweep, those that were finished before included.
+        One per run of the sweep, including those that were finished before.
 
     Raises
     ------
     SettingsError
-        If a run cannot work on this machine, contradicts a finished one, or another sweep works in the folder.
+        If this machine cannot run it, a finished run has other settings, or another sweep uses the folder.
     LaunchError
-        If the disk is full, or the sweep's folder is removed meanwhile. Finished runs are kept.
+        If the disk is full, or the sweep's folder is removed. Finished runs are kept.
     """
     if not isinstance(sweep, Sweep):
-        load = partial(allocation.load, allocation=slurm) if slurm else load_sweep
+        load = partial(slurm_allocation.load, allocation=slurm) if slurm else load_sweep
         sweep = load(sweep, overrides=overrides, only=only, output=output)
     check_notebook()
     if not slurm and (problems := unsupported(sweep)):
@@ -82,17 +83,19 @@ def run_sweep(
         with contextlib.suppress(OSError):
             sweep.paths.index.unlink()
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        with _shown(sweep, todo, progress, show_eta=slurm is None) as shown:
+        with _display(sweep, todo, progress, show_eta=slurm is None) as display:
             if slurm:
-                schedule.run_all(todo, GuardedExecutor(SlurmExecutor(slurm, sweep.name, todo, shown.say), lock), shown)
+                schedule.run_all(
+                    todo, GuardedExecutor(SlurmExecutor(slurm, sweep.name, todo, display.say), lock), display
+                )
             else:
-                _make_here(todo, shown, lock)
+                _run_here(todo, display, lock)
         lock.check()
-        return [result for run in sweep.runs if (result := job.recorded(run.paths))]
+        return [result for run in sweep.runs if (result := job.read_result(run.paths))]
 
 
-def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: bool = False) -> bool:
-    """Make all runs of a sweep that are not finished yet in one Slurm job, in which `words` make them.
+def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False) -> bool:
+    """Execute all runs of a sweep that are not finished yet in one Slurm job, which runs `command`.
 
     Returns
     -------
@@ -102,52 +105,52 @@ def run_in_one_job(sweep: Sweep, asked: Allocation, words: list[str], *, retry: 
     Raises
     ------
     SettingsError
-        If a run contradicts a finished one.
+        If a finished run has other settings.
     LaunchError
-        If Slurm refuses the job, or it ends before the sweep does.
+        If Slurm rejects the job, or the job ends before the sweep is finished.
     """
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
     code = 0
     if todo:
-        with _shown(sweep, todo, True, show_eta=False) as shown:
-            code = run_in_allocation(sweep, todo, asked, words, shown)  # the job itself locks the folder
-    results = [job.recorded(run.paths) for run in sweep.runs]
+        with _display(sweep, todo, True, show_eta=False) as display:
+            code = run_in_allocation(sweep, todo, allocation, command, display)  # the job itself locks the folder
+    results = [job.read_result(run.paths) for run in sweep.runs]
     return code == 0 and all(result is not None and result.status == "ok" for result in results)
 
 
-def _make_here(todo: list[Run], shown: "Progress", lock: Lock) -> None:
-    if made := running_jobs(todo):
+def _run_here(todo: list[Run], display: "Progress", lock: Lock) -> None:
+    if running := running_jobs(todo):
         raise SettingsError(
-            f"Slurm still makes {', '.join(made[:3])}: go on with --slurm, or end the jobs with scancel"
+            f"Slurm is still executing {', '.join(running[:3])}: continue with --slurm, or cancel the jobs with scancel"
         )
     with fork.shared_servers(_devices(todo)), servers.keep_servers(run.experiment for run in todo):
         if any(run.lane for run in todo):
-            schedule.run_all(todo, GuardedExecutor(schedule.LocalExecutor(), lock), shown)
+            schedule.run_all(todo, GuardedExecutor(schedule.LocalExecutor(), lock), display)
             return
         for run in todo:
             lock.check()
-            shown.begin(run)
-            shown.end(run, job.execute(run))
+            display.begin(run)
+            display.end(run, job.execute(run))
 
 
 def _devices(todo: list[Run]) -> set[str]:
-    """Give the devices for which this machine needs a fork server: hosts of a hostfile have their own."""
+    """Return the devices for which this machine needs a fork server; hosts of a hostfile have their own."""
     here = [run.experiment for run in todo if not run.experiment.hostfile]
     return {experiment.device for experiment in here if experiment.launcher == "fork"}
 
 
 @contextlib.contextmanager
-def _shown(sweep: Sweep, todo: list[Run], progress: bool, show_eta: bool) -> Iterator["Progress"]:
+def _display(sweep: Sweep, todo: list[Run], progress: bool, show_eta: bool) -> Iterator["Progress"]:
     from dsnb.sweep.progress import Progress
 
-    with Progress(total=len(sweep.runs), todo=todo, enabled=progress, show_eta=show_eta) as shown:
-        if todo and (told := signals.stop_hint()):
-            shown.say(told)
-        yield shown
+    with Progress(total=len(sweep.runs), todo=todo, enabled=progress, show_eta=show_eta) as display:
+        if todo and (message := signals.stop_hint()):
+            display.say(message)
+        yield display
 
 
 def check_notebook() -> None:
-    """Make sure that the run notebook takes every setting: papermill only warns about one that it does not know.
+    """Make sure that the run notebook has a parameter for every setting: papermill only warns about unknown ones.
 
     Raises
     ------
@@ -166,27 +169,27 @@ def check_notebook() -> None:
 
 
 def unsupported(sweep: Sweep) -> list[str]:
-    """List what this machine cannot do of a sweep, each problem once."""
+    """Return why this machine cannot run a sweep, each reason once."""
     problems = [problem for run in sweep.runs for problem in checks.unsupported(run.experiment.model_dump())]
     return list(dict.fromkeys(problems))
 
 
 def is_finished(run: Run, retry: bool = False) -> bool:
-    """Say whether a run need not be made.
+    """Return whether a run does not have to be executed.
 
-    One that has ended but whose record is not whole is made again, with a warning that says what is wrong with it.
+    A run that has ended with an incomplete record is executed again, with a warning that says what is wrong.
 
     Raises
     ------
     SettingsError
-        If it was finished with other settings than it has now.
+        If it was finished with other settings.
     """
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
-    if status in finished.ENDED and (other := job.changed(run)):
+    if status in finished.ENDED and (other := job.changed_settings(run)):
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
-    if told := finished.trouble(run.paths):
-        records.warn(f"{run.paths.dir}: {told}; the run is made again")
-    return not told
+    if message := finished.trouble(run.paths):
+        records.warn(f"{run.paths.dir}: {message}; the run is repeated")
+    return not message

@@ -1,4 +1,4 @@
-"""Runs made as jobs: lanes side by side, the runs of a lane one after the other, stages one after the other.
+"""Executes runs as jobs: stages one after the other, lanes in parallel, the runs of a lane one after the other.
 
 What a job is, is for others: a process here, or a Slurm job. A job that fails stops no other one; an interrupt ends
 them all and waits until they are gone.
@@ -22,67 +22,67 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 CANCEL_TIMEOUT_S = 180.0
-"""How long an interrupt waits for jobs that were told to end."""
+"""How long an interrupt waits for cancelled jobs to end."""
 KILL_AFTER_S = 30.0
-"""A process that was told to end and has not done so is killed; its kernel and ranks end when it is gone."""
+"""A cancelled process that has not ended by then is killed; its kernel and ranks end with it."""
 STARTS_PER_POLL = 20
-"""Starts between two looks at what goes on."""
+"""Most jobs to start between two polls."""
 
 
 class Job(Protocol):
-    """One run under way."""
+    """A run that is being executed."""
 
     run: Run
     running: bool
-    """False while it waits for its turn elsewhere."""
-    where: str
-    """In words, for the line about its end."""
+    """False while it waits in a queue."""
+    location: str
+    """Where it runs, in words, such as `in job 7`."""
 
     def poll(self) -> Result | None:
-        """Give how the run ended, None while it has not."""
+        """Return the result, None before the run has ended."""
 
 
 class Executor(Protocol):
-    """What makes jobs."""
+    """Starts and cancels jobs."""
 
     def lane(self, run: Run) -> str:
-        """Name the lane of a run."""
+        """Return the lane of a run: runs of one lane are executed one after the other."""
 
     def start(self, run: Run) -> Job | None:
-        """Start a run; None if there is no room for it now."""
+        """Start a run; None if it has to be tried again later."""
 
     def cancel(self, jobs: Collection[Job]) -> None:
-        """Tell all jobs to end."""
+        """Cancel jobs."""
 
 
-def run_all(todo: Sequence[Run], executor: Executor, shown: "Progress", poll_s: float = POLL_S) -> None:
-    """Make all runs, stage by stage.
+def run_all(todo: Sequence[Run], executor: Executor, progress: "Progress", poll_s: float = POLL_S) -> None:
+    """Execute all runs, stage by stage.
 
     Raises
     ------
     KeyboardInterrupt
         After all jobs have ended.
     LaunchError
-        If a job could not be started for a reason that the next one shares; likewise.
+        After all jobs have ended, if a job could not be started for a reason that holds for the others as well.
     """
     for stage in sorted({run.stage for run in todo}):
-        _Stage([run for run in todo if run.stage == stage], executor, shown).make(poll_s)
+        _StageRunner([run for run in todo if run.stage == stage], executor, progress).run(poll_s)
 
 
-class _Stage:
-    def __init__(self, todo: list[Run], executor: Executor, shown: "Progress") -> None:
-        self.executor, self.shown = executor, shown
+class _StageRunner:
+    def __init__(self, todo: list[Run], executor: Executor, progress: "Progress") -> None:
+        self.executor, self.progress = executor, progress
         self.waiting: dict[str, collections.deque[Run]] = collections.defaultdict(collections.deque)
         self.jobs: dict[str, Job] = {}
-        self.found: set[str] = set()
+        self.tuned: set[str] = set()
         for run in todo:
             self.waiting[executor.lane(run)].append(run)
 
-    def make(self, poll_s: float) -> None:
+    def run(self, poll_s: float) -> None:
         try:
             while self.waiting or self.jobs:
                 self._start()
-                self._look()
+                self._poll()
                 time.sleep(poll_s)
         except BaseException:
             self._stop(poll_s)
@@ -103,37 +103,37 @@ class _Stage:
                 del self.waiting[lane]
 
     def _must_wait(self, run: Run) -> bool:
-        """Keep apart runs that share probes: the first one finds the micro-batch for all."""
-        if run.experiment.micro_batch_size != "auto" or run.name in self.found:
+        """Return whether another run of the experiment is still searching for the micro-batch size of both."""
+        if run.experiment.micro_batch_size != "auto" or run.name in self.tuned:
             return False
         return any(one.run.name == run.name for one in self.jobs.values())
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for lane, one in list(self.jobs.items()):
             result = one.poll()
             if one.running and not result:
-                self.shown.begin(one.run)
+                self.progress.begin(one.run)
             if result:
                 del self.jobs[lane]
                 if result.status == "ok":
-                    self.found.add(one.run.name)
-                self.shown.end(one.run, result, one.where)
+                    self.tuned.add(one.run.name)
+                self.progress.end(one.run, result, one.location)
         running = sum(one.running for one in self.jobs.values())
-        self.shown.count(running, len(self.jobs) - running)
+        self.progress.count(running, len(self.jobs) - running)
 
     def _stop(self, poll_s: float) -> None:
         deadline = time.monotonic() + CANCEL_TIMEOUT_S
         self.executor.cancel(self.jobs.values())
         while self.jobs and time.monotonic() < deadline:
-            self.jobs = {lane: one for lane, one in self.jobs.items() if _goes_on(one)}
+            self.jobs = {lane: one for lane, one in self.jobs.items() if _is_running(one)}
             time.sleep(poll_s)
         for one in self.jobs.values():
-            told = f"{one.where} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was told to"
-            warnings.warn(told, DsnbWarning, stacklevel=2)
+            warning = f"the run {one.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
+            warnings.warn(warning, DsnbWarning, stacklevel=2)
 
 
-def _goes_on(one: Job) -> bool:
-    """Say whether a job that is ended is still there; where its folder is gone, there is no result to write."""
+def _is_running(one: Job) -> bool:
+    """Return whether a cancelled job still runs; one whose folder was removed does not count."""
     try:
         return one.poll() is None
     except LaunchError:
@@ -141,43 +141,43 @@ def _goes_on(one: Job) -> bool:
 
 
 class LocalExecutor:
-    """Jobs that are processes of this machine; they end when this one does, however that ends.
+    """Executes runs in processes of this machine, which end with this process, however it ends.
 
     Parameters
     ----------
     module
-        What a job runs with its folder as argument; tests put a fake here.
+        The module that a job runs, with the run's folder as its argument; tests pass a fake.
     """
 
     def __init__(self, module: str = "dsnb.sweep.job") -> None:
         self.module = module
 
     def lane(self, run: Run) -> str:
-        """Give the hosts of a run."""
+        """Return the hosts of a run."""
         return run.lane
 
     def start(self, run: Run) -> "LocalJob":
-        """Start a process."""
+        """Start a process for a run."""
         return LocalJob(run, self.module)
 
     def cancel(self, jobs: Collection[Job]) -> None:
-        """Tell all to end, with SIGTERM."""
+        """Send SIGTERM to all jobs."""
         for one in jobs:
             if isinstance(one, LocalJob):
                 one.cancel()
 
 
 class LocalJob:
-    """One run made by a process of this machine, which works on the hosts of the run's lane."""
+    """A run in a process of this machine, which starts the ranks on the hosts of the run's lane."""
 
     running = True
 
     def __init__(self, run: Run, module: str) -> None:
-        job.describe(run)
-        self.run, self.where = run, f"on {hosts(run.lane)}" if run.lane else ""
+        job.initialize(run)
+        self.run, self.location = run, f"on {lane_label(run.lane)}" if run.lane else ""
         self._began = launch_clock.now_s()
         self._cancelled_at: float | None = None
-        # The pipe is what the job watches. In a session of its own, Ctrl-C reaches it through `cancel` alone.
+        # The job ends when the pipe closes. It has a session of its own, so Ctrl-C reaches it only through `cancel`.
         with open(run.paths.job_log, "wb") as log:
             self._process = subprocess.Popen(
                 interpreter.command("-m", module, str(run.paths.dir.absolute()), "--owned"),
@@ -188,7 +188,7 @@ class LocalJob:
             )
 
     def poll(self) -> Result | None:
-        """Give how the run ended, None while it has not."""
+        """Return the result, None before the run has ended."""
         code = self._process.poll()
         if code is None:
             if self._cancelled_at and time.monotonic() > self._cancelled_at + KILL_AFTER_S:
@@ -197,20 +197,20 @@ class LocalJob:
         if self._process.stdin:
             self._process.stdin.close()
         if self._cancelled_at:
-            return job.close(self.run.paths, "interrupted", "stopped by the user", self._began)
+            return job.finish(self.run.paths, "interrupted", "stopped by the user", self._began)
         if code < 0 and not job.was_launched(self.run.paths):
             how = f"the job was {signals.killed_by(-code)} before its run began"
-            return job.close(self.run.paths, "interrupted", how, self._began)
-        said = [*last_lines(self.run.paths.job_log, 1), "it said nothing"][0]
-        return job.close(self.run.paths, "failed", f"the job ended with exit code {code}: {said}", self._began)
+            return job.finish(self.run.paths, "interrupted", how, self._began)
+        message = [*last_lines(self.run.paths.job_log, 1), "it message nothing"][0]
+        return job.finish(self.run.paths, "failed", f"the job ended with exit code {code}: {message}", self._began)
 
     def cancel(self) -> None:
-        """Tell the process to end."""
+        """Send SIGTERM to the process."""
         self._cancelled_at = self._cancelled_at or time.monotonic()
         self._process.terminate()
 
 
-def hosts(lane: str, most: int = 4) -> str:
-    """Name the hosts of a lane in a few words."""
+def lane_label(lane: str, most: int = 4) -> str:
+    """Return the hosts of a lane as a short text."""
     names = lane.split("@")
     return ", ".join(names) if len(names) <= most else f"{names[0]}, ... {names[-1]} ({len(names)} hosts)"

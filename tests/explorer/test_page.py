@@ -331,7 +331,7 @@ def test_hostile_text_stays_text(tmp_path, watched):
         tab.evaluate(f"{ROOT}.open({run + 2})")
         shown = tab.locator(".dsnb-card", has_text="One run").first.evaluate("(node) => node.textContent")
         assert texts[run] in shown
-        tab.evaluate(f"{ROOT}.describe({run})")
+        tab.evaluate(f"{ROOT}.describe({{ id: {run} }})")
     tab.evaluate(f"{ROOT}.set({{ colour: 'model', along: 'gpu_name', x: 'precision' }})")
     tab.evaluate(SETTLED)
     tab.mouse.move(400, 500)
@@ -566,6 +566,31 @@ def test_only_failed_runs_are_crosses(tmp_path, watched):
     assert page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').length") == 30
     assert page.tab.evaluate(f"{ROOT}.medians.view.data('failed').length") == 10
     assert page.tab.locator(".dsnb-chart canvas").first.is_visible()
+
+
+def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, saved, watched):
+    page = watched(saved)
+    mark, place = page.tab.evaluate(
+        f"""(({{ medians }}) => {{
+          const mark = medians.view.data("medians").find(({{ low, high }}) => low < high);
+          const box = medians.canvas.querySelector("canvas").getBoundingClientRect();
+          const [left, top] = medians.view.origin();
+          const pad = medians.view.padding();
+          const [across, up] = [medians.view.scale("x"), medians.view.scale("y")];
+          const place = [box.left + pad.left + left + across(mark.x), box.top + pad.top + top + up(mark.y)];
+          return [{{ id: mark.id, isExperiment: mark.isExperiment }}, place];
+        }})({ROOT})"""
+    )
+    name = page.tab.evaluate(f"{ROOT}.model.experiments.names[{mark['id']}]")
+    count = runs.loc[runs["experiment"] == name, "tokens_per_s_per_gpu"].notna().sum()
+    lines = page.tab.evaluate(f"(mark) => {ROOT}.describe(mark)", mark)
+    assert lines[0] == name
+    assert any(f"(median of {count}, " in line for line in lines)
+    page.tab.evaluate(f"{ROOT}.set({{ base: null }})")
+    page.tab.mouse.click(*place)
+    page.tab.wait_for_timeout(150)
+    assert page.tab.evaluate(f"{ROOT}.state.base") in set(runs["experiment"])
+    assert page.said == []
 
 
 def test_printed_it_is_light_and_complete(saved, watched, tmp_path):

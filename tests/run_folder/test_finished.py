@@ -100,7 +100,7 @@ def test_a_run_whose_record_is_not_whole_is_made_again_and_a_row_says_why(sweep,
     damage(run.paths)
     with pytest.warns(DsnbWarning) as caught:
         assert not is_finished(run)
-    assert str(caught[-1].message) == f"{run.paths.dir}: {told}; the run is made again"
+    assert str(caught[-1].message) == f"{run.paths.dir}: {told}; the run is repeated"
     runs = dsnb.load_runs(sweep.paths.dir)
     ended = "ok" if "timed steps" in told else "interrupted"  # tables do not count the steps of thousands of runs
     row = runs.set_index("run_dir").loc[str(run.paths.dir)]
@@ -271,7 +271,7 @@ def test_a_result_is_not_written_into_a_folder_that_another_sweep_has_made(tmp_p
         run.dir.mkdir()
         (run.dir / "theirs").touch()
         with pytest.raises(LaunchError, match="was removed or replaced during the run"):
-            job.close(run, "failed", "x", 0.0, place)
+            job.finish(run, "failed", "x", 0.0, place)
     assert os.listdir(run.dir) == ["theirs"]
 
 

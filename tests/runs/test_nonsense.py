@@ -74,8 +74,8 @@ def read_like_a_sweep(run, experiment):
     with contextlib.suppress(SettingsError):
         is_finished(run)
     with contextlib.suppress(SettingsError):
-        job.planned(run.paths)
-    job.recorded(run.paths)
+        job.load_run(run.paths)
+    job.read_result(run.paths)
     submitted(run.paths.slurm)
     run_status(experiment, run.paths, {0: 0}, 0)
     summarize_run(experiment, run.paths)

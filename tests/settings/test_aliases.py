@@ -129,14 +129,14 @@ def test_an_old_run_is_finished_for_a_sweep_of_the_same_settings(old_run):
     sweep = load_sweep(old_run.dir.parents[1] / "params.yaml", output=old_run.dir.parents[1])
     (run,) = sweep.runs
     assert run.experiment.step_timeout_s == 120.0
-    assert job.changed(run) == ""
+    assert job.changed_settings(run) == ""
     assert is_finished(run)
 
 
 def test_settings_that_were_asked_for_have_the_current_name(old_run):
     record = records.read_json(old_run.experiment)
     records.write_json(old_run.experiment, {**record, "asked": {"hang_limit_s": 60.0, "micro_batch_size": "auto"}})
-    assert job.planned(old_run).experiment.step_timeout_s == 60.0
+    assert job.load_run(old_run).experiment.step_timeout_s == 60.0
 
 
 def test_a_record_with_both_names_counts_by_the_current_one():

@@ -169,7 +169,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
         schedule.run_all(runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
-    results = [job.recorded(run.paths) for run in runs]
+    results = [job.read_result(run.paths) for run in runs]
     assert [result.status for result in results] == ["failed", "interrupted"] + ["ok"] * (len(runs) - 2)
     assert results[0].cause == "the job ended with exit code 7: no such thing"
     assert results[1].cause == "the job was killed by signal 9 (SIGKILL) before its run began"
@@ -234,8 +234,8 @@ def test_a_run_of_a_group_is_not_taken_for_that_of_another(params):
     sweep = load(params, 2).sweep
     run = sweep.runs[0]
     records.write_json(run.paths.experiment, {**run.experiment.model_dump(), "include": "n4@n5"})
-    assert job.changed(run) == "include was 'n4@n5' and is 'n1@n2'"
-    assert job.changed(replace(run, lane="")) == ""
+    assert job.changed_settings(run) == "include was 'n4@n5' and is 'n1@n2'"
+    assert job.changed_settings(replace(run, lane="")) == ""
 
 
 def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
@@ -243,9 +243,9 @@ def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
     settings = run.experiment.model_dump()
     for before in ({"asked": {"device": "auto"}}, {"device": "auto"}, {"asked": 5}):
         records.write_json(run.paths.experiment, {**settings, **before})
-        assert job.changed(run) == ""
+        assert job.changed_settings(run) == ""
     records.write_json(run.paths.experiment, {**settings, "device": "cuda", "asked": {"device": "auto"}})
-    assert job.changed(run) == "device was 'cuda' and is 'cpu'"
+    assert job.changed_settings(run) == "device was 'cuda' and is 'cpu'"
 
 
 def test_kernels_that_start_all_at_once_may_take_minutes(params, monkeypatch):
@@ -259,7 +259,7 @@ def test_kernels_that_start_all_at_once_may_take_minutes(params, monkeypatch):
 @pytest.mark.process
 def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     (run, *_) = load_sweep(params, {"repeats": 1, "steps": 100_000}, output=params.parent / "out").runs
-    job.describe(run)
+    job.initialize(run)
     words = [sys.executable, "-m", "dsnb.sweep.job", str(run.paths.dir)]
     process = psutil.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
     wait_until(lambda: records.read_lines(run.paths.steps), "the run trains")

@@ -50,7 +50,7 @@ class Started:
         self.process = psutil.Popen(
             [*trap, *map(str, words)], env=env, text=True, **{"stderr": subprocess.PIPE, **popen}
         )
-        wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 100)
+        wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 200)
         assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
         self.family = self.process.children(recursive=True)
 

@@ -1,5 +1,6 @@
 """Runs as Slurm jobs.
 
-`client` speaks with Slurm's commands; an `allocation` says what a job may have; `jobs` makes a job a run, `sweep` one
-job a sweep; `notes` are how a later call finds them again; `outcome` turns Slurm's states into how a run ended.
+`client` calls Slurm's commands; `allocation` is what a job may use; `jobs` submits one job per run, `one_allocation`
+one job per sweep; `submissions` records jobs, so that a later call finds them; `outcome` maps Slurm's states to
+statuses of runs.
 """

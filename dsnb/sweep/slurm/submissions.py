@@ -1,7 +1,7 @@
-"""Which Slurm job makes a run: the note in its folder, written before anybody waits for the job.
+"""The record of a submitted Slurm job, `slurm.json`, by which a later call finds the job of a run or a sweep again.
 
-A job is the one that a note means if its name is the one written there, which holds a random word, for Slurm uses
-numbers again.
+It is written before the job is waited for. Slurm reuses job ids, so a job is identified by its name as well, which
+holds a random token.
 """
 
 import secrets
@@ -20,66 +20,66 @@ from dsnb.sweep.slurm.client import Queue, Record
 
 
 def new_job_name(sweep: str) -> str:
-    """Name the jobs of one call."""
+    """Return the name for all jobs of one call."""
     return f"dsnb-{sweep}-{secrets.token_hex(4)}"
 
 
-def submit(name: str, paths: RunPaths | SweepPaths, options: dict[str, str], words: list[str]) -> str:
-    """Submit a job that runs `words`; its name stands in the folder before, its number right after.
+def submit(name: str, paths: RunPaths | SweepPaths, options: dict[str, str], command: list[str]) -> str:
+    """Submit a job that runs `command` and return its id; the record is written before and completed afterwards.
 
     Raises
     ------
     SubmitError
-        If Slurm does not take it.
+        If Slurm rejects it.
     """
     script: Path = paths.job_script.absolute()
-    note = {"name": name, "job": None, "submitted_utc": datetime.now(UTC).isoformat(timespec="seconds")}
-    note |= {"state": "submitting", "script": str(script)}
-    records.write_text(script, allocation.script(name, paths.job_log.absolute(), options, words))
-    write_note(paths.slurm, note)
-    number = client.submit(script, allocation.environment(options))
-    write_note(paths.slurm, {**note, "job": number, "state": "submitted"})
-    return number
+    submission = {"name": name, "job": None, "submitted_utc": datetime.now(UTC).isoformat(timespec="seconds")}
+    submission |= {"state": "submitting", "script": str(script)}
+    records.write_text(script, allocation.script(name, paths.job_log.absolute(), options, command))
+    write_submission(paths.slurm, submission)
+    job_id = client.submit(script, allocation.environment(options))
+    write_submission(paths.slurm, {**submission, "job": job_id, "state": "submitted"})
+    return job_id
 
 
-def submitted(path: Path) -> dict[str, Any] | None:
-    """Read which job was submitted; None if none was, or if the file was written by nobody who knows how."""
-    note = record_schema.read(path)
-    if not note or not isinstance(note.get("name"), str) or not allocation.is_name(note["name"]):
+def read_submission(path: Path) -> dict[str, Any] | None:
+    """Read the record of a submitted job; None if there is none, or if it is not a valid one."""
+    submission = record_schema.read(path)
+    if not submission or not isinstance(submission.get("name"), str) or not allocation.is_name(submission["name"]):
         return None
-    number = note.get("job")
-    return {**note, "job": number if isinstance(number, str) and number.isdecimal() else None}
+    job_id = submission.get("job")
+    return {**submission, "job": job_id if isinstance(job_id, str) and job_id.isdecimal() else None}
 
 
-def write_note(path: Path, note: dict[str, Any]) -> None:
-    """Write which job was submitted."""
-    records.write_json(path, note)
+def write_submission(path: Path, submission: dict[str, Any]) -> None:
+    """Write the record of a submitted job."""
+    records.write_json(path, submission)
 
 
-def find(answer: dict[str, Record], note: dict[str, Any]) -> Record | None:
-    """Find a submitted job in the queue, by its number, or by its script where only that is known."""
-    if number := note.get("job"):
-        record = answer.get(number)
-        return record if record and record.name == note["name"] else None
-    same = [one for one in answer.values() if one.name == note["name"] and one.command == note.get("script")]
+def find_job(queue: dict[str, Record], submission: dict[str, Any]) -> Record | None:
+    """Return a submitted job's entry in the queue, found by its id, or by its script if there is no id yet."""
+    if job_id := submission.get("job"):
+        record = queue.get(job_id)
+        return record if record and record.name == submission["name"] else None
+    same = [one for one in queue.values() if one.name == submission["name"] and one.command == submission.get("script")]
     return same[-1] if same else None
 
 
 def running_jobs(runs: Iterable[Run]) -> list[str]:
-    """Name the jobs that make runs which are to be made otherwise; empty where there is no Slurm to ask."""
-    noted = [(run, note) for run in runs if (note := submitted(run.paths.slurm))]
-    noted = [(run, note) for run, note in noted if note.get("state") not in client.ENDED]
+    """Return the runs with the Slurm jobs that still execute them, in words; empty on a machine without Slurm."""
+    submitted = [(run, submission) for run in runs if (submission := read_submission(run.paths.slurm))]
+    submitted = [(run, submission) for run, submission in submitted if submission.get("state") not in client.ENDED]
     queue = Queue(0.0)
-    queue.names = {note["name"] for _, note in noted}
+    queue.names = {submission["name"] for _, submission in submitted}
     try:
-        answer = queue.look() if noted else None
+        answer = queue.poll() if submitted else None
     except SettingsError:
         return []
-    found = [(run, find(answer or {}, note)) for run, note in noted]
+    found = [(run, find_job(answer or {}, submission)) for run, submission in submitted]
     return [f"{run.paths.dir} by job {one.id}" for run, one in found if one and not one.ended]
 
 
-def job_record(number: str, name: str) -> Record | None:
-    """Give what Slurm knows of a job; None if that is another job by now."""
-    record = client.details(number)
+def job_record(job_id: str, name: str) -> Record | None:
+    """Return what Slurm knows of a job; None if the id belongs to another job by now."""
+    record = client.details(job_id)
     return record if record and record.name == name else None

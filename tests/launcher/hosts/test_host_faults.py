@@ -74,7 +74,7 @@ def test_a_rank_is_killed(pair):
 def test_an_agent_is_killed(pair):
     run = pair.begin()
     os.kill(run.agents(2)[0], signal.SIGKILL)
-    cause = "the connection to mnhost2 broke: its agent ended without a word (exit code 255)"
+    cause = "the connection to mnhost2 broke: its agent ended without a message (exit code 255)"
     assert ends(run, "agent of host 2 killed", 4) == ("failed", cause)
     assert lost(run) == {"mnhost2": cause}
 
@@ -203,7 +203,7 @@ def test_a_port_is_in_use(pair):
         held.communicate()
     assert (status, cause) == (
         "failed",
-        f"mnhost1: master_port is {port}: it is in use there; name another, or 0 for any free one",
+        f"mnhost1: master_port is {port}: it is in use there; choose another, or 0 for any free port",
     )
 
 
@@ -224,7 +224,7 @@ def test_a_disk_is_full(pair):
 def test_a_disk_runs_full(pair):
     for which in (1, 2):
         pair.hosts.mount_tmpfs(which, pair.outputs)
-    status, cause = ends(pair.run("tests.workers.filling"), "disk of host 1 runs full", 20)
+    status, cause = ends(pair.run("tests.workers.filling"), "disk of host 1 runs full", 40)
     for which in (1, 2):
         pair.hosts.unmount(which, pair.outputs)
     assert status == "failed"

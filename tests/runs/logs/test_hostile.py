@@ -209,7 +209,7 @@ def test_a_line_that_fails_is_counted_by_line_feeds(tmp_path, monkeypatch):
         (trainer_state, "_entry", logs.trainer_state(), "trainer_state.json"),
         (step_csv, "_summarize", logs.step_csv(), "step_log.csv"),
         (rows, "status_and_cause", logs.chat(), "bad.log"),
-        (runs_module, "log_names", logs.chat(), "bad.log"),
+        (runs_module, "names_from_log", logs.chat(), "bad.log"),
         (find, "encoding", logs.chat(), "bad.log"),
     ],
 )  # fmt: skip

@@ -28,7 +28,7 @@ from dsnb.sweep.slurm.client import Record
 from dsnb.sweep.slurm.jobs import SlurmExecutor
 from dsnb.sweep.slurm.one_allocation import run_in_allocation
 from dsnb.sweep.slurm.outcome import final_result, job_status
-from dsnb.sweep.slurm.submissions import submitted
+from dsnb.sweep.slurm.submissions import read_submission
 from tests import ROOT
 from tests.support import slurm as small_slurm
 from tests.support.waiting import wait_until
@@ -59,7 +59,7 @@ def late(cluster, tmp_path_factory):
     records.write_text(run.paths.dir / "seconds", "100")
     started = jobs_for(sweep, Allocation(), []).start(run)
     wait_until((run.paths.dir / "began").exists, "the job has begun")
-    assert cluster.command("scontrol", "update", f"JobId={started.number}", "EndTime=now+1seconds") == ""
+    assert cluster.command("scontrol", "update", f"JobId={started.job_id}", "EndTime=now+1seconds") == ""
     return started
 
 
@@ -85,7 +85,7 @@ def quiet(sweep):
 
 
 def job_of(run):
-    return (submitted(run.paths.slurm) or {}).get("job")
+    return (read_submission(run.paths.slurm) or {}).get("job")
 
 
 @pytest.mark.process
@@ -110,7 +110,7 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     hosts = [[node["host"] for node in records.read_json(run.dir / "nodes.json")["nodes"]] for run in runs]
     assert [len(names) for names in hosts] == [1, 1, 1, 2]
     assert hosts[-1] == ["n1", "n2"]
-    assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.number])
+    assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.job_id])
 
 
 @pytest.mark.process
@@ -139,7 +139,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     def start(faked, run):
         """Let the real job train, and the one whose node will fail be on the second node."""
         faked.module = "dsnb.sweep.job" if run is real else "tests.support.jobs"
-        faked.asked = replace(asked, extra_options={"nodelist": "n2" if run is lost else "n1"})
+        faked.allocation = replace(asked, extra_options={"nodelist": "n2" if run is lost else "n1"})
         return start.plain(run)
 
     executor = threading.Thread(target=make)
@@ -154,7 +154,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     finally:
         cluster.start_node("n2")
         wait_until(lambda: "idle" in cluster.command("sinfo", "--noheader", "--nodes=n2", "--format=%T"), "n2 is back")
-    results = [job.recorded(run.paths) for run in sweep.runs]
+    results = [job.read_result(run.paths) for run in sweep.runs]
     ends = {
         run.paths.dir.parent.name[-5:]: (one.status, one.cause) for run, one in zip(sweep.runs, results, strict=True)
     }
@@ -236,20 +236,21 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     with pytest.raises(SettingsError) as caught:
         jobs_for(replace(sweep, runs=(changed,)), Allocation(), said)
     assert str(caught.value) == (
-        f"{run.paths.dir} is being made by job {going.number} with other settings (steps was 3 and is 4): "
-        f"wait for it, end it with `scancel {going.number}`, or choose another --output"
+        f"{run.paths.dir} is being executed by job {going.job_id} with other settings (steps was 3 and is 4): "
+        f"wait for it, cancel it with `scancel {going.job_id}`, or choose another --output"
     )
     with pytest.raises(SettingsError) as caught:
         run_sweep(replace(sweep, runs=(here,)), progress=False)
     assert str(caught.value) == (
-        f"Slurm still makes {run.paths.dir} by job {going.number}: go on with --slurm, or end the jobs with scancel"
+        f"Slurm is still executing {run.paths.dir} by job {going.job_id}: "
+        "continue with --slurm, or cancel the jobs with scancel"
     )
     # A number that Slurm has used again: the name is another one.
     records.write_json(run.paths.slurm, {**records.read_json(run.paths.slurm), "name": "dsnb-small-00000000"})
     (run.paths.dir / "seconds").write_text("0")
     fresh = jobs_for(sweep, Allocation(), said)
     again = fresh.start(run)
-    assert int(again.number) > int(going.number)
+    assert int(again.job_id) > int(going.job_id)
     assert wait_until(again.poll, "the job has ended").status == "ok"
     first.cancel([going])
     wait_until(going.poll, "the job is cancelled")
@@ -262,7 +263,7 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     with pytest.raises(LaunchError) as caught:
         jobs_for(sweep, Allocation(partition="nope"), said).start(sweep.runs[0])
     name = sweep.runs[0].name
-    assert str(caught.value) == f"Slurm refuses {name} run1: Invalid partition name specified"
+    assert str(caught.value) == f"Slurm rejects {name} run1: Invalid partition name specified"
     asked = Allocation(nodes=3)
     sweep = load(params, asked, gpus="auto")
     assert sweep.runs[0].experiment.gpus == 3
@@ -271,7 +272,7 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     wait_until(lambda: waiting.poll() or any("NodeLimit" in row for row in said), "Slurm says why it waits")
     time.sleep(2 * POLL_S)
     assert waiting.poll() is None
-    assert said[-1] == f"job {waiting.number} waits: PartitionNodeLimit"
+    assert said[-1] == f"job {waiting.job_id} waits: PartitionNodeLimit"
     assert len(said) == len({*said}) <= 2  # Slurm may begin with a vaguer one
     assert not waiting.running
     jobs.cancel([waiting])
@@ -286,15 +287,15 @@ def test_a_whole_sweep_as_one_job(cluster, params):
     one.paths.dir.mkdir(parents=True)
     with quiet(sweep) as shown, pytest.raises(LaunchError) as caught:
         run_in_allocation(sweep, list(sweep.runs), Allocation(), [*words, "--fail"], shown, POLL_S)
-    number = (submitted(sweep.paths.slurm) or {})["job"]
+    number = (read_submission(sweep.paths.slurm) or {})["job"]
     assert str(caught.value) == (
         f"job {number} ended with exit code 7: no such thing (2 of 2 runs are left: start the sweep again)"
     )
     with quiet(sweep) as shown:
         assert run_in_allocation(sweep, list(sweep.runs), Allocation(), words, shown, POLL_S) == 0
         assert shown._done == 1
-    assert job.recorded(one.paths).status == "ok"
-    assert job.recorded(two.paths) is None
+    assert job.read_result(one.paths).status == "ok"
+    assert job.read_result(two.paths) is None
 
 
 def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
@@ -322,7 +323,7 @@ def test_a_job_over_its_time(late):
     result = wait_until(late.poll, "Slurm has ended the job")
     assert result.status == "timeout"
     assert re.fullmatch(
-        rf"job {late.number} was ended by Slurm at its time limit of [\d:-]+: raise --time, or lower steps",
+        rf"job {late.job_id} was ended by Slurm at its time limit of [\d:-]+: raise --time, or lower steps",
         result.cause,
     )
 
@@ -450,13 +451,13 @@ def test_what_slurm_prints():
 def test_what_sbatch_says():
     twice = "sbatch: error: invalid partition specified: nope\n"
     twice += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
-    assert client.said(twice) == "Invalid partition name specified"
-    assert client.said("sbatch: error: Invalid generic resource (gres) specification\n") == (
+    assert client.error_sentence(twice) == "Invalid partition name specified"
+    assert client.error_sentence("sbatch: error: Invalid generic resource (gres) specification\n") == (
         "Invalid generic resource (gres) specification"
     )
-    assert client.said("sbatch: unrecognized option '--nonsense=4'\nTry \"sbatch --help\" for more information\n") == (
-        "sbatch: unrecognized option '--nonsense=4'"
-    )
+    assert client.error_sentence(
+        "sbatch: unrecognized option '--nonsense=4'\nTry \"sbatch --help\" for more information\n"
+    ) == ("sbatch: unrecognized option '--nonsense=4'")
     for message, silent, full in (
         ("Invalid account or account/partition combination specified", False, False),
         ("Unable to contact slurm controller (connect failure)", True, False),
@@ -464,14 +465,14 @@ def test_what_sbatch_says():
         ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", False, True),
     ):
         refused = client.SubmitError(message)
-        assert (refused.silent, refused.full) == (silent, full)
+        assert (refused.unanswered, refused.too_many_jobs) == (silent, full)
 
 
 @pytest.mark.parametrize(
     ("record", "status", "cause"),
     [
         (Record("7", "x", "OUT_OF_MEMORY", nodes="n1"), "oom",
-         "job 7 used more host memory on n1 than it asked for: --sbatch-option mem=... asks"),
+         "job 7 used more host memory on n1 than requested: set --sbatch-option mem=..."),
         (Record("7", "x", "PREEMPTED"), "interrupted", "job 7 was preempted by another job"),
         (Record("7", "x", "CANCELLED", by_user="1000"), "interrupted", "job 7 was cancelled by user 1000"),
         (Record("7", "x", "BOOT_FAIL", nodes="n[1-2]"), "failed", "job 7 did not start: a node of n[1-2] did not boot"),
@@ -513,6 +514,6 @@ def test_what_a_run_says_of_itself_stands_unless_slurm_knows_better(tmp_path, st
 def test_a_note_that_nobody_wrote(tmp_path, text):
     (tmp_path / "slurm.json").write_text(text)
     with warnings.catch_warnings(action="ignore"):
-        assert submitted(tmp_path / "slurm.json") is None
+        assert read_submission(tmp_path / "slurm.json") is None
     (tmp_path / "slurm.json").write_text('{"name": "dsnb-a-1", "job": "1; rm"}')
-    assert submitted(tmp_path / "slurm.json") == {"name": "dsnb-a-1", "job": None}
+    assert read_submission(tmp_path / "slurm.json") == {"name": "dsnb-a-1", "job": None}
