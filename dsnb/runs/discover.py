@@ -14,6 +14,10 @@ from dsnb.runs.index import Index
 from dsnb.runs.logs import find
 from dsnb.runs.logs.logged_run import LoggedRun
 
+_RUN = RunPaths(Path())
+_EXPERIMENT, _ENVIRONMENT, _RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
+_STEPS, _BANDWIDTH_PLAN = _RUN.steps.name, _RUN.bandwidth_plan.name
+
 
 @dataclass
 class Found:
@@ -64,23 +68,14 @@ def find_runs(path: str | Path, *, use_indexes: bool = False) -> Found:
             f"{str(path)!r} is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"
         )
     found, waiting = Found(), [root]
-    names = ("experiment", "result", "steps", "bandwidth_plan", "environment")
-    own, result, steps, bandwidth_test, machine = (getattr(RunPaths(Path()), name).name for name in names)
     while waiting:
         folder = waiting.pop()
         inside, below = _scan(folder)
-        if bandwidth_test in inside:
+        if _BANDWIDTH_PLAN in inside:
             found.folders.append(folder)
             continue
-        if own in inside or (result in inside and machine in inside):  # a run that lost its settings is still a row
-            found.runs.append(folder)
-            if result in inside:
-                found.results.append(os.path.join(folder, result))
-                found.steps.append(os.path.join(folder, steps))
-                if steps not in inside:
-                    found.without_steps.add(folder)
-            else:
-                found.examined += [folder, *(os.path.join(folder, name) for name in inside)]
+        if _EXPERIMENT in inside or {_RESULT, _ENVIRONMENT} <= set(inside):  # a run without settings is still a row
+            _add_run(found, folder, inside)
             continue
         found.examined.append(folder)
         found.folders.append(folder)
@@ -98,6 +93,17 @@ def find_runs(path: str | Path, *, use_indexes: bool = False) -> Found:
     found.logs.sort(key=_sort_key)
     found.examined += found.logs
     return found
+
+
+def _add_run(found: Found, folder: str, files: list[str]) -> None:
+    found.runs.append(folder)
+    if _RESULT not in files:
+        found.examined += [folder, *(os.path.join(folder, name) for name in files)]
+        return
+    found.results.append(os.path.join(folder, _RESULT))
+    found.steps.append(os.path.join(folder, _STEPS))
+    if _STEPS not in files:
+        found.without_steps.add(folder)
 
 
 def no_runs_message(path: str | Path) -> str:

@@ -100,7 +100,7 @@ def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTraine
     positions = getattr(config, "max_position_embeddings", None)
     if positions and experiment.seq_len > positions and config.model_type != "bloom":
         raise ValueError(
-            f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions; set it to at most that"
+            f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions; use at most {positions}"
         )
     if experiment.attention != "eager":
         try:

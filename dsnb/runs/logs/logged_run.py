@@ -93,7 +93,7 @@ class LoggedRun:
 
     @property
     def is_empty(self) -> bool:
-        """True if no program was set_megatrond in it."""
+        """Whether no supported program was recognized."""
         return not self.program
 
     def set_requested(self, **settings: Any) -> None:
