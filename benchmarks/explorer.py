@@ -1,8 +1,8 @@
-"""How fast a report answers a reader's hand, and how large it is: `python -m benchmarks.explorer --runs 100 1000`.
+"""Measure a report's size and how fast its explorer responds: `python -m benchmarks.explorer --runs 100 1000`.
 
-A sweep of made-up runs is written, reported with `write_report`, opened in Chromium; controls are then changed by
-clicks and change events on the page's own inputs. A latency is the time from the event to the first frame after the
-last redraw. The last line is the same as JSON.
+It writes a sweep of synthetic runs, reports it with `write_report`, opens the page in Chromium, and changes controls by
+clicks and change events. A latency is the time from the event to the first frame after the last redraw. The last line
+of the output is JSON.
 """
 
 import argparse
@@ -66,7 +66,7 @@ async () => {
 
 
 def measure(count: int) -> dict[str, object]:
-    """Give the page's size and the latencies of its controls, in milliseconds, for a sweep of `count` runs."""
+    """Return the page's size in MB, times in s and latencies in ms for a sweep of `count` runs."""
     with tempfile.TemporaryDirectory() as folder:
         made_up.write_folders(made_up.runs(count), Path(folder) / "made_up")
         start = time.perf_counter()
@@ -79,20 +79,20 @@ def measure(count: int) -> dict[str, object]:
             tab.locator(".dsnb-count").wait_for()
             opened_s = time.perf_counter() - start
             times = tab.evaluate(CHANGES)
-        every = [time_ms for kind in times.values() for time_ms in kind]
+        latencies_ms = [time_ms for kind in times.values() for time_ms in kind]
         return {
             "runs": count,
             "page_mb": page.stat().st_size / 1e6,
             "report_s": written_s,
             "open_s": opened_s,
-            "median_ms": statistics.median(every),
-            "slowest_ms": max(every),
+            "median_ms": statistics.median(latencies_ms),
+            "slowest_ms": max(latencies_ms),
             **{f"{kind}_ms": statistics.median(values) for kind, values in times.items()},
         }
 
 
 def main() -> None:
-    """Measure and print, a line for each number of runs."""
+    """Measure and print one line for each number of runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, nargs="+", default=[100, 1000, 10_000])
     results = []

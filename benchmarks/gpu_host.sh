@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go and resumable: the GPU tests, then a sweep, then its results packed up.
+# Run all that needs a GPU, resumable: the GPU tests, then a sweep, then pack its results.
 #   usage: benchmarks/gpu_host.sh PARAMS_FILE RESULTS_FOLDER SECONDS [sweep options ...]
-# It stops the sweep after SECONDS; start it again to go on where it was.
+# It stops the sweep after SECONDS; start it again to continue.
 set -uo pipefail
 params=$1 results=$2 seconds=$3
 shift 3

@@ -1,14 +1,14 @@
-"""Time the loading of ten thousand runs of 200 steps, beside other ways to read the same.
+"""Time the loading of 10,000 runs of 200 steps, and compare with other ways to read the same data.
 
     python -m benchmarks.loading [runs] [steps] [folder]
     python -m benchmarks.loading logs [megabytes] [folder]
 
-The second reads foreign logs of that size, each in a process of its own, and prints its peak memory: lines of
-iterations, lines that say nothing, and random bytes.
+The second form reads logs of other programs of that size, each in its own process, and prints the peak memory: lines
+of iterations, irrelevant lines, and random bytes.
 
-Beside dsnb's own loading, first and again: pyarrow, parsing the very same JSON (each kind of file in one go, read from
-memory, which is its best case), and the way of many a benchmark's notebook: the steps as CSV, one `csv.DictReader` row
-at a time into numbers, a table, and medians and standard deviations by experiment. Files are in the page cache for all.
+dsnb's loading, the first and the second time, is compared with pyarrow parsing the same JSON (each kind of file in one
+call, from memory, which is its best case) and with a common pattern in benchmark notebooks: steps as CSV, parsed row by
+row with `csv.DictReader`, then medians and standard deviations by experiment. All files are in the page cache.
 """
 
 import csv
@@ -43,7 +43,7 @@ ENVIRONMENT = {
 
 
 def write(folder: Path, runs: int, steps: int) -> None:
-    """Write run folders as dsnb does, three repeats an experiment; figures are made up."""
+    """Write run folders as dsnb does, three repeats per experiment, with random figures."""
     chance = random.Random(0)
     notebook = {
         "cells": [{"source": "x" * 40_000}],
@@ -121,7 +121,7 @@ def write_log(path: Path, kind: str, size: int) -> None:
 
 
 def read_logs(megabytes: int, folder: Path) -> None:
-    """Read a large log of each kind, and print the seconds and MiB that it takes."""
+    """Read a large log of each kind, and print time in s and peak memory in MiB."""
     small = folder / "small.log"
     write_log(small, "noise", 2**20)
     for kind in ("iterations", "noise", "random"):
@@ -137,7 +137,7 @@ def read_logs(megabytes: int, folder: Path) -> None:
 
 
 def seconds(what: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """Give the shortest of several times."""
+    """Return the shortest of several times in s."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -147,7 +147,7 @@ def seconds(what: Callable[[], Any], repeats: int = REPEATS) -> float:
 
 
 def fresh(load: Callable[[], Any]) -> Callable[[], Any]:
-    """Give a load for which nothing was kept."""
+    """Return a function that clears the cache and then loads."""
 
     def without_cache() -> Any:
         shutil.rmtree(os.environ["DSNB_CACHE"], ignore_errors=True)
@@ -157,7 +157,7 @@ def fresh(load: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def with_pyarrow(folder: Path) -> float:
-    """Time pyarrow's parse of the same JSON: the steps of all runs as one, and so each of the three small files."""
+    """Time pyarrow's parsing of the same JSON: all runs' steps in one call, then each of the three small files."""
     total = 0.0
     for name in ("experiment.json", "environment.json", "result.json", "steps.jsonl"):
         files = [path.read_bytes() for path in sorted(folder.rglob(name))]
@@ -168,7 +168,7 @@ def with_pyarrow(folder: Path) -> float:
 
 
 def with_dictreader(folder: Path) -> float:
-    """Time the row-at-a-time way over the same steps, as CSV in memory."""
+    """Time parsing the same steps row by row, as CSV in memory."""
     texts = []
     for path in sorted(folder.rglob("steps.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -190,7 +190,7 @@ def with_dictreader(folder: Path) -> float:
 
 
 def main() -> None:
-    """Measure all, and print the ratios."""
+    """Measure and print all times."""
     import dsnb
     from dsnb.runs.load import write_index
 

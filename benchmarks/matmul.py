@@ -1,9 +1,9 @@
-"""How fast is a large matrix product on this GPU? What no training can exceed, whatever the data sheet says.
+"""Measure large matrix products on this GPU: the practical upper limit of training, unlike the data sheet's peak.
 
     python -m benchmarks.matmul [size ...]
 
-Prints TFLOP/s by precision: the best of several sizes, each the median of repeated products timed by CUDA events.
-2 x n^3 FLOPs a product.
+Prints TFLOP/s by precision for several sizes, each the median of repeated products timed by CUDA events, and the best
+of them. A product counts as 2 x n^3 FLOPs.
 """
 
 import json
@@ -23,7 +23,7 @@ PRECISIONS = {
 
 
 def product_s(size: int, dtype: torch.dtype) -> float:
-    """Give the median seconds of one product of two random square matrices."""
+    """Return the median time in s of one product of two random square matrices."""
     a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     for _ in range(5):

@@ -1,10 +1,10 @@
-"""What dsnb adds to a run: the wall time of the same worker started four ways.
+"""Measure what dsnb adds to a run: the wall time of the same worker, started in four ways.
 
     python -m benchmarks.overhead [repeats]
 
-`bare` is the command that a user would type, `deepspeed --num_gpus N`; the others are dsnb's two launchers (the fork
-server warm, as after the first run of a sweep) and the whole notebook as a sweep executes it. The worker, its 2 ranks
-and its steps are the same, so the differences are what the ways of starting cost.
+`bare` is the command a user would type, `deepspeed --num_gpus N`; the others are dsnb's two launchers (with a warm fork
+server, as after the first run of a sweep) and the whole notebook, executed as in a sweep. The worker, its 2 ranks and
+its steps are the same, so the differences are the cost of starting.
 """
 
 import subprocess
@@ -48,7 +48,7 @@ def bare(run: RunPaths) -> None:
 
 
 def with_launcher(name: str) -> Callable[[RunPaths], None]:
-    """Give a start through `dsnb.launch`."""
+    """Return a function that starts a run through `dsnb.launch`."""
     experiment = EXPERIMENT.model_copy(update={"launcher": name})
 
     def start(run: RunPaths) -> None:
@@ -63,7 +63,7 @@ def notebook(run: RunPaths) -> None:
 
 
 def main(repeats: int) -> None:
-    """Time every way in turn and print medians."""
+    """Time each way in turn and print medians."""
     ways: dict[str, Callable[[RunPaths], None]] = {
         "bare deepspeed": bare,
         "dsnb.launch, launcher deepspeed": with_launcher("deepspeed"),
@@ -81,7 +81,7 @@ def main(repeats: int) -> None:
                 began = time.perf_counter()
                 start(run)
                 walls[name].append(time.perf_counter() - began)
-                inside[name].append((records.read_json(run.worker) or {})["timed_wall_s"])
+                inside[name].append((records.read_json(run.worker) or {})["phases_s"]["timed"])
     for name, found in walls.items():
         print(f"{name:34} wall {median(found):5.2f} s, steps {median(inside[name]):4.2f} s")
 

@@ -1,8 +1,8 @@
-"""What it costs to read the loss after every step, as many training scripts do, beside the same run without it.
+"""Measure the cost of reading the loss after every step, as many training scripts do.
 
     python -m benchmarks.synchronization [repeats]
 
-GPT-2 124M, ZeRO 0, fp16, micro-batch 32, sequence 128: the published GPT-2 benchmark's first row.
+GPT-2 124M, ZeRO 0, fp16, micro-batch 32, sequence 128: the first row of the published GPT-2 benchmark.
 """
 
 import sys
@@ -20,10 +20,10 @@ from dsnb.train.meter import Meter
 
 def main(run_dir: str) -> int:
     """Run the ordinary worker, but wait for the device and read the loss after every step."""
-    mark = Meter.step
+    original_step = Meter.step
 
     def step(self: Meter, loss: torch.Tensor, skipped: bool) -> None:
-        mark(self, loss, skipped)
+        original_step(self, loss, skipped)
         loss.item()
 
     Meter.step = step  # type: ignore[method-assign]

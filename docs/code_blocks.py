@@ -82,7 +82,8 @@ class Home:
         return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
     def run_line(self, line: str) -> str:
-        """Run one line of a shell block and return what it printed."""
+        """Run one line of a shell block and return what it printed; its comment makes it no other command."""
+        line = re.sub(r"\s+# .*", "", line)
         if line not in self.done:
             self.done[line] = self._run(["bash", "-c", line], line)
         return self.done[line]
@@ -121,7 +122,7 @@ def outputs(page: Path, printed: dict[Block, str]) -> Iterator[tuple[Block, str]
         if block.is_output:
             if before is None:
                 raise AssertionError(f"{block.where}: an output without a block before it")
-            yield block, printed[before]
+            yield block, "".join(f"{line.rstrip()}\n" for line in printed[before].rstrip().splitlines())
         before = block
 
 
@@ -137,7 +138,7 @@ def main() -> None:
             found = list(outputs(page, dict(zip(programs, results, strict=True))))
             text = page.read_text()
             for block, result in reversed(found):
-                text = text[: block.span[0]] + result.rstrip("\n") + "\n" + text[block.span[1] :]
+                text = text[: block.span[0]] + result + text[block.span[1] :]
             page.write_text(text)
 
 

@@ -64,7 +64,8 @@ def example_files(app: Sphinx) -> None:
     made = ROOT / "outputs" / "examples" / "quickstart"
     pages, extra = DOCS / "example", DOCS / "_build" / "extra" / "example"
     for folder, files in ((pages, made.glob("*.ipynb")), (extra, made.glob("*.html"))):
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         for file in files:
             shutil.copyfile(file, folder / file.name)
 

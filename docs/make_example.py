@@ -26,22 +26,29 @@ MOST_LINES = 10
 
 
 def main() -> None:
-    """Run the sweep in a temporary folder, then build the example from it; or from a sweep that an argument names."""
+    """Measure the example and render it; with the argument `render`, render what was measured before."""
     with tempfile.TemporaryDirectory() as home:
-        made = Path(sys.argv[1]).absolute() if sys.argv[1:] else Path(home) / "quickstart"
-        if not sys.argv[1:]:
-            dsnb("sweep", str(ROOT / "params" / "quickstart.yaml"), "--output", str(made))
-        shutil.rmtree(TARGET, ignore_errors=True)
-        TARGET.mkdir(parents=True)
-        keep_records(made)
-        first = sorted(made.glob("*/run1/run.ipynb"))[0]
-        keep_notebook(first, "one_run.ipynb", "outputs/quickstart")
-        dsnb("report", str(TARGET))
-        (TARGET / "report.ipynb").unlink()
-        compared = Path(home) / "compare.ipynb"
-        execute(ROOT / "notebooks" / "20_compare.ipynb", compared, {"sweep_dir": str(TARGET)})
-        keep_notebook(compared, "compare.ipynb", "outputs/examples/quickstart")
+        if sys.argv[1:] != ["render"]:
+            measure(Path(home) / "quickstart")
+        render(Path(home))
     code_blocks.main()
+
+
+def measure(made: Path) -> None:
+    """Run the sweep in a folder of its own, and keep its records and the notebook of its first run."""
+    dsnb("sweep", str(ROOT / "params" / "quickstart.yaml"), "--output", str(made))
+    shutil.rmtree(TARGET, ignore_errors=True)
+    TARGET.mkdir(parents=True)
+    keep_records(made)
+    keep_notebook(sorted(made.glob("*/run1/run.ipynb"))[0], "one_run.ipynb", "outputs/quickstart")
+
+
+def render(home: Path) -> None:
+    """Write the report of the records that were kept, and execute the notebook that compares them."""
+    dsnb("report", str(TARGET))
+    (TARGET / "report.ipynb").unlink()
+    execute(ROOT / "notebooks" / "20_compare.ipynb", home / "compare.ipynb", {"sweep_dir": str(TARGET)})
+    keep_notebook(home / "compare.ipynb", "compare.ipynb", "outputs/examples/quickstart")
 
 
 def dsnb(*words: str) -> None:

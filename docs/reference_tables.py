@@ -19,10 +19,13 @@ from dsnb.run_folder.field_meanings import FIELDS
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FORMS
 from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
+from dsnb.runs.column_aliases import ALIASES
 from dsnb.runs.labels import METRIC_LABELS
+from dsnb.settings.aliases import CURRENT_NAMES
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import Training
 
+FORMER = {"setting": CURRENT_NAMES, "column": ALIASES}
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -140,6 +143,12 @@ def files(paths: type[RunPaths] | type[SweepPaths]) -> dict[str, str]:
     return found
 
 
+def former_names() -> str:
+    """Return the names of settings and columns that changed; the former ones are still read."""
+    rows = [[what, f"`{old}`", f"`{new}`"] for what, names in FORMER.items() for old, new in names.items()]
+    return table(["", "former name", "name"], rows)
+
+
 def run_files() -> str:
     """Return the files of a run folder."""
     return table(["file", "content"], ([f"`{name}`", about] for name, about in files(RunPaths).items()))
@@ -222,6 +231,7 @@ TABLES: dict[str, Callable[[], str]] = {
         step_columns,
         gpu_columns,
         summary_columns,
+        former_names,
         run_files,
         sweep_files,
         run_fields,

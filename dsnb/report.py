@@ -1,4 +1,4 @@
-"""A sweep's folder -> the executed report notebook -> one HTML file that opens anywhere, without kernel or network."""
+"""A sweep's folder -> the executed report notebook -> one self-contained HTML file that works offline."""
 
 import errno
 import os
@@ -15,14 +15,14 @@ from dsnb.files import records
 from dsnb.render import notebook_page
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.runs.discover import no_run
+from dsnb.runs.discover import no_runs_message
 from dsnb.runs.load import load_runs
 
 NOTEBOOK = "90_report"
 
 
 def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
-    """Execute the report notebook over a sweep's folder and write the page.
+    """Execute the report notebook on a sweep's folder and write the HTML page.
 
     Parameters
     ----------
@@ -39,15 +39,15 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     Raises
     ------
     SettingsError
-        If the folder holds no run.
+        If the folder contains no run.
     LaunchError
-        If the notebook failed.
+        If the notebook failed, or the page cannot be written.
     """
     sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
     target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
     if load_runs(sweep.dir).empty:
-        raise SettingsError(no_run(folder))
-    executed = _executed(sweep, target)
+        raise SettingsError(no_runs_message(folder))
+    executed = _executed_notebook(sweep, target)
     parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
     execute(paths.notebook_template(NOTEBOOK), executed, parameters)
     content = nbformat.read(executed, as_version=4)
@@ -58,43 +58,43 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     return target
 
 
-def _executed(sweep: SweepPaths, target: Path) -> Path:
-    """Return where the executed notebook goes: into the sweep's folder, or beside the page where that is read-only.
+def _executed_notebook(sweep: SweepPaths, target: Path) -> Path:
+    """Return the path of the executed notebook: in the sweep's folder, or beside the page if that is read-only.
 
     Raises
     ------
     LaunchError
-        If the page cannot be written: known before the notebook takes its time.
+        If the page cannot be written; this is checked before the notebook runs.
     """
     beside = target.with_name(f"{target.name}.ipynb")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _try_to_write(target.parent)
+        _check_writable(target.parent)
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     try:
         if sweep.report_notebook.exists() and not sweep.report_notebook.is_file():
             return beside
-        _try_to_write(sweep.dir)
+        _check_writable(sweep.dir)
     except OSError:
         return beside
     return sweep.report_notebook
 
 
-def _try_to_write(folder: Path) -> None:
+def _check_writable(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def execute(template: Path, target: Path, parameters: dict[str, Any]) -> None:
-    """Execute a notebook of dsnb's into `target`.
+    """Execute one of dsnb's notebooks and save it as `target`.
 
     Raises
     ------
     LaunchError
-        With the failing cell's error in one line.
+        With the error of the failed cell in one line.
     """
     from papermill.exceptions import PapermillExecutionError
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import json
 import re
 import subprocess
@@ -18,6 +19,7 @@ import yaml
 import dsnb
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
+from tests.conftest import LONGEST
 
 # From top to bottom: a module imports only from lines below its own, a package also from itself.
 LAYERS = [
@@ -43,6 +45,67 @@ LAYERS = [
 READING = {"report", "explorer", "render", "analysis", "runs"}
 MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
+# The test file of a module is found by its name; that of these modules is another one, which is named here.
+TESTED_ELSEWHERE = {
+    "analysis/test_node_groups.py": "analysis/node_differences analysis/slow_nodes render/node_plots train/skew",
+    "analysis/test_tradeoffs.py": "analysis/noise runs/labels",
+    "cli/test_app.py": "cli/doctor cli/doctor_hosts cli/dry_run",
+    "cli/test_printing.py": "files/plain_text",
+    "docs/test_reference_tables.py": (
+        "run_folder/column_meanings run_folder/field_meanings run_folder/record_schema settings/training"
+    ),
+    "execute/test_notebook.py": "execute/kernel_process execute/kernels system/interpreter",
+    "explorer/test_page.py": "explorer/charts",
+    "explorer/test_state.py": "explorer/data explorer/explore explorer/payload explorer/series",
+    "files/test_records.py": "files/json_text",
+    "launcher/hosts/test_host_faults.py": "launcher/hosts/lifeline launcher/hosts/node",
+    "launcher/hosts/test_remote.py": "launcher/hosts/servers",
+    "launcher/test_bandwidth.py": "render/all_reduce runs/all_reduce train/bandwidth",
+    "launcher/test_figures.py": "launcher/gpu_figures render/notes",
+    "launcher/test_host_ranks.py": "launcher/rank_group",
+    "launcher/test_run.py": (
+        "errors launcher/local train/failure train/fork_server train/probe train/rendezvous train/start"
+    ),
+    "render/test_tables.py": "analysis/summary launcher/outcome render/answer render/palette render/plots",
+    "run_folder/test_finished.py": "run_folder/result sweep/lock",
+    "runs/literature/test_tables.py": "analysis/plan analysis/scaling render/plan_answer runs/literature/consistency",
+    "runs/logs/test_console.py": (
+        "run_folder/table_columns runs/logs/chat runs/logs/deepspeed runs/logs/deepspeed_config "
+        "runs/logs/encoding runs/logs/iterations runs/logs/megatron runs/logs/text runs/logs/trainer "
+        "runs/logs/trainer_arguments"
+    ),
+    "runs/logs/test_fuzz.py": "runs/logs/find runs/logs/rows",
+    "runs/logs/test_hostile.py": "runs/logs/lines runs/logs/step_csv runs/logs/trainer_state",
+    "runs/logs/test_launchers.py": "runs/logs/flags runs/logs/logged_run runs/logs/topology",
+    "runs/test_index.py": "runs/run_folders runs/run_records",
+    "runs/test_load.py": "runs/cache runs/discover runs/experiment_names",
+    "settings/test_experiment.py": "settings/checks settings/rules",
+    "settings/test_hostfile.py": (
+        "launcher/hosts/addresses launcher/hosts/agent launcher/hosts/gather launcher/hosts/survey "
+        "launcher/hosts/transport launcher/hosts/wire version"
+    ),
+    "sweep/slurm/test_jobs.py": (
+        "sweep/slurm/allocation sweep/slurm/client sweep/slurm/one_allocation sweep/slurm/outcome "
+        "sweep/slurm/submissions"
+    ),
+    "sweep/test_params.py": "files/plain_yaml settings/params_file",
+    "sweep/test_prepare.py": (
+        "settings/prepared/hub settings/prepared/lookup settings/prepared/model_files settings/prepared/paths"
+    ),
+    "sweep/test_schedule.py": "sweep/job",
+    "sweep/test_subclusters.py": "render/node_report",
+    "test_gpu.py": "launcher/gpu_sampler train/gpu",
+    "test_params_files.py": "cli/sweep",
+    "test_published_notebooks.py": "render/memory_plots render/notebook_page render/scaling_plots",
+    "train/test_energy.py": "system/hardware system/nvml train/clock",
+    "train/test_meter.py": "train/updates",
+    "train/test_parallel.py": "train/data train/model_parts train/pipeline train/stages train/tensor_parallel",
+    "train/test_profiling.py": (
+        "train/best_effort train/flops train/step_breakdown train/traces train/tracing train/trainer"
+    ),
+    "train/test_strategies.py": "train/alibi train/lora train/optimizers train/torch_trainer train/verify_engine",
+    "train/test_worker.py": "train/checkpointing train/engine train/model train/peaks",
+}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -92,7 +155,8 @@ def test_neither_half_imports_the_other(half, other):
 
 
 def test_the_listing_of_the_package_is_its_layers():
-    entries = {path.name for path in (ROOT / "dsnb").iterdir() if path.name != "__pycache__"}
+    # Git leaves a folder of __pycache__ where a package has moved away.
+    entries = {path.name for path in (ROOT / "dsnb").iterdir() if path.is_file() or any(path.rglob("*.py"))}
     assert entries == {"__init__.py", *(name if (ROOT / "dsnb" / name).is_dir() else f"{name}.py" for name in LAYERS)}
 
 
@@ -104,6 +168,22 @@ def test_no_file_name_stands_three_times():
 def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if len(path.read_text().splitlines()) > 250] == []
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
+
+
+def test_the_longest_test_files_exist():
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
+
+
+def test_every_module_has_a_test_file():
+    tests, paths = ROOT / "tests", [path for path in MODULES if not path.stem.startswith("__")]
+    modules = [path.relative_to(ROOT / "dsnb").with_suffix("") for path in paths]
+    elsewhere = [str(one) for one in modules if not (tests / one).with_name(f"test_{one.name}.py").is_file()]
+    assert sorted(elsewhere) == sorted(name for names in TESTED_ELSEWHERE.values() for name in names.split())
+    for file, names in TESTED_ELSEWHERE.items():
+        packages = {name.rpartition("/")[0].replace("/", ".") for name in names.split()}
+        imports = ["import dsnb\n", *(f"dsnb.{package}" for package in packages)]
+        starts = ['"-m", "dsnb"', "notebook_template(", "run_small("]  # a command, a notebook, a training
+        assert any(words in (tests / file).read_text() for words in imports + starts), file
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
@@ -148,6 +228,53 @@ def test_public_names():
     assert all(getattr(dsnb, name).__doc__ for name in dsnb.__all__)
     with pytest.raises(AttributeError, match="module 'dsnb' has no attribute 'lunch'"):
         _ = dsnb.lunch
+
+
+PUBLIC = {
+    "dsnb": dsnb.__all__,
+    "dsnb.analysis": ["memory_use", "plan", "scaling", "summary"],
+    "dsnb.render": [
+        "all_reduce",
+        "answer",
+        "memory_plots",
+        "node_report",
+        "notes",
+        "plan_answer",
+        "plots",
+        "scaling_plots",
+        "tables",
+    ],
+    "dsnb.runs.literature": ["agreement", "contradictions", "published", "schedule"],
+}
+"""What notebooks may import from dsnb."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("module", [name for name in PUBLIC if name != "dsnb"])
+def test_public_names_of_packages(module):
+    """In a process where no submodule is loaded yet."""
+    names = PUBLIC[module]
+    assert importlib.import_module(module).__all__ == names
+    code = "\n".join(f"from {module} import {name}; print(bool({name}.__doc__))" for name in names)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * len(names)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_import_public_names_only(path):
+    code = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {(node.module, alias.name) for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, None) for alias in node.names}
+    assert ("dsnb", None) in found
+    assert not {
+        (module, name)
+        for module, name in found - {("dsnb", None), ("pandas", None)}
+        if name not in PUBLIC.get(module, [])
+    }
 
 
 def test_conda_and_pip_ask_for_the_same():

@@ -81,7 +81,7 @@ def test_the_comparison_notebook_runs(folder, tmp_path):
 
 
 def test_a_folder_without_runs(tmp_path):
-    with pytest.raises(SettingsError, match="holds no run: looked at 0 files in 1 folder, none is a run"):
+    with pytest.raises(SettingsError, match="contains no runs: none of 0 files in 1 folder is a run"):
         write_report(tmp_path)
 
 
@@ -98,11 +98,11 @@ def read_only(tmp_path):
 @pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_reported_elsewhere(read_only, tmp_path):
     sweep, page = SweepPaths(read_only), tmp_path / "page.html"
-    assert report._executed(sweep, page) == tmp_path / "page.html.ipynb"
+    assert report._executed_notebook(sweep, page) == tmp_path / "page.html.ipynb"
     with pytest.raises(LaunchError, match=r"report\.html cannot be written: Read-only file system; choose"):
-        report._executed(sweep, sweep.report)
+        report._executed_notebook(sweep, sweep.report)
     with pytest.raises(LaunchError, match="cannot be written: Is a directory; choose another --output"):
-        report._executed(sweep, tmp_path)
+        report._executed_notebook(sweep, tmp_path)
 
 
 @pytest.mark.process

@@ -1,1 +1,6 @@
-"""Tables of runs -> medians, trade-offs, scaling, memory against theory, slow nodes. Returns data, draws nothing."""
+"""Tables of runs -> medians, trade-offs, scaling, memory against theory, slow nodes. Returns data, draws nothing.
+
+`__all__` lists the modules for notebooks.
+"""
+
+__all__ = ["memory_use", "plan", "scaling", "summary"]

@@ -1,6 +1,6 @@
-"""Measured memory beside theory, one row per experiment, and what one change of a setting saves by both.
+"""Measured and theoretical GPU memory, one row per experiment, and what changing one setting saves by both.
 
-The formulas are in `dsnb.formulas.memory`; here a run's settings become their numbers.
+The formulas are in `dsnb.formulas.memory`; this module fills in the settings of runs.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from dsnb.settings.experiment import DEFAULTS
 from dsnb.system.hardware import GIB
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
-"""What theory adds up at the fuller of two moments, the backward pass of the loss and the optimizer's step; `output` is
-the output layer, or the block that is recomputed where that is larger."""
+"""Terms of the theoretical peak, which is in the backward pass of the loss or in the optimizer's step; `output` is the
+output layer, or the recomputed block if that is larger."""
 WHERE = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "device_memory_gib": "on device"}
-"""Figures of a GPU's memory, the nearest to theory first: reserved adds fragments, the device adds CUDA itself."""
-NO_MATTER = {
+"""Figures of GPU memory, the closest to theory first: reserved adds fragmentation, on device adds the CUDA context."""
+IRRELEVANT = {
     "source",
     "gpu_name",
     "seed",
@@ -35,25 +35,25 @@ NO_MATTER = {
     "profile",
     "memory_limit_gib",
 }
-"""What leaves a GPU's memory as it is, or only limits it: experiments that differ in these differ in nothing here."""
+"""Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
 COLUMNS = ["experiment", "n", "where", "measured_gib", "theory_gib", "rest_gib", *(f"{part}_gib" for part in PARTS)]
 CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"]
 
 
 def footprint(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give measured and theoretical memory of a GPU.
+    """Return measured and theoretical memory per GPU.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it; ok runs with a figure of a GPU's memory count.
+        One row per run, as `dsnb.load_runs` returns it; only ok runs with a figure of GPU memory count.
 
     Returns
     -------
     pandas.DataFrame
         One row per experiment, in order of appearance: `experiment`, `n`, `where` (what was measured: `allocated`,
-        `reserved` or `on device`), `measured_gib` (the median), `theory_gib` and its parts (missing where the model's
-        shape is not known), `rest_gib` (measured less theory).
+        `reserved` or `on device`), `measured_gib` (the median), `theory_gib` and its parts (missing if the model's
+        shape is unknown), `rest_gib` (measured less theory).
     """
     rows = []
     for name, part in _measured(runs).groupby("experiment", sort=False):
@@ -68,7 +68,7 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give the ok runs that have a figure, every setting filled in."""
+    """Return the ok runs with a figure of memory, with missing settings set to their defaults."""
     runs = rename_old_columns(runs)
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
     runs = qualify_experiments(runs.reindex(columns=[*runs.columns, *missing]))
@@ -78,12 +78,12 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
-    """Give the parts of one GPU's memory in GiB by theory; empty where the model's shape is not known.
+    """Return the theoretical parts of one GPU's memory in GiB; empty if the model's shape is unknown.
 
     Parameters
     ----------
     run
-        The settings of a run; `data_parallel`, `parameters`, `trainable_parameters` and `attention_used` where known.
+        The settings of a run; `data_parallel`, `parameters`, `trainable_parameters` and `attention_used` if known.
     """
     shape = _shape(str(run["model"]))
     if shape is None or not isinstance(run["micro_batch_size"], int | float):
@@ -94,10 +94,10 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _accumulated(run: Mapping[str, Any], states: memory.States) -> float:
-    """Return the bytes of gradients that earlier micro-batches of a step left."""
+    """Return the bytes of gradients that are kept between the micro-batches of a step."""
     if run["grad_accum"] == 1:
         return 0.0
-    # Without sending gradients until the last micro-batch, FSDP keeps them whole; ZeRO 2 and 3 reduce each one at once.
+    # FSDP reduces gradients after the last micro-batch and keeps them whole until then; ZeRO 2 and 3 reduce at once.
     ranks = _known(run, "data_parallel", run["gpus"]) if run["strategy"] == "fsdp" else 1
     return states.gradients * ranks
 
@@ -107,9 +107,9 @@ def _shape(model: str) -> model_shapes.Shape | None:
     return model_shapes.PRESETS.get(model) or hub.get(model)
 
 
-def _known(run: Mapping[str, Any], name: str, otherwise: float) -> float:
+def _known(run: Mapping[str, Any], name: str, default: float) -> float:
     value = run.get(name)
-    return otherwise if value is None or value != value else float(value)
+    return default if value is None or pd.isna(value) else float(value)
 
 
 def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.States:
@@ -162,37 +162,37 @@ def _activations(run: Mapping[str, Any], shape: model_shapes.Shape) -> tuple[flo
 
 
 def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
-    """Compare an experiment with every one that differs from it in a single setting that memory depends on.
+    """Compare an experiment with each one that differs from it in a single setting that affects memory.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     base
-        The experiment, as `footprint` names it; where it is not among them, the one that has most to be compared with.
+        The experiment, by its name in `footprint`; if unknown, the one with the most comparisons.
 
     Returns
     -------
     pandas.DataFrame
-        One row per other experiment: `change` (in words), `base`, `experiment`, `measured_gib` and `theory_gib` (what
-        the other one takes more; negative where it saves), and `where` that was measured. Figures that were measured
-        in two places are not compared.
+        One row per other experiment: `change` (in words), `base`, `experiment`, `measured_gib` and `theory_gib` (its
+        memory less that of the base; negative if it saves memory), and `where` that was measured. Figures measured
+        differently (`where`) are not compared.
     """
     table = footprint(runs).set_index("experiment")
     settings = _measured(runs).drop_duplicates("experiment").set_index("experiment")
-    settings = settings[[name for name in axes(settings) if name not in NO_MATTER]]
+    settings = settings[[name for name in axes(settings) if name not in IRRELEVANT]]
     same = settings.assign(grad_accum=_accumulations(settings)) if len(settings) else settings
     codes = np.column_stack([pd.factorize(same[name].map(labels.text))[0] for name in settings])
     if table.empty:
         return pd.DataFrame(columns=CHANGES)
     known = list(table.index)
-    chosen = known.index(base) if base in known else int(np.argmax([_single(codes, own).sum() for own in codes]))
+    chosen = known.index(base) if base in known else int(np.argmax([_differs_once(codes, own).sum() for own in codes]))
     own = table.iloc[chosen]
     rows = []
-    for other in np.flatnonzero(_single(codes, codes[chosen])):
+    for other in np.flatnonzero(_differs_once(codes, codes[chosen])):
         name = settings.columns[np.flatnonzero(codes[other] != codes[chosen])[0]]
         if (found := table.iloc[other])["where"] == own["where"]:
-            before, after = (labels.axis(name).say(settings[name].iloc[place]) for place in (chosen, other))
+            before, after = (labels.axis(name).describe(settings[name].iloc[place]) for place in (chosen, other))
             more = {column: found[column] - own[column] for column in ("measured_gib", "theory_gib")}
             words = {"change": f"{before} → {after}", "base": own.name, "experiment": found.name}
             rows.append({**words, **more, "where": own["where"]})
@@ -200,11 +200,11 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
 
 
 def _accumulations(settings: pd.DataFrame) -> pd.Series:
-    """Return micro-batches per step as far as memory tells them apart: one, several, or too few to fill a pipeline."""
+    """Return micro-batches per step, capped where more do not change memory: 2, or enough to fill a pipeline."""
     most = settings["pipeline_parallel"].clip(lower=2)
     return settings["grad_accum"].where(settings["grad_accum"] < most, most)
 
 
-def _single(codes: Any, own: Any) -> Any:
-    """Say of each row whether it differs from `own` in one column."""
+def _differs_once(codes: Any, own: Any) -> Any:
+    """Return for each row whether it differs from `own` in exactly one column."""
     return (codes != own).sum(axis=1) == 1

@@ -1,9 +1,10 @@
-"""Runs on several groups of nodes -> one row per group: how fast per node, how far off the median, good enough or not.
+"""Runs on several groups of nodes -> one row per group: throughput per node, deviation from the median, verdict.
 
-A group is a set of hosts that ran an experiment together; `dsnb.analysis.slow_nodes` finds the slow host in a slow
+A group is a set of hosts that ran an experiment together; `dsnb.analysis.slow_nodes` finds the slow host of a slow
 group. The throughput expected of each node, `expect_samples_per_s`, is in the sweep's params file.
 """
 
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -40,27 +41,27 @@ COLUMNS = [
 ]
 NEEDED = ["workload", "title", "experiment", "nodes", "gpus", "hosts", "status", "samples_per_s", "cause"]
 UNFINISHED = "interrupted"
-"""Of a run that goes on or is to be started again: nothing is held against its group yet."""
+"""Status of a run that is still running or will be repeated; it does not count against its group."""
 
 
 def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None) -> pd.DataFrame:
-    """Compare the groups of nodes that made the same experiments.
+    """Compare groups of nodes that ran the same experiments.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it; runs that chose no hosts are left out.
+        One row per run, as `dsnb.load_runs` returns it; runs without a hostfile are left out.
     expected
-        Samples/s that every node is to reach: one number, or sweep -> number; by default what the params files say.
+        Samples/s expected of every node: one number, or sweep -> number; by default those in the params files.
 
     Returns
     -------
     pandas.DataFrame
         One row per experiment and group, smallest groups first: `workload`, `experiment`, `nodes`, `gpus`, `hosts`
-        (`a,b`; missing where a run ended before that was known), `n` (runs that are ok), `failed`, `statuses`,
+        (`a,b`; missing if a run ended before they were known), `n` (runs that are ok), `failed`, `statuses`,
         `samples_per_s` (median of the ok runs), `per_node`, `median_per_node` (over the groups of the same experiment),
-        `off_median_pct` (NaN where there is no second group), `compared_with` (groups with a figure, this one
-        included), `expected_per_node`, `verdict` (`pass`, `fail`, or `-` where nothing was expected or it is not
+        `off_median_pct` (NaN if there is no second group), `compared_with` (number of groups with a figure, including
+        this one), `expected_per_node`, `verdict` (`pass`, `fail`, or `-` if nothing was expected or a run is not
         finished), `cause` (of the first run that failed).
     """
     runs = _on_chosen_hosts(runs)
@@ -85,7 +86,7 @@ def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None)
 
 
 def _on_chosen_hosts(runs: pd.DataFrame) -> pd.DataFrame:
-    """Leave out runs on this machine alone, other programs' and short ones that looked for a micro-batch."""
+    """Return runs on chosen hosts, without probes of a micro-batch."""
     named = runs["hosts"].notna()
     several = (runs["source"] == "dsnb") & (runs["nodes"] > 1)
     probes = [re.search(rf"{PROBE}\d+$", labels.text(name)) is not None for name in runs["experiment"]]
@@ -99,8 +100,8 @@ def _row(runs: list[dict[str, Any]], wanted: dict[str, float] | float) -> dict[s
     rates = [run["samples_per_s"] for run in runs if run["status"] == "ok"]
     hosts = first["hosts"] if isinstance(first["hosts"], str) else None
     nodes = hosts.count(",") + 1 if hosts else first["nodes"]
-    rate = median([rate for rate in rates if rate == rate] or [float("nan")])
-    least = wanted.get(first["title"], float("nan")) if isinstance(wanted, dict) else wanted
+    rate = median([rate for rate in rates if not math.isnan(rate)] or [math.nan])
+    least = wanted.get(first["title"], math.nan) if isinstance(wanted, dict) else wanted
     return {
         "workload": first["workload"],
         "experiment": labels.text(first["experiment"]),
@@ -125,9 +126,9 @@ def _verdict(failed: int, complete: bool, per_node: float, least: float) -> str:
 
 
 def expectations(runs: pd.DataFrame) -> dict[str, float]:
-    """Read what each node is to reach from the params files of the runs' sweeps: sweep -> samples/s.
+    """Return the samples/s expected of each node, from the params files of the runs' sweeps: sweep -> samples/s.
 
-    A sweep that expects nothing, or whose file is not there or not one of dsnb's, is left out.
+    Sweeps without an expectation or a valid params file are left out.
     """
     found = {}
     for sweep, folders in runs[runs["run_dir"].notna()].groupby("sweep")["run_dir"]:
@@ -135,7 +136,7 @@ def expectations(runs: pd.DataFrame) -> dict[str, float]:
         if params.is_file() and RunPaths(Path(folders.iloc[0])).repeat is not None:
             try:
                 least = params_file.read_params(params).expect_samples_per_s
-            except SettingsError:  # what a sweep was asked is told elsewhere; without it, nothing is expected
+            except SettingsError:  # reported elsewhere
                 continue
             if least is not None:
                 found[str(sweep)] = least

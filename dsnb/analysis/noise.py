@@ -1,6 +1,6 @@
-"""The one rule for "within noise": by how much two medians must differ before repeats tell them apart.
+"""The one rule for "within noise": how far two medians must be apart to count as different.
 
-The answer in words, the table of single changes and the explorer's page all go by it.
+Used by the answer in words and the table of single changes; the explorer's page applies the same rule.
 """
 
 import math

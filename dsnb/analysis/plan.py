@@ -1,4 +1,4 @@
-"""What a training would take on settings that were measured: days, GPU-hours, energy, money."""
+"""Cost of a training at measured throughput: days, GPU-hours, energy, money."""
 
 import pandas as pd
 
@@ -23,24 +23,24 @@ COLUMNS = [
 def plan(
     runs: pd.DataFrame, tokens: float, price_per_gpu_hour: float | None = None, power_w: float | None = None
 ) -> pd.DataFrame:
-    """Work out what training on `tokens` takes with each measured setting.
+    """Return what training on `tokens` takes with each measured experiment.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` and `dsnb.published` give them; only ok runs count.
+        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
     tokens
-        To be trained.
+        Tokens to train on.
     price_per_gpu_hour
-        In any currency; without it, no cost.
+        In any currency; without it, `cost` is missing.
     power_w
-        Mean watts of a GPU, for runs in which none were measured; without it, those have no energy.
+        Mean power of a GPU for runs without measured power; without it, their energy is missing.
 
     Returns
     -------
     pandas.DataFrame
-        One row per experiment, the quickest first: medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
-        alone), `cost`. Days are those of training without a pause: restarts, checkpoints and evaluation come on top.
+        One row per experiment, the fastest first: medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
+        only), `cost`. Days assume uninterrupted training: restarts, checkpoints and evaluation are not included.
     """
     known = qualify_experiments(rename_old_columns(runs))
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]

@@ -1,4 +1,4 @@
-"""What more GPUs bring: speed-up, efficiency and days, for everything that was measured on several numbers of them."""
+"""Scaling over GPUs: speed-up, efficiency and days, for every workload measured on several numbers of GPUs."""
 
 import pandas as pd
 
@@ -7,7 +7,7 @@ from dsnb.formulas import metrics
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 
-SIZES = (
+NOT_WORKLOAD = (
     "gpus",
     "nodes",
     "data_parallel",
@@ -20,28 +20,28 @@ SIZES = (
     "sweep",
     "status",
 )
-"""Columns that follow the number of GPUs, say how long or where a run was made; the others make a workload."""
+"""Columns that depend on the number of GPUs, or do not affect throughput; all others define a workload."""
 
 
 def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 100e9) -> pd.DataFrame:
-    """Compare runs that differ in the number of GPUs only.
+    """Compare runs that differ only in the number of GPUs.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` and `dsnb.published` give them; only ok runs count.
+        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
     base_gpus
-        The number of GPUs that efficiency is relative to, for example those of one node; the smallest measured one
-        where it is not given or was not measured.
+        The number of GPUs that efficiency is relative to, for example that of one node; the smallest measured number if
+        it is None or was not measured.
     tokens
-        To be trained, for the days.
+        Tokens to train on, for `days`.
 
     Returns
     -------
     pandas.DataFrame
-        One row per workload and number of GPUs, for workloads that have at least two: `workload`, `gpus`, `n`,
-        `tokens_per_s` (median), `lowest`, `highest` (tokens/s of single runs: the spread between sub-clusters where
-        each is a run), `base_gpus`, `speed_up`, `efficiency`, `days`.
+        One row per workload and number of GPUs, for workloads with at least two such numbers: `workload`, `gpus`, `n`,
+        `tokens_per_s` (median), `lowest`, `highest` (tokens/s of single runs, such as those of sub-clusters),
+        `base_gpus`, `speed_up`, `efficiency`, `days`.
     """
     runs = rename_old_columns(runs)
     ok = runs[(runs["status"] == "ok") & runs["tokens_per_s"].notna() & runs["gpus"].notna()]
@@ -73,26 +73,26 @@ COLUMNS = ["workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_g
 
 
 def gpus_per_node(runs: pd.DataFrame) -> int | None:
-    """Give the number of GPUs that one node has, for efficiency relative to it; None where no run tells its nodes."""
+    """Return the number of GPUs per node, for efficiency relative to one node; None if no run has a number of nodes."""
     known = runs.dropna(subset=["gpus", "nodes"])
     per_node = (known["gpus"] / known["nodes"])[known["nodes"] > 0]
     return int(per_node.max()) if len(per_node) else None
 
 
 def workloads(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Split runs into those that differ in nothing but the number of GPUs, each with a name that tells it apart."""
-    same = [name for name in axes(runs) if name not in SIZES and runs[name].notna().any()]
+    """Split runs into workloads, which differ in more than the number of GPUs; return pairs of a title and the runs."""
+    same = [name for name in axes(runs) if name not in NOT_WORKLOAD and runs[name].notna().any()]
     varying = [name for name in same if runs[name].nunique(dropna=False) > 1]
     if not varying:
         return [(_common(runs), runs)]
     parts = runs.groupby(varying, sort=False, dropna=False)
-    return [(_said(dict(zip(varying, key, strict=True))), part) for key, part in parts]
+    return [(_title(dict(zip(varying, key, strict=True))), part) for key, part in parts]
 
 
-def _said(values: dict[str, object]) -> str:
+def _title(values: dict[str, object]) -> str:
     known = {name: value for name, value in values.items() if labels.text(value) != "-"}
-    return ", ".join(labels.axis(name).say(value) for name, value in known.items()) or "not told"
+    return ", ".join(labels.axis(name).describe(value) for name, value in known.items()) or "unknown workload"
 
 
 def _common(runs: pd.DataFrame) -> str:
-    return _said({"model": runs["model"].iloc[0]}) if len(runs) else ""
+    return _title({"model": runs["model"].iloc[0]}) if len(runs) else ""

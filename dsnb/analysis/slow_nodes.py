@@ -1,8 +1,8 @@
-"""Groups of nodes -> the hosts that slow them down or end them, each with its evidence in words.
+"""Groups of nodes -> the hosts that slow them down or make them fail, each with the evidence.
 
-Ranks wait for each other, so one slow host makes every group slow that it is in: a slow group alone accuses nobody. A
-host that is slow alone is a suspect; of a larger slow group without one, those hosts are that were in no larger group
-of full speed. What a smaller group explains is held against nobody else.
+Ranks wait for each other, so one slow host slows down every group that it is in: a slow group does not show which host
+is slow. A host that is slow on its own is a suspect. In a larger slow group without such a host, the suspects are the
+hosts that were in no group of full speed. Slow groups that a smaller group explains yield no further suspects.
 
 A group counts as slow if it is further below the median of the groups of its experiment than `LEAST_PCT` and than
 `DEVIATIONS` robust standard deviations (1.4826 x the median absolute deviation), of at least `FEWEST` groups.
@@ -15,13 +15,13 @@ import pandas as pd
 LEAST_PCT = 3.0
 DEVIATIONS = 3.5
 FEWEST = 3
-MOST_NAMES = 8
+MAX_NAMES = 8
 COLUMNS = ["hosts", "off_pct", "evidence"]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One set of hosts: how far it is off the median, over all experiments that it was compared in."""
+    """Deviation of a set of hosts from the median, over all experiments in which it was compared."""
 
     hosts: frozenset[str]
     off_pct: float
@@ -30,31 +30,30 @@ class Evidence:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is further below the median than noise would have it."""
+        """Whether it is further below the median than noise explains."""
         return self.off_pct < -self.limit_pct
 
 
 def limits(table: pd.DataFrame) -> pd.Series:
-    """Give the per cent below the median from which on each group counts as slow; NaN where too few can be compared."""
+    """Return how far below the median, in per cent, each group counts as slow; NaN if too few can be compared."""
     off = table["off_median_pct"]
     spread = off.abs().groupby(table["experiment"]).transform("median")
     return (DEVIATIONS * 1.4826 * spread).clip(lower=LEAST_PCT).where((table["compared_with"] >= FEWEST) & off.notna())
 
 
 def suspects(table: pd.DataFrame) -> pd.DataFrame:
-    """Name the hosts that slow their groups down.
+    """Return the hosts that slow their groups down.
 
     Parameters
     ----------
     table
-        As `dsnb.analysis.node_groups.groups` gives it.
+        As `dsnb.analysis.node_groups.groups` returns it.
 
     Returns
     -------
     pandas.DataFrame
-        `hosts` (one, or `a or b` where the groups cannot tell them apart), `off_pct` (how far they are off the median,
-        in per cent) and `evidence` in words; the slowest first. Empty where nobody is slow, and where there is nothing
-        to compare with.
+        `hosts` (one, or `a or b` if the groups do not distinguish them), `off_pct` (deviation from the median in per
+        cent) and `evidence` in words; the slowest first. Empty if no host is slow or there is nothing to compare with.
     """
     known = evidence(table)
     found, _ = _explained(known)
@@ -65,7 +64,7 @@ def suspects(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def evidence(table: pd.DataFrame) -> list[Evidence]:
-    """Give what is known of every set of hosts that can be compared with others, small sets first."""
+    """Return the evidence on every set of hosts that can be compared with others, small sets first."""
     rows = table.assign(limit=limits(table)).dropna(subset=["hosts", "limit"])
     rows = rows.assign(members=[frozenset(hosts.split(",")) for hosts in rows["hosts"]])
     found = [
@@ -76,9 +75,9 @@ def evidence(table: pd.DataFrame) -> list[Evidence]:
 
 
 def _explained(known: list[Evidence]) -> tuple[list[tuple[Evidence, list[str]]], list[Evidence]]:
-    """Give the slow sets that smaller ones do not explain, each with its suspects, and those that nobody explains."""
+    """Return slow sets that no smaller set explains, each with its suspects, and slow sets without any suspect."""
     found: list[tuple[Evidence, list[str]]] = []
-    riddles: list[Evidence] = []
+    unexplained: list[Evidence] = []
     cleared = set().union(*(one.hosts for one in known if len(one.hosts) > 1 and not one.is_slow))
     for one in known:
         if not one.is_slow or any(
@@ -88,9 +87,9 @@ def _explained(known: list[Evidence]) -> tuple[list[tuple[Evidence, list[str]]],
         candidates = sorted(one.hosts if len(one.hosts) == 1 else one.hosts - cleared)
         if candidates:
             found.append((one, candidates))
-        elif not any(before.hosts < one.hosts for before in riddles):
-            riddles.append(one)
-    return found, riddles
+        elif not any(before.hosts < one.hosts for before in unexplained):
+            unexplained.append(one)
+    return found, unexplained
 
 
 def _words(one: Evidence, hosts: list[str], known: list[Evidence]) -> str:
@@ -98,22 +97,22 @@ def _words(one: Evidence, hosts: list[str], known: list[Evidence]) -> str:
     if len(one.hosts) > 1:
         alone = {other.hosts: other for other in known if len(other.hosts) == 1}
         fine = all(frozenset([host]) in alone and not alone[frozenset([host])].is_slow for host in hosts)
-        more = "each of them is as fast as others alone: look at the network between them" if fine else ""
-        more = more or ("the others of the group were in fast ones" if len(hosts) < len(one.hosts) else "")
+        more = "each is as fast as others on its own: check the network between them" if fine else ""
+        more = more or ("the other hosts were in groups of full speed" if len(hosts) < len(one.hosts) else "")
         return f"{'together ' if len(hosts) > 1 else ''}{below}" + (f"; {more}" if more else "")
     larger = [other for other in known if other.hosts > one.hosts]
     slow = [other for other in larger if other.is_slow]
     if not larger:
         return f"alone {below}"
     if not slow:
-        return f"alone {below}; but in larger groups it was as fast as others"
+        return f"alone {below}; but its larger groups were as fast as others"
     off = sorted(-other.off_pct for other in slow)
     between = f"{off[0]:.1f} %" if f"{off[0]:.1f}" == f"{off[-1]:.1f}" else f"{off[0]:.1f} to {off[-1]:.1f} %"
-    return f"alone {below}; {len(slow)} of {len(larger)} larger groups with it are slow as well, by {between}"
+    return f"alone {below}; {len(slow)} of {len(larger)} larger groups with it are slow, too, by {between}"
 
 
 def describe(table: pd.DataFrame) -> list[str]:
-    """Say in sentences who slows groups down, what failed, what nobody can tell, and how even the groups are."""
+    """Return sentences on suspects, failures, groups below the expectation, and the spread between groups."""
     return [*_slow(table), *_failed(table), *_below(table), *_sizes(table)]
 
 
@@ -124,7 +123,7 @@ def _sizes(table: pd.DataFrame) -> list[str]:
         off = part["off_median_pct"].dropna()
         spread = f", {_signed(off.min())} to {_signed(off.max())} around it" if len(off) else ""
         rate = f"{part['per_node'].median():,.4g} samples/s per node"
-        few = f" (with fewer than {FEWEST} groups nobody can be called slow)" if 1 < len(off) < FEWEST else ""
+        few = f" (fewer than {FEWEST} groups: too few to call one slow)" if 1 < len(off) < FEWEST else ""
         known = part["hosts"].dropna()
         all_slow = len(known) and all(slow & set(hosts.split(",")) for hosts in known)
         them = f" (a suspect is in {'each' if len(known) > 1 else 'it'})" if all_slow and slow else ""
@@ -134,13 +133,13 @@ def _sizes(table: pd.DataFrame) -> list[str]:
 
 def _slow(table: pd.DataFrame) -> list[str]:
     known = evidence(table)
-    _, riddles = _explained(known)
+    _, unexplained = _explained(known)
     rows = suspects(table).to_dict("records")
     sentences = [f"Suspect: {row['hosts']}, {_signed(row['off_pct'])}: {row['evidence']}." for row in rows]
     sentences += [
-        f"The group {_some(sorted(one.hosts))} is {-one.off_pct:.1f} % slow, and all its hosts were in fast ones: "
-        "nobody can be named."
-        for one in riddles
+        f"The group {_some(sorted(one.hosts))} is {-one.off_pct:.1f} % below the median, but each of its hosts was in "
+        "a group of full speed: none is a suspect."
+        for one in unexplained
     ]
     if not sentences and known:
         sentences = [f"No host is slow: none is {LEAST_PCT:g} % below its median and outside the spread of the others."]
@@ -148,18 +147,18 @@ def _slow(table: pd.DataFrame) -> list[str]:
 
 
 def _failed(table: pd.DataFrame) -> list[str]:
-    """Name the smallest groups that failed; larger ones with the same hosts are counted with them."""
+    """Return a sentence for each of the smallest groups that failed; larger groups with its hosts are counted."""
     bad = table[table["failed"] > 0]
-    sentences, told = [], list[set[str]]()
+    sentences, reported = [], list[set[str]]()
     for row in bad.to_dict("records"):
         hosts = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
-        if any(smaller < hosts for smaller in told):
+        if any(smaller < hosts for smaller in reported):
             continue
         larger = [set(other.split(",")) > hosts for other in bad["hosts"].dropna()] if hosts else []
-        more = f"; {sum(larger)} larger groups with it failed as well" if sum(larger) else ""
+        more = f"; {sum(larger)} larger groups with it also failed" if sum(larger) else ""
         who = _some(sorted(hosts)) if hosts else "a group whose hosts are not known"
         sentences.append(f"Failed: {who} ({row['experiment']}: {row['statuses']}): {row['cause']}{more}.")
-        told += [hosts] if hosts else []
+        reported += [hosts] if hosts else []
     return sentences
 
 
@@ -168,7 +167,7 @@ def _below(table: pd.DataFrame) -> list[str]:
     if slow.empty:
         return []
     least = ", ".join(f"{value:,.4g}" for value in slow["expected_per_node"].drop_duplicates())
-    return [f"{len(slow)} of {len(table)} groups are below the {least} samples/s per node that were expected."]
+    return [f"{len(slow)} of {len(table)} groups are below the {least} samples/s per node expected of them."]
 
 
 def _either(hosts: list[str]) -> str:
@@ -176,8 +175,8 @@ def _either(hosts: list[str]) -> str:
 
 
 def _some(hosts: list[str], between: str = ", ") -> str:
-    rest = len(hosts) - MOST_NAMES
-    return between.join(hosts[:MOST_NAMES]) + (f"{between}{rest} more" if rest > 0 else "")
+    rest = len(hosts) - MAX_NAMES
+    return between.join(hosts[:MAX_NAMES]) + (f"{between}{rest} more" if rest > 0 else "")
 
 
 def _groups(nodes: float, count: int = 2) -> str:

@@ -1,7 +1,7 @@
-"""Runs -> one row per experiment: how many, and median and spread of every figure.
+"""Runs -> one row per experiment: the number of runs, and median and spread of every figure.
 
-The spread is the sample standard deviation over repeats, blank for a single run. Only runs that are `ok` are
-measured; how many are not is counted beside them.
+The spread is the sample standard deviation over repeats (n - 1), missing for a single run. Medians and spreads are over
+runs with the status `ok`; the others are only counted.
 """
 
 import pandas as pd
@@ -14,21 +14,20 @@ SUMMARY_METRICS = list(labels.METRIC_LABELS)
 
 
 def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.DataFrame:
-    """Aggregate runs.
+    """Aggregate runs by experiment, or by other columns.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     by
-        The column or columns that make a group. Experiments of several sweeps are named `sweep/experiment`: one name
-        can stand for different models in two of them.
+        The column or columns to group by. With several sweeps, experiments are named `sweep/experiment`.
 
     Returns
     -------
     pandas.DataFrame
         Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and `<metric>_median`
-        and `<metric>_std` over the ok ones; NaN where nothing was measured, and for the spread of one run.
+        and `<metric>_std` over the ok runs; NaN if nothing was measured, and for the spread of a single run.
     """
     runs = qualify_experiments(rename_old_columns(runs))
     is_ok = runs["status"] == "ok"
@@ -44,32 +43,32 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
 
 
 def qualify_experiments(runs: pd.DataFrame) -> pd.DataFrame:
-    """Name the experiments of several sweeps `sweep/experiment`: one name can stand for different models in two."""
+    """Rename the experiments of several sweeps to `sweep/experiment`: sweeps may use one name for different models."""
     if runs["sweep"].nunique() <= 1:
         return runs
     return runs.assign(experiment=runs["sweep"].map(labels.text) + "/" + runs["experiment"].map(labels.text))
 
 
 def axes(runs: pd.DataFrame) -> list[str]:
-    """Name the columns that make one experiment differ from another: the settings, and the GPU that it ran on."""
+    """Return the columns that distinguish experiments: the settings, and the GPU model."""
     named = [name for name in labels.AXES if name not in {"sweep", "status"}]
     return [name for name in dict.fromkeys([*named, *SETTINGS]) if name in runs]
 
 
 def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
-    """Split runs into parts that differ in nothing but ZeRO stage and precision, which the figures compare.
+    """Split runs into parts whose runs differ only in ZeRO stage and precision, which the plots compare.
 
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     most
-        The parts with the most runs, so many of them, in their order; 0 for all.
+        Maximum number of parts: those with the most runs, in order of appearance; 0 for all.
 
     Returns
     -------
     dict
-        Title of the part (the settings that vary between parts) -> its runs.
+        Title (the settings that vary between parts) -> runs.
     """
     runs = rename_old_columns(runs)
     names = [
@@ -91,20 +90,20 @@ def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
 
 
 def timing(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give the median wall seconds of each experiment's ok runs by phase.
+    """Return the median wall time of each experiment by phase, over its ok runs.
 
     Returns
     -------
     pandas.DataFrame
-        Indexed by experiment: `start` (launch to the worker's first line), `build`, `warmup`, `timed`, `stop` (last
-        step to the last process gone), `wall` (launch to that moment), `notebook` (all of it, kernel included), and
-        `outside_steps`: the notebook less its steps, warm-up included; seconds.
+        Seconds, indexed by experiment: `start` (launch to the worker's first line), `build`, `warmup`, `timed`, `stop`
+        (last step to the end of the last process), `wall` (all of these), `notebook` (with the start of its kernel),
+        and `outside_steps` (the notebook less all steps, warm-up included).
     """
     runs = qualify_experiments(runs)
     ok = runs[runs["status"] == "ok"]
     names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
     table = ok.groupby("experiment", sort=False)[names].median()
-    table = table.dropna(how="all")  # logs of others do not tell
+    table = table.dropna(how="all")  # logs of other programs have no phases
     whole = table["notebook_s"].fillna(table["wall_s"])
     table["outside_steps_s"] = whole - table["warmup_s"] - table["timed_s"]
     return table.rename(columns=lambda name: name.removesuffix("_s"))

@@ -1,9 +1,10 @@
-"""What is given up for what: the settings that nothing beats, and what changing one setting alone costs.
+"""Trade-offs: the Pareto front of two figures, and the effect of changing a single setting.
 
-Pure pandas over runs; the explorer's page does the same sums in the browser, and tests hold the two together.
+Pure pandas; the explorer's page computes the same in the browser, and tests compare the two.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,27 +16,27 @@ from dsnb.runs.column_aliases import rename_old_columns
 
 
 def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str) -> list[str]:
-    """Name the entries that no other beats in both figures (the Pareto front).
+    """Return the entries that no other entry beats in both figures (the Pareto front).
 
     Parameters
     ----------
     x, y
-        One figure each, over the same index; entries that lack one are left out.
+        One figure each, with the same index; entries that lack one are left out.
     x_better, y_better
         `higher` or `lower`.
 
     Returns
     -------
     list of str
-        From the best x to the best y. Of equals, the first.
+        From the best x to the best y; of equal entries, the first.
     """
-    table = pd.DataFrame({"x": _lower(x, x_better), "y": _lower(y, y_better)}).dropna()
+    table = pd.DataFrame({"x": _lower_is_better(x, x_better), "y": _lower_is_better(y, y_better)}).dropna()
     table = table.sort_values(["x", "y"], kind="stable")
     best = table["y"].cummin().shift(fill_value=np.inf)
     return list(table.index[table["y"] < best])
 
 
-def _lower(values: pd.Series, better: str) -> pd.Series:
+def _lower_is_better(values: pd.Series, better: str) -> pd.Series:
     return -values if better == "higher" else values
 
 
@@ -45,11 +46,11 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     Parameters
     ----------
     runs
-        One row a run, as `dsnb.load_runs` gives it.
+        One row per run, as `dsnb.load_runs` returns it.
     base
-        The experiment that is compared with the others, by its name in `summarize`.
+        The experiment to compare with, by its name in `summarize`.
     axes
-        The settings that make an experiment; others are taken to be equal.
+        The settings that distinguish experiments; others are assumed equal.
     metrics
         The figures to compare.
 
@@ -57,7 +58,7 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     -------
     pandas.DataFrame
         One row per other experiment, ordered by axis and value: `axis`, `before`, `after` (the setting's values),
-        `experiment`, `n`, `n_failed`, and for each metric `<metric>_change` (0.1 is 10 % more than the base; NaN where
+        `experiment`, `n`, `n_failed`, and for each metric `<metric>_change` (0.1 is 10 % more than the base; NaN if
         either was not measured) and `<metric>_beyond_noise` (see `dsnb.analysis.noise`; None if unknown).
     """
     summary = summarize(runs)
@@ -65,16 +66,15 @@ def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequenc
     settings = runs.drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     settings = settings.where(settings.notna(), None)
     own = settings.loc[base]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, other in settings.iterrows():
         changed = [axis for axis in axes if other[axis] != own[axis]]
         if len(changed) == 1:
             row = {"axis": changed[0], "before": own[changed[0]], "after": other[changed[0]], "experiment": name}
             rows.append({**row, **_comparison(summary.loc[base], summary.loc[str(name)], metrics)})
     names = [f"{metric}_{what}" for metric in metrics for what in ("change", "beyond_noise")]
-    table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed", *names])
-    order = [(list(axes).index(row.axis), labels.axis(row.axis).rank(row.after)) for row in table.itertuples()]
-    return table.iloc[sorted(range(len(table)), key=order.__getitem__)].reset_index(drop=True)
+    rows.sort(key=lambda row: (list(axes).index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))
+    return pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed", *names])
 
 
 def _comparison(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dict[str, object]:

@@ -44,9 +44,9 @@ def summary(
 
     runs = load_runs(folder)
     if runs.empty:
-        from dsnb.runs.discover import no_run
+        from dsnb.runs.discover import no_runs_message
 
-        raise SettingsError(no_run(folder))
+        raise SettingsError(no_runs_message(folder))
     if groups:
         print_groups(runs, format_)
     elif timing:

@@ -1,7 +1,7 @@
-"""`python -m dsnb.execute.kernel_process`: the kernel of a notebook, which ends when the process that started it does.
+"""`python -m dsnb.execute.kernel_process`: a notebook kernel that is killed when the process that started it ends.
 
-ipykernel looks for that itself, but not while it is stopped. Nor does `ipykernel_launcher` do: it takes the current
-folder off the path even where PYTHONPATH names it.
+ipykernel polls for that itself, but not while it is suspended. `ipykernel_launcher` is of no use here, because it
+removes the current folder from `sys.path` even if PYTHONPATH names it.
 """
 
 import os
@@ -13,7 +13,7 @@ def main() -> None:
     """Run the kernel that the command line describes."""
     parent = os.environ.get("JPY_PARENT_PID")
     signals.die_with_parent()
-    if parent and os.getppid() != int(parent):  # it was gone before that
+    if parent and os.getppid() != int(parent):  # it ended before the call above
         raise SystemExit("the process that started this kernel is gone")
 
     from ipykernel import kernelapp

@@ -1,8 +1,8 @@
-"""Starts the kernel of one notebook: in this interpreter, whatever kernelspecs there are, and in a private folder.
+"""Starts the kernel of a notebook with this interpreter and a private folder, regardless of installed kernelspecs.
 
-A kernelspec named `python3` can lie in many places and start anything: another environment, another language. The
-kernel also keeps its sockets and whatever IPython writes in the private folder, so that it needs no home folder, and
-no other user of the machine can connect to it, as they could to TCP ports.
+A kernelspec named `python3` can come from many places and start another environment or even another language. The
+private folder holds the kernel's sockets and IPython's files: the kernel needs no home folder, and other users of the
+machine cannot connect to it as they could through TCP ports.
 """
 
 import shutil
@@ -27,7 +27,7 @@ class Kernel:
     Parameters
     ----------
     folder
-        A private folder, for its sockets and files.
+        A private folder for its sockets and files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,17 +53,17 @@ class Kernel:
 
         return Manager
 
-    def end(self) -> str:
-        """Say how a dead kernel ended, with the last line that it printed itself."""
+    def exit_description(self) -> str:
+        """Return how a dead kernel ended, with the last line that it printed."""
         code = self._process.poll() if self._process else None
         if code is not None and code < 0:
             return f"it was {signals.killed_by(-code)}"
-        said = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
-        return f"it ended with exit code {code}" + (f": {said[-1][:400]}" if said else "")
+        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+        return f"it ended with exit code {code}" + (f": {lines[-1][:400]}" if lines else "")
 
 
 def foreign_kernelspec() -> str | None:
-    """Say what else than this Python JupyterLab starts for notebooks that ask for `python3`; None if it starts this."""
+    """Return the other interpreter that JupyterLab starts for `python3` notebooks; None if it starts this one."""
     try:
         spec = KernelSpecManager().get_kernel_spec(NAME)
         program = str(spec.argv[0])
@@ -72,7 +72,7 @@ def foreign_kernelspec() -> str | None:
     except (OSError, ValueError, TypeError, LookupError, TraitError) as error:
         return f"a kernelspec that cannot be read ({type(error).__name__}: {error})"
     if program in {"python", "python3", "python{}.{}".format(*sys.version_info)}:
-        return None  # Jupyter takes its own interpreter for these
+        return None  # Jupyter replaces these by its own interpreter
     found = shutil.which(program) or program
     if Path(found).parent.resolve() == Path(sys.executable).parent.resolve():
         return None
@@ -80,14 +80,14 @@ def foreign_kernelspec() -> str | None:
 
 
 class OwnInterpreterSpec(KernelSpecManager):
-    """Knows one kernel: this interpreter."""
+    """Provides one kernelspec: this interpreter."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """Return the specification of the kernel, whatever it is called."""
+        """Return the kernelspec, whatever name is asked for."""
         return KernelSpec(
             argv=interpreter.command(
                 "-m",
@@ -95,7 +95,7 @@ class OwnInterpreterSpec(KernelSpecManager):
                 "-f",
                 "{connection_file}",
                 "--log-level=CRITICAL",
-                "--InteractiveShellApp.ignore_cwd=True",  # IPython before 9.7 adds the current folder all the same
+                "--InteractiveShellApp.ignore_cwd=True",  # IPython before 9.7 adds the current folder otherwise
             ),
             env={
                 **interpreter.SAFE_PATH,

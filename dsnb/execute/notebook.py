@@ -1,4 +1,4 @@
-"""Executes one notebook through papermill: the one place that knows papermill."""
+"""Executes one notebook through papermill; no other module uses papermill."""
 
 import asyncio
 import contextlib
@@ -13,23 +13,23 @@ from dsnb.errors import KernelDiedError
 from dsnb.system import scratch, signals
 
 START_TIMEOUT_S = 600
-"""A kernel takes a second or two, but the groups of a large hostfile start theirs all at once on this machine."""
+"""Starting a kernel takes 1 to 2 s, but a sweep over groups of nodes starts many at once on this machine."""
 
-# What papermill logs is for those who set up logging; without a handler Python would print it on the terminal.
+# Without a handler, Python would print papermill's log messages on the terminal.
 logging.getLogger("papermill").addHandler(logging.NullHandler())
 
 
 def parameter_names(template: Path) -> set[str]:
-    """Return the names in the cell tagged `parameters`; empty if the tag is lost."""
+    """Return the names in the cell tagged `parameters`; empty if no cell has the tag."""
     import papermill
 
     return set(papermill.inspect_notebook(str(template)))
 
 
 def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
-    """Execute `template` with these parameters and save it, with whatever happened in it, as `target`.
+    """Execute `template` with these parameters, and save it with its outputs and errors as `target`.
 
-    The kernel runs in this interpreter and prints nothing of its own on the terminal.
+    The kernel uses this Python interpreter and prints nothing on the terminal.
 
     Raises
     ------
@@ -57,48 +57,54 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
                     config=kernel.config,
                 )
         except RuntimeError as error:  # nbclient's and jupyter_client's own errors about kernels
-            how = kernel.end() if "died" in str(error) else str(error)
+            how = kernel.exit_description() if "died" in str(error) else str(error)
             raise KernelDiedError(f"the kernel of {template.name} failed: {how}") from error
+
+
+class Interruption:
+    """Cancels the cell that is executing, or the next one, when a signal asks this process to stop.
+
+    As in `asyncio.run`, KeyboardInterrupt is raised only when the tasks have ended; a second Ctrl-C does not wait.
+    Raised at once, it would leave a kernel whose socket folder is gone, or tasks whose errors asyncio prints.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def begin_cell(self) -> None:
+        """Remember the task of a cell that starts; nbclient calls this."""
+        self._task = asyncio.current_task()
+        if self.requested:
+            self._cancel()
+
+    def request(self) -> None:
+        """Cancel the notebook."""
+        self.requested = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._task and not self._task.done():
+            loop = self._task.get_loop()
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
 
 
 @contextlib.contextmanager
 def _interruptible(config: Config) -> Iterator[None]:
-    """Let an interrupt cancel the cell that is executed or comes next, and raise KeyboardInterrupt at the end.
-
-    Python raises it in the midst of whatever is done. While the kernel starts, that leaves a kernel that finds its
-    sockets' folder gone; later it leaves tasks that see the kernel die, and asyncio prints what they make of it. So it
-    is done here as in `asyncio.run`, and as there a second Ctrl-C does not wait.
-    """
-    cell: asyncio.Task[Any] | None = None
-    stopped = False
-
-    def begin(**_: Any) -> None:
-        nonlocal cell
-        cell = asyncio.current_task()
-        if stopped:
-            cancel()
-
-    def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        cancel()
-
-    def cancel() -> None:
-        if cell and not cell.done():
-            loop = cell.get_loop()
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-
-    config.NotebookClient.on_cell_start = begin
+    """Raise KeyboardInterrupt at the end of the block if a signal cancelled the notebook that it executes."""
+    interruption = Interruption()
+    # traitlets copies configuration values deeply: a bound method would come with a copy of its object.
+    config.NotebookClient.on_cell_start = lambda **_: interruption.begin_cell()
     try:
-        with signals.on_stop(stop):
+        with signals.on_stop(interruption.request):
             yield
     except Exception:
-        if not stopped:
+        if not interruption.requested:
             raise
-    if stopped:
+    if interruption.requested:
         raise KeyboardInterrupt
 
 
 def _plain(path: Path) -> str:
-    """Return a path as papermill must be told it: it would fill in parameters between braces."""
+    """Return a path with its braces escaped: papermill would fill in parameters between them."""
     return str(path).replace("{", "{{").replace("}", "}}")

@@ -34,7 +34,7 @@ class Choice:
 
     def short_label(self, code: int) -> str:
         """Name one value, as in "ZeRO 3"; empty for the usual value of a setting."""
-        return labels.axis(self.name).mention(self.values[code])
+        return labels.axis(self.name).describe_unusual(self.values[code])
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ def medians(data: Data) -> pd.DataFrame:
 def choice(name: str, column: pd.Series) -> Choice:
     """Code the values of a setting by their order."""
     given = [(isinstance(value, bool), value) for value in map(plain, column)]  # True is not 1
-    values = sorted(set(given), key=lambda value: labels.axis(name).rank(value[1]))
+    values = sorted(set(given), key=lambda value: labels.axis(name).sort_key(value[1]))
     codes = {value: code for code, value in enumerate(values)}
     return Choice(name, [value for _, value in values], [codes[value] for value in given])
 
 
 def plain(value: object) -> object:
     """Convert a table's value to a JSON type; whole numbers become integers, whatever the type of the column."""
-    if value is None or value is pd.NA or value is pd.NaT or value != value:
+    if pd.api.types.is_scalar(value) and pd.isna(value):
         return None
     item = value.item() if hasattr(value, "item") else value
     if isinstance(item, float) and item.is_integer():

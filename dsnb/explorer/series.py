@@ -22,8 +22,8 @@ CHARTS = [
     {"values": "loss", "times": "t_s", "heading": "loss", "factor": 1},
     {"values": "allocated_gib", "times": "t_s", "heading": "memory allocated (GiB)", "factor": 1},
     {"values": "memory_used_gib", "times": "sample_s", "heading": "memory on device (GiB)", "factor": 1},
-    {"values": "util_pct", "times": "sample_s", "heading": "utilization (%), waiting in NCCL counted", "factor": 1},
-    {"values": "power_w", "times": "sample_s", "heading": "power (W), averaged over 1 s", "factor": 1},
+    {"values": "util_pct", "times": "sample_s", "heading": "utilization (%)", "factor": 1},
+    {"values": "power_w", "times": "sample_s", "heading": "power (W), 1 s mean", "factor": 1},
 ]
 """The charts of one run: the column of a series, the column of its times, the title, and the factor to its unit."""
 

@@ -1,1 +1,1 @@
-"""Reads and writes JSON, YAML and text from untrusted sources, within limits."""
+"""Reads and writes JSON, YAML and text; input from untrusted sources is read within limits."""

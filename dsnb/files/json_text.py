@@ -1,6 +1,6 @@
-"""JSON as text -> values, whoever wrote it: one record, or the lines of many as a table.
+"""Parses JSON from untrusted sources: a single record, or many lines as a table.
 
-A record is never nested so deeply, nor are its numbers so large, that what works on it later could fail for that.
+Depth and integer size of the result are limited, so that code that works on it cannot fail because of them.
 """
 
 import json
@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 MAX_DEPTH = 64
-"""Levels of lists and objects in a record; more would end whoever walks through them with a RecursionError."""
+"""Nesting levels of a record; deeper ones could raise RecursionError in code that walks through them."""
 MAX_INTEGER_DIGITS = 19
-"""Digits that certainly fit into 64 bits; longer whole numbers are read as floating-point ones."""
+"""Digits that always fit into 64 bits; longer integers are read as floats."""
 
 
 def parse(raw: bytes) -> Any:
@@ -21,7 +21,7 @@ def parse(raw: bytes) -> Any:
     Raises
     ------
     ValueError
-        If it is none, or nested too deeply.
+        If it is no JSON, or nested too deeply.
     """
     try:
         record = orjson.loads(raw)  # stricter than the standard library, and four times as fast
@@ -33,10 +33,10 @@ def parse(raw: bytes) -> Any:
 
 
 def _leniently(raw: bytes) -> Any:
-    """Parse what only the standard library takes for JSON.
+    """Parse JSON that only the standard library accepts.
 
-    NaN and infinities become None, as when they are written. Half a character (a lone surrogate, which JSON can spell
-    and no file can hold) becomes `?`.
+    NaN and infinities become None, as when records are written. A lone surrogate, which JSON can escape but UTF-8
+    cannot encode, becomes `?`.
     """
     try:
         record = json.loads(raw.decode("utf-8"), parse_constant=lambda _: None, parse_int=_number)
@@ -72,23 +72,23 @@ def table(raw: bytes, kinds: dict[str, type]) -> Any:
     raw
         Lines of JSON objects, each with its line feed.
     kinds
-        Field -> `float`, `str` or `bool`; other fields are passed over.
+        Field -> `float`, `str` or `bool`; other fields are ignored.
 
     Returns
     -------
     pandas.DataFrame or None
-        None if anything in it is damaged or of another type.
+        None if any line is damaged or any field has another type.
     """
     try:
         import pyarrow as pa
         from pyarrow import json as arrow
-    except ImportError:  # a GPU host may lack it; reading line by line gives the same
+    except ImportError:  # a GPU host may lack it; the caller then reads line by line
         return None
 
     of_arrow = {float: pa.float64(), str: pa.string(), bool: pa.bool_()}
     schema = pa.schema([(name, of_arrow[kind]) for name, kind in kinds.items()])
     if raw.count(b"\n{") + raw.startswith(b"{") != raw.count(b"\n"):
-        return None  # not every line is an object; where the first is `null`, pyarrow 26 ends the process
+        return None  # some line is no object; if the first is `null`, pyarrow 26 crashes
     if not raw.strip():
         return pa.Table.from_pylist([], schema=schema).to_pandas()
     how = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")

@@ -1,7 +1,7 @@
-"""Text from elsewhere as one harmless line: for terminals, which obey what they print, and for names.
+"""Sanitizes text from untrusted sources for terminals and for names.
 
-Control characters (colours, the cursor, a new line), characters that change the direction of writing, and halves of
-characters never reach a terminal or a script.
+Control characters (colours, cursor movement, line feeds), characters that change the writing direction, and lone
+surrogates never reach a terminal or a script.
 """
 
 import reprlib
@@ -12,9 +12,9 @@ _short.maxstring = _short.maxother = 80
 
 
 def line(text: object) -> str:
-    """Return a text in one line, without anything that a terminal would obey instead of printing it.
+    """Return a text as one line that is safe to print on a terminal.
 
-    White space of any kind becomes a blank, every other character that is not printable a `?`.
+    Any white space becomes a space, any other character that is not printable a `?`.
     """
     whole = str(text)
     if whole.isprintable():
@@ -28,7 +28,7 @@ def is_name(text: str) -> bool:
 
 
 def short_repr(value: object) -> str:
-    """Return a value's repr, shortened, so that no input can flood a message."""
+    """Return the repr of a value, shortened so that no input can flood a message."""
     try:
         return _short.repr(value)
     except ValueError:  # Python refuses to print integers of more than 4,300 digits

@@ -1,7 +1,7 @@
-"""The one reader of YAML, for params files and for values on the command line: plain values, within limits.
+"""Reads YAML from params files and the command line: plain values only, within limits.
 
-Files come from anywhere. What could run code, take minutes or all memory, or mean something else than it looks like
-(a date, a name that stands twice, a number of a million digits) is refused in one sentence.
+Files come from untrusted sources. Input that could run code, take minutes or all memory, or be misread (a date, a
+duplicate key, a number of a million digits) is refused with a one-sentence error.
 """
 
 import os
@@ -16,17 +16,17 @@ from dsnb.files import plain_text, records
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 200_000
-"""Values in a file: 10,000 runs, each an entry of its own with ten settings."""
+"""Values in a file: enough for 10,000 runs, each an entry of ten settings."""
 MAX_DEPTH = 16
-"""Levels of lists and mappings in each other."""
+"""Nesting levels of lists and mappings."""
 MAX_NUMBER_CHARACTERS = 100
 """Characters."""
-_OF_CONSTRUCTORS = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
-"""What PyYAML raises for a value that is not what its tag says, such as `!!int x`."""
+_CONSTRUCTOR_ERRORS = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
+"""Exceptions that PyYAML raises for a value that does not match its tag, such as `!!int x`."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without aliases, which can blow a small file up, and within limits."""
+    """A safe loader without aliases, which can expand a small file to gigabytes, and with limits."""
 
     _depth = 0
     _nodes = 0
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
         if self._nodes > MAX_NODES:
             raise SettingsError(f"it has more than {MAX_NODES:,} values: split the sweep")
         if self._depth >= MAX_DEPTH:
-            raise SettingsError(f"it is nested more than {MAX_DEPTH} levels deep: nothing in it needs that")
+            raise SettingsError(f"it is nested more than {MAX_DEPTH} levels deep: flatten it")
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):
 
     def date(self, node: Any) -> Any:
         raise SettingsError(
-            f"{plain_text.short_repr(node.value)} is a date in YAML: put it in quotes to make it a text"
+            f"{plain_text.short_repr(node.value)} is a date in YAML: put it in quotes to make it a string"
         )
 
 
@@ -85,32 +85,32 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.date)
 
 
 def parse(text: str) -> Any:
-    """Read YAML.
+    """Parse YAML.
 
     Raises
     ------
     SettingsError
-        If it is none, or not plain; without the place that it comes from.
+        If it is no YAML or not plain; the message does not name the source.
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
     except SettingsError:
         raise
-    except (yaml.YAMLError, *_OF_CONSTRUCTORS) as error:
+    except (yaml.YAMLError, *_CONSTRUCTOR_ERRORS) as error:
         raise SettingsError(_problem(error)) from error
 
 
 def read(path: Path, what: str) -> Any:
-    """Read a file of YAML; `what` names its kind in messages.
+    """Read a YAML file; `what` names its kind in messages.
 
     Raises
     ------
     SettingsError
-        If it is missing, no regular file, too large, or not plain YAML.
+        If the file is missing, not a regular file, too large, or not plain YAML.
     """
     says = f"{what} {str(path)!r}"
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for somebody who writes into it.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             if (size := os.fstat(handle).st_size) > MAX_BYTES:

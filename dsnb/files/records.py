@@ -1,9 +1,10 @@
-"""Reading and writing the JSON of a run folder, so that a crash at any moment leaves no half-written truth.
+"""Reads and writes JSON files; a crash at any moment leaves either the old file or the new one.
 
-It knows how bytes reach the disk and come back; what the records mean is for others.
+What the records mean is defined in `dsnb.run_folder.record_schema`.
 """
 
 import json
+import math
 import os
 import secrets
 import stat
@@ -21,14 +22,14 @@ MAX_JSON_BYTES = 2**26
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step: readers see the old file or the new one, never a part."""
-    write_bytes(path, text.encode("utf-8", "replace"))  # no file can hold half a character
+    """Replace the content of `path` atomically: readers see the old file or the new one, never a part."""
+    write_bytes(path, text.encode("utf-8", "replace"))  # UTF-8 cannot encode a lone surrogate
 
 
 def write_bytes(path: Path, raw: bytes) -> None:
-    """Replace the content of `path` in one step."""
+    """Replace the content of `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # unlike mkstemp's, it follows the umask
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # unlike a file of mkstemp, it follows the umask
     try:
         with open(temporary, "xb") as file:
             file.write(raw)
@@ -45,8 +46,8 @@ def write_json(path: Path, record: object) -> None:
     write_text(path, json.dumps(_finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_bytes(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes | None:
-    """Read a whole file with as few system calls as can be; None where there is none, with a warning if unreadable."""
+def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes | None:
+    """Return the content of a file, read with few system calls; None if missing or, with a warning, unreadable."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
     except (FileNotFoundError, NotADirectoryError):
@@ -55,7 +56,7 @@ def read_bytes(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes | None:
         _left_out(path, error.strerror)
         return None
     try:
-        return read_regular(handle, most_bytes)
+        return read_regular(handle, max_bytes)
     except (OSError, ValueError) as error:
         _left_out(path, error.strerror if isinstance(error, OSError) else error)
         return None
@@ -63,35 +64,35 @@ def read_bytes(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes | None:
         os.close(handle)
 
 
-def read_regular(handle: int, most_bytes: int) -> bytes:
-    """Read an open file that may be a pipe, a device or a folder, or longer than its size said a moment ago.
+def read_regular(handle: int, max_bytes: int) -> bytes:
+    """Read an open file that may turn out to be a pipe, a device or a folder, or may still be growing.
 
     Raises
     ------
     OSError
         If it cannot be read, or is a folder.
     ValueError
-        If it is no regular file, or longer than `most_bytes`.
+        If it is not a regular file, or longer than `max_bytes`.
     """
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     wanted = about.st_size + 1
-    if wanted <= most_bytes + 1:
+    if wanted <= max_bytes + 1:
         raw = os.read(handle, wanted)
         if len(raw) < wanted:
             return raw
     else:
         raw = b""
-    while len(raw) <= most_bytes and (more := os.read(handle, 2**20)):  # it grew meanwhile
+    while len(raw) <= max_bytes and (more := os.read(handle, 2**20)):  # it is growing
         raw += more
-    if len(raw) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    if len(raw) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
     return raw
 
 
 def read_end(path: Path | str, size: int) -> bytes | None:
-    """Read the last `size` bytes of a file, or all of a shorter one; None where there is none."""
+    """Return the last `size` bytes of a file, or all of a shorter one; None if it is missing."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
     except OSError:
@@ -105,7 +106,7 @@ def read_end(path: Path | str, size: int) -> bytes | None:
 
 
 def warn(sentence: str) -> None:
-    """Warn of something that was left out."""
+    """Warn that something was left out."""
     warnings.warn(sentence, DsnbWarning, stacklevel=3)
 
 
@@ -114,7 +115,7 @@ def _left_out(path: Path | str, why: object) -> None:
 
 
 def read_json(path: Path | str) -> dict[str, Any] | None:
-    """Read one JSON object; None where there is no file, with a warning where it is no JSON object."""
+    """Read one JSON object; None if the file is missing or, with a warning, holds no JSON object."""
     raw = read_bytes(path, MAX_JSON_BYTES)
     if raw is None:
         return None
@@ -140,7 +141,7 @@ def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one record in a single write, so that several processes may share the file."""
+    """Append one record in a single write, so that several processes can append to the same file."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(handle, line(record).encode("utf-8", "replace"))
@@ -149,7 +150,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a `.jsonl` file; a line that is cut off or damaged is left out with one warning that names it."""
+    """Read a `.jsonl` file; damaged lines are left out, with one warning that names them."""
     records, bad = [], []
     for number, raw in enumerate((read_bytes(path) or b"").splitlines(), start=1):
         try:
@@ -169,16 +170,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Tail:
-    """Follows a growing `.jsonl` file: each call returns the complete records added since the last."""
+    """Follows a growing `.jsonl` file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset, self._rest = path, 0, b""
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that came since the last call; damaged lines are passed over."""
+        """Yield the complete records added since the last call; damaged lines are skipped."""
         try:
             with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:  # written anew
+                if os.fstat(file.fileno()).st_size < self._offset:  # rewritten
                     self._offset, self._rest = 0, b""
                 file.seek(self._offset)
                 added = file.read()
@@ -196,9 +197,9 @@ class Tail:
 
 
 def _finite(value: object) -> object:
-    """Replace NaN and infinities, which JSON does not know, by None."""
+    """Return a value with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -114,7 +114,7 @@ PRESETS: dict[str, Shape] = {
 }
 
 SPLIT = ("gpt2", "opt", "bloom")
-"""Model families that are tested with tensor and pipeline parallelism."""
+"""The model families for which tensor and pipeline parallelism are tested against a single rank."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -159,7 +159,7 @@ def facts(model: str) -> dict[str, Any]:
 
 
 def not_split(setting: str, value: int, family: str) -> str:
-    """Return the message about a setting that splits the model of a family for which that is not tested."""
+    """Return the message for a parallelism setting that is not tested for a model family."""
     tested = f"{', '.join(SPLIT[:-1])} and {SPLIT[-1]}"
     return f"{setting} is {value}: it is tested for {tested} only, not for {family}; set it to 1"
 

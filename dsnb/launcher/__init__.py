@@ -1,4 +1,4 @@
-"""One run, from settings to a finished run folder: start the ranks, watch them, say how it ended.
+"""One run, from settings to a finished run folder: starts the ranks, supervises them, and records how they ended.
 
-Never imports torch: it waits in a notebook's kernel while the ranks measure.
+It never imports torch, because it waits in a notebook's kernel while the ranks measure.
 """

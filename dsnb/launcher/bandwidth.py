@@ -1,6 +1,6 @@
-"""Measures all-reduce bandwidth by message size over the ranks of a run, started and supervised like any other run.
+"""Launches an all-reduce bandwidth test over the ranks of a run, supervised like any other run.
 
-What is measured, and how, is `dsnb.train.bandwidth`'s; it is kept beside a sweep's experiments and is none of them.
+`dsnb.train.bandwidth` defines the measurement. The test is kept beside a sweep's experiments, not among them.
 """
 
 from pathlib import Path
@@ -16,9 +16,9 @@ from dsnb.settings.experiment import Experiment
 
 WORKER = "dsnb.train.bandwidth"
 MIN_BYTES, MAX_BYTES = 8, 16 * 2**30
-"""Between these lies the largest message that may be asked for."""
+"""Limits of the largest message size."""
 DEFAULTS = {"gpus": "auto", "time_limit_s": 600.0, "precision": "fp32", "warmup_steps": 0, "steps": 1}
-"""Settings where a test differs from a training run: all ranks, and nothing that some hardware lacks."""
+"""Settings in which a test differs from a training run: all ranks, and no hardware-dependent precision."""
 
 
 def measure_bandwidth(
@@ -29,34 +29,34 @@ def measure_bandwidth(
     Parameters
     ----------
     experiment
-        Says which ranks: device, GPUs, launcher, time limit. `Experiment(**DEFAULTS)` takes all there are.
+        Selects the ranks: device, GPUs, launcher, time limit. `Experiment(**DEFAULTS)` takes all of them.
     folder
-        The sweep's folder that the figures are kept in, as `bandwidth/run<k>`; by default that of all outputs.
+        The sweep folder that receives `bandwidth/run<k>`; by default the root of all outputs.
     most_bytes
         The largest message; by default 256 MiB on GPUs, 16 MiB on CPUs.
 
     Returns
     -------
     Result
-        However it ended; `dsnb.render.all_reduce.load_bandwidth` reads the figures.
+        The result, whatever its status; `dsnb.render.all_reduce.load_bandwidth` reads the figures.
 
     Raises
     ------
     SettingsError
-        If there is one rank only, or the largest message is none.
+        If there is only one rank, or the largest message size is out of range.
     LaunchError
-        If the ranks could not even be started.
+        If the ranks could not be started.
     """
     if experiment.gpus < 2:
-        raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs two ranks at least; give 2 or more")
+        raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs at least 2 ranks; set it to 2 or more")
     if most_bytes is not None and not MIN_BYTES <= most_bytes <= MAX_BYTES:
-        raise SettingsError(f"most_bytes is {most_bytes}: give a number from {MIN_BYTES} to {MAX_BYTES}")
+        raise SettingsError(f"most_bytes is {most_bytes}: choose a number from {MIN_BYTES} to {MAX_BYTES}")
     home = paths.require_plain_name(Path(folder or paths.outputs_root()), "--output")
     run = RunPaths(create_run_dir(SweepPaths(home), BANDWIDTH))
     try:
         records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another --output") from error
-    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # there are no steps to be missed
+    limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # a test has no steps
     experiment = experiment.model_copy(update={"step_timeout_s": limit_s})
     return launch(experiment, run.dir, progress=False, worker=WORKER)

@@ -1,4 +1,4 @@
-"""Settings -> the configuration handed to DeepSpeed. What is not named here is DeepSpeed's default."""
+"""Settings -> DeepSpeed's configuration. Whatever is not set here keeps DeepSpeed's default."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ from dsnb.settings.training import ADAMW
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 SPLIT_LAYERS: list[dict[str, Any]] = [
-    # GPT-2's query, key and value are three matrices on top of each other; BLOOM's are mixed head by head.
+    # GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
     {"patterns": [r".*attn\.c_attn\.weight$"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0},
     {
         "patterns": [
@@ -31,11 +31,11 @@ SPLIT_LAYERS: list[dict[str, Any]] = [
         "partition_type": "row",
     },
 ]
-"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; every other layer stays whole."""
+"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; every other layer is replicated."""
 
 
 def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
-    """Return the content of `deepspeed.json`; empty for a strategy that is not DeepSpeed's."""
+    """Return the content of `deepspeed.json`; empty for the strategies of torch."""
     if experiment.strategy != "deepspeed":
         return {}
     config: dict[str, Any] = {
@@ -45,7 +45,7 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         **_tensor_parallel(experiment),
         "zero_optimization": {"stage": experiment.zero_stage, **_offload(experiment)},
         "gradient_clipping": experiment.gradient_clipping,
-        # DeepSpeed's own progress lines would read the clock, and on GPUs synchronize, inside the timed region.
+        # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed region.
         "steps_per_print": 2**31 - 1,
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},
@@ -59,10 +59,10 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
 
 
 def _optimizer(experiment: Experiment) -> dict[str, Any]:
-    """Name DeepSpeed's AdamW; Adafactor is torch's and made in the worker.
+    """Return the configuration of DeepSpeed's AdamW; Adafactor is torch's and built in the worker.
 
-    On a CPU torch's AdamW takes the place of DeepSpeed's FusedAdam, which would be compiled for about a minute
-    and is no faster there.
+    On a CPU torch's AdamW replaces DeepSpeed's FusedAdam, which takes about a minute to compile and is no faster
+    there.
     """
     if experiment.optimizer == "adafactor":
         return {"zero_allow_untested_optimizer": True}
@@ -83,7 +83,7 @@ def _offload(experiment: Experiment) -> dict[str, Any]:
 
 
 def _tensor_parallel(experiment: Experiment) -> dict[str, Any]:
-    """Return AutoTP its rules; in a pipeline its size stays 0, for there each stage is split in the worker."""
+    """Return AutoTP's rules; its size stays 0 in a pipeline, whose stages are split in the worker."""
     if experiment.tensor_parallel == 1:
         return {}
     return {

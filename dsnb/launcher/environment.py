@@ -1,4 +1,4 @@
-"""What travels with every result: the machine and the versions; and the variables that the ranks start with."""
+"""Describes the machine and the software for every result, and sets the environment variables of the ranks."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 
 
 def describe() -> dict[str, Any]:
-    """Describe this machine, without any environment variable's value and without a user's name."""
+    """Return a description of this machine, without values of environment variables and without user names."""
     return {
         "host": socket.gethostname(),
         "os": platform.platform(terse=True),
@@ -55,7 +55,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Return dsnb's own commit, with `-dirty` where files differ from it; None outside a checkout."""
+    """Return dsnb's git commit, with `-dirty` if files differ from it; None outside a checkout."""
     if not (PACKAGE.parent / ".git").exists():
         return None
     command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -67,7 +67,7 @@ def _git_commit() -> str | None:
 
 
 def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
-    """Return the environment that every rank of a run starts from.
+    """Return the environment variables common to all ranks of a run on this host.
 
     Parameters
     ----------
@@ -76,17 +76,17 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     ranks
         Number of ranks that share this machine's cores.
     launched_at
-        When the run was launched, on this host's clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
+        Time of the launch on this host's clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
     """
-    env = {**os.environ, **interpreter.SAFE_PATH}  # for what ranks start in turn, too
+    env = {**os.environ, **interpreter.SAFE_PATH}  # also for processes that the ranks start
     env["DS_ACCELERATOR"] = device
     env[launch_clock.LAUNCHED_AT] = repr(launched_at)
     env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))
     env["TOKENIZERS_PARALLELISM"] = "false"
-    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, in which GPUs are chosen and sampled
-    # One ninja for every start: a second version elsewhere on PATH makes torch compile each op again.
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML orders GPUs, by which they are chosen and sampled
+    # Always the same ninja: another version on PATH makes torch compile each op again.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    # With NVML's count torch can ask for GPUs without the driver call that would spoil a later fork.
+    # Lets torch count GPUs through NVML, without initialising CUDA, which would break a later fork.
     env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if arches := env.get("TORCH_CUDA_ARCH_LIST"):
         env["TORCH_CUDA_ARCH_LIST"] = plain_architectures(arches)
@@ -94,7 +94,7 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
 
 
 def umask() -> int:
-    """Return this process's umask; the only call that tells it would change it, for all threads."""
+    """Return this process's umask, from /proc: `os.umask` would change it for all threads."""
     for row in Path("/proc/self/status").read_text().splitlines():
         if row.startswith("Umask:"):
             return int(row.split()[1], 8)
@@ -102,5 +102,5 @@ def umask() -> int:
 
 
 def plain_architectures(arches: str) -> str:
-    """Turn `9.0a` into `9.0`: DeepSpeed 0.19.8's op builder dies on the suffix with "invalid literal for int()"."""
+    """Return `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()"."""
     return re.sub(r"(\d+\.\d+)[af]", r"\1", arches)

@@ -1,6 +1,6 @@
-"""What a run measured: the summary in its `result.json`, from what its ranks left in the run folder.
+"""Computes the summary in `result.json` from what the ranks wrote to the run folder.
 
-A figure needs a measurement: what is not there stays missing.
+A figure that was not measured is missing, never estimated.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from dsnb.system import hardware
 
 STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 SLOW = 2.0
-"""A timed step that took so many times the median is named in the result."""
+"""A timed step that took more than this many times the median is reported."""
 MAX_NAMED = 5
 FAILED_ALLOCATION = {"phase": "oom_phase", "step": "oom_step", "allocated_gib": "oom_allocated_gib"}
 FAILED_ALLOCATION |= {"requested_gib": "oom_requested_gib"}
 
 
 def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
-    """Return the figures of one run; the documentation of each column says how it is measured."""
+    """Return the figures of one run; the column reference describes how each is measured."""
     if paths.bandwidth_plan.exists():
         return {}
     worker = record_schema.read(paths.worker) or {}
@@ -55,7 +55,6 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "slow_steps": len(slow_steps(timed)),
         "recompilations": worker.get("recompilations"),
         "timed_steps": len(timed),
-        "timed_wall_s": worker.get("timed_wall_s"),
         "parameters": worker.get("parameters"),
         "trainable_parameters": worker.get("trainable_parameters"),
         "attention_used": worker.get("attention"),
@@ -70,7 +69,7 @@ def _tokens_per_s_per_gpu(experiment: Experiment, times_s: list[float]) -> float
 
 
 def _speed(experiment: Experiment, timed: list[dict[str, Any]], times_s: list[float]) -> dict[str, float | None]:
-    """Return throughput and step time; tokens of skipped steps are processed, but not trained on."""
+    """Return throughput and step time; tokens of skipped steps are processed but not trained on."""
     rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
     trained = 1 - _skipped(timed) / len(timed) if timed else 0.0
     return {
@@ -87,14 +86,14 @@ def _skipped(steps: list[dict[str, Any]]) -> int:
 
 
 def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
-    """Return the timed steps that took more than twice the median: step -> how many times the median."""
+    """Return the timed steps that took more than twice the median: step -> multiple of the median."""
     times_s = {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
     middle = median(times_s.values()) if times_s else 0.0
     return {step: time_s / middle for step, time_s in times_s.items() if middle > 0 and time_s > SLOW * middle}
 
 
 def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, Any]) -> Iterator[str]:
-    """Say what a reader of the figures must know of this one run."""
+    """Yield the notes that a reader of the figures must know."""
     if skipped := _skipped(timed):
         yield (
             f"{skipped} of {len(timed)} timed steps were skipped by the loss scaler: tokens/s counts their tokens, "
@@ -111,7 +110,7 @@ def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, A
 
 
 def _failed_allocation(paths: RunPaths) -> dict[str, Any]:
-    """Return what the first rank that ran out of memory wrote down."""
+    """Return the failure record of the first rank that ran out of memory; empty if none did."""
     failures = record_schema.read_lines(paths.failures)
     return next((failure for failure in failures if failure.get("status") == "oom"), {})
 
@@ -122,9 +121,9 @@ def _sum(*values: float | None) -> float | None:
 
 
 def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:
-    """Return the largest memory of a run, that at which an allocation failed included.
+    """Return the peak memory of a run, including the memory at a failed allocation.
 
-    A failed step leaves no row: what was allocated at its failure can be much more than the peak of the steps before.
+    A failed step has no row, and memory at its failure can be much higher than the peak of the steps before.
     """
     found = [row.get(key) for row in steps] if worker.get(f"peak_{key}") is None else [worker[f"peak_{key}"]]
     on_gpu = failed.get(key) if failed.get("reserved_gib") is not None else None
@@ -132,7 +131,7 @@ def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str,
 
 
 def _profile(paths: RunPaths) -> dict[str, Any]:
-    profile = record_schema.read(paths.profile) or {"missing": {"profile": "the ranks ended before it"}}
+    profile = record_schema.read(paths.profile) or {"missing": {"profile": "the ranks ended before it began"}}
     missing = "; ".join(f"{part}: {why}" for part, why in (profile.get("missing") or {}).items())
     return {**{name: profile.get(name) for name in STEP_PARTS}, "profile_missing": missing or None}
 

@@ -1,4 +1,4 @@
-"""A run's folder before the launch: a new one, what is known already, and room on the disk."""
+"""The run folder before the launch: creates it, checks the disk, and writes what is known already."""
 
 import os
 import shutil
@@ -17,12 +17,12 @@ MIN_FREE_BYTES = 64 * 2**20
 
 
 def create_single_run_dir(experiment: Experiment) -> Path:
-    """Make the next free folder of a run outside sweeps."""
+    """Create the next free folder for a run outside sweeps."""
     return create_run_dir(paths.SweepPaths(paths.outputs_root() / "single"), experiment.name_with_model)
 
 
 def create_run_dir(sweep: paths.SweepPaths, experiment: str) -> Path:
-    """Make the next free folder of an experiment in a sweep, which nobody else can then get."""
+    """Create the next free folder of an experiment in a sweep; concurrent callers get different ones."""
     repeat = 0
     while True:
         repeat += 1
@@ -36,62 +36,68 @@ def create_run_dir(sweep: paths.SweepPaths, experiment: str) -> Path:
         return folder
 
 
-def prepare(run: RunPaths, experiment: Experiment, asked: Experiment | None = None) -> None:
-    """Make the run folder and write everything that is known before the launch.
+def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None = None) -> None:
+    """Create the run folder and write everything that is known before the launch.
 
-    Where settings were found, as with `micro_batch_size: auto`, those that were asked for are kept beside them.
+    Parameters
+    ----------
+    requested
+        The settings as the user gave them, where some were resolved since, such as `micro_batch_size: auto`.
 
     Raises
     ------
     SettingsError
-        If a finished run lies there.
+        If the folder holds a finished run.
     LaunchError
         If the folder cannot be written or the disk is full.
     """
     before = records.read_json(run.result)
     if before and before.get("status") in finished.ENDED and not finished.trouble(run):
-        raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; name another folder")
+        raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
         remove_leftovers(run)
         check_free_space(run.dir)
-        describe(run, experiment, asked or experiment, environment.describe())
+        write_description(run, experiment, requested or experiment, environment.describe())
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
 
 
-def describe(run: RunPaths, experiment: Experiment, asked: Experiment, machine: dict[str, Any]) -> None:
-    """Write down the settings, what DeepSpeed is told, and what the machine is."""
-    records.write_json(run.experiment, described(experiment, asked))
+def write_description(run: RunPaths, experiment: Experiment, requested: Experiment, machine: dict[str, Any]) -> None:
+    """Write the settings, DeepSpeed's configuration and the description of the machine."""
+    write_experiment(run, experiment, requested)
     records.write_json(run.deepspeed, deepspeed_config(experiment))
     records.write_json(run.environment, machine)
 
 
-def described(experiment: Experiment, asked: Experiment) -> dict[str, Any]:
-    """Return the content of `experiment.json`."""
-    settings, before = experiment.model_dump(), asked.model_dump()
-    found = {name: before[name] for name in settings if settings[name] != before[name]}
-    return {**settings, "name": asked.name, **({"asked": found} if found else {})}
+def write_experiment(run: RunPaths, experiment: Experiment, requested: Experiment | None = None) -> None:
+    """Write `experiment.json`: the settings, the experiment's name, and the requested values of resolved settings."""
+    requested = requested or experiment
+    settings, given = experiment.model_dump(), requested.model_dump()
+    resolved = {name: given[name] for name in settings if settings[name] != given[name]}
+    records.write_json(
+        run.experiment, {**settings, "name": requested.name, **({"asked": resolved} if resolved else {})}
+    )
 
 
 def check_free_space(folder: Path) -> None:
-    """Make sure that a run's records will fit on the disk.
+    """Check that the records of a run fit on the disk.
 
     Raises
     ------
     LaunchError
-        If they might not.
+        If less than `MIN_FREE_BYTES` are free.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if (free := shutil.disk_usage(existing).free) < MIN_FREE_BYTES:
-        raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); make 64 MiB of room and start again")
+        raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); free 64 MiB and start again")
 
 
 class FolderGuard:
-    """A folder as it was at the start: it may be removed meanwhile, and another one made under its name.
+    """Detects that a run folder was removed or replaced by another of the same name during the run.
 
-    It is kept open, for a file system gives the number of a folder that is gone to the next one.
+    The folder is kept open, because a file system may reuse the inode number of a removed one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,12 +111,12 @@ class FolderGuard:
         os.close(self._handle)
 
     def check(self) -> None:
-        """Make sure that it is still the same folder.
+        """Check that the path still names the same folder.
 
         Raises
         ------
         LaunchError
-            If it is not.
+            If it does not.
         """
         try:
             same = os.path.samestat(os.stat(self.folder), os.fstat(self._handle))
@@ -118,13 +124,13 @@ class FolderGuard:
             same = False
         if not same:
             raise LaunchError(
-                f"{self.folder} was removed or replaced while the run went on: nothing more is written there; "
+                f"{self.folder} was removed or replaced during the run: nothing more is written there; "
                 "start the sweep again"
             )
 
 
 def remove_leftovers(run: RunPaths) -> None:
-    """Remove what an unfinished run left; the notebook stays, it may be the one being executed."""
+    """Remove the files of an unfinished run, except the notebook, which may be executing."""
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
     for path in (*written, run.profile, run.trace, run.flops):
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Starts ranks by forking them from a server that has imported everything: the client of `dsnb.train.fork_server`.
+"""Starts ranks by forking them from a server that has imported all libraries: the client of `dsnb.train.fork_server`.
 
-A sweep owns one server and names its socket in the environment of every notebook kernel; a launch without a sweep
-starts a server that lives as long as its process.
+A sweep owns one server and passes its socket to every notebook kernel in an environment variable. A launch outside of a
+sweep starts a server that lives as long as its process.
 """
 
 import atexit
@@ -28,12 +28,12 @@ _servers: dict[str, "ForkServer"] = {}
 
 
 def socket_variable(device: str) -> str:
-    """Name the variable in which a sweep passes its server's socket: DeepSpeed fixes the device at import."""
+    """Return the environment variable for the socket of a device's server: DeepSpeed fixes the device at import."""
     return f"DSNB_FORK_SERVER_{device.upper()}"
 
 
 class ForkServer:
-    """A running fork server for one device."""
+    """A fork server process for one device."""
 
     def __init__(self, device: str) -> None:
         self._scratch = Scratch()
@@ -56,7 +56,7 @@ class ForkServer:
         Raises
         ------
         LaunchError
-            With the last line of its log, if it ended or took too long.
+            If it ended or took too long; the message holds the last line of its log.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while b"ready" not in self.log.read_bytes().splitlines():
@@ -69,15 +69,15 @@ class ForkServer:
     def _failure(self) -> str:
         code = self.process.poll()
         if code is None:
-            return f"that took longer than {START_TIMEOUT_S:.0f} s; is the disk that they lie on slow?"
+            return f"it took longer than {START_TIMEOUT_S:.0f} s; check that the disk they are installed on is not slow"
         if code < 0:
             advice = "if memory ran out (`dmesg` says so), free some, then start again"
             return f"the process was {signals.killed_by(-code)}; {advice}"
-        said = self.log.read_text(errors="replace").strip().splitlines()
-        return said[-1] if said else f"the process ended with exit code {code} and printed nothing"
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the process ended with exit code {code} and printed nothing"
 
     def close(self) -> None:
-        """End the server, which takes whatever it still runs with it."""
+        """Terminate the server and the ranks that it still runs."""
         self.process.terminate()
         try:
             self.process.wait(timeout=5)
@@ -89,12 +89,12 @@ class ForkServer:
 
 @contextlib.contextmanager
 def shared_servers(devices: set[str]) -> Iterator[None]:
-    """Keep one server per device for all processes started inside the `with` block; one that is there already serves.
+    """Run one server per device for all processes started inside the `with` block, unless there is one already.
 
     Raises
     ------
     LaunchError
-        If a server cannot import what it needs.
+        If a server cannot import the libraries.
     """
     servers = {device: ForkServer(device) for device in sorted(devices) if socket_variable(device) not in os.environ}
     try:
@@ -109,7 +109,7 @@ def shared_servers(devices: set[str]) -> Iterator[None]:
 
 
 def _connect(device: str) -> socket.socket:
-    """Connect to the sweep's server, or to this process's own, started if need be."""
+    """Connect to the sweep's server, or to this process's own, which is started if necessary."""
     if path := os.environ.get(socket_variable(device)):
         with contextlib.suppress(OSError):
             return _open(path)
@@ -122,7 +122,7 @@ def _connect(device: str) -> socket.socket:
 
 
 def close_servers() -> None:
-    """End the servers that this process started for itself; for one that does not get to its regular end."""
+    """Close the servers that this process started itself; for processes that skip `atexit` handlers."""
     for server in _servers.values():
         server.close()
 
@@ -138,7 +138,7 @@ def _open(path: str) -> socket.socket:
 
 
 class ForkedRanks:
-    """Ranks forked by the server, one process group."""
+    """Ranks forked by the server, in one process group."""
 
     def __init__(self, host_ranks: HostRanks) -> None:
         self._ranks = host_ranks.ranks
@@ -158,7 +158,7 @@ class ForkedRanks:
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
             self._wait_for_pids(host_ranks.console)
-        except BaseException:  # an interrupt too: the server kills what it forked for a connection that is gone
+        except BaseException:  # also an interrupt: the server kills the ranks of a closed connection
             self._connection.close()
             raise
 
@@ -182,7 +182,7 @@ class ForkedRanks:
             timeout_s = 0.0
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far; ranks whose server died count as killed."""
+        """Return the exit codes so far; if the server died, the remaining ranks count as killed."""
         self._read()
         if self._hung_up:
             missing = {rank: -signal.SIGKILL for rank in self._ranks if rank not in self._codes}
@@ -194,18 +194,18 @@ class ForkedRanks:
         return len(self.exit_codes()) == len(self._ranks)
 
     def end(self) -> None:
-        """Hang up, at which the server kills the group, and wait until it is gone.
+        """Kill the process group, disconnect, and wait until the group is gone.
 
         Raises
         ------
         LaunchError
-            If a process stays all the same.
+            If a process of the group remains.
         """
         self._read()
-        if len(self._codes) < len(self._ranks):  # otherwise the server has seen them all end and cleared the group
+        if len(self._codes) < len(self._ranks):  # otherwise the server has reaped all of them
             with contextlib.suppress(OSError):
                 os.killpg(self.pids[0], signal.SIGKILL)
         self._hung_up = True
         self._connection.close()
         if not group_is_gone(self.pids[0]):
-            raise LaunchError(f"process group {self.pids[0]} does not end: look at it with `ps`")
+            raise LaunchError(f"process group {self.pids[0]} does not end after SIGKILL: find out with `ps` why")

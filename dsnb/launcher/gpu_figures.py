@@ -1,4 +1,4 @@
-"""The figures of a run's GPUs: from their energy counters and from samples of NVML, on however many hosts."""
+"""Computes the GPU figures of a run from energy counters and NVML samples, over all hosts."""
 
 import math
 from statistics import fmean
@@ -7,30 +7,30 @@ from typing import Any
 from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
 
 AVERAGED_S = 1.0
-"""NVML's power is an average over the last second on recent GPUs: a reading says nothing of less."""
+"""On recent GPUs NVML's power is an average over the last second; earlier readings include idle time."""
 JOULES_PER_KWH = 3.6e6
 Sample = dict[str, Any]
 
 
 def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
-    """Return NVML's figures of a run.
+    """Return the GPU figures of a run.
 
     Parameters
     ----------
     samples
         The records of `gpu.jsonl`.
     worker
-        What the ranks measured; empty where they did not reach their end.
+        The content of `worker.json`; empty if the ranks did not finish.
     gpus
-        GPUs of the run.
+        Number of GPUs of the run.
 
     Returns
     -------
     dict
-        `device_memory_gib`, the most in use on any GPU while steps were trained; `gpu_util_pct`, `sm_clock_mhz`, means
+        `device_memory_gib`, the maximum in use on any GPU during training; `gpu_util_pct` and `sm_clock_mhz`, means
         over the timed steps; `energy_j`, of all GPUs over the timed steps; `power_w`, its mean per GPU;
-        `run_energy_kwh`, of all GPUs from the launch to the end. A mean is one over GPUs, not over samples: a host that
-        was sampled less often counts as much as the others.
+        `run_energy_kwh`, of all GPUs from launch to end. Means are over GPUs, not samples: a host that was sampled
+        less often has the same weight as the others.
     """
     steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", math.inf))
     timed_s = worker.get("timed_from_s", math.inf), worker.get("timed_to_s", -math.inf)
@@ -46,12 +46,17 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
     }
 
 
+def timed_wall_s(worker: dict[str, Any]) -> float | None:
+    """Return the wall time of the timed steps; earlier versions recorded it as `timed_wall_s`."""
+    return (worker.get("phases_s") or {}).get("timed", worker.get("timed_wall_s"))
+
+
 def _within(samples: list[Sample], first_s: float, last_s: float) -> list[Sample]:
     return [row for row in samples if first_s <= row["t_s"] <= last_s]
 
 
 def _by_gpu(samples: list[Sample], key: str) -> list[list[float]]:
-    """Return the values of every GPU, in the order of their samples."""
+    """Return the values of each GPU, in the order of the samples."""
     found: dict[object, list[float]] = {}
     for row in samples:
         if row.get(key) is not None:
@@ -65,8 +70,8 @@ def _mean(samples: list[Sample], key: str) -> float | None:
 
 
 def _power(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
-    """Return energy and mean power of the timed steps; none where they took too short a time to tell."""
-    timed_s, energy_j = worker.get("timed_wall_s"), worker.get("energy_j")
+    """Return energy and mean power of the timed steps; None if they were too short to measure."""
+    timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
     if worker.get("power_source") == POWER_COUNTER:
         power_w = energy_j / timed_s / gpus if energy_j is not None and timed_s else None
         return {"energy_j": energy_j, "power_w": power_w}
@@ -76,12 +81,12 @@ def _power(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dict[str
 
 
 def power_note(figures: dict[str, float | None], worker: dict[str, Any]) -> str | None:
-    """Say why a run on GPUs has no power, or how it was measured where that is not by the energy counter."""
+    """Return why a run on GPUs has no power figure, or that it was not measured by the energy counter."""
     source = worker.get("power_source")
     if source is None:
         return None
     if figures.get("power_w") is None:
-        return f"no power: the timed steps took {worker.get('timed_wall_s', math.nan):.2f} s, too short to measure it"
+        return f"no power: the timed steps took {timed_wall_s(worker) or math.nan:.2f} s, too short to measure it"
     return "power is a mean of samples: these GPUs have no energy counter" if source == POWER_AVERAGE else None
 
 

@@ -10,16 +10,16 @@ INTERVAL_S = 0.25
 
 
 class GpuSampler:
-    """Samples from now on until `stop()`; without GPUs there is no sample at all.
+    """Samples the GPUs from construction until `stop()`; without GPUs it does nothing.
 
     Parameters
     ----------
     gpus
         NVML's numbers of the run's GPUs.
     take
-        Called with every sample, in a thread of the sampler's own.
+        Called with every sample, in the sampler's thread.
     launched_at
-        When the run was launched, on this host's clock of `dsnb.system.launch_clock`: the origin of `t_s`.
+        Time of the launch on this host's clock of `dsnb.system.launch_clock`: the origin of `t_s`.
     """
 
     def __init__(self, gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launched_at: float) -> None:
@@ -30,7 +30,7 @@ class GpuSampler:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling; the last sample has been taken when this returns."""
+        """Stop sampling, and wait for the last sample."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

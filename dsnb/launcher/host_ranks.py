@@ -15,13 +15,13 @@ from dsnb.system import hardware
 
 LOCALHOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-"""Keeps the ranks of one machine from listening on its network. NCCL only sets itself up through this interface; the
-GPUs of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set win."""
+"""Keeps the ranks of one machine from listening on the network. NCCL uses this interface for its setup only: the GPUs
+of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set take precedence."""
 
 
 @dataclass(frozen=True)
 class HostRanks:
-    """The ranks of host number `node` of `hosts`, which meet at `master_addr`."""
+    """The ranks of host number `node` of `hosts`, with their rendezvous at `master_addr`."""
 
     device: str
     hosts: tuple[Host, ...]
@@ -61,7 +61,7 @@ class HostRanks:
 
     @property
     def gpus(self) -> list[int]:
-        """NVML's numbers of the GPUs to use: `devices` counts those that CUDA_VISIBLE_DEVICES leaves on the host."""
+        """NVML's indexes of the GPUs to use; `devices` counts only GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
         visible = hardware.gpus()
         return [visible[device].index for device in self.hosts[self.node].devices]
 
@@ -72,10 +72,12 @@ def local_host_ranks(experiment: Experiment, run: RunPaths, worker: str, launche
     Raises
     ------
     LaunchError
-        If the port where its ranks are to meet is in use.
+        If the port for their rendezvous is in use.
     """
     if experiment.master_port and not is_free(LOCALHOST, experiment.master_port):
-        raise LaunchError(f"master_port is {experiment.master_port}: it is in use; name another, or 0 for any free one")
+        raise LaunchError(
+            f"master_port is {experiment.master_port}: it is in use; choose another, or 0 for any free port"
+        )
     return HostRanks(
         device=experiment.device,
         hosts=(Host("localhost", tuple(range(experiment.gpus))),),
@@ -90,19 +92,19 @@ def local_host_ranks(experiment: Experiment, run: RunPaths, worker: str, launche
 
 
 def free_port(address: str = LOCALHOST) -> int:
-    """Return a TCP port that nobody listens on.
+    """Return a TCP port that is free.
 
-    It lies below the range from which systems take ports for outgoing connections: one from that range may be taken
-    again while the ranks start (seen once in 36 runs).
+    It is below the range of ephemeral ports, which outgoing connections may take while the ranks start (seen once in 36
+    runs).
     """
     for port in random.sample(range(15_000, 32_000), 100):
         if is_free(address, port):
             return port
-    raise LaunchError("no free TCP port between 15000 and 32000: end what holds them")
+    raise LaunchError("none of 100 TCP ports between 15000 and 32000 is free: stop the programs that hold them")
 
 
 def is_free(address: str, port: int) -> bool:
-    """Return whether a TCP port can be listened on."""
+    """Return whether a TCP port is free to listen on."""
     with socket.socket() as probe, contextlib.suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address, port))

@@ -1,4 +1,4 @@
-"""A run's ranks on this machine: started, sampled, and counted among what its kernel kills."""
+"""Starts the ranks of a run on this machine, samples its GPUs, and counts out-of-memory kills."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,19 +15,19 @@ from dsnb.system import hardware
 
 
 def start(launcher: str, host_ranks: HostRanks) -> Ranks:
-    """Start the ranks of one host, on that host."""
+    """Start the ranks of this host."""
     for lock in op_builds.remove_stale_locks():
-        print(f"removed the lock that a killed compilation left: {lock}")
+        print(f"removed the stale lock of a killed compilation: {lock}")
     return DeepSpeedRanks(host_ranks) if launcher == "deepspeed" else ForkedRanks(host_ranks)
 
 
 def sampler(host_ranks: HostRanks, take: Callable[[dict[str, Any]], None], launched_at: float) -> GpuSampler:
-    """Return the sampler of one host's GPUs."""
+    """Return a running sampler of this host's GPUs."""
     return GpuSampler(host_ranks.gpus if host_ranks.device == "cuda" else [], take, launched_at)
 
 
 class LocalRanks:
-    """All ranks of a run that needs no other machine."""
+    """All ranks of a run on this machine only."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self.experiment, self._run = experiment, run
@@ -52,27 +52,27 @@ class LocalRanks:
             raise
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far, by rank."""
+        """Return the exit codes so far: rank -> code."""
         return self._ranks.exit_codes() if self._ranks else {}
 
     def ended(self) -> bool:
-        """Return whether nothing of the run is left."""
+        """Return whether all ranks have ended."""
         return self._ranks is None or self._ranks.ended()
 
     def external_failure(self) -> str | None:
-        """Return nothing: whatever ends them is in their exit codes."""
+        """Return None: on one machine every failure shows in the exit codes."""
         return None
 
     def oom_kills(self) -> int:
-        """Count what the kernel killed since the start."""
+        """Return the number of out-of-memory kills since the start."""
         return hardware.oom_kills() - self._oom_kills
 
     def host_suffix(self, rank: int) -> str:
-        """Return nothing: there is only one host."""
+        """Return an empty text: there is only one host."""
         return ""
 
     def end(self) -> None:
-        """Kill whatever is left, and stop sampling."""
+        """Kill the remaining processes, and stop sampling."""
         if self._ranks is None:
             return
         try:

@@ -1,6 +1,6 @@
-"""Launches one run and stays with it to its end, whatever that is.
+"""Launches one run and supervises it until it ends, in whatever way.
 
-A finished run has a `result.json`, and nothing of it is running any more.
+A finished run has a `result.json` and no process left.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.folder import FolderGuard, create_single_run_dir, describe, prepare
+from dsnb.launcher.folder import FolderGuard, create_single_run_dir, prepare, write_description
 from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
 from dsnb.launcher.outcome import exception_status, run_status
@@ -28,9 +28,10 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system.launch_clock import Stopwatch
 
 POLL_S = 0.05
-SHOW_S = 0.5
+REFRESH_S = 0.5
+"""Seconds between refreshes of the progress bar."""
 GRACE_PERIOD_S = 5.0
-"""How long the other ranks may go on after one has failed: they would wait for it for ever."""
+"""How long the other ranks may continue after one has failed: some would wait for it for ever."""
 
 
 def launch(
@@ -47,59 +48,61 @@ def launch(
     experiment
         The settings.
     run_dir
-        A new or unfinished run folder; by default the next free one under `outputs/single`.
+        The run folder, new or of an unfinished run; by default the next free one under `outputs/single`.
     progress
-        Show a bar with loss and tokens/s.
+        Whether to show a progress bar with loss and tokens/s.
     worker
-        Module whose `main(run_dir)` each rank runs; tests put a fake here.
+        Module whose `main(run_dir)` each rank calls; tests pass a fake.
 
     Returns
     -------
     Result
-        Whatever the outcome; `Result.raise_for_status()` raises if it is not `ok`.
+        The result, whatever its status; `Result.raise_for_status()` raises unless it is `ok`.
 
     Raises
     ------
     SettingsError
-        If this machine cannot run the settings, or the folder already holds a finished run.
+        If this machine cannot run the settings, or the folder holds a finished run.
     LaunchError
-        If the ranks could not even be started.
+        If the ranks could not be started.
     """
     if problems := checks.unsupported(experiment.model_dump()):
         raise SettingsError(problems)
     run = RunPaths(Path(run_dir).absolute() if run_dir else create_single_run_dir(experiment))
     if experiment.micro_batch_size == "auto":
         return auto_batch_size.launch(
-            experiment, run, lambda found, folder, asked: _run_once(found, folder, asked, progress, worker)
+            experiment,
+            run,
+            lambda settings, folder, requested: _run_once(settings, folder, requested, progress, worker),
         )
     return _run_once(experiment, run, experiment, progress, worker)
 
 
-def _run_once(experiment: Experiment, run: RunPaths, asked: Experiment, progress: bool, worker: str) -> Result:
-    """Run an experiment whose settings are all numbers; those that were asked for are recorded beside them."""
-    prepare(run, experiment, asked)
+def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, progress: bool, worker: str) -> Result:
+    """Run an experiment whose batch size is known; the requested settings are recorded beside those used."""
+    prepare(run, experiment, requested)
     with FolderGuard(run.dir) as guard:
-        return _supervise(experiment, run, asked, guard, progress, worker)
+        return _supervise(experiment, run, requested, guard, progress, worker)
 
 
 def _supervise(
-    experiment: Experiment, run: RunPaths, asked: Experiment, guard: FolderGuard, progress: bool, worker: str
+    experiment: Experiment, run: RunPaths, requested: Experiment, guard: FolderGuard, progress: bool, worker: str
 ) -> Result:
-    """Start the ranks of a run whose folder is prepared, stay with them, and write how they ended."""
+    """Start the ranks of a run in its prepared folder, wait for their end, and write the result."""
     stopwatch = Stopwatch()
     ranks: RankGroup | None = None
     try:
         ranks = RemoteRanks(experiment, run) if experiment.hostfile else LocalRanks(experiment, run)
         experiment = ranks.experiment
-        if isinstance(ranks, RemoteRanks):  # what only the hosts could say
-            describe(run, experiment, asked, ranks.environment)
+        if isinstance(ranks, RemoteRanks):  # the device and the machine are known only now
+            write_description(run, experiment, requested, ranks.environment)
         ranks.start(worker, stopwatch.began_s)
         ended_by = Supervisor(experiment, run, ranks, guard, stopwatch).until_end(progress)
-        codes = ranks.exit_codes()  # of those that ended by themselves
+        codes = ranks.exit_codes()  # of the ranks that ended by themselves
         ranks.end()
     except BaseException as error:
         if ranks:
-            with contextlib.suppress(LaunchError):  # the first error is the one to tell
+            with contextlib.suppress(LaunchError):  # report the first error
                 ranks.end()
         guard.check()
         finish(experiment, run, ranks.exit_codes() if ranks else {}, stopwatch.elapsed_s(), exception_status(error))
@@ -113,24 +116,25 @@ def _supervise(
 
 @dataclass
 class Supervisor:
-    """The supervision of one run's ranks."""
+    """Watches the ranks of one run: their steps, exit codes and time limits."""
 
     experiment: Experiment
     run: RunPaths
     ranks: RankGroup
     guard: FolderGuard
     stopwatch: Stopwatch
-    shown_s: float = 0.0
-    moved_s: float = 0.0
-    """When the last step was seen, and before it when one was shown, in seconds since the launch."""
+    refreshed_s: float = 0.0
+    """When the progress bar was last refreshed, in seconds since the launch."""
+    last_step_s: float = 0.0
+    """When the last step was seen, in seconds since the launch."""
 
     def until_end(self, progress: bool) -> tuple[str, str] | None:
-        """Wait for the ranks' end; return status and cause if they cannot say themselves how the run ended.
+        """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended.
 
         Raises
         ------
         LaunchError
-            If the run's folder is gone.
+            If the run folder is gone.
         """
         total = self.experiment.warmup_steps + self.experiment.steps
         tail = records.Tail(self.run.steps)
@@ -139,50 +143,54 @@ class Supervisor:
             while not self.ranks.ended():
                 time.sleep(POLL_S)
                 self.guard.check()
-                self._show(bar, tail)
-                if slept := self._suspended():
-                    return slept
-                if (late := self._exceeded_limit(bar.n, total)) and not self.ranks.ended():
-                    return "timeout", f"{late}, {bar.n} of {total} steps done"
+                self._update(bar, tail)
+                if interruption := self._interruption():
+                    return interruption
+                if (limit := self._exceeded_limit(bar.n, total)) and not self.ranks.ended():
+                    return "timeout", f"{limit}, {bar.n} of {total} steps done"
                 if failure := self.ranks.external_failure():
                     return "failed", failure
                 if failed_s is None and any(self.ranks.exit_codes().values()):
                     failed_s = self.stopwatch.elapsed_s()
                 if failed_s is not None and self.stopwatch.elapsed_s() > failed_s + GRACE_PERIOD_S:
                     break
-            self._show(bar, tail, last=True)
+            self._update(bar, tail, last=True)
         if hasattr(bar, "container"):
-            # A saved notebook would show the widget's first state, 0 %, for ever.
+            # A saved notebook would keep the widget's first state, 0 %.
             from IPython.display import clear_output
 
             clear_output(wait=True)
-        return self._suspended()
+        return self._interruption()
 
-    def _suspended(self) -> tuple[str, str] | None:
-        """Return status and cause of a run that the machine slept through: its figures would be of the sleep."""
-        slept_s = self.stopwatch.suspended_s()
-        if not slept_s:
+    def _interruption(self) -> tuple[str, str] | None:
+        """Return status and cause if the machine was suspended during the run, which makes its figures worthless."""
+        suspended_s = self.stopwatch.suspended_s()
+        if not suspended_s:
             return None
-        return "interrupted", f"the machine was suspended for {slept_s:,.0f} s during the run; start the sweep again"
+        return (
+            "interrupted",
+            f"the machine was suspended for {suspended_s:,.0f} s during the run; start the sweep again",
+        )
 
     def _exceeded_limit(self, done: int, total: int) -> str | None:
-        """Say which limit has passed, None if none has."""
+        """Return which time limit was exceeded, None if none was."""
         elapsed_s, limits = self.stopwatch.elapsed_s(), self.experiment
         if elapsed_s > limits.time_limit_s:
             return f"no end within the time limit of {limits.time_limit_s:g} s"
-        if done < total and elapsed_s > self.moved_s + limits.step_timeout_s:
+        if done < total and elapsed_s > self.last_step_s + limits.step_timeout_s:
             return f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
         return None
 
-    def _show(self, bar: Any, tail: records.Tail, last: bool = False) -> None:
+    def _update(self, bar: Any, tail: records.Tail, last: bool = False) -> None:
+        """Update the progress bar with the steps that were written since the last call."""
         for step in record_schema.steps(tail):
-            bar.n, self.moved_s = step["step"], self.stopwatch.elapsed_s()
+            bar.n, self.last_step_s = step["step"], self.stopwatch.elapsed_s()
             rate = self.experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
             loss = step["loss"] if step.get("loss") is not None else float("nan")
             bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
-        if self.stopwatch.elapsed_s() > self.shown_s + SHOW_S or last:
+        if self.stopwatch.elapsed_s() > self.refreshed_s + REFRESH_S or last:
             bar.refresh()
-            self.shown_s = self.stopwatch.elapsed_s()
+            self.refreshed_s = self.stopwatch.elapsed_s()
 
 
 def finish(
@@ -190,23 +198,32 @@ def finish(
     run: RunPaths,
     exit_codes: dict[int, int],
     wall_s: float,
-    verdict: tuple[str, str | None],
+    outcome: tuple[str, str | None],
 ) -> Result:
-    """Write the run's result: from here on it is finished."""
+    """Write the result, which makes the run a finished one.
+
+    Parameters
+    ----------
+    outcome
+        Status and cause.
+    """
     worker = record_schema.read(run.worker) or {}
     if versions := worker.get("versions"):
-        known = records.read_json(run.environment) or {}
-        found = {**versions, "power_source": worker.get("power_source")}
-        records.write_json(run.environment, {**known, **found})
-    phases = dict(worker.get("phases_s") or {})
-    ended_s = worker.get("ended_s")
-    profiled_s = (record_schema.read(run.profile) or {}).get("ended_s")
-    if ended_s is not None and profiled_s is not None:
-        phases["profile"], ended_s = profiled_s - ended_s, profiled_s
-    if ended_s is not None:
-        phases["stop"] = wall_s - ended_s
-    phases["wall"] = wall_s
+        machine = records.read_json(run.environment) or {}
+        records.write_json(run.environment, {**machine, **versions, "power_source": worker.get("power_source")})
     summary = summarize_run(experiment, run)
-    result = Result(*verdict, exit_codes, phases, summary, run.dir)
+    result = Result(*outcome, exit_codes, _phases_s(run, worker, wall_s), summary, run.dir)
     result.write()
     return result
+
+
+def _phases_s(run: RunPaths, worker: dict[str, Any], wall_s: float) -> dict[str, float]:
+    """Return the seconds of each phase of a run, from the launch to the end of its ranks."""
+    phases_s = dict(worker.get("phases_s") or {})
+    ended_s = worker.get("ended_s")
+    if ended_s is not None:
+        profile_ended_s = (record_schema.read(run.profile) or {}).get("ended_s")
+        if profile_ended_s is not None:
+            phases_s["profile"], ended_s = profile_ended_s - ended_s, profile_ended_s
+        phases_s["stop"] = wall_s - ended_s
+    return {**phases_s, "wall": wall_s}

@@ -1,1 +1,13 @@
-"""Tables, figures and sentences about runs, as HTML and as text."""
+"""Tables, figures and sentences about runs, as HTML and as text. `__all__` lists the modules for notebooks."""
+
+__all__ = [
+    "all_reduce",
+    "answer",
+    "memory_plots",
+    "node_report",
+    "notes",
+    "plan_answer",
+    "plots",
+    "scaling_plots",
+    "tables",
+]

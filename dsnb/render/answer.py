@@ -66,7 +66,7 @@ def _tasks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "", runs
         return
     for key, part in runs.groupby(varying, sort=False, dropna=False):
-        title = ", ".join(labels.axis(name).say(value) for name, value in zip(varying, key, strict=True))
+        title = ", ".join(labels.axis(name).describe(value) for name, value in zip(varying, key, strict=True))
         yield f"<h3>{html.escape(title)}</h3>", part
 
 

@@ -59,7 +59,7 @@ def _panel(part: pd.DataFrame, axis: Axes) -> None:
             _median(same, place, axis)
     for value in part["expected_per_node"].dropna().unique():
         axis.axhline(value, color=EXPECTED, linestyle="--", linewidth=1.3)
-    axis.set(xlabel="nodes of a group", ylabel="samples/s per node", xlim=(-0.6, max(len(sizes), 1) - 0.4))
+    axis.set(xlabel="nodes per group", ylabel="samples/s per node", xlim=(-0.6, max(len(sizes), 1) - 0.4))
     axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
     axis.yaxis.set_major_formatter(PLAIN_TICKS)
 
@@ -114,8 +114,8 @@ def _median(same: pd.DataFrame, place: int, axis: Axes) -> None:
 
 def _legend(figure: Figure, shown: pd.DataFrame) -> None:
     entries = [
-        (Line2D([], [], color=POINT, marker="o", linestyle=""), "a group", True),
-        (Line2D([], [], color=palette.INK), "median of the size", True),
+        (Line2D([], [], color=POINT, marker="o", linestyle=""), "group", True),
+        (Line2D([], [], color=palette.INK), "median of the group size", True),
         (Line2D([], [], color=SLOW, linestyle=":"), "limit for slow", slow_nodes.limits(shown).notna().any()),
         (Line2D([], [], color=SLOW, marker="v", linestyle=""), "slow", shown["slow"].any()),
         (Line2D([], [], color=FAILED, marker="x", linestyle=""), "failed", shown["per_node"].isna().any()),

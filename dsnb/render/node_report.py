@@ -103,7 +103,7 @@ def _hosts(value: object) -> str:
     if not isinstance(value, str):
         return "unknown"
     names = value.split(",")
-    return value if len(names) <= slow_nodes.MOST_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
+    return value if len(names) <= slow_nodes.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
 def _format(value: float, form: str) -> str:

@@ -90,16 +90,24 @@ def format_value(value: float, spread: float, digits: int) -> str:
     return text if pd.isna(spread) else f"{text} ± {spread:,.{max(digits, 1) if spread < 10 else digits}f}"
 
 
+def _is_missing(value: object) -> bool:
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
 def to_html(table: pd.DataFrame, text_columns: tuple[str, ...] = (), index: bool = True) -> Html:
     """Convert a table of text to HTML, every cell escaped, in a box that scrolls horizontally."""
 
     def cell(name: str, value: object) -> str:
         kind = ' class="text"' if name in text_columns else ' class="bad"' if name == "status" else ""
-        text = html.escape("" if value is None or pd.isna(value) else str(value))
+        text = html.escape("" if _is_missing(value) else str(value))
         return f"<td{kind}>{SPREAD.sub(SPREAD_HTML, text)}</td>"
 
-    heads = [str(table.index.name or "")] if index else []
-    head = "".join(f'<th scope="col">{html.escape(str(name))}</th>' for name in [*heads, *table.columns])
+    def header(name: str, is_text: bool) -> str:
+        kind = ' class="text"' if is_text else ""
+        return f'<th scope="col"{kind}>{html.escape(name)}</th>'
+
+    head = header(str(table.index.name or ""), True) if index else ""
+    head += "".join(header(str(name), name in text_columns or name == "status") for name in table.columns)
     rows = []
     for key, row in table.iterrows():
         first = f'<th scope="row">{html.escape(str(key))}</th>' if index else ""
@@ -146,7 +154,7 @@ def _values_by_name(runs: pd.DataFrame, names: list[str], join: Callable[[list[s
     runs = rename_old_columns(runs)
     found = {}
     for name in names:
-        values = runs[name].dropna().drop_duplicates().tolist()
+        values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]
         if values:
             found[name] = join([f"{value:g}" if isinstance(value, float) else str(value) for value in values])
     table = pd.DataFrame({"value": pd.Series(found, dtype=object)}).rename_axis("name")
@@ -168,7 +176,7 @@ def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Htm
     """Return a table of numbers as HTML under their column names, with four significant digits."""
 
     def text(value: object) -> str:
-        if value is None or pd.isna(value):
+        if _is_missing(value):
             return ""
         if not isinstance(value, int | float) or isinstance(value, bool):
             return str(value)
@@ -195,7 +203,7 @@ def heading(folder: str | Path) -> Html:
             records.warn(f"the question of the sweep is left out: {error}")
     question = params.get("question") if isinstance(params, dict) else None
     text = question if isinstance(question, str) and question else "Which of these settings should I train with here?"
-    title = discover.shown(sweep.dir.name)
+    title = discover.displayable(sweep.dir.name)
     return Html(f'<h1>{html.escape(title)}</h1><p class="question">{html.escape(text)}</p>')
 
 

@@ -28,6 +28,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "steps_from_s": "Begin of the first step, since the launch.",
         "timed_from_s": "Begin of the timed steps, since the launch.",
         "timed_to_s": "End of the timed steps, since the launch.",
+        "timed_wall_s": "Wall time of the timed steps, as earlier versions recorded it; now in `phases_s`.",
         "ended_s": "End of the last step, since the launch.",
         "first_bad_step": "First step whose loss was not a finite number.",
         "weights_moved": "False if the steps did not change the weights beyond weight decay.",

@@ -55,7 +55,6 @@ METRIC_COLUMNS = [
     "recompilations",
     "nan_steps",
     "timed_steps",
-    "timed_wall_s",
     "train_runtime_s",
     "steps_per_s",
     "samples_per_s_running",

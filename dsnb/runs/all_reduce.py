@@ -1,4 +1,4 @@
-"""Loads what `dsnb bandwidth` measured: one row per message size of an all-reduce test."""
+"""Loads the all-reduce tests of `dsnb bandwidth`: one row per message size."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ COLUMNS = [
 
 
 def newest(folder: str | Path) -> RunPaths | None:
-    """Give the newest test in a sweep's folder that ended well, or the one that the folder itself is; None if none."""
+    """Return the newest successful test of a sweep, or the folder itself if it is a test; None if there is none."""
     here = RunPaths(Path(folder))
     if here.bandwidth_plan.is_file():
         return here
@@ -29,12 +29,12 @@ def load_bandwidth(folder: str | Path) -> pd.DataFrame:
     Parameters
     ----------
     folder
-        The sweep's folder, or that of one test.
+        The folder of a sweep, or of one test.
 
     Returns
     -------
     pandas.DataFrame
-        One row per message size, none if there is no test: `bytes`, `count`, `dtype`, `ranks`, `calls`, `time_us`,
+        One row per message size, no rows if there is no test: `bytes`, `count`, `dtype`, `ranks`, `calls`, `time_us`,
         `algbw_gb_per_s`, `busbw_gb_per_s`, `errors`.
     """
     run = newest(folder)

@@ -1,8 +1,8 @@
-"""Keeps large tables that were loaded, so that the next load of an unchanged folder is quick.
+"""Cache of loaded tables: the next load of an unchanged folder is fast.
 
-Only what took long is kept, in the user's cache folder (`$DSNB_CACHE`, else `dsnb` below `$XDG_CACHE_HOME`). It is
-taken again only if none of the files and folders that were looked at has another time, size or file number, and dsnb's
-own code is the same. Without pyarrow nothing is kept.
+Only tables that took long to load are cached, in the user's cache folder (`$DSNB_CACHE`, else `dsnb` below
+`$XDG_CACHE_HOME`). A cached table is valid while the change time, size and inode of all examined files and folders, and
+dsnb's own code, are unchanged. Without pyarrow there is no cache.
 """
 
 import contextlib
@@ -20,22 +20,23 @@ import pandas as pd
 from dsnb.run_folder import paths
 
 SLOW_S = 0.25
-MOST_FILES = 64
+"""Loads that take longer are cached."""
+MAX_FILES = 64
 SETTLED_S = 0.05
-"""A file that changed as recently as this may change again without a new time: clocks of file systems tick slowly."""
+"""A file changed more recently than this may change again without a new time stamp: file systems' clocks are coarse."""
 
 
-def kept(kind: str, root: Path, load: Callable[[], tuple[pd.DataFrame, list[str]]]) -> pd.DataFrame:
-    """Give a table as it was kept, or load it, and keep it if that took long.
+def cached(kind: str, root: Path, load: Callable[[], tuple[pd.DataFrame, list[str]]]) -> pd.DataFrame:
+    """Return a cached table, or load it, and cache it if that took long.
 
     Parameters
     ----------
     kind
-        Which table of the folder.
+        Which table of the folder, `runs` or `steps`.
     root
-        The folder that it was loaded from.
+        The folder or log that is loaded.
     load
-        Makes the table, and names the files and folders whose change would change it.
+        Loads the table; also returns the files and folders whose change would change it.
     """
     home = paths.cache_home()
     file = (
@@ -46,18 +47,18 @@ def kept(kind: str, root: Path, load: Callable[[], tuple[pd.DataFrame, list[str]
     if file and (table := _read(file)) is not None:
         return table
     began_ns = time.time_ns()
-    with _no_collection():
-        table, looked_at = load()
+    with _without_garbage_collection():
+        table, examined = load()
     if file and time.time_ns() - began_ns > SLOW_S * 1e9:
-        stamps = _stamps(looked_at)
+        stamps = _stamps(examined)
         if stamps[:, 0].max(initial=0) < began_ns - SETTLED_S * 1e9:  # nothing changed while it was loaded
-            _write(file, looked_at, stamps, table)
+            _write(file, examined, stamps, table)
     return table
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Put off garbage collection: it would look through the many small records, all still in use, again and again."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Defer garbage collection: it would scan the many small records, all still in use, again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -67,13 +68,13 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _stamps(looked_at: Sequence[str]) -> np.ndarray:
-    """Give what tells whether a path changed: shape (paths, 3) of time in ns, size, file number; -1 if it is gone.
+def _stamps(examined: Sequence[str]) -> np.ndarray:
+    """Return change time in ns, size and inode of each path, shape (paths, 3); -1 for a missing path.
 
-    The time is that of the last change of content or name, which no program can set back as it can the modification's.
+    Unlike the modification time, the change time (ctime) cannot be set back by a program.
     """
     stat, numbers = os.stat, list[int]()
-    for path in looked_at:
+    for path in examined:
         try:
             about = stat(path)
             numbers += (about.st_ctime_ns, about.st_size, about.st_ino & (2**63 - 1))
@@ -83,40 +84,40 @@ def _stamps(looked_at: Sequence[str]) -> np.ndarray:
 
 
 def _code() -> bytes:
-    """Say when dsnb's code last changed: another reader may read the same log otherwise."""
+    """Return when dsnb's code last changed: other code may read the same log differently."""
     return str(max(file.stat().st_mtime_ns for file in paths.PACKAGE.rglob("*.py"))).encode()
 
 
 def _read(file: Path) -> pd.DataFrame | None:
-    """Read a kept table; None if there is none, if something changed, or if it cannot be read."""
-    with contextlib.suppress(Exception):  # a cache is never a reason to fail
+    """Return a cached table; None if there is none, if something changed, or if it cannot be read."""
+    with contextlib.suppress(Exception):  # a broken cache must never make a load fail
         import pyarrow as pa
 
         with open(file, "rb") as source:
-            looked_at = pa.ipc.open_stream(source).read_all()
-            if (looked_at.schema.metadata or {}).get(b"code") != _code():
+            examined = pa.ipc.open_stream(source).read_all()
+            if (examined.schema.metadata or {}).get(b"code") != _code():
                 return None
-            now = _stamps(looked_at["path"].to_pylist())
-            before = np.column_stack([looked_at[name].to_numpy() for name in ("ctime_ns", "size", "ino")])
+            now = _stamps(examined["path"].to_pylist())
+            before = np.column_stack([examined[name].to_numpy() for name in ("ctime_ns", "size", "ino")])
             if not np.array_equal(now, before):
                 return None
             content = pa.ipc.open_stream(source).read_all()
-        content.validate(full=True)  # else what is damaged could crash pyarrow itself
+        content.validate(full=True)  # damaged data could crash pyarrow later
         table: pd.DataFrame = content.to_pandas()
-        with contextlib.suppress(OSError):  # it may be another user's
+        with contextlib.suppress(OSError):  # it may belong to another user
             os.utime(file)
         return table
     return None
 
 
-def _write(file: Path, looked_at: list[str], stamps: np.ndarray, table: pd.DataFrame) -> None:
-    """Keep a table; where that cannot be (a full disk, mixed types in a column), it is just not kept."""
+def _write(file: Path, examined: list[str], stamps: np.ndarray, table: pd.DataFrame) -> None:
+    """Cache a table; if that fails (a full disk, mixed types in a column), it is not cached."""
     temporary = file.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
     with contextlib.suppress(Exception):
         import pyarrow as pa
 
         numbers = dict(zip(("ctime_ns", "size", "ino"), stamps.T, strict=True))
-        about = pa.table({"path": looked_at, **numbers}).replace_schema_metadata({b"code": _code()})
+        about = pa.table({"path": examined, **numbers}).replace_schema_metadata({b"code": _code()})
         content = pa.Table.from_pandas(table, preserve_index=False)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(temporary, "wb") as sink:
@@ -124,7 +125,7 @@ def _write(file: Path, looked_at: list[str], stamps: np.ndarray, table: pd.DataF
                 with pa.ipc.new_stream(sink, part.schema) as writer:
                     writer.write_table(part)
         os.replace(temporary, file)
-        for old in sorted(file.parent.glob("*.arrow"), key=lambda one: one.stat().st_mtime)[:-MOST_FILES]:
+        for old in sorted(file.parent.glob("*.arrow"), key=lambda one: one.stat().st_mtime)[:-MAX_FILES]:
             old.unlink(missing_ok=True)
     with contextlib.suppress(OSError, ValueError):
         temporary.unlink()

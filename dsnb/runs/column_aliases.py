@@ -1,4 +1,4 @@
-"""Old names of columns: tables that an earlier version wrote, such as a CSV file of runs, keep working.
+"""Former names of columns: tables written by an earlier version, such as a CSV file of runs, keep working.
 
 dsnb's own index and cache need no aliases: they are ignored once dsnb's code has changed.
 """
@@ -7,7 +7,13 @@ import pandas as pd
 
 from dsnb.settings import aliases
 
-ALIASES = {"gpu": "gpu_name", "origins": "provenance", "not_ok": "n_failed", **aliases.CURRENT_NAMES}
+ALIASES = {
+    "gpu": "gpu_name",
+    "origins": "provenance",
+    "not_ok": "n_failed",
+    "timed_wall_s": "timed_s",
+    **aliases.CURRENT_NAMES,
+}
 """Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
 
 

@@ -1,4 +1,4 @@
-"""What lies below a folder: dsnb's own runs and other programs' logs, and how their places name them."""
+"""Finds dsnb's run folders and other programs' logs below a folder, and names runs by their paths."""
 
 import os
 import warnings
@@ -14,106 +14,111 @@ from dsnb.runs.index import Index
 from dsnb.runs.logs import find
 from dsnb.runs.logs.logged_run import LoggedRun
 
+_RUN = RunPaths(Path())
+_EXPERIMENT, _ENVIRONMENT, _RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
+_STEPS, _BANDWIDTH_PLAN = _RUN.steps.name, _RUN.bandwidth_plan.name
+
 
 @dataclass
 class Found:
-    """What lies below a folder: dsnb's own run folders, other programs' logs, and what was looked at to know it."""
+    """Paths found below a folder, and the paths that were examined to find them."""
 
     runs: list[str] = field(default_factory=list)
+    """Run folders of dsnb."""
     logs: list[str] = field(default_factory=list)
-    """Files that may be logs; what is in them decides."""
+    """Files that may be logs; their content decides."""
     is_one_file: bool = False
-    """The path was a file: it must be a log."""
-    looked_at: list[str] = field(default_factory=list)
-    """Logs and folders whose change would change the tables; a finished run's folder is not among them."""
+    """Whether the path is a file, which then must be a log."""
+    examined: list[str] = field(default_factory=list)
+    """Logs and folders whose change would change the tables, except folders of finished runs."""
     results: list[str] = field(default_factory=list)
-    """`result.json` of every finished run, written last and in one step."""
+    """`result.json` of every finished run; it is written last and atomically."""
     steps: list[str] = field(default_factory=list)
     """`steps.jsonl` of every finished run."""
-    stepless: set[str] = field(default_factory=set)
-    """Runs with a result that have no such file."""
+    without_steps: set[str] = field(default_factory=set)
+    """Run folders with a result but no `steps.jsonl`."""
     indexed: list[Index] = field(default_factory=list)
-    """What the indexes of sweeps say, whose runs are not in `runs` then."""
+    """Indexes of sweeps; their runs are not in `runs`."""
     folders: list[str] = field(default_factory=list)
-    """The folders that are no runs."""
+    """Folders that are not run folders."""
     files: int = 0
-    """How many files are in these."""
+    """Number of files in `folders`."""
 
 
-def look(path: str | Path, *, use_indexes: bool = False) -> Found:
-    """Find dsnb's run folders and other files below `path`, in order, `run2` before `run10`.
+def find_runs(path: str | Path, *, use_indexes: bool = False) -> Found:
+    """Find run folders and possible logs below `path`, sorted, `run2` before `run10`.
 
     Parameters
     ----------
     path
         A folder, or one log.
     use_indexes
-        Take the runs of a sweep from its index, where there is one that fits.
+        Read the runs of a sweep from its index, if it has a valid one.
 
     Raises
     ------
     SettingsError
-        If there is no such folder or file.
+        If the path does not exist.
     """
     root = os.path.abspath(path)
     if os.path.isfile(root):
-        return Found(
-            logs=[root], is_one_file=True, looked_at=[root, os.path.join(os.path.dirname(root), "gpu_log.csv")]
-        )
+        return Found(logs=[root], is_one_file=True, examined=[root, os.path.join(os.path.dirname(root), "gpu_log.csv")])
     if not os.path.isdir(root):
         raise SettingsError(
-            f"{str(path)!r} is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
+            f"{str(path)!r} is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"
         )
     found, waiting = Found(), [root]
-    names = ("experiment", "result", "steps", "bandwidth_plan", "environment")
-    own, result, steps, no_training, machine = (getattr(RunPaths(Path()), name).name for name in names)
     while waiting:
         folder = waiting.pop()
         inside, below = _scan(folder)
-        if no_training in inside:
+        if _BANDWIDTH_PLAN in inside:
             found.folders.append(folder)
             continue
-        if own in inside or (result in inside and machine in inside):  # a run that lost its settings is a row, too
-            found.runs.append(folder)
-            if result in inside:
-                found.results.append(os.path.join(folder, result))
-                found.steps.append(os.path.join(folder, steps))
-                if steps not in inside:
-                    found.stepless.add(folder)
-            else:
-                found.looked_at += [folder, *(os.path.join(folder, name) for name in inside)]
+        if _EXPERIMENT in inside or {_RESULT, _ENVIRONMENT} <= set(inside):  # a run without settings is still a row
+            _add_run(found, folder, inside)
             continue
-        found.looked_at.append(folder)
+        found.examined.append(folder)
         found.folders.append(folder)
         found.files += len(inside)
         if use_indexes and index.NAME in inside and (known := index.read(folder, below)):
             found.indexed.append(known)
-            found.looked_at += known.looked_at
+            found.examined += known.examined
             found.results += known.results
             found.logs += known.logs
         else:
             waiting += [os.path.join(folder, name) for name in below]
         logs = [os.path.join(folder, name) for name in inside if not name.startswith(".")]
         found.logs += [log for log in logs if os.path.splitext(log)[1].lower() not in find.NEVER]
-    found.runs.sort(key=_place)
-    found.logs.sort(key=_place)
-    found.looked_at += found.logs
+    found.runs.sort(key=_sort_key)
+    found.logs.sort(key=_sort_key)
+    found.examined += found.logs
     return found
 
 
-def no_run(path: str | Path) -> str:
-    """Return the message for a folder that holds no run, with what was looked at to know it."""
-    found = look(path)
+def _add_run(found: Found, folder: str, files: list[str]) -> None:
+    found.runs.append(folder)
+    if _RESULT not in files:
+        found.examined += [folder, *(os.path.join(folder, name) for name in files)]
+        return
+    found.results.append(os.path.join(folder, _RESULT))
+    found.steps.append(os.path.join(folder, _STEPS))
+    if _STEPS not in files:
+        found.without_steps.add(folder)
+
+
+def no_runs_message(path: str | Path) -> str:
+    """Return the error message for a folder without runs, with how much was examined."""
+    found = find_runs(path)
     numbers = {"file": found.files, "folder": len(found.folders)}
     files, folders = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in numbers.items())
     return (
-        f"{str(path)!r} holds no run: looked at {files} in {folders}, none is a run of dsnb or a log that dsnb knows; "
-        f"it reads {find.KINDS}"
+        f"{str(path)!r} contains no runs: none of {files} in {folders} is a run of dsnb or a log that it can read; "
+        f"supported are {find.KINDS}"
     )
 
 
 def _scan(folder: str) -> tuple[list[str], list[str]]:
-    """Give the names of the files and of the folders in a folder; links to folders are not followed."""
+    """Return the names of the files and of the subfolders in a folder; links to folders are not followed."""
     files, below = [], []
     try:
         with os.scandir(folder) as entries:
@@ -123,45 +128,45 @@ def _scan(folder: str) -> tuple[list[str], list[str]]:
                         below.append(entry.name)
                     elif entry.is_file():
                         files.append(entry.name)
-                except OSError:  # a link that leads to itself
+                except OSError:  # a link to itself
                     continue
     except OSError as error:
-        warnings.warn(f"{folder} is left out: {error.strerror}", DsnbWarning, stacklevel=2)
+        warnings.warn(f"{folder} is left out: it cannot be read ({error.strerror})", DsnbWarning, stacklevel=2)
     return files, below
 
 
-def _place(path: str) -> tuple[list[str], int, str]:
+def _sort_key(path: str) -> tuple[list[str], int, str]:
     *parent, name = path.split(os.sep)
     return parent, paths.repeat(name) or 0, name
 
 
-def in_order(runs: list[str]) -> list[int]:
-    """Return the places of run folders in a list, in their order."""
-    return sorted(range(len(runs)), key=lambda place: _place(runs[place]))
+def sort_order(runs: list[str]) -> list[int]:
+    """Return the positions of run folders in a list, in sorted order."""
+    return sorted(range(len(runs)), key=lambda place: _sort_key(runs[place]))
 
 
-def shown(path: str) -> str:
-    """Give a path as a table can hold it: bytes that are not UTF-8 become `?`."""
+def displayable(path: str) -> str:
+    """Return a path as text that tables can hold: bytes that are not UTF-8 become `?`."""
     return path.encode("utf-8", "replace").decode()
 
 
-def run_names(path: str) -> dict[str, Any]:
-    """Name a run by its folders: `sweep/experiment/run<k>`, or `sweep/experiment`."""
-    *_, above, parent, name = ("", "", *shown(path).split(os.sep))
+def names_from_path(path: str) -> dict[str, Any]:
+    """Return the names in a run folder's path, `sweep/experiment/run<k>` or `sweep/experiment`."""
+    *_, above, parent, name = ("", "", *displayable(path).split(os.sep))
     repeat = paths.repeat(name)
     if repeat is None:
         return {"sweep": parent, "experiment": name, "repeat": 1}
     return {"sweep": above, "experiment": parent, "repeat": repeat}
 
 
-def log_names(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, Any]]:
-    """Name the starts in a log: by the folders if they are a benchmark's `EXP/run<k>`, by the file's name else.
+def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, Any]]:
+    """Return names for the runs in a log: from its folders if they are `EXP/run<k>`, else from its file name.
 
-    Starts with the same settings are repeats; with others, they are experiments of their own.
+    Runs with equal settings are repeats of one experiment; otherwise each is an experiment of its own.
     """
-    folder, name = os.path.split(shown(path))
+    folder, name = os.path.split(displayable(path))
     if paths.repeat(os.path.basename(folder)) is not None and len(logged_runs) == 1:
-        return [run_names(folder)]
+        return [names_from_path(folder)]
     sweep, name = os.path.basename(folder), os.path.splitext(name)[0]
     same = all(logged.settings == logged_runs[0].settings for logged in logged_runs)
     return [

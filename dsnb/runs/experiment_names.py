@@ -1,7 +1,7 @@
-"""To which experiment each run belongs: that of its folder, unless its settings say that it was copied into it.
+"""Names of runs: those of their folders, except for runs that were copied into another experiment's folder.
 
-Whoever renames an experiment's folder names all of its runs anew. A run whose settings are those of another experiment
-than its neighbours' is no repeat of theirs, wherever it lies.
+Renaming the folder of an experiment renames all of its runs. A run whose settings name another experiment than those of
+the other runs in its folder is not a repeat of them, wherever it is.
 """
 
 import re
@@ -15,35 +15,40 @@ from dsnb.formulas import model_shapes
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import discover
 
-Made = tuple[str, str]
-"""What a run was made as: the name of its experiment without the model, and the model."""
+Recorded = tuple[str, str]
+"""A run's experiment by its settings: the name without the model, and the model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _FORM = re.compile(r"(?:.+_)?(?:zs[0-3]|ddp|fsdp)_(?:fp32|tf32|fp16|bf16)_gpus\d+_bs(?:\d+|auto)_sl\d+")
-"""How the name of an experiment begins that dsnb has made up."""
+"""The beginning of an experiment's name as dsnb generates it."""
 
 
-def names(folders: Sequence[str], recorded: Sequence[Any], of_models: Sequence[Any]) -> list[dict[str, Any]]:
-    """Name runs by their folders (`sweep`, `experiment`, `repeat`), and by their settings those copied into others.
+def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the names of runs, from their folders, or from their settings if they were copied into another folder.
 
     Parameters
     ----------
     folders
-        Of runs.
-    recorded, of_models
-        The name and the model in each run's settings; None where an old run does not say them.
+        Run folders, sorted.
+    recorded, models
+        The name and the model in each run's settings; None if an old run lacks them.
+
+    Returns
+    -------
+    list of dict
+        `sweep`, `experiment` and `repeat` of each run.
     """
-    found = [discover.run_names(folder) for folder in folders]
-    strangers: dict[int, Made] = {}
-    for first, last in _neighbours(folders):
-        kinds = set(zip(recorded[first:last], of_models[first:last], strict=True))
-        if len(kinds) > 1 or found[first]["experiment"] != recorded[first]:  # else all is as a sweep leaves it
-            strangers |= _strangers(found[first]["experiment"], first, recorded[first:last], of_models[first:last])
-    _rename(found, strangers, folders)
+    found = [discover.names_from_path(folder) for folder in folders]
+    misplaced: dict[int, Recorded] = {}
+    for first, last in _groups_of_folders(folders):
+        kinds = set(zip(recorded[first:last], models[first:last], strict=True))
+        if len(kinds) > 1 or found[first]["experiment"] != recorded[first]:  # otherwise nothing was copied or renamed
+            misplaced |= _misplaced(found[first]["experiment"], first, recorded[first:last], models[first:last])
+    _rename(found, misplaced, folders)
     return found
 
 
-def _neighbours(folders: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last place, exclusive, of runs that lie in one experiment's folder; these are sorted."""
+def _groups_of_folders(folders: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the range (first, end) of runs in each experiment's folder; `folders` is sorted."""
     first, home = 0, None
     for place, folder in enumerate(folders):
         parent = folder[: folder.rfind("/")]
@@ -55,27 +60,27 @@ def _neighbours(folders: Sequence[str]) -> Iterator[tuple[int, int]]:
         yield first, len(folders)
 
 
-def _strangers(experiment: str, first: int, recorded: Sequence[Any], of_models: Sequence[Any]) -> dict[int, Made]:
-    """Return the runs of a folder that are not what most of those are that its name fits: place -> what they are."""
+def _misplaced(experiment: str, first: int, recorded: Sequence[Any], models: Sequence[Any]) -> dict[int, Recorded]:
+    """Return the runs of a folder that belong to another experiment: position -> that experiment."""
     made = {
         place: one
-        for place, one in enumerate(zip(recorded, of_models, strict=True), start=first)
+        for place, one in enumerate(zip(recorded, models, strict=True), start=first)
         if isinstance(one[0], str) and isinstance(one[1], str) and _NAME.fullmatch(one[0])
     }
     if PROBE in experiment or not made:
         return {}
-    native = _native(experiment, Counter(made.values()))
-    return {place: one for place, one in made.items() if one != native}
+    owner = _owner(experiment, Counter(made.values()))
+    return {place: one for place, one in made.items() if one != owner}
 
 
-def _folders(made: Made) -> tuple[str, str]:
-    """Return the names of the folders that a sweep may give such a run."""
+def _folders(made: Recorded) -> tuple[str, str]:
+    """Return the folder names that a sweep may use for such a run, without and with the model."""
     name, model = made
     return name, f"{model_shapes.slug(model)}_{name}"
 
 
-def _native(experiment: str, made: Counter[Made]) -> Made | None:
-    """Return what the runs of an experiment's folder are; None if all of them are strangers there."""
+def _owner(experiment: str, made: Counter[Recorded]) -> Recorded | None:
+    """Return the experiment that a folder belongs to; None if it is that of none of its runs."""
     fitting = Counter({one: count for one, count in made.items() if experiment in _folders(one)})
     if fitting:
         return fitting.most_common(1)[0][0]
@@ -83,23 +88,23 @@ def _native(experiment: str, made: Counter[Made]) -> Made | None:
     return None if _FORM.match(experiment) and not experiment.startswith(_folders(most)) else most
 
 
-def _rename(found: list[dict[str, Any]], strangers: dict[int, Made], folders: Sequence[str]) -> None:
-    """Let each stranger be a run of the experiment that its settings name, under a number that is free there."""
+def _rename(found: list[dict[str, Any]], misplaced: dict[int, Recorded], folders: Sequence[str]) -> None:
+    """Assign each misplaced run to the experiment that its settings name, with a free repeat number."""
     taken: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for place, name in enumerate(found if strangers else []):
-        if place not in strangers:
+    for place, name in enumerate(found if misplaced else []):
+        if place not in misplaced:
             taken[name["sweep"], name["experiment"]].add(name["repeat"])
-    told: Counter[str] = Counter()
-    for place, made in strangers.items():
+    warned: Counter[str] = Counter()
+    for place, made in misplaced.items():
         before = found[place]
         plain, with_model = _folders(made)
-        plain_is_wrong = plain == before["experiment"] or (before["sweep"], with_model) in taken
-        experiment = with_model if plain_is_wrong else plain
+        needs_model = plain == before["experiment"] or (before["sweep"], with_model) in taken
+        experiment = with_model if needs_model else plain
         numbers = taken[before["sweep"], experiment]
         repeat = before["repeat"] if before["repeat"] not in numbers else max(numbers) + 1
         numbers.add(repeat)
         found[place] = {**before, "experiment": experiment, "repeat": repeat}
-        first = f"{discover.shown(folders[place])} was made as {experiment}, not as {before['experiment']}"
-        told[f"{first}: it counts as a run of {experiment}"] += 1
-    for sentence in told:
+        first = f"{discover.displayable(folders[place])} belongs to {experiment}, not to {before['experiment']}"
+        warned[f"{first}, by its settings: it is listed as a run of {experiment}"] += 1
+    for sentence in warned:
         warnings.warn(sentence, DsnbWarning, stacklevel=3)

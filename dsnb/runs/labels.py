@@ -1,24 +1,26 @@
-"""What the columns of a table of runs are called, measured in, and which way is better: the words of every view.
+"""Titles, units and meanings of the columns of runs, for every table, figure and sentence.
 
-One registry, so that a table, a figure, the explorer and the findings say the same of the same column.
+One registry, so that tables, figures, the explorer and the answer use the same words for the same column.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a run as a person reads it: the column's value times `factor` is in `unit`."""
+    """How a figure of a run is displayed: the column's value times `factor` is in `unit`."""
 
     title: str
     unit: str = ""
     factor: float = 1
     digits: int = 0
     better: Literal["higher", "lower", ""] = ""
-    """Which way is better; empty where neither is."""
+    """Which direction is better; empty if neither is."""
     about: str = ""
-    """What a reader must know to take the figure for what it is; empty where the title says it."""
+    """What a reader must know to interpret the figure; empty if the title is enough."""
 
     @property
     def heading(self) -> str:
@@ -28,36 +30,36 @@ class Metric:
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting as a person reads it; `phrase` names one value of it, as in "ZeRO 3"."""
+    """How a setting is displayed; `phrase` describes one of its values, as in "ZeRO 3"."""
 
     title: str
     phrase: str = ""
     order: tuple[str, ...] = ()
-    """The order of its values where it is not that of numbers or the alphabet."""
+    """Order of the values, if it is neither numeric nor alphabetic."""
     usual: object = None
-    """The value that goes without saying when an experiment is named by its settings."""
+    """The value that is omitted when an experiment is described by its settings."""
 
-    def say(self, value: object) -> str:
-        """Name one value."""
+    def describe(self, value: object) -> str:
+        """Return a phrase for a value."""
         phrase = self.phrase or f"{self.title} {{}}"
         return phrase.replace("{}", "on" if value is True else "off" if value is False else text(value))
 
-    def mention(self, value: object) -> str:
-        """Name one value if it is worth a mention."""
-        return "" if self.usual is not None and value == self.usual else self.say(value)
+    def describe_unusual(self, value: object) -> str:
+        """Return a phrase for a value, empty for the usual one."""
+        return "" if self.usual is not None and value == self.usual else self.describe(value)
 
-    def rank(self, value: object) -> tuple[int, float, str]:
-        """Give what orders its values: their own order, numbers before texts, what is missing last."""
-        if value is None or value != value:
+    def sort_key(self, value: object) -> tuple[int, float, str]:
+        """Return a sort key for values: `order` first, then numbers, then texts, missing values last."""
+        if pd.isna(value):
             return 3, 0, ""
         if isinstance(value, int | float):
             return 1, float(value), ""
         return (0, self.order.index(str(value)), "") if value in self.order else (2, 0, str(value))
 
 
-ON_STEPS = "while steps were trained, not while the model was built"
+DURING_STEPS = "during the steps, not while the model was built"
 METRIC_LABELS = {
-    "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps over their time."),
+    "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps divided by their time."),
     "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
     "trained_tokens_per_s": Metric(
         "trained tokens/s", better="higher", about="Without the tokens of steps that the fp16 loss scaler skipped."
@@ -75,40 +77,40 @@ METRIC_LABELS = {
         "GiB",
         digits=2,
         better="lower",
-        about=f"The most that torch had handed out on any GPU {ON_STEPS}.",
+        about=f"Peak of the memory that torch allocated on any GPU {DURING_STEPS}.",
     ),
     "peak_reserved_gib": Metric(
         "memory reserved",
         "GiB",
         digits=2,
         better="lower",
-        about=f"The most that torch held on any GPU {ON_STEPS}, its unused cache included.",
+        about=f"Peak of the memory that torch reserved on any GPU, its unused cache included, {DURING_STEPS}.",
     ),
     "device_memory_gib": Metric(
         "memory on device",
         "GiB",
         digits=2,
         better="lower",
-        about=f"The most in use on any GPU, by all processes, {ON_STEPS}; the driver's own reserve is left out (NVML).",
+        about=f"Peak of the memory in use on any GPU (NVML, all processes, no driver reserve) {DURING_STEPS}.",
     ),
     "host_memory_gib": Metric(
         "host memory",
         "GiB",
         digits=2,
         better="lower",
-        about=f"Resident memory of all ranks of the fullest host, shared pages counted once, {ON_STEPS}.",
+        about=f"Peak resident memory of the ranks of the fullest host, shared pages counted once, {DURING_STEPS}.",
     ),
     "gpu_util_pct": Metric(
         "utilization",
         "%",
         better="higher",
-        about="Share of the time in which some kernel ran, over the timed steps. A GPU that waits for others in NCCL "
-        "counts as busy, so it says nothing about how well the GPU is used.",
+        about="Share of the timed steps in which any kernel ran. A GPU that waits for others in NCCL counts as busy, "
+        "so a high value does not mean that the GPU is used well.",
     ),
-    "power_w": Metric("power", "W", better="lower", about="Mean of a GPU over the timed steps: energy over time."),
-    "energy_j": Metric("energy of the timed steps", "J", better="lower", about="Of all GPUs together, without hosts."),
+    "power_w": Metric("power", "W", better="lower", about="Mean per GPU over the timed steps: energy divided by time."),
+    "energy_j": Metric("energy of the timed steps", "J", better="lower", about="Sum over all GPUs, without the hosts."),
     "tokens_per_joule": Metric(
-        "tokens/joule", digits=1, better="higher", about="Tokens of the timed steps over the energy of the GPUs."
+        "tokens/joule", digits=1, better="higher", about="Tokens of the timed steps divided by the energy of the GPUs."
     ),
     "run_energy_kwh": Metric(
         "energy of the run",
@@ -116,7 +118,7 @@ METRIC_LABELS = {
         1000,
         1,
         "lower",
-        "Of all GPUs from launch to end, building and warm-up included, without hosts.",
+        "Sum over all GPUs from launch to end, model building and warm-up included, without the hosts.",
     ),
     "gpu_hours": Metric("GPU-hours of the run", "h", digits=3, better="lower", about="From launch to end."),
     "cost": Metric("cost of the run", digits=2, better="lower", about="GPU-hours times price_per_gpu_hour."),
@@ -124,37 +126,37 @@ METRIC_LABELS = {
         "TFLOP/s/GPU",
         digits=1,
         better="higher",
-        about="The model's own work, (6 x parameters + 12 x layers x hidden x sequence) FLOPs a token; with LoRA 4 x "
-        "parameters + 2 x trained ones, for frozen weights have no weight gradient. By convention attention's masked "
-        "half is counted.",
+        about="Model FLOPs: 6 x parameters + 12 x layers x hidden x sequence per token; with LoRA, 4 x parameters "
+        "+ 2 x trainable parameters instead of 6 x parameters, because frozen weights have no gradient. By convention, "
+        "the masked half of attention is counted.",
     ),
     "hardware_tflops_per_gpu": Metric(
         "hardware TFLOP/s/GPU",
         digits=1,
         better="higher",
-        about="With the second forward pass through the blocks that activation checkpointing recomputes.",
+        about="Including the blocks that activation checkpointing recomputes.",
     ),
-    "mfu": Metric("MFU", "%", 100, 1, "higher", "TFLOP/s over the vendor's dense peak for the precision."),
+    "mfu": Metric("MFU", "%", 100, 1, "higher", "TFLOP/s divided by the vendor's dense peak for the precision."),
     "mfu_of_matmul": Metric(
         "MFU of a measured matmul",
         "%",
         100,
         1,
         "higher",
-        "TFLOP/s over those of a large matrix product measured on such a GPU.",
+        "TFLOP/s divided by those of a large matrix product measured on the same GPU model.",
     ),
     "loss_last": Metric("last loss", digits=3, better="lower"),
     "grad_norm_last": Metric("gradient norm", digits=3, about="Of the last step, before clipping."),
     "update_rms": Metric(
         "weight change",
         digits=6,
-        about="Root mean square over the weights of their change in all steps, beyond weight decay.",
+        about="Root mean square over the weights of their change in all steps, without weight decay.",
     ),
 }
-"""Measured, one value a run."""
+"""Measured figures, one value per run."""
 
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
-"""The figures of memory, the most telling first: views that need one take the first that was measured."""
+"""Figures of memory, the most informative first: views that need one use the first that was measured."""
 
 AXES = {
     "model": Axis("model", "{}"),
@@ -167,7 +169,7 @@ AXES = {
     "tensor_parallel": Axis("tensor parallel", "TP {}", usual=1),
     "pipeline_parallel": Axis("pipeline parallel", "PP {}", usual=1),
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
-    "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="native"),
+    "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="owner"),
     "attention": Axis("attention", "attention {}", usual="auto"),
     "compile": Axis("compilation", "compilation {}", usual=False),
     "grad_accum": Axis("gradient accumulation", "accumulation {}"),
@@ -183,16 +185,16 @@ AXES = {
     "sweep": Axis("sweep", "{}"),
     "status": Axis("status", "{}", ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")),
 }
-"""The settings that are asked for most, in the order in which they are shown; the others follow under their names."""
+"""The most important settings, in display order; the others follow, titled by their names."""
 
 
 def axis(name: str) -> Axis:
-    """Give a column's axis; one that has no words of its own goes by its name."""
+    """Return the axis of a column; one without an entry is titled by its name."""
     return AXES.get(name, Axis(name.replace("_", " ")))
 
 
 def text(value: object) -> str:
-    """Give one value of an axis as text: `true` and `false` in lower case, a dash where there is none."""
+    """Return a value of an axis as text: `true` and `false` in lower case, a dash for a missing value."""
     if value is None or str(value) in {"nan", "<NA>", "NaT"}:
         return "-"
     if isinstance(value, bool):

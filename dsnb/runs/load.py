@@ -1,6 +1,6 @@
-"""A folder of outputs, of foreign logs, or of both -> tables: one row per run, and one row per step.
+"""A folder of outputs, of other programs' logs, or of both -> tables with one row per run or per step.
 
-Every run that was ever started is a row, whatever became of it; what was not measured is missing (NaN), never 0.
+Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
 from dsnb.runs import cache, experiment_names, index, run_folders, run_records
-from dsnb.runs.discover import Found, in_order, log_names, look, run_names, shown
+from dsnb.runs.discover import Found, displayable, find_runs, names_from_log, names_from_path, sort_order
 from dsnb.runs.logs import find, step_csv
 from dsnb.runs.logs import rows as log_rows
 from dsnb.runs.logs.logged_run import LoggedRun
@@ -29,7 +29,7 @@ KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
 
 
 def load_runs(path: str | Path) -> pd.DataFrame:
-    """Load all runs below a folder: dsnb's own, and those that logs of other programs tell of.
+    """Load all runs below a folder: dsnb's own, and those in logs of other programs.
 
     Parameters
     ----------
@@ -40,27 +40,27 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     -------
     pandas.DataFrame
         One row per run, in the order of their folders: `sweep`, `experiment`, `repeat`, `status`, `cause`, `source`,
-        every setting, every figure with its unit in its name (missing where it was not measured), wall seconds by
-        phase, the environment, `provenance` (which figures of a foreign log are as logged, and which derived),
-        `run_dir` (of a foreign run: its log). A run of dsnb's without a result counts as `interrupted`.
+        every setting, every figure with its unit in its name (missing if it was not measured), wall seconds by phase,
+        the environment, `provenance` (which figures of a log are as logged, and which are derived), `run_dir` (for
+        logs: the path of the log). A run folder without a result has the status `interrupted`.
 
     Raises
     ------
     SettingsError
-        If there is no such folder or file.
+        If the path does not exist.
     LogError
-        If `path` is a file that cannot be read as a log. In a folder, such files are passed over.
+        If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     """
 
     def load() -> tuple[pd.DataFrame, list[str]]:
-        found = look(path, use_indexes=True)
+        found = find_runs(path, use_indexes=True)
         table = _with_indexes(found) if found.indexed else _runs(found)
         if table is None:
-            found = look(path)
+            found = find_runs(path)
             table = _runs(found)
-        return table, [*found.looked_at, *found.results]
+        return table, [*found.examined, *found.results]
 
-    return cache.kept("runs", Path(path), load)
+    return cache.cached("runs", Path(path), load)
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -74,30 +74,29 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row per optimizer step that was recorded: `sweep`, `experiment`, `repeat`, and the fields of
-        `steps.jsonl`; `phase` is `warmup` or `timed`; `step_time_logged_s` is the time as a foreign log has it, where
-        that is not the step's own.
+        One row per recorded optimizer step: `sweep`, `experiment`, `repeat`, and the fields of `steps.jsonl`; `phase`
+        is `warmup` or `timed`; `step_time_logged_s` is the time as logged by another program if it had to be corrected.
 
     Raises
     ------
     SettingsError, LogError
-        As `load_runs`.
+        As for `load_runs`.
     """
 
     def load() -> tuple[pd.DataFrame, list[str]]:
-        found = look(path)
-        return _steps(found), [*found.looked_at, *found.steps]
+        found = find_runs(path)
+        return _steps(found), [*found.examined, *found.steps]
 
-    return cache.kept("steps", Path(path), load)
+    return cache.cached("steps", Path(path), load)
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
-    """Load the samples of one run's GPUs: the fields of `gpu.jsonl`, empty where there was no GPU.
+    """Load the GPU samples of one run: the fields of `gpu.jsonl`, no rows for a run without GPUs.
 
     Returns
     -------
     pandas.DataFrame
-        A GPU is told by `host` and `gpu`, its number there; `host` is missing in a run on this machine alone.
+        A GPU is identified by `host` and `gpu`, its index there; `host` is missing for a run on one machine.
     """
     path = Path(run_dir)
     if path.is_file():
@@ -112,9 +111,9 @@ Names = dict[str, Any]
 
 
 def _logged(found: Found, make: Callable[[Path, Names, LoggedRun], T]) -> Iterator[tuple[Names, T]]:
-    """Make something of every run in foreign logs, and name it.
+    """Convert every run in other programs' logs with `make`, and yield it with its names.
 
-    In a folder, what cannot be read is left out with a warning, and what is no log without one.
+    In a folder, logs that cannot be read are left out with a warning; files that are not logs without one.
     """
     for path in map(Path, found.logs):
         try:
@@ -123,7 +122,7 @@ def _logged(found: Found, make: Callable[[Path, Names, LoggedRun], T]) -> Iterat
                 continue
             logged_runs = find.read(path, reader)
             with find.contained(path):
-                names = log_names(str(path), logged_runs)
+                names = names_from_log(str(path), logged_runs)
                 made = [make(path, name, logged) for name, logged in zip(names, logged_runs, strict=True)]
         except LogError as error:
             if found.is_one_file:
@@ -134,18 +133,18 @@ def _logged(found: Found, make: Callable[[Path, Names, LoggedRun], T]) -> Iterat
 
 
 def _row(path: Path, names: Names, logged: LoggedRun) -> Names:
-    return log_rows.row(logged, Path(shown(str(path))), names)
+    return log_rows.row(logged, Path(displayable(str(path))), names)
 
 
 def _step_rows(path: Path, names: Names, logged: LoggedRun) -> pd.DataFrame:
-    log_rows.row(logged, path, names)  # what it derives belongs to the steps, too
+    log_rows.row(logged, path, names)  # what it derives is needed for the steps as well
     return log_rows.steps(logged)
 
 
 def _runs(found: Found) -> pd.DataFrame:
-    own = run_folders.columns(found.runs, found.stepless)
-    names = experiment_names.names(found.runs, own[run_records.NAME], own["model"])
-    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, found.runs)]}
+    own = run_folders.read_columns(found.runs, found.without_steps)
+    names = experiment_names.name_runs(found.runs, own[run_records.NAME], own["model"])
+    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
     others = [row for _, row in _logged(found, _row)]
     table = pd.DataFrame(
@@ -157,51 +156,51 @@ def _runs(found: Found) -> pd.DataFrame:
 
 
 def _with_indexes(found: Found) -> pd.DataFrame | None:
-    """Return the runs that indexes hold and all others, in order; None where they cannot stand in one table."""
+    """Return the runs from indexes and all others, sorted; None if they do not fit into one table."""
     import pyarrow as pa
 
     try:
         others = pa.Table.from_pandas(_runs(found), preserve_index=False).replace_schema_metadata(None)
-        known = [_placed(one.table, one.runs) for one in found.indexed]
+        known = [_with_names(one.table, one.runs) for one in found.indexed]
         if len(known) == 1 and not len(others):
             return known[0].to_pandas()
         own = [*found.runs, *(run for one in found.indexed for run in one.runs)]
         how = {"promote_options": "permissive"}
-        runs = pa.concat_tables([others.slice(0, len(found.runs)), *known], **how).take(in_order(own))
+        runs = pa.concat_tables([others.slice(0, len(found.runs)), *known], **how).take(sort_order(own))
         return pa.concat_tables([runs, others.slice(len(found.runs))], **how).to_pandas()
     except (pa.ArrowException, TypeError, ValueError):
         return None
 
 
-def _placed(table: Any, runs: list[str]) -> Any:
-    """Put beside the columns of an index what follows from where its runs are."""
+def _with_names(table: Any, runs: list[str]) -> Any:
+    """Add the columns that depend on the folder's place to the table of an index."""
     import pyarrow as pa
 
-    names = [run_names(run) for run in runs]
-    labels = {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(shown, runs)]}
+    names = [names_from_path(run) for run in runs]
+    labels = {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, runs)]}
     return pa.table({name: labels[name] if name in labels else table[name] for name in RUN_COLUMNS})
 
 
 def write_index(folder: Path) -> None:
-    """Write the index of a sweep's folder that is finished, so that its first load is quick wherever it is taken.
+    """Write the index of a finished sweep, so that its first load is fast, even after the folder was copied.
 
-    Nothing is written while the folder changes, or where something in it cannot be read: every load must say so.
+    Nothing is written if the folder still changes, or if something in it cannot be read: every load must warn of that.
     """
     time.sleep(cache.SETTLED_S)
     with warnings.catch_warnings(), contextlib.suppress(DsnbWarning, OSError):
         warnings.simplefilter("error", DsnbWarning)
-        found = look(folder)
+        found = find_runs(folder)
         root = os.path.abspath(folder)
         where = (root, found.runs, found.folders[1:], [log for log in found.logs if os.path.dirname(log) != root])
         before = index.stamps(*where)
-        table = _runs(Found(runs=found.runs, stepless=found.stepless))
+        table = _runs(Found(runs=found.runs, without_steps=found.without_steps))
         if found.runs and before.equals(index.stamps(*where)):
             index.write(folder, before, table)
 
 
 def _steps(found: Found) -> pd.DataFrame:
-    own, counts = run_folders.steps(found.runs)
-    names, parts = experiment_names.names(found.runs, *run_records.names(found.runs)), [own]
+    own, counts = run_folders.read_steps(found.runs)
+    names, parts = experiment_names.name_runs(found.runs, *run_records.names(found.runs)), [own]
     for start_names, steps in _logged(found, _step_rows):
         parts.append(steps)
         counts.append(len(steps))
@@ -211,7 +210,7 @@ def _steps(found: Found) -> pd.DataFrame:
 
 
 def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int]) -> pd.DataFrame:
-    """Put the names of the runs beside their steps."""
+    """Add the names of the runs to their steps."""
     places = np.repeat(np.arange(len(names)), counts)
     table = steps.reindex(columns=STEP_COLUMNS)
     for name in STEP_NUMBERS:

@@ -1,7 +1,7 @@
-"""Run folders that dsnb itself wrote -> columns, many thousands at once.
+"""Run folders of dsnb -> columns, for many thousands of runs at once.
 
-A run is a few small files, so what counts is how often the operating system is asked: names instead of `Path` objects,
-one read a file, and of the executed notebook only the end, where papermill keeps its times.
+A run is a few small files, so system calls dominate: paths are strings instead of `Path` objects, every file is read
+once, and of the executed notebook only the end is read, where papermill stores its times.
 """
 
 import math
@@ -23,27 +23,27 @@ from dsnb.system import hardware
 NOTEBOOK_END_BYTES = 4 * 1024
 BATCH_BYTES = 256 * 2**20
 KINDS: dict[str, type] = {"phase": str, "skipped": bool}
-"""Of the columns of steps that hold no numbers."""
+"""Types of the step columns that are not numbers."""
 LONGEST_HOST = 253
-"""Characters; the domain name system has no longer names."""
+"""Characters; the limit of the domain name system."""
 _DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
 _FILES = {name: getattr(RunPaths(Path()), name).name for name in ("notebook", "steps", "nodes")}
 
 
-def columns(folders: Sequence[str], stepless: Collection[str] = ()) -> dict[str, list[Any]]:
-    """Return what every run folder says, by column; one that is not finished counts as `interrupted`.
+def read_columns(folders: Sequence[str], without_steps: Collection[str] = ()) -> dict[str, list[Any]]:
+    """Return the content of run folders by column; an unfinished run has the status `interrupted`.
 
     Parameters
     ----------
     folders
-        Of runs.
-    stepless
-        Those of them that have a result and no file of steps.
+        Run folders.
+    without_steps
+        Those that have a result but no `steps.jsonl`.
     """
-    found, settings = run_records.read(folders, stepless)
-    found |= _shared(found) | _placed(folders, settings)
+    found, settings = run_records.read(folders, without_steps)
+    found |= _parallelism(found) | _all_hosts(folders, settings)
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
-    found |= _spent(found, settings)
+    found |= _costs(found, settings)
     found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
     peaks = [hardware.matmul_tflops(*one) for one in zip(found["gpu_name"], found["precision"], strict=True)]
     found["mfu_of_matmul"] = _each(metrics.mfu, found["tflops_per_gpu"], peaks)
@@ -52,8 +52,8 @@ def columns(folders: Sequence[str], stepless: Collection[str] = ()) -> dict[str,
     return found
 
 
-def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Say how dsnb's runs share out their work, on one machine."""
+def _parallelism(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return how dsnb's runs distribute their work."""
     count = len(found["gpus"])
     shares = zip(*(found[name] for name in ("gpus", "tensor_parallel", "pipeline_parallel")), strict=True)
     ranks = [_quotient(*share) for share in shares]
@@ -65,11 +65,11 @@ def _shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     }
 
 
-def _placed(folders: Sequence[str], settings: run_records.Records) -> dict[str, list[Any]]:
-    """Say on which hosts each run was made: only one that chose its hosts has a file of them."""
+def _all_hosts(folders: Sequence[str], settings: run_records.Records) -> dict[str, list[Any]]:
+    """Return the hosts of each run; only runs with a hostfile have a file that lists them."""
     return {
         "hosts": [
-            (_hosts(f"{folder}/{_FILES['nodes']}") or _asked_hosts(record))
+            (_hosts(f"{folder}/{_FILES['nodes']}") or _requested_hosts(record))
             if record and record.get("hostfile")
             else None
             for folder, record in zip(folders, settings, strict=True)
@@ -78,14 +78,14 @@ def _placed(folders: Sequence[str], settings: run_records.Records) -> dict[str, 
 
 
 def _hosts(path: str) -> str | None:
-    """Give the names of a run's hosts, `a,b`, as a table can hold them."""
+    """Return the names of a run's hosts, `a,b`, without control characters."""
     nodes = (records.read_json(path) or {}).get("nodes")
     names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     return ",".join(_plain(name) for name in names if isinstance(name, str)) or None
 
 
-def _asked_hosts(settings: dict[str, Any]) -> str | None:
-    """Give the hosts that were asked for, where a run ended before they were reached: those of a sub-cluster."""
+def _requested_hosts(settings: dict[str, Any]) -> str | None:
+    """Return the requested hosts of a sub-cluster, for a run that ended before it reached them."""
     names = [_plain(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
     return ",".join(names) if names[0] and len(names) == settings.get("nodes") else None
 
@@ -94,8 +94,8 @@ def _plain(host: str) -> str:
     return plain_text.line(host[:LONGEST_HOST]).replace(",", "?").replace(" ", "?")
 
 
-def _spent(found: dict[str, list[Any]], settings: run_records.Records) -> dict[str, list[float | None]]:
-    """Return the GPU-hours of each run, and what they cost where its settings name a price."""
+def _costs(found: dict[str, list[Any]], settings: run_records.Records) -> dict[str, list[float | None]]:
+    """Return the GPU-hours of each run, and their cost if its settings name a price."""
     walls_s = [
         wall_s if device == "cuda" else None for wall_s, device in zip(found["wall_s"], found["device"], strict=True)
     ]
@@ -120,23 +120,23 @@ def _ratio(formula: Any, above: Any, below: Any) -> float | None:
 
 
 def _notebook_s(path: str) -> float | None:
-    """Give the wall seconds of the whole notebook, kernel start included, as papermill wrote them down."""
+    """Return papermill's wall seconds of the whole notebook, kernel start included."""
     end = records.read_end(path, NOTEBOOK_END_BYTES)
     if end is None:
         return None
-    begin = end.rfind(b'"default_parameters"')  # the first key of papermill's own record, behind all cells
+    begin = end.rfind(b'"default_parameters"')  # the first key of papermill's metadata, after all cells
     if begin >= 0 and (found := _DURATION.search(end, begin)):
         return float(found[1])
     notebook = records.read_json(path) or {}
-    duration = run_records.mapping(run_records.mapping(notebook, "metadata"), "papermill").get("duration")
+    duration = run_records.get_mapping(run_records.get_mapping(notebook, "metadata"), "papermill").get("duration")
     return duration if record_schema.AMOUNT.holds(duration) else None
 
 
-def steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
-    """Give the steps of all run folders one after the other, and how many each has.
+def read_steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
+    """Return the steps of all run folders in one table, and the number of steps of each.
 
-    Files are parsed together by pyarrow, in batches; where one is damaged, the files of its batch are read line by
-    line, and what is whole is kept.
+    Files are parsed in batches by pyarrow. If a file is damaged, the files of its batch are parsed one by one, and the
+    damaged one line by line: complete lines are kept.
     """
     tables, counts = [], []
     batch: list[tuple[str, bytes]] = []

@@ -1,7 +1,7 @@
-"""The three records of each of many run folders, read and checked at once: settings, machine, result.
+"""Reads and validates the records of many run folders at once: settings, environment, result.
 
-Thousands of runs are checked column by column. Where something is not of its kind, each record is looked at by itself;
-what is wrong with it is left out and makes its run an unfinished one.
+Thousands of runs are validated column by column. If a value is invalid, every record is validated on its own: invalid
+values are left out, and their run counts as unfinished.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ Records = list[dict[str, Any] | None]
 _RUN = RunPaths(Path())
 EXPERIMENT, MACHINE, RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
 NAME = "recorded_name"
-"""The column of the name that an experiment had when its run was made."""
+"""Column with the experiment's name in the settings of the run."""
 _KINDS = {
     **{name: record_schema.SETTINGS[name] for name in (*SETTINGS, "device")},
     **{name: record_schema.SUMMARY[name] for name in (*METRIC_COLUMNS, *record_schema.TEXTS)},
@@ -26,7 +26,7 @@ _KINDS = {
     "gpu_name": record_schema.TEXT,
     **dict.fromkeys((f"{phase}_s" for phase in PHASES), record_schema.AMOUNT),
 }
-"""Of columns that stand in the records as such."""
+"""Kinds of the columns that are fields of the records."""
 _OTHERS = [
     (file, name, record_schema.FORMS[file].fields[name])
     for file, names in (
@@ -37,16 +37,16 @@ _OTHERS = [
     for name in names
 ]
 _OTHERS.append((RESULT, "summary", record_schema.OBJECT))
-"""What is looked at beside them; the fields of a summary are columns."""
+"""Other fields that are validated; the fields of `summary` are columns."""
 
 
-def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
-    """Read the records of run folders, of which some are known to have no file of steps.
+def read(folders: Sequence[str], without_steps: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
+    """Read the records of run folders; `without_steps` are those without a `steps.jsonl`.
 
     Returns
     -------
     tuple
-        The columns that stand in them as such, with `status` and `cause`, and the settings of each run.
+        Columns (fields of the records, `status` and `cause`), and the settings of each run.
     """
     found = {
         name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in (EXPERIMENT, MACHINE, RESULT)
@@ -54,11 +54,11 @@ def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, l
     found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
     problems: dict[int, str] = {}
     columns = _columns(found)
-    if not _is_sound(columns, found):  # seldom
+    if not _is_valid(columns, found):  # rare
         problems = _clean(found)
         columns = _columns(found)
     ends = [
-        _ending(settings, machine, result, folder not in stepless, problems.get(place))
+        _status_and_cause(settings, machine, result, folder not in without_steps, problems.get(place))
         for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
     ]
     columns[NAME] = [record.get("name") if record else None for record in found[EXPERIMENT]]
@@ -67,7 +67,7 @@ def read(folders: Sequence[str], stepless: Collection[str]) -> tuple[dict[str, l
 
 
 def names(folders: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Return the name and the model that each run's settings say; None for what they do not say."""
+    """Return the name and the model in each run's settings; None for a missing one."""
     settings = [records.read_json(f"{folder}/{EXPERIMENT}") or {} for folder in folders]
     return [_text(record.get("name")) for record in settings], [_text(record.get("model")) for record in settings]
 
@@ -79,21 +79,21 @@ def _text(value: Any) -> str | None:
 def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
     columns = _fields(settings, ["device"]) | _settings(settings)
-    columns |= _fields([mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
+    columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
     columns |= _fields(machines, ENVIRONMENT) | {"gpu_name": [_gpu(machine.get("gpus")) for machine in machines]}
-    phases = _fields([mapping(result, "phases_s") for result in results], PHASES)
+    phases = _fields([get_mapping(result, "phases_s") for result in results], PHASES)
     return columns | {f"{phase}_s": times for phase, times in phases.items()}
 
 
-def _is_sound(columns: dict[str, list[Any]], found: dict[str, Records]) -> bool:
-    """Say whether everything that columns are made of is of its kind."""
+def _is_valid(columns: dict[str, list[Any]], found: dict[str, Records]) -> bool:
+    """Return whether all fields are valid."""
     if not all(kind.holds_all(columns[name]) for name, kind in _KINDS.items()):
         return False
     return all(kind.holds_all([record.get(name) for record in found[file] if record]) for file, name, kind in _OTHERS)
 
 
 def _clean(found: dict[str, Records]) -> dict[int, str]:
-    """Take out of the records what is not of its kind; return the first such thing of each run in words."""
+    """Remove invalid fields from the records; return a sentence about the first one of each run."""
     problems: dict[int, str] = {}
     for file, of_runs in found.items():
         for place, record in enumerate(of_runs):
@@ -101,14 +101,14 @@ def _clean(found: dict[str, Records]) -> dict[int, str]:
                 continue
             content, problem = record_schema.cleaned(file, record)
             if problem:
-                # A setting of a wrong kind is not known: its default would be wrong.
+                # An invalid setting is unknown: assuming its default would be wrong.
                 of_runs[place] = {**dict.fromkeys(record), **content}
                 problems.setdefault(place, problem)
     return problems
 
 
 def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the settings; one that a run does not name came after it, and the run was made with its default."""
+    """Return the settings; a missing one was added after the run was made, so its default applied."""
     known = [{**DEFAULTS, **record} if record else {} for record in records_of_runs]
     return {name: [record.get(name) for record in known] for name in SETTINGS}
 
@@ -125,14 +125,16 @@ def _gpu(gpus: Any) -> str | None:
     return gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
 
 
-def _ending(settings: Any, machine: Any, result: Any, has_steps: bool, problem: str | None) -> tuple[str, str | None]:
-    """Return the status and cause of a run: that of an unfinished one, whatever it says itself, is `interrupted`."""
-    if told := problem or finished.lacking(settings, machine, result, has_steps):
-        return "interrupted", f"{told}; {finished.AGAIN}"
+def _status_and_cause(
+    settings: Any, machine: Any, result: Any, has_steps: bool, problem: str | None
+) -> tuple[str, str | None]:
+    """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
+    if reason := problem or finished.lacking(settings, machine, result, has_steps):
+        return "interrupted", f"{reason}; {finished.AGAIN}"
     return result["status"], result.get("cause")
 
 
-def mapping(record: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return an object inside of a record, empty where there is none."""
+def get_mapping(record: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the object under a key of a record; an empty one if there is none."""
     value = record.get(key)
     return value if isinstance(value, dict) else {}

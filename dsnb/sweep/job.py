@@ -20,7 +20,7 @@ from pathlib import Path
 from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
-from dsnb.launcher.folder import FolderGuard, check_free_space, remove_leftovers
+from dsnb.launcher.folder import FolderGuard, check_free_space, remove_leftovers, write_experiment
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -84,7 +84,7 @@ def initialize(run: Run) -> None:
     """
     check_free_space(run.paths.dir)
     remove_leftovers(run.paths)
-    records.write_json(run.paths.experiment, run.experiment.model_dump())
+    write_experiment(run.paths, run.experiment)
 
 
 def was_launched(run: RunPaths) -> bool:

@@ -1,6 +1,6 @@
-"""What GPUs can do by their data sheets, and what is in this machine.
+"""Peak rates of GPUs from data sheets, and the hardware of this machine.
 
-Asks NVML and the operating system only, so that a laptop without torch can call it.
+Uses NVML and the operating system only, so that it works on a laptop without torch.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ GIB = nvml.GIB
 
 @dataclass(frozen=True)
 class Peak:
-    """A vendor's dense peak rates in TFLOP/s; None where the chip lacks the format."""
+    """A vendor's dense peak rates in TFLOP/s; None if the chip lacks the format."""
 
     fp32: float
     tf32: float | None
@@ -30,7 +30,7 @@ class Peak:
 
 
 # Dense rates (data sheets print twice as much "with sparsity"). fp32 is the rate outside the matrix units.
-# The first key whose words stand in NVML's name wins, so longer names come first.
+# The first key that NVML's name contains counts, so longer keys come first.
 PEAKS = {
     "b200": Peak(80, 1125, 2250, 2250, "NVIDIA Blackwell architecture brief, HGX B200"),
     "h200 nvl": Peak(60, 418, 835, 835, "NVIDIA H200 data sheet, NVL"),
@@ -51,38 +51,38 @@ PEAKS = {
 
 
 def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
-    """Return the vendor's dense peak of a GPU.
+    """Return the vendor's dense peak rate of a GPU.
 
     Parameters
     ----------
     gpu_name
-        As NVML prints it, for example `NVIDIA H200`.
+        Name according to NVML, for example `NVIDIA H200`.
     precision
         `fp32`, `tf32`, `fp16` or `bf16`.
 
     Returns
     -------
     float or None
-        TFLOP/s of one GPU; None for a GPU that the table does not know.
+        TFLOP/s of one GPU; None for a GPU that is not in the table.
     """
     words = (gpu_name or "").lower().replace("-", " ")
     peak = next((peak for key, peak in PEAKS.items() if f" {key} " in f" {words} "), None)
     return getattr(peak, precision) if peak else None
 
 
-# The best of square products from 4,096 to 16,384, measured by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
+# Best rates of square products of size 4,096 to 16,384, by `benchmarks/matmul.py` (docs/LOG.md, 2026-11-21).
 MATMULS = {"h200": {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
 
 
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
-    """Return the rate of a large matrix product measured on such a GPU, TFLOP/s; None where none was measured."""
+    """Return the measured rate of a large matrix product on a GPU, in TFLOP/s; None if it was not measured."""
     words = f" {(gpu_name or '').lower().replace('-', ' ')} "
     return next((rates.get(precision) for key, rates in MATMULS.items() if f" {key} " in words), None)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU that this process may use; `index` counts all of the machine, as NVML does."""
+    """One GPU that this process may use; `index` is NVML's, over all GPUs of the machine."""
 
     index: int
     name: str
@@ -92,8 +92,10 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """List the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, in its order."""
-    return tuple(_visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))  # which a notebook may change
+    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible, in its order."""
+    return tuple(
+        _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    )  # read each time: a notebook may change it
 
 
 @cache
@@ -118,7 +120,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
-    """Apply CUDA's rule: numbers or UUID prefixes; whatever follows the first unknown one is invisible."""
+    """Return the GPUs that CUDA would see: indexes or UUID prefixes, up to the first unknown one."""
     if choice is None:
         return found
     chosen: list[Gpu] = []
@@ -131,7 +133,7 @@ def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
 
 
 def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
-    """Return the memory in use in GiB, and the numbers of the processes that compute, of GPUs by NVML's numbers."""
+    """Return NVML's index -> memory in use in GiB, and IDs of the processes that compute on the GPU."""
     found: dict[int, tuple[float, list[int]]] = {}
     with nvml.session() as api:
         for index in indexes if api else ():
@@ -144,7 +146,7 @@ def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
 
 
 def clocks() -> list[dict[str, float]]:
-    """Return the highest SM clock that each GPU may take, in MHz, and its power limit in W; empty without a GPU."""
+    """Return the maximum SM clock in MHz and the power limit in W of each GPU; empty without a GPU."""
     found = []
     with nvml.session() as api:
         for gpu in gpus() if api else ():
@@ -158,7 +160,7 @@ def clocks() -> list[dict[str, float]]:
 
 
 def nvlinks() -> int | None:
-    """Count the NVLinks of the first GPU that are up; None without a GPU."""
+    """Return the number of active NVLinks of the first GPU; None without a GPU."""
     with nvml.session() as api:
         if api is None or api.nvmlDeviceGetCount() == 0:
             return None
@@ -170,28 +172,28 @@ def nvlinks() -> int | None:
 
 
 def driver_version() -> str | None:
-    """Return the NVIDIA driver's version, None without one."""
+    """Return the version of the NVIDIA driver; None without one."""
     with nvml.session() as api:
         return _text(api.nvmlSystemGetDriverVersion()) if api else None
 
 
 def default_device() -> str:
-    """Return `cuda` where there is a usable GPU, `cpu` elsewhere."""
+    """Return `cuda` if there is a usable GPU, else `cpu`."""
     return "cuda" if gpus() else "cpu"
 
 
 def default_world_size(device: str) -> int:
-    """Return the ranks that `gpus: auto` means: every GPU, or two on a CPU so that ZeRO has something to share."""
+    """Return the number of ranks for `gpus: auto`: all GPUs, or 2 on a CPU, so that ZeRO can partition."""
     return max(1, len(gpus())) if device == "cuda" else min(2, cores())
 
 
 def cores() -> int:
-    """Count the cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def oom_kills() -> int:
-    """Count the processes that Linux has killed for want of memory since it started."""
+    """Return the number of processes that Linux has killed for lack of memory since boot."""
     try:
         rows = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -206,7 +208,7 @@ def memory_gib() -> float:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets of the CPU as Linux names them; empty elsewhere."""
+    """Return the instruction sets of the CPU, under Linux's names; empty on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -216,5 +218,5 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_supports_fp16() -> bool:
-    """Return whether the CPU has fp16 arithmetic that torch uses; DeepSpeed refuses fp16 without it."""
+    """Return whether the CPU has fp16 arithmetic that torch uses; without it DeepSpeed refuses fp16."""
     return bool(cpu_flags() & {"avx512_fp16", "avx_ne_convert", "amx_fp16"})

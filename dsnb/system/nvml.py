@@ -1,4 +1,4 @@
-"""Readings of NVIDIA's management library, defined once: what a figure means must not depend on who reads it."""
+"""Readings of NVML, NVIDIA's management library, defined once so that figures have one meaning everywhere."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from typing import Any
 
 GIB = 2**30
 POWER_COUNTER = "energy counter"
-"""Power over a span is the difference of NVML's energy counter over its time."""
+"""Power is the difference of NVML's energy counter divided by the time."""
 POWER_AVERAGE = "power samples"
-"""Power over a span is the mean of NVML's power readings, each an average over the second before on recent GPUs."""
+"""Power is the mean of NVML's power readings; on recent GPUs each is an average over the last second."""
 
 
 @contextlib.contextmanager
 def session() -> Iterator[Any]:
-    """Yield an initialised NVML, or None on a machine that has none."""
+    """Yield an initialised NVML; None on a machine without it."""
     import pynvml
 
     try:
@@ -28,10 +28,10 @@ def session() -> Iterator[Any]:
 
 
 def memory_used_gib(api: Any, handle: Any) -> float:
-    """Return the memory in use on a GPU by all processes, without what the driver reserves for itself.
+    """Return the memory in use on a GPU by all processes, without the driver's own reserve.
 
-    NVML's first version of this call counts the reserve as used (0.6 GiB on an H200); a driver that lacks the second
-    version reports it still.
+    Version 1 of NVML's call counts the reserve as used (0.6 GiB on an H200); a driver without version 2 still includes
+    it.
     """
     try:
         memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
@@ -41,22 +41,22 @@ def memory_used_gib(api: Any, handle: Any) -> float:
 
 
 def energy_j(api: Any, handle: Any) -> float:
-    """Return the joules that a GPU has drawn since its driver was loaded.
+    """Return the energy in joules that a GPU has used since its driver was loaded.
 
     The counter is in millijoules and is updated every 100 ms on an H200 (measured: 97.6 to 102.0 ms).
 
     Raises
     ------
     pynvml.NVMLError
-        On a GPU without the counter: those before Volta, and parts of a GPU (MIG).
+        On a GPU without the counter: before Volta, and MIG slices.
     """
     return float(api.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
 
 
 def sample(api: Any, handle: Any) -> dict[str, float]:
-    """Read everything that is sampled while a GPU works; what the GPU does not report is left out.
+    """Return one sample of a GPU: utilization, memory, power, energy, clock; unsupported readings are left out.
 
-    `power_w` is NVML's own average over the last second on recent GPUs, so it lags behind the load by as much.
+    On recent GPUs `power_w` is an average over the last second, so it lags behind the load by that much.
     """
     readings = {
         "util_pct": lambda: api.nvmlDeviceGetUtilizationRates(handle).gpu,

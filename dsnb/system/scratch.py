@@ -1,7 +1,7 @@
-"""Private folders in the temporary folder, for sockets and scratch files, and what killed processes left of them.
+"""Private temporary folders for sockets and scratch files, and removal of those that killed processes left.
 
-A folder's owner holds a lock (flock) on a file in it. The system releases the lock however the owner ends, so a folder
-whose lock can be taken has no owner any more, whatever process has its number by now.
+The owner of a folder holds a lock (flock) on a file in it. The system releases the lock however the owner ends, so a
+folder whose lock can be taken has no owner, whatever process has its process ID by now.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from pathlib import Path
 PREFIX = "dsnb-"
 LOCK = ".dsnb-owner"
 MAX_HOME_BYTES = 60
-"""The name of a socket may have 107 bytes at most, and some clusters have temporary folders with very long names."""
+"""The path of a socket may have at most 107 bytes, and some clusters have temporary folders with long paths."""
 
 
 class Scratch:
-    """A new private folder, which lives until `remove` or, if this process is killed, until the next one starts.
+    """A new private folder, which exists until `remove` or, if this process is killed, until another is created.
 
     Parameters
     ----------
     home
-        The folder in which it is made, by default one in which the names of sockets are short enough.
+        The parent folder, by default one in which the paths of sockets are short enough.
     """
 
     def __init__(self, home: str | None = None) -> None:
@@ -36,7 +36,7 @@ class Scratch:
         try:
             self._lock = os.open(self.path / f"{LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.rename(self.path / f"{LOCK}.new", self.path / LOCK)  # nobody sees it unlocked while its owner lives
+            os.rename(self.path / f"{LOCK}.new", self.path / LOCK)  # it is never visible without its lock
         except BaseException:
             self.remove()
             raise
@@ -51,7 +51,7 @@ class Scratch:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """Make a private folder for the `with` block."""
+    """Create a private folder for the `with` block."""
     made = Scratch()
     try:
         yield made.path
@@ -60,13 +60,13 @@ def folder() -> Iterator[Path]:
 
 
 def socket_home() -> str:
-    """Return the folder in which folders for sockets are made: the temporary one unless its name is too long."""
+    """Return the parent of folders for sockets: the temporary folder, or /tmp if its path is too long."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) < MAX_HOME_BYTES else "/tmp"  # noqa: S108  (mkdtemp makes private folders there)
+    return usual if len(usual) < MAX_HOME_BYTES else "/tmp"  # noqa: S108  (mkdtemp creates private folders there)
 
 
 def remove_abandoned(home: str) -> None:
-    """Remove this user's private folders whose owners are gone."""
+    """Remove this user's private folders whose owners have ended."""
     with contextlib.suppress(OSError), os.scandir(home) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX):
@@ -76,12 +76,12 @@ def remove_abandoned(home: str) -> None:
 
 @contextlib.contextmanager
 def _lock_of_owner(path: str) -> Iterator[None]:
-    """Hold the lock of a folder whose owner is gone.
+    """Hold the lock of a folder whose owner has ended.
 
     Raises
     ------
     OSError
-        If the owner lives, or if this is no private folder of this user's.
+        If the owner is alive, or this is not a private folder of this user.
     """
     with contextlib.ExitStack() as handles:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -90,6 +90,6 @@ def _lock_of_owner(path: str) -> Iterator[None]:
         handles.callback(os.close, lock)
         for about in (os.fstat(folder), os.fstat(lock)):
             if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
-                raise PermissionError(f"{path} is open to others")
+                raise PermissionError(f"{path} is accessible to other users")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -1,7 +1,7 @@
-"""How a process of dsnb is told to stop: Ctrl-C, SIGTERM and SIGHUP all raise KeyboardInterrupt in its main thread.
+"""Stop signals: Ctrl-C, SIGTERM and SIGHUP all raise KeyboardInterrupt in the main thread.
 
 A process that a script starts in the background inherits SIGINT as ignored, and one under `nohup` SIGHUP. Both stay
-ignored, as their user expects; SIGTERM always stops.
+ignored, as their user expects; SIGTERM always stops the process.
 """
 
 import contextlib
@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 INTERRUPTED = 130
-"""Exit code of a process that was told to stop, whichever signal did it."""
+"""Exit code of a process that was stopped by any of these signals."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
-"""Of Linux's `prctl`."""
+"""An option of Linux's `prctl`."""
 _stopping = False
 
 
 def install_handlers() -> None:
-    """Let SIGTERM and SIGHUP stop this process as Ctrl-C does; for the main thread of a process that dsnb owns."""
+    """Make SIGTERM and SIGHUP stop this process like Ctrl-C; call it in the main thread of dsnb's own processes."""
     signal.signal(signal.SIGTERM, _interrupt_once)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt_once)
 
 
 def stop_hint() -> str | None:
-    """Return the sentence that tells the user how to stop this process; None if its signals are not dsnb's."""
+    """Return how the user can stop this process; None if the signal handlers are not dsnb's."""
     if signal.getsignal(signal.SIGTERM) is not _interrupt_once:
         return None
     keyboard = "" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "Ctrl-C or "
@@ -37,9 +37,9 @@ def stop_hint() -> str | None:
 
 @contextlib.contextmanager
 def on_stop(react: Callable[[], None]) -> Iterator[None]:
-    """Call `react` at the first signal that would raise KeyboardInterrupt; a second Ctrl-C raises it all the same.
+    """Call `react` at the first signal that would raise KeyboardInterrupt; a second Ctrl-C still raises it.
 
-    Signals that are ignored, or that somebody else handles, are left as they are.
+    Signals that are ignored or have foreign handlers are left as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -67,19 +67,19 @@ def on_stop(react: Callable[[], None]) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Have Linux kill this process when its parent ends, even if it is stopped then and can notice nothing itself."""
+    """Make Linux kill this process when its parent ends, even if this process is suspended at that time."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def killed_by(number: int) -> str:
-    """Return the words for a process that a signal has killed."""
+    """Return the description of a process that was killed by a signal."""
     name = signal.Signals(number).name if number in set(signal.Signals) else "no name"
     return f"killed by signal {number} ({name})"
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt once: a terminal that closes sends SIGHUP twice, which must not cut the cleanup short."""
+    """Raise KeyboardInterrupt once: a closing terminal sends SIGHUP twice, which must not interrupt the cleanup."""
     global _stopping  # noqa: PLW0603
     if not _stopping:
         _stopping = True

@@ -1,1 +1,1 @@
-"""What runs inside the ranks. The only package that imports torch, DeepSpeed and transformers; never pandas."""
+"""Code that runs inside the ranks: the only package that imports torch, DeepSpeed and transformers; never pandas."""

@@ -1,9 +1,9 @@
-"""Fused attention for BLOOM, which transformers computes in plain steps only: ALiBi becomes the mask of torch's SDPA.
+"""Fused attention for BLOOM, for which transformers has eager attention only: ALiBi becomes the mask of torch's SDPA.
 
-The scores of a head are q k / sqrt(d) + slope x key position, and causal. Softmax does not change when a row is
-shifted, so slope x (key position - query position) gives the same, and is the mask of `scaled_dot_product_attention`
-here: in half precision near keys, whose distances are small, keep digits that positions in the hundreds lose. It is
-made once a sequence length and shared by all blocks. Batches are without padding, as all of dsnb's are.
+The causal scores of a head are q k / sqrt(d) + slope x key position. Softmax is invariant to a shift of a row, so
+slope x (key position - query position) is equivalent, and serves as the mask of `scaled_dot_product_attention`: in half
+precision the small distances of near keys keep digits that positions in the hundreds lose. The mask is computed once
+per sequence length and shared by all blocks. Batches must have no padding, as dsnb's have.
 """
 
 import types
@@ -16,7 +16,7 @@ NAME = "sdpa with ALiBi"
 
 
 def use_fused_attention(model: Any) -> None:
-    """Return every attention layer of a BLOOM model the fused forward pass."""
+    """Replace the forward pass of every attention layer of a BLOOM model by the fused one."""
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
     for block in model.transformer.h:
         attention = block.self_attention
@@ -44,7 +44,7 @@ def _forward(
 
 
 def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return the mask of shape (1, heads, length, length) in the query's number format."""
+    """Return the mask, shape (1, heads, length, length), in the dtype of the query."""
     _, heads, length, _ = query.shape
     kind = (heads, length, query.dtype)
     if kind not in masks:

@@ -1,8 +1,8 @@
-"""One rank of an all-reduce test by message size: NCCL's on GPUs, gloo's on CPUs, read as nccl-tests' figures are.
+"""One rank of an all-reduce bandwidth test by message size, with NCCL on GPUs and gloo on CPUs.
 
-In place, float32, summed, like nccl-tests' in-place columns: warm-up calls, then so many timed ones as fit into a
-limit, all queued one after the other. A size's time is the mean over its calls on the slowest rank (nccl-tests
-averages over ranks). A sum that is wrong anywhere is an error. It trains nothing.
+Figures compare to the in-place columns of nccl-tests: a float32 sum, warm-up calls, then as many timed calls as fit
+into a time limit, queued back to back. The time of a size is the mean over its calls on the slowest rank (nccl-tests
+averages over ranks). A wrong sum on any rank is an error.
 """
 
 import traceback
@@ -25,15 +25,15 @@ MIN_BYTES = 8
 MAX_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
 """The largest message by default; nccl-tests' usual call is `all_reduce_perf -b 8 -e 256M -f 2`."""
 WARMUP_CALLS, MAX_CALLS = 5, 20
-"""As nccl-tests has them."""
+"""The defaults of nccl-tests."""
 SIZE_LIMIT_S = 0.5
-"""About how long the timed calls of one size may take; a slow link gets fewer calls, one at least."""
+"""Approximate time limit for the timed calls of one size; a slow link gets fewer calls, at least one."""
 PERIOD = 7
-"""Elements differ from their neighbours with this period, so that a shifted piece is noticed."""
+"""Period of the values along the buffer: neighbours differ, so that a shifted chunk is detected."""
 
 
 def main(run_dir: str) -> int:
-    """Measure on this rank and give its exit code; a failure is written down with its cause."""
+    """Run one rank and return its exit code; a failure is recorded with its cause."""
     began = launch_clock.now_s()
     run = RunPaths(Path(run_dir))
     try:
@@ -46,20 +46,20 @@ def main(run_dir: str) -> int:
 
 
 def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
-    """Join the other ranks and measure every size of the plan.
+    """Join the process group and measure every size of the plan.
 
     Raises
     ------
     ValueError
         If this is the only rank.
     ArithmeticError
-        If a sum came out wrong.
+        If a sum is wrong.
     """
     launched_at = launch_clock.launched_at()
     device = set_up(experiment)
     ranks = dist.get_world_size()
     if ranks < 2:
-        raise ValueError("there is 1 rank: an all-reduce needs two at least")
+        raise ValueError("there is 1 rank: an all-reduce needs at least 2")
     joined = launch_clock.now_s()
     plan = records.read_json(run.bandwidth_plan) or {}
     for size in message_sizes(plan.get("most_bytes") or MAX_BYTES[device.type]):
@@ -87,12 +87,12 @@ def message_sizes(most_bytes: int) -> list[int]:
 
 
 def measure_size(size: int, ranks: int, device: torch.device) -> dict[str, int | float | str | None]:
-    """Measure one message size, the same on all ranks; give its row, errors counted over all of them."""
+    """Measure one message size; return its row, equal on all ranks, with the errors of all ranks."""
     count = size // ITEM_BYTES
     buffer = torch.empty(count, dtype=torch.float32, device=device)
     clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
     fill(buffer, 0)
-    mean_time_s(buffer, 1, clock)  # the first call of a size may set up what the others use
+    mean_time_s(buffer, 1, clock)  # the first call of a size may set up resources
     calls = max(1, min(MAX_CALLS, int(SIZE_LIMIT_S / max(max_over_ranks(mean_time_s(buffer, 1, clock), device), 1e-9))))
     mean_time_s(buffer, min(WARMUP_CALLS, calls), clock)
     time_s = max_over_ranks(mean_time_s(buffer, calls, clock), device)
@@ -111,7 +111,7 @@ def measure_size(size: int, ranks: int, device: torch.device) -> dict[str, int |
 
 
 def mean_time_s(buffer: torch.Tensor, calls: int, clock: Clock) -> float:
-    """Return the seconds of one all-reduce on this rank, as a mean over `calls` of them, from a common start."""
+    """Return the mean time of `calls` all-reduces on this rank; the ranks start together."""
     dist.barrier()
     clock.synchronize()
     start = clock.mark()
@@ -123,20 +123,20 @@ def mean_time_s(buffer: torch.Tensor, calls: int, clock: Clock) -> float:
 
 
 def max_over_ranks(seconds: float, device: torch.device) -> float:
-    """Return the largest of all ranks' times."""
+    """Return the maximum of a time over all ranks."""
     shared = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return float(shared)
 
 
 def fill(buffer: torch.Tensor, factor: int) -> None:
-    """Fill with small whole numbers, whose sums are exact in any order; the factor 0 keeps repeated sums finite."""
+    """Fill with small integers, whose sums are exact in any order; a factor of 0 keeps repeated sums finite."""
     places = torch.arange(len(buffer), dtype=torch.int32, device=buffer.device)  # float32 cannot count beyond 2**24
     buffer.copy_(places.remainder_(PERIOD).add_(1)).mul_(factor)
 
 
 def count_errors(buffer: torch.Tensor, ranks: int, device: torch.device) -> int:
-    """All-reduce a different number from every rank, and count the elements that are not their sum on any rank."""
+    """All-reduce a different number from every rank, and count the wrong elements over all ranks."""
     fill(buffer, rank() + 1)
     dist.all_reduce(buffer)
     right = torch.empty_like(buffer)

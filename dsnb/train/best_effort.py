@@ -1,4 +1,4 @@
-"""What a profiler may fail at without ending the run, or leaving its rank's collectives without their partners."""
+"""Calls that may fail without ending the run: a rank that raised would leave the others waiting in a collective."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,19 +7,19 @@ Found = TypeVar("Found")
 
 
 class BestEffort:
-    """Does one thing after another until one fails, and then nothing any more.
+    """Calls functions until the first one fails; later calls do nothing.
 
     Attributes
     ----------
     why
-        What failed, in one line; None as long as nothing did.
+        The failure in one line; None if nothing has failed.
     """
 
     def __init__(self) -> None:
         self.why: str | None = None
 
     def __call__(self, action: Callable[..., Found], *arguments: Any) -> Found | None:
-        """Do it, if nothing has failed yet; give what it gives, None where it was not done."""
+        """Call `action` and return its result; None if it or an earlier call failed."""
         if self.why is not None:
             return None
         try:
@@ -30,6 +30,6 @@ class BestEffort:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error in one line."""
+    """Return an error as one line of text."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else 'no message'}"

@@ -1,4 +1,4 @@
-"""Activation checkpointing of transformer blocks: all, every k-th, and with the blocks' inputs in host memory."""
+"""Activation checkpointing of all or every k-th transformer block, optionally with the inputs in host memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from dsnb.train.model_parts import blocks
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:
-    """Turn activation checkpointing on, by the newer of the two names that transformers has had for it."""
+    """Enable activation checkpointing, through whichever of its two names transformers has."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     for number, block in enumerate(blocks(model)):
@@ -19,13 +19,13 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
         if experiment.checkpoint_offload:
             block._gradient_checkpointing_func = offloaded_checkpoint(pin_memory=experiment.device == "cuda")
     if experiment.checkpoint_offload:
-        model.enable_input_require_grads()  # or a reentrant checkpoint behind frozen layers would train nothing
+        model.enable_input_require_grads()  # else a reentrant checkpoint behind frozen layers trains nothing
 
 
 def offloaded_checkpoint(pin_memory: bool) -> Callable[..., Any]:
-    """Return a checkpoint function whose saved inputs wait in host memory.
+    """Return a checkpoint function that keeps its saved inputs in host memory.
 
-    Only the reentrant kind saves its inputs where autograd's hooks see them.
+    It is reentrant, because only that kind saves its inputs through autograd's hooks.
     """
 
     def run(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Batches of token ids, the same for every way of cutting an optimizer step into ranks and micro-batches.
+"""Batches of token ids that do not depend on how a step is divided into ranks and micro-batches.
 
-Sequence i of a step's global batch depends on seed and step alone; data-parallel rank r takes the r-th slice of the
-step, and its micro-batches are slices of that. So strategies, rank counts and accumulation compare loss by loss.
+Sequence i of a step's global batch depends on the seed and the step only. Data-parallel rank r takes the r-th slice of
+the step, and its micro-batches are slices of that. Losses are therefore comparable across strategies, rank counts and
+gradient accumulation.
 """
 
 import sysconfig
@@ -15,11 +16,11 @@ from dsnb.settings.experiment import Experiment
 
 STDLIB_BYTES = 4 * 2**20
 SYNTHETIC_STEPS = 4
-"""Synthetic data repeats after so many steps: enough to be more than one batch, and little memory."""
+"""Number of steps after which synthetic data repeats: more than one batch, in little memory."""
 
 
 class Batches(Protocol):
-    """The token ids of one rank."""
+    """The batches of one rank."""
 
     def step(self, step: int) -> list[torch.Tensor]:
         """Return a step's micro-batches, int64, each of shape (micro_batch_size, seq_len), on the rank's device."""
@@ -40,7 +41,7 @@ class SyntheticBatches:
 
 
 class TextBatches:
-    """Sequences cut out of one text at random places."""
+    """Sequences at random positions of one text."""
 
     def __init__(self, experiment: Experiment, vocab: int, rank: int, device: torch.device) -> None:
         tokens = tokenize(experiment)
@@ -64,7 +65,7 @@ class TextBatches:
 
 
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
-    """Return the batches that the settings ask for.
+    """Return the batches for these settings.
 
     Raises
     ------
@@ -76,14 +77,14 @@ def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device)
 
 
 def step_shape(experiment: Experiment) -> tuple[int, int, int]:
-    """Return how a step's sequences are cut: data-parallel ranks, micro-batches, sequences."""
+    """Return how a step's sequences are divided: data-parallel ranks, micro-batches, sequences."""
     return experiment.data_parallel, experiment.grad_accum, int(experiment.micro_batch_size)
 
 
 def data_rank(experiment: Experiment, rank: int) -> int:
-    """Return the place of a rank among those with sequences of their own.
+    """Return the data-parallel rank of a rank.
 
-    Ranks are numbered as DeepSpeed has them: those that share a layer are neighbours, pipeline stages are farthest.
+    Ranks are numbered as in DeepSpeed: tensor-parallel ranks are adjacent, pipeline stages are farthest apart.
     """
     return rank // experiment.tensor_parallel % experiment.data_parallel
 
@@ -100,6 +101,6 @@ def tokenize(experiment: Experiment) -> np.ndarray:
 
 
 def stdlib_text() -> bytes:
-    """Return source text of Python's standard library: real text that is on every machine."""
+    """Return source code of Python's standard library: real text that every machine has."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return b"\n".join(path.read_bytes() for path in files)[:STDLIB_BYTES]

@@ -1,21 +1,21 @@
 """The energy that this rank's GPU draws during a span of work, from NVML's energy counter.
 
-NVML's power reading is an average over the last second on recent GPUs, so over a shorter span it mostly tells what
-happened before. The energy counter has no such memory, but it is updated only every 100 ms or so. Both ends of the span
-are therefore put on an update: the counter is read just after one, before the span begins and after it has ended, while
-the GPU is idle. The idle energy between the updates and the span is measured over one more update and subtracted.
+On recent GPUs NVML's power reading is an average over the last second, so it is of no use for a shorter span. The
+energy counter has no such memory, but it is updated only about every 100 ms. The counter is therefore read right after
+an update, both before the span begins and after it has ended, while the GPU is idle. The idle energy between these
+updates and the span is estimated over one more update and subtracted.
 """
 
 import time
 from collections.abc import Callable
 
 UPDATE_WITHIN_S = 0.5
-"""A counter that does not change for so long is not usable: even an idle GPU draws some joules meanwhile."""
+"""A counter that does not change for this long is unusable: even an idle GPU draws some joules in that time."""
 MIN_SPAN_S = 0.3
-"""Shorter spans have no figure: an update is met to about 5 ms on each side, and the idle power is an estimate."""
+"""Shorter spans have no figure: updates are timed to about 5 ms at each end, and the idle power is an estimate."""
 
 Reading = tuple[float, float]
-"""When the counter was updated, on the monotonic clock in seconds, and what it then said, in joules."""
+"""Time of an update of the counter, on the monotonic clock in seconds, and its value in joules."""
 
 
 class EnergyMeter:
@@ -26,7 +26,7 @@ class EnergyMeter:
     read
         Returns the counter in joules.
     now
-        Returns a monotonic clock in seconds; tests replace it.
+        Returns a monotonic time in seconds; tests pass a fake.
     """
 
     def __init__(self, read: Callable[[], float], now: Callable[[], float] = time.perf_counter) -> None:
@@ -35,7 +35,7 @@ class EnergyMeter:
         self._began_s = 0.0
 
     def prepare(self) -> None:
-        """Wait for an update of the counter, which takes 0.1 s; the GPU must be idle."""
+        """Wait for an update of the counter, about 0.1 s; the GPU must be idle."""
         self._before = self._update()
 
     def begin(self) -> None:
@@ -43,7 +43,7 @@ class EnergyMeter:
         self._began_s = self._now()
 
     def end(self) -> float | None:
-        """End the span, whose work must be done; return its joules, None if they cannot be told.
+        """End the span, whose work must be complete; return its energy in joules, None if unknown.
 
         Takes 0.1 to 0.2 s.
         """
@@ -57,7 +57,7 @@ class EnergyMeter:
         return max(0.0, after[1] - self._before[1] - idle_w * idle_s)
 
     def _update(self) -> Reading | None:
-        """Wait until the counter changes."""
+        """Wait until the counter changes; return None if it does not."""
         before, deadline = self._read(), self._now() + UPDATE_WITHIN_S
         while (now := self._now()) < deadline:
             if (value := self._read()) != before:

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine as a trainer, and the proof that it is the one that was asked for."""
+"""A trainer on DeepSpeed's engine, which is verified against the settings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from dsnb.train.trainer import Section, no_section
 
 
 class DeepSpeedTrainer:
-    """ZeRO, offload and tensor parallel.
+    """Trains with ZeRO, offload and tensor parallelism.
 
     Raises
     ------
     RuntimeError
-        If DeepSpeed built something else than the settings name.
+        If DeepSpeed built an engine that differs from the settings.
     """
 
     def __init__(self, experiment: Experiment, model: Any, ds_config: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ class DeepSpeedTrainer:
         self._updates += 1
 
     def _skipped_steps(self) -> int:
-        """Return the steps that were skipped so far; DeepSpeed does not count those of torch's own loss scaler."""
+        """Return the number of skipped steps; DeepSpeed does not count those of torch's own loss scaler."""
         return self.engine.global_steps - self._updates if self._scaler else self.engine.skipped_steps
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -60,16 +60,16 @@ class DeepSpeedTrainer:
         return total / len(micro_batches), self._skipped_steps() > skipped_before
 
     def grad_norm(self) -> torch.Tensor | float | None:
-        """Return the norm of the last step's gradients; at ZeRO 0 with fp32 weights there is none without clipping."""
+        """Return the gradient norm of the last step; ZeRO 0 with fp32 weights computes it only for clipping."""
         return engine_grad_norm(self.engine)
 
     def describe(self) -> dict[str, Any]:
-        """Name what the engine is made of."""
+        """Return what the engine is made of."""
         return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
 
 
 def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
-    """Return DeepSpeed's engine around a model or a pipeline, which has made no step yet."""
+    """Return DeepSpeed's engine for a model or a pipeline, before its first step."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -82,19 +82,19 @@ def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[
 
 
 def engine_grad_norm(engine: Any) -> torch.Tensor | float | None:
-    """Return the norm that DeepSpeed's engine computed for its own use; asking for it computes nothing."""
+    """Return the norm that DeepSpeed's engine has computed already; None if it has not."""
     norm = engine.get_global_grad_norm()
-    on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"  # one in host memory is there already
+    on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"  # a norm in host memory needs no wait
     return norm if norm is None or on_device else float(norm)
 
 
 @torch.no_grad()
 def undo_first_step(optimizer: Any) -> None:
-    """Take back the step that DeepSpeed's ZeRO-0 optimizers for fp16 and bf16 make while they are built.
+    """Undo the step that DeepSpeed's ZeRO-0 optimizers for fp16 and bf16 take while they are built.
 
     FP16_Optimizer and FP16_UnfusedOptimizer (DeepSpeed 0.19.8) step once with zero gradients to allocate their
-    states. Adam then counts the first real step as its second, whose bias correction is another, so ZeRO 0 and ZeRO 1
-    part after one step; and weight decay has already shrunk the master weights. Both are put back.
+    states. Adam then counts the first real step as its second, with another bias correction, so that ZeRO 0 and ZeRO 1
+    diverge after one step; and weight decay has already shrunk the master weights. Both are restored.
     """
     if isinstance(optimizer, FP16_Optimizer):
         pairs = list(zip(optimizer.fp32_groups_flat, optimizer.fp16_groups_flat, strict=True))
@@ -109,17 +109,17 @@ def undo_first_step(optimizer: Any) -> None:
 
 
 def backward(engine: Any, loss: torch.Tensor) -> None:
-    """Run the backward pass, with the loss scaled wherever the optimizer will unscale the gradients."""
+    """Run the backward pass, with the loss scaled if the optimizer unscales the gradients."""
     scale_loss(engine, loss)
     engine.backward(loss)
 
 
 def scale_loss(engine: Any, loss: torch.Tensor) -> None:
-    """Scale the gradient of the loss of one micro-batch wherever the optimizer will unscale it.
+    """Scale the loss gradient of one micro-batch if the optimizer unscales it.
 
     DeepSpeed 0.19.8's `engine.backward` scales the loss only for its ZeRO optimizers, but the ZeRO-0 optimizers for
     fp16 divide by the scale all the same (deepspeedai/DeepSpeed pull request 8393): gradients come out 65,536 times
-    too small. The hook sets the factor that belongs there, whether or not DeepSpeed has put it there itself.
+    too small. The hook sets the correct factor, whether or not DeepSpeed has applied it.
     """
     if isinstance(engine.optimizer, FP16_Optimizer | FP16_UnfusedOptimizer) and engine.fp16_enabled():
         factor = engine.optimizer.loss_scale / engine.gradient_accumulation_steps()

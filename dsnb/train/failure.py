@@ -1,4 +1,4 @@
-"""Why a rank failed, in which part of which step, and, out of memory, how much was there and how much was asked for."""
+"""Records why a rank failed, in which part of which step, and how much memory was allocated and requested."""
 
 import re
 import resource
@@ -14,15 +14,15 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.system.hardware import GIB
 
 LOSS_FUNCTIONS = {"cross_entropy", "fixed_cross_entropy", "ForCausalLMLoss", "_loss"}
-"""Functions that compute the loss within a forward pass: those of transformers, torch, and dsnb's pipelines."""
+"""Functions that compute the loss within a forward pass, in transformers, torch and dsnb's pipelines."""
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What an allocation that failed outside of torch's own allocator for GPUs is known by."""
+"""Texts of errors from allocations outside of torch's GPU allocator."""
 _REQUESTED = re.compile(r"[Tt]ried to allocate (\d+) bytes")
 
 
 @dataclass
 class FailedAllocation:
-    """The last allocation that failed on this rank, at the moment when it failed."""
+    """Memory of this rank at the moment when its last failed allocation was made."""
 
     allocated_gib: float | None = None
     reserved_gib: float | None = None
@@ -31,16 +31,16 @@ class FailedAllocation:
 
 @dataclass
 class Position:
-    """Where a rank is in its work.
+    """The part of its work that a rank is in.
 
     Attributes
     ----------
     phase
-        `build`, or the part of a step that was begun last: `forward`, `backward`, `optimizer`, `communication`.
+        `build`, or the last part of a step that began: `forward`, `backward`, `optimizer`, `communication`.
     step
-        The step under way, from 1; None while the engine is built.
+        Number of the current step, from 1; None while the engine is built.
     failed_allocation
-        Filled in when an allocation fails.
+        Set when an allocation fails.
     """
 
     phase: str = "build"
@@ -48,7 +48,7 @@ class Position:
     failed_allocation: FailedAllocation = field(default_factory=FailedAllocation)
 
     def watch_memory(self, device: torch.device) -> None:
-        """Let torch tell of allocations that fail: once the error is caught, what was allocated is freed already."""
+        """Record memory when a CUDA allocation fails: when the error is caught, tensors are freed already."""
         if device.type != "cuda":
             return
 
@@ -61,7 +61,7 @@ class Position:
 
 
 def record(run: RunPaths, rank: int, position: Position, error: Exception) -> None:
-    """Append to the run's failures why this rank ended."""
+    """Append the cause of this rank's failure to the run's failures."""
     text = str(error).strip()
     cause = f"{type(error).__name__}: {text.splitlines()[0][:500] if text else 'no message'}"
     found: dict[str, Any] = {"rank": rank, "status": "failed", "phase": position.phase, "step": position.step}
@@ -73,7 +73,7 @@ def record(run: RunPaths, rank: int, position: Position, error: Exception) -> No
 
 
 def is_out_of_memory(error: Exception, text: str) -> bool:
-    """Check whether an error says that memory ran out, of the GPU or of the host."""
+    """Return whether an error means that the memory of the GPU or of the host ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(one in text for one in OUT_OF_MEMORY):
         return True
     limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
@@ -81,14 +81,14 @@ def is_out_of_memory(error: Exception, text: str) -> bool:
 
 
 def _failed_allocation(position: Position, text: str) -> FailedAllocation:
-    """Return what is known of a failed allocation; on a CPU, what the process has, and what the message says."""
+    """Return what is known of a failed allocation; on a CPU, from the process and the error message."""
     if position.failed_allocation.requested_gib is not None:
         return position.failed_allocation
     if torch.cuda.is_initialized():
         return FailedAllocation(torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB)
     memory, requested = psutil.Process().memory_info(), _REQUESTED.search(text)
     limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-    held = getattr(memory, "data", memory.rss) if limited else memory.rss  # what the limit counts
+    held = getattr(memory, "data", memory.rss) if limited else memory.rss  # the part that the limit applies to
     return FailedAllocation(held / GIB, None, int(requested[1]) / GIB if requested else None)
 
 

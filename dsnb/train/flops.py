@@ -1,7 +1,7 @@
-"""DeepSpeed's flops profiler over the forward pass of one micro-batch, whatever strategy trains.
+"""DeepSpeed's flops profiler over the forward pass of one micro-batch, for every strategy.
 
-It counts by wrapping functions of torch, which are put back when the pass is over, and does so on all ranks: what it
-cannot count, it then cannot count on any of them.
+The profiler counts by wrapping functions of torch, which are restored after the pass. It runs on all ranks, so that a
+function that it cannot count is missing on all of them.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from dsnb.train.trainer import Trainer, no_section
 
 PATCHED = (torch, torch.Tensor, F, einops)
 PREFACE = """\
-One forward pass over {tokens} tokens, on rank 0. Of DDP and FSDP the profiler is not told how many ranks there are, and
-it calls the parameters of the model 0; under ZeRO 3 it sees only those that a rank keeps between two passes.
+One forward pass over {tokens} tokens, on rank 0. With DDP and FSDP the profiler does not know the number of ranks and
+reports 0 model parameters; with ZeRO 3 it sees only the parameters that a rank keeps between two passes.
 """
 
 
@@ -33,9 +33,9 @@ class ForwardFlops:
     Attributes
     ----------
     attempt
-        Whether it worked so far.
+        The calls of the profiler, which may fail.
     passes
-        Forward passes that were seen.
+        Number of forward passes so far.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -54,17 +54,17 @@ class ForwardFlops:
         try:
             yield
         finally:
-            BestEffort()(methodcaller("stop_profile"), self.profiler)  # also if it failed halfway through its start
+            BestEffort()(methodcaller("stop_profile"), self.profiler)  # even if its start failed halfway
             unpatch()
 
     def _start(self) -> None:
         self.profiler.start_profile()
         linear = profiler.old_functions[F.linear.__str__]
-        if linear is not torch._C._nn.linear:  # ZeRO 3's, which goes by way of matmul: it would be counted twice
+        if linear is not torch._C._nn.linear:  # ZeRO 3's calls matmul: it would be counted twice
             F.linear = linear
 
     def write(self, path: Path, tokens: int) -> None:
-        """Write what was counted, as DeepSpeed words it, and take its marks off the model."""
+        """Write DeepSpeed's report of the counts, and remove the profiler's attributes from the model."""
         with open(path, "w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
             print(PREFACE.format(tokens=tokens))
             self.profiler.print_model_profile()
@@ -79,14 +79,14 @@ def count_forward(
     Parameters
     ----------
     path
-        Where to write the profile of every module; None on ranks that write none.
+        File for the profile of every module; None on ranks that do not write it.
     compiled
-        Whether the model is, so that it must be run uncompiled for once: compiled code calls none of torch's functions.
+        Whether the model is compiled: it must run uncompiled here, because compiled code calls no functions of torch.
 
     Returns
     -------
     tuple
-        FLOPs per token of this rank's pass, and why there are none, in one line.
+        FLOPs per token of this rank's pass, or None; the reason if they are missing, in one line, or None.
     """
     counted = ForwardFlops(trainer)
     micro_batches = batches()
@@ -107,7 +107,7 @@ def count_forward(
 
 
 def unpatch() -> None:
-    """Put back every function of torch that is still the profiler's: it leaves them if it fails halfway."""
+    """Restore every function of torch that the profiler has wrapped: it leaves them if it fails halfway."""
     for place in PATCHED:
         for name, value in list(vars(place).items()):
             ours = getattr(value, "__module__", None) == profiler.__name__

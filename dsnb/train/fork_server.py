@@ -1,12 +1,12 @@
 """A process that has imported torch, DeepSpeed and transformers, and forks the ranks of one run after another.
 
-A plain start of two ranks spends about 12 s in imports and interpreter exits; a fork has them done. Every rank is a
-process of its own with a fresh copy of the server's memory, and the server itself never runs a torch operation and
-never touches a GPU, so there is nothing for a run to inherit from the last one.
+A plain start of two ranks spends about 12 s in imports and interpreter exits; a forked rank has imported already. Every
+rank is a process of its own with a fresh copy of the server's memory. The server never runs a torch operation or uses a
+GPU, so a run inherits nothing from the one before.
 
 The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
-"run_dir", "umask"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. When the other side goes away,
-the ranks are killed; when the server's owner goes away, so is the server.
+"run_dir", "umask"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. It kills the ranks when the
+client disconnects, and exits when the process that started it ends.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from dsnb.system import signals
 
 POLL_S = 0.02
 running: list[int] = []
-"""The ranks of the run under way; the first one's number is that of their process group."""
+"""Process IDs of the current run's ranks; the first is also the ID of their process group."""
 PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers", "peft")
 
 
 def serve(path: str) -> None:
-    """Serve runs on the socket at `path` until the process that started this one is gone."""
+    """Serve runs on the socket at `path` until the parent process ends."""
     owner = os.getppid()
     signal.signal(signal.SIGTERM, end)
     import_libraries()
@@ -50,14 +50,14 @@ def serve(path: str) -> None:
 
 
 def end(number: int, frame: object) -> NoReturn:
-    """End on SIGTERM, and the run under way with it."""
+    """Exit on SIGTERM, and kill the current run."""
     if running:
         kill(running[0])
     os._exit(0)
 
 
 def import_libraries() -> None:
-    """Import what every run needs, without starting CUDA."""
+    """Import what every run needs, without initialising CUDA."""
     import deepspeed  # noqa: F401
     import transformers  # noqa: F401
 
@@ -69,15 +69,15 @@ def import_libraries() -> None:
 
 
 def ensure_cuda_unused() -> None:
-    """Stop a server whose imports started CUDA: forked ranks could not use it any more."""
+    """Raise RuntimeError if an import initialised CUDA, which forked ranks then cannot use."""
     import torch
 
     if torch.cuda.is_initialized():
-        raise RuntimeError("CUDA was started by an import: ranks cannot be forked; use launcher 'deepspeed'")
+        raise RuntimeError("an import initialised CUDA: ranks cannot be forked; use launcher 'deepspeed'")
 
 
 def preload(names: list[str]) -> None:
-    """Import what the last run imported on its own, so that the next one finds it done."""
+    """Import the modules that the last run imported, so that the next run need not."""
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in PRELOADED:
             with contextlib.suppress(Exception):
@@ -87,7 +87,7 @@ def preload(names: list[str]) -> None:
 
 
 def run(connection: socket.socket, listener: socket.socket) -> list[str]:
-    """Fork the ranks of one run, report their ends, and return the modules that they imported."""
+    """Fork the ranks of one run, report their exits, and return the modules that rank 0 imported."""
     request = json.loads(connection.makefile("r").readline() or "null")
     if request is None:
         return []
@@ -111,7 +111,7 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
 
 
 def watch(connection: socket.socket, pids: list[int]) -> None:
-    """Report each rank's end; kill them all when the other side hangs up."""
+    """Report the exit of each rank; kill all ranks if the client disconnects."""
     send(connection, {"pids": pids})
     alive = {pid: rank for rank, pid in enumerate(pids)}
     while alive:
@@ -124,19 +124,19 @@ def watch(connection: socket.socket, pids: list[int]) -> None:
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send one line; an answer that nobody waits for any more is dropped."""
+    """Send one line; it is dropped if the client has disconnected."""
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def kill(group: int) -> None:
-    """Kill a process group, whatever is left of it."""
+    """Kill what is left of a process group."""
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
 
 
 def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: int, group: int) -> NoReturn:
-    """Become one rank of a run: never returns."""
+    """Run one rank in this forked process; never return."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -153,14 +153,14 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(OSError, ValueError):  # on a full disk; whatever happens, this process ends here
+        with contextlib.suppress(OSError, ValueError):  # on a full disk; the process must end here
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
 
 
 def redirect(log: str) -> None:
-    """Send everything that this process prints, from any language, to the end of `log`."""
+    """Append everything that this process prints, from any language, to `log`."""
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

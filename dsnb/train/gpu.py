@@ -1,4 +1,4 @@
-"""The GPU of a rank as NVML sees it: the memory in use by all processes, and the energy that it draws."""
+"""NVML's view of a rank's GPU: memory in use by all processes, and energy."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class Gpu:
 
 @contextmanager
 def open_device(device: torch.device) -> Iterator[Gpu | None]:
-    """Yield NVML's view of a torch device; None for a CPU, and for a GPU that NVML does not know (a part of one)."""
+    """Yield NVML's view of a torch device; None for a CPU, and for a GPU that NVML lacks (a MIG slice)."""
     with nvml.session() as api:
         handle = _handle(api, device)
         if handle is None:
@@ -33,7 +33,7 @@ def open_device(device: torch.device) -> Iterator[Gpu | None]:
 
 
 def _handle(api: Any, device: torch.device) -> Any:
-    """Find a torch device among NVML's by its UUID: the two need not number GPUs alike."""
+    """Return NVML's handle of a torch device, found by UUID: the two may number GPUs differently."""
     if api is None or device.type != "cuda":
         return None
     try:

@@ -8,12 +8,12 @@ from dsnb.settings.experiment import Experiment
 
 
 def add_adapters(experiment: Experiment, model: Any) -> Any:
-    """Freeze a model in half precision and give it adapters that train.
+    """Freeze a model in half precision and add trainable adapters.
 
-    Adapters are in half precision as well where DeepSpeed keeps fp32 master copies of them, in fp32 elsewhere.
-    The scaling is 1 (alpha = rank), as DeepSpeed-Chat, whose OPT-13B rows these are, multiplies by its `lora_scaling`.
+    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, else in fp32. The scaling is 1
+    (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this reproduces.
     """
-    from peft import LoraConfig, get_peft_model  # a second that only these runs need
+    from peft import LoraConfig, get_peft_model  # takes a second to import, needed by these runs only
 
     torch.manual_seed(experiment.seed)
     masters = experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"

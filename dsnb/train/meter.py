@@ -1,7 +1,7 @@
-"""Measures the steps of one rank and writes them down while the work goes on.
+"""Measures the steps of one rank, and writes them during training.
 
-Nothing in here waits for the device between the first and the last timed step: boundaries are marked in the device's
-own queue, losses are copied to the host behind them, and a step is written once its mark has passed.
+Nothing here waits for the device between the first and the last timed step: boundaries are marked in the device's
+queue, losses are copied to the host asynchronously, and a step is written once its mark has passed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ FLUSH_S = 0.25
 
 @dataclass
 class Pending:
-    """A step whose device work may still be under way."""
+    """A step that the device may not have finished yet."""
 
     step: int
     phase: str
@@ -40,28 +40,28 @@ class Pending:
 
 
 class Meter:
-    """Times steps and keeps their losses.
+    """Times steps and collects their losses.
 
     Parameters
     ----------
     path
         `steps.jsonl`, or None on ranks that write nothing.
     steps
-        Steps to come, warm-up included.
+        Number of steps, warm-up included.
     tokens_per_step
         Tokens per optimizer step over all ranks.
     device
-        The torch device that works.
+        The torch device that trains.
     launched_at
         When the run was launched, on the clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
     clock
-        What marks boundaries; tests put a fake one here.
+        Marks step boundaries; tests pass a fake.
     gpu
-        NVML's view of the rank's GPU, None where there is none.
+        NVML's view of the rank's GPU; None without one.
     position
-        Told of every part of a step that begins.
+        Updated when a part of a step begins.
     marks_forward
-        Whether to mark the first forward pass of each step; in a pipeline it would hold the wait for other stages.
+        Whether to time the first forward pass of each step; in a pipeline it would include the wait for other stages.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Meter:
         self.peak_gib: dict[str, float] = {}
         self.skipped_steps = 0
         self.energy_j: float | None = None
-        """Of the timed steps, on this rank's GPU; None where it cannot be told."""
+        """Energy of the timed steps on this rank's GPU; None if it is not measured."""
         self._clock_zero = self._boundary = self.clock.mark()
         self.clock.synchronize()
         self._zero_s = launch_clock.now_s() - launched_at
@@ -122,7 +122,7 @@ class Meter:
 
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Mark where the first forward pass of a step ends; a mark in the device's queue delays nothing."""
+        """Mark the end of a step's first forward pass; a mark in the device's queue causes no delay."""
         self._position.phase = name
         yield
         if self._marks_forward and name == "forward" and self._forward is None:
@@ -134,11 +134,11 @@ class Meter:
         Parameters
         ----------
         loss
-            Its mean loss, shape (), still on the device.
+            The mean loss, shape (), on the device.
         skipped
             Whether the update was skipped.
         grad_norm
-            The norm of all gradients where the engine has computed it; a tensor may still be on the device.
+            The norm of all gradients if the engine computed it; a tensor may be on the device.
         """
         self.losses[self._step] = loss
         if self._cuda:
@@ -146,7 +146,7 @@ class Meter:
         else:
             self._host_losses[self._step] = self.losses[self._step]
         if isinstance(grad_norm, torch.Tensor):
-            self._norms[self._step] = grad_norm  # converted on the device: a copy to another dtype waits for it
+            self._norms[self._step] = grad_norm  # convert on the device: a copy to another dtype would wait
             self._host_norms[self._step].copy_(self._norms[self._step], non_blocking=self._cuda)
         end = self.clock.mark()
         marks = self._boundary, end, self._forward
@@ -157,7 +157,7 @@ class Meter:
         self._write_passed()
 
     def end(self) -> None:
-        """End the phase: wait for the device, then write what is left of it."""
+        """End the phase: wait for the device and write the remaining steps."""
         self.clock.synchronize()
         self.wall_s[self._phase] = time.perf_counter() - self._phase_began
         if energy := self._energy(self._phase):
@@ -170,22 +170,22 @@ class Meter:
             self.span_s[self._phase] = (mine[0]["t_s"] - mine[0]["step_time_s"], mine[-1]["t_s"])
 
     def times_s(self, phase: str) -> list[float]:
-        """Return this rank's step times of a phase that has ended, in order."""
+        """Return the step times of a finished phase on this rank, in order."""
         return [row["step_time_s"] for row in self._rows if row["phase"] == phase]
 
     def forwards_s(self, phase: str) -> list[float]:
-        """Return the times from each step's begin to the end of its first forward pass; empty where none was marked."""
+        """Return the times from the start of each step to the end of its first forward pass; empty if not marked."""
         return self._forwards_s.get(phase, [])
 
     def abort(self) -> None:
-        """Write what the device has done and close the file, whatever state the device is in."""
-        with contextlib.suppress(Exception):  # the error that ended the run must stay the one that is told
+        """Write the finished steps and close the file, in whatever state the device is."""
+        with contextlib.suppress(Exception):  # the error that ended the run must be the one reported
             self._write_passed()
         if self._file:
             self._file.close()
 
     def close(self, mean_losses: list[float] | None = None) -> None:
-        """Close the file; with the losses averaged over ranks, replace rank 0's by them."""
+        """Close the file; given losses averaged over ranks, write them in place of rank 0's own."""
         self._write_passed(force=True)
         if self._file:
             self._file.close()

@@ -1,7 +1,7 @@
-"""Builds the model: any causal language model of transformers, without its full size in every rank's host memory.
+"""Builds any causal language model of transformers, without a full copy in the host memory of every rank.
 
-ZeRO 0 to 2 build straight on the rank's device in the training's number format; ZeRO 3 shares each module out as it
-is made. Random weights are drawn block by block with a seed of each block's own, so every stage starts from the same.
+With ZeRO 0 to 2 the model is built directly on the rank's device in the training dtype; with ZeRO 3 each module is
+partitioned as it is created. Random weights are drawn block by block with a seed per block, so all stages start equal.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def weights_dtype(experiment: Experiment) -> torch.dtype:
 
 
 def model_config(experiment: Experiment) -> Any:
-    """Return transformers' configuration of the experiment's model."""
+    """Return the transformers configuration of the experiment's model."""
     if path := model_shapes.local_config(experiment.model):
         settings = json.loads(path.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(**settings)
@@ -51,7 +51,7 @@ def model_config(experiment: Experiment) -> Any:
 
 
 def weights_source(experiment: Experiment) -> str:
-    """Return the folder or hub id that a model's weights come from."""
+    """Return the folder or hub ID of a model's weights."""
     if path := model_shapes.local_config(experiment.model):
         return str(path.parent)
     preset = model_shapes.PRESETS.get(experiment.model)
@@ -59,20 +59,20 @@ def weights_source(experiment: Experiment) -> str:
 
 
 def build(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> PreTrainedModel:
-    """Build the model on `device`, shared out already where the ZeRO stage is 3."""
+    """Build the model on `device`, already partitioned at ZeRO stage 3."""
     make = _load_pretrained if experiment.weights == "pretrained" else _build_random
     model = _with_attention(experiment, lambda *how: make(experiment, ds_config, device, *how))
     return adapt(experiment, model)
 
 
 def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any], Iterable[nn.Module]]) -> Any:
-    """Build one pipeline stage's part of the model on `device`, with the weights that it has in a whole model.
+    """Build one pipeline stage's part of the model on `device`, with the same weights as in a whole model.
 
     Parameters
     ----------
     part
-        Picks the part out of a model whose weights may be on the meta device. What it leaves out keeps no memory as
-        long as the weights are random; pretrained ones are loaded whole into host memory.
+        Returns the modules of the part, given a model whose weights may be on the meta device. With random weights
+        the rest takes no memory; pretrained weights are loaded whole into host memory.
     """
 
     def make(config: Any, attention: str) -> PreTrainedModel:
@@ -95,24 +95,28 @@ def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any
 
 
 def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTrainedModel]) -> PreTrainedModel:
-    """Make a model with the fastest attention that the settings allow and transformers has for it."""
+    """Build a model with the fastest attention that the settings allow and transformers supports for it."""
     config = model_config(experiment)
     positions = getattr(config, "max_position_embeddings", None)
     if positions and experiment.seq_len > positions and config.model_type != "bloom":
-        raise ValueError(f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions")
+        raise ValueError(
+            f"seq_len is {experiment.seq_len}: {experiment.model} has {positions} positions; use at most {positions}"
+        )
     if experiment.attention != "eager":
         try:
             return make(config, "sdpa")
-        except ValueError as error:  # transformers says so before it builds anything
+        except ValueError as error:  # raised before anything is built
             if "scaled_dot_product_attention" not in str(error):
                 raise
             if experiment.attention == "sdpa" and config.model_type != "bloom":
-                raise ValueError(f"attention is 'sdpa': transformers has none for {config.model_type}") from error
+                raise ValueError(
+                    f"attention is 'sdpa': transformers has none for {config.model_type}; set it to 'eager' or 'auto'"
+                ) from error
     return make(config, "eager")
 
 
 def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
-    """Return a whole model, or the part of one that a pipeline stage has, what the settings add to it."""
+    """Apply fused ALiBi, tensor parallelism, LoRA and checkpointing to a model or a pipeline stage's part of it."""
     if model.config.model_type == "bloom" and experiment.attention != "eager":
         alibi.use_fused_attention(model)
     if experiment.tensor_parallel > 1:
@@ -144,10 +148,10 @@ def _build_random(
 
 @contextmanager
 def return_freed_memory() -> Iterator[None]:
-    """Let glibc return freed tensors to the system at once, while parameters are made whole and then shared out.
+    """Make glibc return freed tensors to the system at once, while parameters are created whole and partitioned.
 
-    Otherwise it keeps them between the parts that stay: with OPT-350M on 4 CPU ranks a rank grew by 600 MB, about
-    the whole model, instead of 290 MB. Afterwards it keeps them again, for a training step reuses its tensors.
+    Otherwise they stay allocated between the partitions: with OPT-350M on 4 CPU ranks a rank grew by 600 MB, about
+    the whole model, instead of 290 MB. Afterwards glibc keeps them again, because training steps reuse tensors.
     """
     mmap_threshold, trim_threshold = -3, -1
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
@@ -162,7 +166,7 @@ def return_freed_memory() -> Iterator[None]:
 def _load_pretrained(
     experiment: Experiment, ds_config: dict[str, Any], device: torch.device, config: Any, attention: str
 ) -> PreTrainedModel:
-    # transformers shares out what it loads as long as this object lives.
+    # transformers partitions what it loads as long as this object lives.
     shared = HfDeepSpeedConfig(ds_config) if experiment.zero_stage == 3 else None
     model = AutoModelForCausalLM.from_pretrained(
         weights_source(experiment),
@@ -176,7 +180,7 @@ def _load_pretrained(
 
 
 def _allocate(own: list[nn.Module]) -> None:
-    """Return weights on the meta device their memory; tied ones stay tied."""
+    """Allocate weights that are on the meta device; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in (module for unit in own for module in unit.modules()):
         for name, empty in list(module.named_parameters(recurse=False)):
@@ -187,9 +191,9 @@ def _allocate(own: list[nn.Module]) -> None:
 
 @torch.no_grad()
 def init_weights(model: PreTrainedModel, seed: int) -> None:
-    """Initialise every weight by the model's own rule, one block at a time, the same on all ZeRO stages.
+    """Initialise every weight by the model's own rule, block by block, equally on all ZeRO stages.
 
-    What is on the meta device belongs to another pipeline stage.
+    Weights on the meta device belong to another pipeline stage and are skipped.
     """
     for name, unit in init_units(model):
         parameters = list(unit.parameters())

@@ -1,4 +1,4 @@
-"""The parts of a causal language model: its transformer blocks, what is initialised together, how many parameters."""
+"""The parts of a causal language model: transformer blocks, units of initialisation, parameter counts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,27 +7,24 @@ from torch import nn
 
 
 def blocks(model: Any) -> list[Any]:
-    """Return the transformer blocks, in order: the one list of modules that is as long as the configuration says."""
+    """Return the transformer blocks in order: the module list whose length is the configured number of layers."""
     layers = model.config.num_hidden_layers
     found = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == layers)
     return list(next(found))
 
 
 def has_own_parameters(module: nn.Module) -> bool:
-    """Return whether a module has parameters of its own, beside those of the modules in it."""
+    """Return whether a module has parameters that belong to none of its submodules."""
     return next(iter(module.parameters(recurse=False)), None) is not None
 
 
 def init_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Return the parts that are initialised one after another: each transformer block, and each layer outside them."""
+    """Yield the units that are initialised one by one, with names: each block, and each layer outside of blocks."""
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, nn.ModuleList):
-            yield from (
-                module.named_children()
-                if not name
-                else ((f"{name}.{key}", child) for key, child in module.named_children())
-            )
+            prefix = f"{name}." if name else ""
+            yield from ((f"{prefix}{key}", child) for key, child in module.named_children())
         elif has_own_parameters(module):
             yield name, module
         else:
@@ -38,7 +35,7 @@ def init_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int, int]:
-    """Count all parameters, those that are trained, and those of blocks; tied ones once, shared-out ones whole."""
+    """Return the numbers of all, trainable and block parameters; tied ones count once, partitioned ones in full."""
     sizes = [(_numel(one), one.requires_grad) for one in model.parameters()]
     trained = sum(size for size, is_trained in sizes if is_trained)
     of_blocks = sum(_numel(one) for block in blocks(model) for one in block.parameters())

@@ -1,4 +1,4 @@
-"""The optimizers that torch brings; DeepSpeed's own are named in its configuration."""
+"""Torch's optimizers; those of DeepSpeed are named in its configuration."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from dsnb.settings.training import ADAMW
 
 
 def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer for a training without DeepSpeed."""
+    """Return the optimizer for training without DeepSpeed."""
     if experiment.optimizer == "adafactor":
         return torch.optim.Adafactor(parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"])
     fused = experiment.device == "cuda"
@@ -18,5 +18,5 @@ def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Paramet
 
 
 def client_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> Any:
-    """Return the optimizer that DeepSpeed is to use; None where it makes its own."""
+    """Return the optimizer to pass to DeepSpeed; None if DeepSpeed builds its own."""
     return make_optimizer(experiment, parameters) if experiment.optimizer == "adafactor" else None

@@ -1,7 +1,6 @@
-"""The largest memory of a run's ranks while they train: of the GPUs, and of each host over all of its ranks.
+"""Peak memory of a run during training: of its GPUs, and of each host over all of its ranks.
 
-The building of the model is in none of these figures: it can take more than training does, and another way of loading
-weights would change it.
+Building the model is not included: it can take more memory than training, and depends on how weights are loaded.
 """
 
 import os
@@ -17,7 +16,7 @@ _PROCESS = Path("/proc/self")
 
 
 def reset_host_peak() -> bool:
-    """Begin the peak of this process's memory anew; return False where the system does not allow it."""
+    """Reset the peak memory of this process; return False if the system does not allow it."""
     try:
         (_PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -31,9 +30,9 @@ def host_peak_gib() -> float | None:
 
 
 def host_shared_gib() -> float:
-    """Return how much of this process's memory is that of others too, in GiB: 0 where the system does not tell.
+    """Return the memory that this process shares with others, in GiB; 0 if the system does not report it.
 
-    Forked ranks share what the fork server has imported. `Pss` counts each shared page by the part of one process.
+    Forked ranks share what the fork server has imported. `Pss` divides each shared page by its number of processes.
     """
     resident, proportional = _field("smaps_rollup", "Rss"), _field("smaps_rollup", "Pss")
     return 0.0 if resident is None or proportional is None else max(0.0, resident - proportional)
@@ -48,19 +47,19 @@ def _field(file: str, name: str) -> float | None:
 
 
 def over_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, float | None]:
-    """Gather every rank's peaks; all ranks must call this, after the timed steps.
+    """Combine the peaks of all ranks; every rank must call this, after the timed steps.
 
     Parameters
     ----------
     gpu_gib
-        This rank's figures of its GPU, named as on every other rank; none on a CPU.
+        This rank's GPU figures, under the same names on every rank; empty on a CPU.
 
     Returns
     -------
     dict
-        The largest of any rank for each name of `gpu_gib`; `rank_host_memory_gib`, the largest of any rank;
-        `host_memory_gib`, the sum over the ranks of a host, of the fullest host: what runs out. Peaks of the ranks need
-        not coincide, so the sum is an upper bound.
+        For each name of `gpu_gib` and for `rank_host_memory_gib` the maximum over ranks; `host_memory_gib`, the sum
+        over the ranks of a host, of the fullest host. The peaks of ranks need not coincide, so the sum is an upper
+        bound.
     """
     peak = host_peak_gib() or 0.0
     own = max(0.0, peak - host_shared_gib())

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engine as a trainer: each stage builds, holds and trains its own blocks of the model."""
+"""A trainer on DeepSpeed's pipeline engine: each stage builds, holds and trains its own blocks of the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ SECTIONS = {
 
 
 class TiedLayer(TiedLayerSpec):
-    """A layer that is built already and shares its `weight` with the other layer of this key."""
+    """A layer that is already built and shares its `weight` with the other layer of the same key."""
 
     def __init__(self, key: str, module: nn.Module) -> None:
         super().__init__(key, type(module))
@@ -45,14 +45,14 @@ class TiedLayer(TiedLayerSpec):
 
 
 class PipelineTrainer:
-    """Pipeline stages, with data parallel and tensor parallel ranks inside each.
+    """Trains pipeline stages, with data-parallel and tensor-parallel ranks inside each.
 
     Raises
     ------
     ValueError
-        If the model's family is not known to train rightly in a pipeline, or its blocks cannot be shared out evenly.
+        If pipelines are not tested for the model's family, or its blocks cannot be divided evenly.
     RuntimeError
-        If DeepSpeed built something else than the settings name.
+        If DeepSpeed built an engine that differs from the settings.
     """
 
     def __init__(self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> None:
@@ -77,13 +77,13 @@ class PipelineTrainer:
         verify_engine.check(experiment, self.engine)
 
     def _loss(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Return transformers' own loss, shape (), of logits of shape (batch, length, vocabulary)."""
+        """Return the loss of transformers, shape (), for logits of shape (batch, length, vocabulary)."""
         loss = self._loss_function(logits=logits, labels=ids, vocab_size=self._vocabulary)
         scale_loss(self.engine, loss)
         return loss
 
     def _marked(self, run: Callable[..., None], name: str | None) -> Callable[..., None]:
-        """Let an instruction of DeepSpeed's schedule mark the part of a step that it is."""
+        """Return an instruction of DeepSpeed's schedule that marks its part of the step."""
         if name is None:
             return run
 
@@ -94,22 +94,22 @@ class PipelineTrainer:
         return marked
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
-        """Train one optimizer step; DeepSpeed has averaged the loss over data-parallel ranks already."""
+        """Train one optimizer step; DeepSpeed averages the loss over data-parallel ranks."""
         skipped_before = self.engine.skipped_steps
         loss = self.engine.train_batch(iter([(ids, ids) for ids in micro_batches]))
         return loss, self.engine.skipped_steps > skipped_before
 
     def grad_norm(self) -> torch.Tensor | float | None:
-        """Return the norm of the last step's gradients, where the engine has it."""
+        """Return the gradient norm of the last step, if the engine computed it."""
         return engine_grad_norm(self.engine)
 
     def describe(self) -> dict[str, Any]:
-        """Name what the engine is made of."""
+        """Return what the engine is made of."""
         return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
 
 
 def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, ForwardTrace]:
-    """Build a model of which only this stage's part has weights, and the way through all of it."""
+    """Build a model in which only this stage has weights, and the trace of its forward pass."""
     paths = []
 
     def part(model: Any) -> list[nn.Module]:
@@ -125,7 +125,7 @@ def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tup
 
 
 def layers(model: Any, path: ForwardTrace) -> list[Any]:
-    """Return the layers of a pipeline: what is before the blocks, each block, what is after them, the head."""
+    """Return the layers of a pipeline: embedding, blocks, layers after the blocks, head."""
     middle = [*map(Block, blocks(model), path.arguments), *path.after]
     embedding, head = Embedding(model, path), model.get_output_embeddings()
     if not model.config.tie_word_embeddings:

@@ -1,6 +1,6 @@
-"""`python -m dsnb.train.probe`: prints as one JSON line what torch and DeepSpeed can do here, for `dsnb doctor`.
+"""`python -m dsnb.train.probe`: prints the capabilities of torch and DeepSpeed as one JSON line, for `dsnb doctor`.
 
-Run in a process of its own: imports that fail or crash must not take the doctor with them.
+It runs in a process of its own, because an import that crashes must not end `dsnb doctor`.
 """
 
 import json

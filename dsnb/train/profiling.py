@@ -1,7 +1,7 @@
-"""After the timed steps: where a step's time goes, a trace of one step, and DeepSpeed's count of its FLOPs.
+"""Profiles a run after its timed steps: the breakdown of a step, a trace of one step, and DeepSpeed's FLOP count.
 
-All ranks do the same steps, for their collectives need each other; rank 0 writes. The run's own record is written
-before, and what a profiler cannot do is said in `profile.json` and on the console: no profile costs a run.
+All ranks train the same steps, because collectives need them all; rank 0 writes. The run's record is written before,
+and a profiler that fails is reported in `profile.json` and on the console: a profile never fails a run.
 """
 
 import math
@@ -28,14 +28,20 @@ from dsnb.train.trainer import Trainer
 
 CUT_OFF = "the profile was cut off before it was measured"
 MAX_S, MAX_STEPS = 60.0, 30
-"""A profile may take so many seconds and so many steps' time: a rank that fails must not leave the others waiting."""
+"""Time limit of a profile, in seconds plus steps: a rank that fails must not leave the others waiting."""
 RESERVE_S = 5.0
-"""Of the run's time limit, for its end."""
+"""Seconds of the run's time limit that are kept for its end."""
 
 
 @contextmanager
 def time_limited(experiment: Experiment, launched_at: float, step_s: float) -> Iterator[None]:
-    """End this rank, as one that has done its work, if the block takes too long; its record is written already."""
+    """End this rank successfully if profiling takes too long: its record is written already.
+
+    Without a profile there is no limit.
+    """
+    if not experiment.profile:
+        yield
+        return
     left_s = launched_at + experiment.time_limit_s - RESERVE_S - launch_clock.now_s()
     timer = threading.Timer(max(1.0, min(MAX_S + MAX_STEPS * step_s, left_s)), _give_up)
     timer.daemon = True
@@ -53,14 +59,14 @@ def _give_up() -> None:
 
 
 class Profile:
-    """The profile of one run, kept on disk as it grows: a rank that dies leaves what was measured till then.
+    """The profile of one run, written as it grows, so that a rank that dies leaves what was measured.
 
     Parameters
     ----------
     run
         The run's folder.
     writes
-        Whether this rank writes.
+        Whether this rank writes files.
     launched_at
         When the run was launched, on the clock of `dsnb.system.launch_clock`: the origin of `from_s` and `ended_s`.
     """
@@ -77,7 +83,7 @@ class Profile:
             records.write_json(self.run.profile, {**self.figures, "missing": self.missing})
 
     def finish_part(self, part: str, why: str | None) -> None:
-        """Note that a part is done, or why it is missing."""
+        """Record that a part is complete, or why it is missing."""
         del self.missing[part]
         if why is not None:
             self.missing[part] = why
@@ -86,7 +92,7 @@ class Profile:
         self.save()
 
     def end(self, error: Exception | None = None) -> None:
-        """Note the end; with an error, also that it kept the rest from being measured."""
+        """Record the end; an error is recorded as the reason for every part not measured."""
         if error is not None:
             for part in [part for part, why in self.missing.items() if why == CUT_OFF]:
                 self.finish_part(part, one_line(error))
@@ -102,16 +108,16 @@ def profile(
     device: torch.device,
     launched_at: float,
 ) -> None:
-    """Train a few more steps under the profilers and write what they found.
+    """Train a few more steps under the profilers and write the results.
 
     Parameters
     ----------
     batches
-        Gives this rank's micro-batches of the next step.
+        Returns this rank's micro-batches of the next step.
 
     Notes
     -----
-    A step that fails, in this rank or another, ends the profile: nobody knows then which collective others are in.
+    A step that fails on any rank ends the profile: the other ranks may be in any collective.
     """
     found = Profile(run, deepspeed.comm.get_rank() == 0, launched_at)
     clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
@@ -145,9 +151,9 @@ def _trace(
 
 
 def _communication(found: Profile, device: torch.device, no_trace: str | None) -> str | None:
-    """Take the time of the collectives from the trace; say why where there is none."""
+    """Take the time of the collectives from the trace; return why it is missing, None if it is not."""
     if deepspeed.comm.get_world_size() == 1:
-        return "one rank has nobody to communicate with"
+        return "a single rank does not communicate"
     if no_trace is not None:
         return "there is no trace"
     attempt = BestEffort()
@@ -161,9 +167,9 @@ def _communication(found: Profile, device: torch.device, no_trace: str | None) -
 def _flops(
     found: Profile, experiment: Experiment, trainer: Trainer, batches: step_breakdown.Batches, device: torch.device
 ) -> None:
-    """Count over all ranks: those that share a model have done a part of the pass each.
+    """Sum the FLOPs of all ranks: ranks that share a model each compute a part of the pass.
 
-    What tensor-parallel ranks all do, such as the product with the vocabulary, is counted on each.
+    What all tensor-parallel ranks compute, such as the logits, is counted on each of them.
     """
     config = trainer.config
     formula = metrics.model_flops_per_token(

@@ -1,7 +1,7 @@
-"""How ranks find each other: torch's TCP store, listening only on the address at which they are to meet.
+"""Rendezvous of the ranks: torch's TCP store, listening only on MASTER_ADDR.
 
-torch's own `env://` listens on every interface of the machine, and whoever reaches the store can read and change what
-the ranks agree on: on one machine, where they meet on the loopback interface, that was the whole network.
+torch's own `env://` listens on all interfaces of the machine, and anybody who reaches the store can read and change its
+content. For the ranks of one machine, which meet on the loopback interface, that exposed it to the whole network.
 """
 
 import os
@@ -18,7 +18,7 @@ INIT_METHOD = f"{SCHEME}://"
 
 
 def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
-    """Join the store of rank 0, with the variables that every launcher sets; torch's protocol for an `init_method`."""
+    """Join the store of rank 0, found by the usual environment variables; a rendezvous handler for torch."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = socket.create_server((address, port), backlog=max(128, ranks)).detach() if rank == 0 else None

@@ -1,8 +1,8 @@
-"""A causal language model of transformers as a row of layers that pipeline stages share.
+"""Turns a causal language model of transformers into a sequence of layers for pipeline stages.
 
-transformers' own forward pass is followed once: which layers with weights it calls before and after the blocks, and
-what it hands to each block beside the hidden state (masks, ALiBi, positions). A stage then calls its blocks with
-exactly that. All batches must therefore be of one shape and without padding, as dsnb's are.
+The model's own forward pass is traced once: which layers with weights it calls before and after the blocks, and which
+arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage then calls its blocks with
+the same arguments. All batches must therefore have one shape and no padding, as dsnb's have.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ from dsnb.train.model_parts import blocks, has_own_parameters
 
 @dataclass
 class ForwardTrace:
-    """The way of a hidden state through a model without its head.
+    """The path of a hidden state through a model, without the head.
 
     Attributes
     ----------
     before, after
-        The layers with weights that are called before and after the blocks, in order.
+        Layers with weights that are called before and after the blocks, in order.
     arguments
-        What each block is given beside the hidden state: by position, by name.
+        Arguments of each block beside the hidden state: positional, by keyword.
     """
 
     before: list[nn.Module] = field(default_factory=list)
@@ -34,14 +34,14 @@ class ForwardTrace:
 
 
 def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> ForwardTrace:
-    """Follow the forward pass of sequences of shape (batch, length) without computing any block.
+    """Trace the forward pass of sequences of shape (batch, length) without computing any block.
 
-    The model's weights may be on the meta device: zeros take the place of the few outside the blocks.
+    The model's weights may be on the meta device: zeros replace the few outside of the blocks.
 
     Raises
     ------
     ValueError
-        If something else than one hidden state goes from block to block.
+        If anything but a single hidden state passes from block to block.
     """
     embedding = model.get_input_embeddings()
     within = {id(module) for part in [embedding, *blocks(model)] for module in part.modules()}
@@ -62,7 +62,7 @@ def trace_forward(model: Any, batch: int, length: int, device: torch.device) -> 
 
 
 class BlockOutput(torch.Tensor):
-    """A hidden state that is also the first of a block's results: some models take `block(...)[0]`, some do not."""
+    """A hidden state that is also its own first item: some models take `block(...)[0]`, some `block(...)`."""
 
     def __getitem__(self, key: Any) -> Any:
         return self if isinstance(key, int) and key == 0 else super().__getitem__(key)
@@ -97,7 +97,7 @@ def _record_module(path: ForwardTrace) -> Callable[[nn.Module, Any], None]:
 
 
 class Embedding(nn.Module):
-    """Everything before the first block: the model itself without blocks and without what follows them."""
+    """Everything before the first block: the model without its blocks and without the layers behind them."""
 
     def __init__(self, model: Any, path: ForwardTrace) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block with what transformers hands to it beside the hidden state."""
+    """One transformer block with its traced arguments."""
 
     def __init__(self, block: nn.Module, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Block(nn.Module):
 
 
 def stage_modules(model: Any, path: ForwardTrace, stage: int, stages: int) -> Iterator[nn.Module]:
-    """Return the parts of a model that one of its pipeline stages needs; tied weights are on two of them."""
+    """Yield the modules of one pipeline stage; tied weights belong to the first and the last stage."""
     every = blocks(model)
     share = len(every) // stages
     tied = model.config.tie_word_embeddings

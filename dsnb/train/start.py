@@ -1,7 +1,7 @@
 """`python -m dsnb.train.start WORKER RUN_DIR`: one rank under a launcher that starts an interpreter per rank.
 
-It does for such a rank what the fork server does for a forked one: ends it when its owner is gone. DeepSpeed's
-launcher, killed with SIGKILL, would leave every rank training.
+Like the fork server, it kills the rank when the process that owns the run ends. DeepSpeed's launcher would leave every
+rank training if it is killed with SIGKILL.
 """
 
 import importlib
@@ -15,7 +15,7 @@ import psutil
 
 
 def die_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
-    """Kill this process once `owner` is gone; `psutil` tells it from a later process with the same number."""
+    """Kill this process when `owner` ends; `psutil` detects a reused process ID."""
     while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
         time.sleep(poll_s)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Where the time of one optimizer step goes: its forward and backward passes and its update, with a stopwatch.
+"""Measures how an optimizer step divides into forward pass, backward pass and update.
 
-The device is made to wait at the edges of every part, so that a part is charged for its own work and no other. That
-also keeps the host from running ahead, so such a step can take longer than a timed one.
+The device is synchronized at both ends of every part, so that each part is charged for its own work only. The host
+cannot run ahead then, so such a step can take longer than a timed one.
 """
 
 import time
@@ -16,14 +16,14 @@ from dsnb.train.trainer import Trainer, no_section
 
 PARTS = ("forward", "backward", "optimizer")
 HANDOVER = "communication"
-"""What a pipeline marks where its stages pass on activations, gradients and losses, and wait for each other."""
+"""The part of a pipeline step in which stages exchange activations, gradients and losses, and wait for each other."""
 STEPS = 3
 Batches = Callable[[], Sequence[torch.Tensor]]
-"""Gives the micro-batches of the next step."""
+"""Returns the micro-batches of the next step."""
 
 
 class PartTimer:
-    """Adds up the seconds of each part of a step."""
+    """Sums the seconds of each part of a step."""
 
     def __init__(self, synchronize: Callable[[], Any]) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -31,7 +31,7 @@ class PartTimer:
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Time one part, the device idle before and after."""
+        """Time one part; the device is idle before and after it."""
         self._synchronize()
         began = time.perf_counter()
         yield
@@ -42,15 +42,15 @@ class PartTimer:
 def time_parts(
     trainer: Trainer, batches: Batches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float | None]:
-    """Time the parts of a few steps, and give those of the step that took the middle time.
+    """Time the parts of a few steps, and return those of the step with the median time.
 
-    Being of one step, they add up to it, but for what a trainer does between them.
+    All figures are from one step, so the parts add up to it, apart from what the trainer does between them.
 
     Returns
     -------
     dict
-        `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; a part that
-        the trainer does not mark is None. Only of a pipeline `handover_s`: its instructions that pass something on.
+        `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; None for a
+        part that the trainer does not mark. For a pipeline also `handover_s`, the exchange between stages.
     """
     timed = sorted(
         (_timed_step(trainer, batches(), synchronize, barrier) for _ in range(STEPS)), key=lambda step: step["step"]

@@ -1,7 +1,7 @@
-"""What a model needs before DeepSpeed's AutoTP can split its blocks, and the split of a pipeline stage's blocks.
+"""Prepares models for DeepSpeed's AutoTP, and splits the blocks of pipeline stages.
 
-AutoTP takes the rules of `dsnb.launcher.config`: which linear layer is cut by rows and which by columns. It divides the
-counts of heads itself, but knows neither transformers' Conv1D nor what GPT-2 and BLOOM keep beside these counts.
+AutoTP takes the rules of `dsnb.launcher.config`: which linear layers are split by rows and which by columns. It divides
+head counts itself, but handles neither transformers' Conv1D nor what GPT-2 and BLOOM derive from these counts.
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ from dsnb.train.model_parts import blocks
 
 
 def prepare(experiment: Experiment, model: Any) -> None:
-    """Make a model, whole or one pipeline stage's part of it, ready for AutoTP.
+    """Prepare a model, or a pipeline stage's part of it, for AutoTP.
 
     Raises
     ------
     ValueError
-        If AutoTP is not known to split this model rightly, or its heads cannot be shared out evenly.
+        If AutoTP is not tested for the model's family, or its heads cannot be divided evenly.
     """
     ranks, config = experiment.tensor_parallel, model.config
     if config.model_type not in model_shapes.SPLIT:
@@ -33,7 +33,7 @@ def prepare(experiment: Experiment, model: Any) -> None:
     if config.num_attention_heads % ranks:
         raise ValueError(f"tensor_parallel is {ranks}: it must divide the model's {config.num_attention_heads} heads")
     use_linear_layers(model)
-    # AutoTP's mark for "done": it would divide the model's own count of heads too, which ALiBi's slopes are made of.
+    # Marks the model as done: AutoTP would also divide the model's own head count, from which ALiBi's slopes are made.
     model.base_model.replaced = True
     rank = torch.distributed.get_rank() % ranks
     for block in blocks(model):
@@ -45,7 +45,7 @@ def prepare(experiment: Experiment, model: Any) -> None:
 
 
 def use_linear_layers(model: nn.Module) -> None:
-    """Replace every Conv1D, whose weight is that of a linear layer transposed, which AutoTP would cut crosswise."""
+    """Replace every Conv1D by a linear layer: its weight is transposed, so AutoTP would split the wrong dimension."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Conv1D):
@@ -61,7 +61,7 @@ def _linear(layer: Conv1D) -> nn.Linear:
 
 
 def slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> None:
-    """Let an attention layer see the ALiBi slopes of its own heads: (batch x all heads, 1, length) arrives."""
+    """Pass an attention layer the ALiBi slopes of its own heads only, out of (batch x all heads, 1, length)."""
 
     def own(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         alibi = named["alibi"]
@@ -72,12 +72,12 @@ def slice_alibi(attention: nn.Module, first_head: int, heads: int, of: int) -> N
 
 
 def split_stage(experiment: Experiment, stage: nn.Module, config: Any, rules: dict[str, Any]) -> None:
-    """Split the blocks of a pipeline stage, which DeepSpeed does by itself only without a pipeline.
+    """Split the blocks of a pipeline stage; DeepSpeed does this itself only without a pipeline.
 
     Parameters
     ----------
     stage
-        Holds the prepared blocks; they are replaced in place.
+        The stage with its prepared blocks, which are replaced in place.
     config
         transformers' configuration of the model.
     rules

@@ -1,4 +1,4 @@
-"""The baselines without DeepSpeed: torch's DDP and FSDP2, with the same model, data, optimizer and meter."""
+"""Baselines without DeepSpeed: torch's DDP and FSDP2, with the same model, data, optimizer and meter."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ from dsnb.train.optimizers import make_optimizer
 from dsnb.train.trainer import Section, no_section
 
 ONE_BUCKET_MB = 1 << 20
-"""gloo mixes up PowerSGD's messages when there are several buckets, and aborts the process."""
+"""With several buckets, gloo confuses PowerSGD's messages and aborts the process."""
 
 
 class TorchTrainer:
@@ -82,7 +82,7 @@ class TorchTrainer:
         return total / len(micro_batches), skipped
 
     def _sending(self, last: bool) -> AbstractContextManager[Any]:
-        """Send gradients with the last micro-batch only."""
+        """Return a context that synchronizes gradients with the last micro-batch only."""
         if isinstance(self.wrapped, DistributedDataParallel):
             return nullcontext() if last else self.wrapped.no_sync()
         self.wrapped.set_requires_gradient_sync(last)
@@ -99,7 +99,9 @@ class TorchTrainer:
         if self.experiment.gradient_clipping:
             self.scaler.unscale_(self.optimizer)
             norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
-            self._norm = None if isinstance(norm, DTensor) else norm  # FSDP's is spread over ranks: it would cost a sum
+            self._norm = (
+                None if isinstance(norm, DTensor) else norm
+            )  # FSDP's is a distributed tensor: reading it would cost a reduction
         self.scaler.step(self.optimizer)
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         self.scaler.update()
@@ -107,11 +109,11 @@ class TorchTrainer:
         return self.scaler.is_enabled() and self.scaler.get_scale() < before
 
     def grad_norm(self) -> torch.Tensor | None:
-        """Return the norm of the last step's gradients, before clipping; DDP has it only where it clips."""
+        """Return the gradient norm of the last step before clipping; None if DDP did not clip."""
         return self._norm
 
     def describe(self) -> dict[str, Any]:
-        """Name what the model was wrapped in, and the number formats that it really has."""
+        """Return the wrapper of the model and its actual dtypes."""
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in self.trainable})
         return {
             "strategy": type(self.wrapped).__name__,

@@ -1,6 +1,6 @@
-"""A torch profiler trace of one step -> how long collectives ran, and for how much of that nothing was computed.
+"""Reads from a torch profiler trace of one step how long collectives ran, and for how long without computation.
 
-Intervals and their unions, without torch: a trace can be read anywhere.
+It needs no torch, so a trace can be read anywhere.
 """
 
 import gzip
@@ -14,7 +14,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge intervals (begin, end) that overlap or touch into disjoint ones, in order; empty ones vanish."""
+    """Merge intervals (begin, end) that overlap or touch into disjoint ones, in order; empty ones are dropped."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if end <= begin:
@@ -27,12 +27,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Return the length of the union: what overlaps counts once."""
+    """Return the length of the union of intervals: overlaps count once."""
     return sum(end - begin for begin, end in union(intervals))
 
 
 def length_outside(intervals: Iterable[Interval], others: Iterable[Interval]) -> float:
-    """Return the length of `intervals` that lies in none of `others`."""
+    """Return the length of `intervals` that no interval of `others` covers."""
     others = list(others)
     return length([*intervals, *others]) - length(others)
 
@@ -43,31 +43,31 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises
     ------
     OSError, ValueError
-        If there is none, or it is damaged.
+        If the file is missing or damaged.
     """
     with gzip.open(path) as file:
         trace = orjson.loads(file.read())
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        raise ValueError(f"{path} holds no trace")
+        raise ValueError(f"{path} holds no trace: it has no list 'traceEvents'")
     return [event for event in trace["traceEvents"] if isinstance(event, dict)]
 
 
 def communication_s(events: Iterable[dict[str, Any]], device: str) -> tuple[float | None, float | None]:
-    """Return how long collectives ran, and for how much of that no other kernel did.
+    """Return how long collectives ran, and for how much of that time no other kernel ran.
 
     Parameters
     ----------
     events
-        Of one rank's trace of one step.
+        Events of one rank's trace of one step.
     device
-        `cuda`: NCCL's kernels, with the time that they wait in them for other ranks. `cpu`: gloo's operations, from
-        when its threads take them up.
+        `cuda`: NCCL's kernels, including the time in which they wait for other ranks. `cpu`: gloo's operations, from
+        when its threads start them.
 
     Returns
     -------
     tuple
-        Seconds of the union of all collectives, None if the trace shows none, and the seconds of it that no kernel
-        of another kind overlaps; None on a CPU, whose operations do not say when they really have a core.
+        Seconds of the union of all collectives, None if the trace shows none; and the seconds of it that no other
+        kernel overlaps, None on a CPU, where the trace does not show when an operation really has a core.
     """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     if device == "cuda":
@@ -82,7 +82,7 @@ def communication_s(events: Iterable[dict[str, Any]], device: str) -> tuple[floa
 
 
 def step_s(events: Iterable[dict[str, Any]]) -> float | None:
-    """Return how long the recorded step took, slowed down by being recorded; None if the trace does not mark it."""
+    """Return how long the traced step took, including the overhead of tracing; None if the trace does not mark it."""
     steps = [event for event in events if event.get("cat") == "user_annotation" and _is_step(event)]
     return length(map(_interval_s, steps)) if steps else None
 
@@ -96,5 +96,5 @@ def _is_nccl(event: dict[str, Any]) -> bool:
 
 
 def _interval_s(event: dict[str, Any]) -> Interval:
-    """Return an event's interval; traces are in microseconds."""
+    """Return the interval of an event; traces are in microseconds."""
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6

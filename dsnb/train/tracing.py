@@ -1,7 +1,7 @@
-"""torch's profiler over one step, written as a trace that Perfetto and Chrome open.
+"""Traces one step with torch's profiler, in a format that Perfetto and Chrome open.
 
-Without stacks and shapes: they make a trace many times as large, and the step slower. All ranks record, so that none is
-slower than the others; the caller says which of them writes.
+Stacks and shapes are left out: they make a trace many times as large and the step slower. All ranks record, so that
+none is slower than the others; the caller decides which of them writes.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,19 @@ def trace_step(
     device: torch.device,
     path: Path | None,
 ) -> str | None:
-    """Train two steps and record the second: the first is the profiler's own warm-up.
+    """Train two steps and record the second; the first warms up the profiler.
 
-    The steps are trained whatever the profiler does: the other ranks wait in them.
+    The steps are trained even if the profiler fails, because the other ranks wait in them.
 
     Parameters
     ----------
     path
-        Where to write the trace; None on ranks that write none.
+        File for the trace; None on ranks that do not write it.
 
     Returns
     -------
     str or None
-        Why there is no trace, in one line.
+        Why there is no trace, in one line; None if there is one.
     """
     attempt = BestEffort()
     recorder: Any = attempt(_started, device)
@@ -47,7 +47,7 @@ def trace_step(
         micro_batches = batches()
         synchronize()
         barrier()
-        synchronize()  # a barrier is a collective too, and none of the step's
+        synchronize()  # a barrier is a collective that must not be in the trace
         attempt(methodcaller("step"), recorder)
         trainer.step(micro_batches)
         synchronize()
@@ -67,7 +67,7 @@ def _started(device: torch.device) -> Any:
     recorder = profiler.profile(
         activities=wanted & profiler.supported_activities(),
         schedule=profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
-        acc_events=True,  # with one recorded step it changes nothing but a warning
+        acc_events=True,  # avoids a warning; without effect for a single recorded step
     )
     recorder.start()
     return recorder

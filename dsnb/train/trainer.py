@@ -1,4 +1,4 @@
-"""What the worker drives: a model with its optimizer, whatever shares out the work among the ranks."""
+"""The interface of all strategies to the worker: a model with its optimizer."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ Section = Callable[[str], AbstractContextManager[Any]]
 
 
 def no_section(name: str) -> AbstractContextManager[None]:
-    """Mark nothing: the timed steps are not to be disturbed."""
+    """Mark nothing, so that the timed steps are not disturbed."""
     return nullcontext()
 
 
@@ -21,17 +21,17 @@ class Trainer(Protocol):
     Attributes
     ----------
     config
-        transformers' configuration of the whole model.
+        Transformers' configuration of the whole model.
     parameters, trainable_parameters
-        Counts over all ranks that share the model, tied ones once.
+        Counts over all ranks that share the model; tied parameters count once.
     section
-        Marks the parts of a step while one is profiled.
+        Marks the parts of a step.
     module
         The model as this rank has it, for DeepSpeed's flops profiler.
     optimizer
-        What updates the weights, DeepSpeed's or torch's.
+        The optimizer, DeepSpeed's or torch's.
     block_parameters
-        Those of the transformer blocks among `parameters`.
+        Count of the parameters in transformer blocks.
     """
 
     config: Any
@@ -57,7 +57,7 @@ class Trainer(Protocol):
         """
 
     def grad_norm(self) -> torch.Tensor | float | None:
-        """Return the norm of the last step's gradients if the engine computed it; a tensor may be on the device."""
+        """Return the gradient norm of the last step if the engine computed it; a tensor may be on the device."""
 
     def describe(self) -> dict[str, Any]:
-        """Name what was really built, for the record."""
+        """Return what was actually built, for the record."""

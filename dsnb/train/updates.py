@@ -1,7 +1,7 @@
-"""Whether training changes the weights: a run whose gradients never arrive is as fast as one that trains.
+"""Checks that training changes the weights: a run without gradients is as fast as one that trains.
 
-The optimizer's own tensors are compared before the first step and after the last one, a sample of each. For native half
-precision these are the fp32 master weights: the half-precision copies may stay the same although training goes on.
+A sample of each of the optimizer's tensors is compared before the first step and after the last. In native half
+precision these are the fp32 master weights: the half-precision copies may stay equal while training proceeds.
 """
 
 import math
@@ -12,9 +12,9 @@ import deepspeed
 import torch
 
 SAMPLED = 4096
-"""Weights of each tensor that are compared, evenly spread over it; kept in host memory."""
+"""Number of weights compared per tensor, evenly spaced; they are kept in host memory."""
 ROUNDING = 2e-7
-"""Relative error of a weight after one update in fp32, which has steps of 6e-8 to 1.2e-7."""
+"""Relative rounding error of a weight after one update; fp32 has a spacing of 6e-8 to 1.2e-7."""
 MASTERS = (
     "fp32_partitioned_groups_flat",  # ZeRO 3
     "single_partition_of_fp32_groups",  # ZeRO 1 and 2
@@ -22,11 +22,11 @@ MASTERS = (
     "fp32_groups_flat",  # FP16_Optimizer: ZeRO 0
     "fp32_groups",  # FP16_UnfusedOptimizer
 )
-"""Where DeepSpeed 0.19.8's optimizers keep what they update."""
+"""Attributes in which the optimizers of DeepSpeed 0.19.8 keep the weights that they update."""
 
 
 class WeightWatch:
-    """Compares an optimizer's weights with what they were when it was made.
+    """Compares an optimizer's weights with those at the time of construction.
 
     Parameters
     ----------
@@ -39,20 +39,20 @@ class WeightWatch:
         self._before = self._sample()
 
     def update_rms(self, decay: float, device: torch.device) -> tuple[float | None, float]:
-        """Return how far the weights of all ranks moved; all ranks must call this.
+        """Return how much the weights changed, over all ranks; every rank must call this.
 
         Parameters
         ----------
         decay
-            What weight decay alone has multiplied each weight by, which is no training.
+            The factor that weight decay alone has applied to each weight.
         device
-            Where the ranks' collectives work.
+            The device of the collectives.
 
         Returns
         -------
         tuple
-            Root mean square over the sampled weights of their change beyond weight decay, None where no rank has its
-            weights at hand (offload to NVMe), and of the weights themselves.
+            Root mean square of the sampled weights' change beyond weight decay, None if no rank holds its weights in
+            memory (offload to NVMe); and root mean square of the weights themselves.
         """
         sums = torch.zeros(3, dtype=torch.float64)
         for before, after in zip(self._before, self._sample(), strict=True):
@@ -74,7 +74,7 @@ class WeightWatch:
 
 
 def is_unmoved(update_rms: float, weights_rms: float, updates: int) -> bool:
-    """Check whether weights moved by no more than rounding does over so many updates."""
+    """Return whether the weights changed by no more than rounding errors over `updates` updates."""
     return update_rms <= ROUNDING * weights_rms * math.sqrt(updates)
 
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed really built, against what was asked for: it takes some settings and silently does another thing."""
+"""Compares the engine that DeepSpeed built with the settings: it accepts some settings and silently ignores them."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ def check(experiment: Experiment, engine: Any) -> None:
     Raises
     ------
     RuntimeError
-        Naming everything that differs.
+        If they differ; the message names every difference.
     """
     asked, found = expected(experiment), actual(engine)
     if differing := [name for name in asked if asked[name] != found[name]]:
-        told = ", ".join(f"{name} {found[name]} where {asked[name]} was asked for" for name in differing)
-        raise RuntimeError(f"DeepSpeed built {told}; choose settings that it can keep")
+        built = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in differing)
+        raise RuntimeError(f"DeepSpeed built {built}; choose settings that it supports")
 
 
 def expected(experiment: Experiment) -> dict[str, Any]:
-    """Return what an engine must show for these settings."""
+    """Return the properties that an engine must have for these settings."""
     what, _, where = experiment.offload.partition("-")
     half = HALF.get(experiment.precision)
     native = experiment.mixed_precision == "native"
@@ -49,7 +49,7 @@ def expected(experiment: Experiment) -> dict[str, Any]:
 
 
 def actual(engine: Any) -> dict[str, Any]:
-    """Return what an engine shows of itself."""
+    """Return the properties of an engine."""
     return {
         "ZeRO stage": engine.zero_optimization_stage(),
         "accumulation": engine.gradient_accumulation_steps(),
@@ -68,25 +68,24 @@ def actual(engine: Any) -> dict[str, Any]:
 
 
 def describe(engine: Any) -> dict[str, Any]:
-    """Name what the engine is made of, for the record."""
-    shown = {name.replace(" ", "_").replace("-", "_"): value for name, value in actual(engine).items()}
+    """Return the properties of an engine under the names of `worker.json`."""
+    found = {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in actual(engine).items()}
     return {
-        **shown,
-        "zero_stage": engine.zero_optimization_stage(),
+        **found,
         "optimizer": " over ".join(optimizers(engine.optimizer)),
-        "parameter_dtype": shown["weights"],
+        "parameter_dtype": found["weights"],
         "communication": deepspeed.comm.get_world_size() > 1 and torch.distributed.get_backend(),
     }
 
 
 def optimizers(optimizer: Any) -> list[str]:
-    """Name an optimizer, and the one inside it."""
+    """Return the class names of an optimizer and of the one that it wraps."""
     inner = getattr(optimizer, "optimizer", None)
     return [type(part).__name__ for part in (optimizer, inner) if part is not None]
 
 
 def _tensor_parallel_size(module: torch.nn.Module) -> int:
-    """Return among how many ranks the layers of this one are split."""
+    """Return the number of ranks among which the layers of a module are split."""
     split = next((layer for layer in module.modules() if isinstance(layer, TensorParallel_Layer)), None)
     return deepspeed.comm.get_world_size(group=split.mp_group) if split is not None else 1
 

@@ -1,6 +1,6 @@
-"""One rank: build, warm up, train the timed steps, and leave what was measured in the run folder.
+"""One rank: builds the model, warms up, trains the timed steps, and writes what was measured to the run folder.
 
-Knows nothing of how it was started beyond the variables every launcher sets.
+It depends on no launcher: only the environment variables that all of them set are used.
 """
 
 import functools
@@ -10,7 +10,6 @@ import os
 import resource
 import sys
 import traceback
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,11 +37,11 @@ from dsnb.train.trainer import Trainer, no_section
 from dsnb.train.updates import WeightWatch, is_unmoved
 
 MAX_WAIT_S = 30 * 86400.0
-"""Ranks wait no longer for each other: torch counts in ns, and 300 years of them are more than it can count."""
+"""Longest timeout of a collective: torch counts it in nanoseconds, and 300 years of them overflow."""
 
 
 def main(run_dir: str) -> int:
-    """Run one rank and return its exit code; a failure is written down with its cause."""
+    """Run one rank and return its exit code; a failure is recorded with its cause."""
     began = launch_clock.now_s()
     run, position = RunPaths(Path(run_dir)), Position()
     try:
@@ -61,48 +60,44 @@ def rank() -> int:
 
 
 def train(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
-    """Build everything, run all steps, and write the record of rank 0."""
-    launched_at = launch_clock.launched_at()
+    """Build the model, train all steps, write the record on rank 0, and profile if the settings ask for it."""
     device = set_up(experiment)
     position.watch_memory(device)
     trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
-    steps = experiment.warmup_steps + experiment.steps
     with gpu.open_device(device) as nvml_gpu:
-        meter = Meter(
-            run.steps if rank() == 0 else None,
-            steps,
-            experiment.tokens_per_step,
-            device,
-            launched_at,
-            gpu=nvml_gpu,
-            position=position,
-            marks_forward=experiment.pipeline_parallel == 1,  # a stage's first forward pass waits for those before it
-        )
+        meter = make_meter(run, experiment, device, nvml_gpu, position)
         built = launch_clock.now_s()
         measured = train_steps(experiment, trainer, data, meter, position)
-    record = {
-        **describe(trainer, device),
-        **measured,
-        "power_source": power_source(device, nvml_gpu),
-        "phases_s": {
-            "start": began - launched_at,
-            "build": built - began,
-            "warmup": meter.wall_s["warmup"],
-            "timed": meter.wall_s["timed"],
-        },
-        "ended_s": launch_clock.since_launch_s(),
-    }
+        source = power_source(device, nvml_gpu)
+    phases_s = {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s}
+    record = {**describe(trainer, device), **measured, "power_source": source, "phases_s": phases_s}
     if rank() == 0:
-        records.write_json(run.worker, record)
-    step_s = meter.wall_s["timed"] / experiment.steps
-    with profiling.time_limited(experiment, launched_at, step_s) if experiment.profile else nullcontext():
+        records.write_json(run.worker, {**record, "ended_s": launch_clock.since_launch_s()})
+    with profiling.time_limited(experiment, launch_clock.launched_at(), phases_s["timed"] / experiment.steps):
         if experiment.profile:
-            profiling.profile(run, experiment, trainer, lambda: data.step(steps - 1), device, launched_at)
+            last = experiment.warmup_steps + experiment.steps - 1
+            profiling.profile(run, experiment, trainer, lambda: data.step(last), device, launch_clock.launched_at())
         # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
         del trainer
         gc.collect()
         torch.distributed.destroy_process_group()
+
+
+def make_meter(
+    run: RunPaths, experiment: Experiment, device: torch.device, nvml_gpu: gpu.Gpu | None, position: Position
+) -> Meter:
+    """Return the meter of this rank, which writes the steps on rank 0."""
+    return Meter(
+        run.steps if rank() == 0 else None,
+        experiment.warmup_steps + experiment.steps,
+        experiment.tokens_per_step,
+        device,
+        launch_clock.launched_at(),
+        gpu=nvml_gpu,
+        position=position,
+        marks_forward=experiment.pipeline_parallel == 1,  # a stage's first forward pass waits for the stages before it
+    )
 
 
 def train_steps(
@@ -112,11 +107,33 @@ def train_steps(
     device = meter.losses.device
     watch = WeightWatch(trainer.optimizer)
     peaks.reset_host_peak()
+    compiled, losses = run_steps(experiment, trainer, data, meter, position)
+    steps = experiment.warmup_steps + experiment.steps
+    updates = steps - meter.skipped_steps
+    update_rms, weights_rms = watch.update_rms(weight_decay(experiment, updates), device)
+    return {
+        **peaks.over_ranks(meter.peak_gib, device),
+        **skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
+        "energy_j": sum_over_ranks(meter.energy_j, device),
+        "recompilations": compiled,
+        "update_rms": update_rms,
+        "weights_moved": None if update_rms is None else not is_unmoved(update_rms, weights_rms, updates),
+        "timed_from_s": meter.span_s["timed"][0],
+        "timed_to_s": meter.span_s["timed"][1],
+        "steps_from_s": min(began_s for began_s, _ in meter.span_s.values()),
+        "first_bad_step": next((k for k, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None),
+    }
+
+
+def run_steps(
+    experiment: Experiment, trainer: Trainer, data: Batches, meter: Meter, position: Position
+) -> tuple[int, list[float]]:
+    """Train the warm-up and timed steps; return the graphs compiled in the timed ones, and all losses over ranks."""
+    first_timed, end = experiment.warmup_steps, experiment.warmup_steps + experiment.steps
     trainer.section = meter.section
     compiled = 0
-    first_timed, last = experiment.warmup_steps, experiment.warmup_steps + experiment.steps
     try:
-        for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, last))):
+        for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, end))):
             meter.begin(phase, deepspeed.comm.barrier)
             compiled = compiled_graphs()
             for step in span:
@@ -130,25 +147,11 @@ def train_steps(
         raise
     meter.close(losses)
     trainer.section = no_section
-    updates = last - meter.skipped_steps
-    update_rms, weights_rms = watch.update_rms(weight_decay(experiment, updates), device)
-    return {
-        **peaks.over_ranks(meter.peak_gib, device),
-        **skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
-        "energy_j": sum_over_ranks(meter.energy_j, device),
-        "recompilations": compiled_graphs() - compiled,
-        "update_rms": update_rms,
-        "weights_moved": None if update_rms is None else not is_unmoved(update_rms, weights_rms, updates),
-        "timed_wall_s": meter.wall_s["timed"],
-        "timed_from_s": meter.span_s["timed"][0],
-        "timed_to_s": meter.span_s["timed"][1],
-        "steps_from_s": min(began_s for began_s, _ in meter.span_s.values()),
-        "first_bad_step": next((k for k, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None),
-    }
+    return compiled_graphs() - compiled, losses
 
 
 def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
-    """Name what was trained, and with which libraries."""
+    """Return what was trained, and with which libraries."""
     return {
         **trainer.describe(),
         "parameters": trainer.parameters,
@@ -162,7 +165,7 @@ def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
 
 
 def set_up(experiment: Experiment) -> torch.device:
-    """Choose the device, its arithmetic and its threads, and join the other ranks."""
+    """Choose the device, its arithmetic and its number of threads, and join the process group."""
     torch.manual_seed(experiment.seed)
     torch.backends.cuda.matmul.allow_tf32 = experiment.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
@@ -176,7 +179,7 @@ def set_up(experiment: Experiment) -> torch.device:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     limit_memory(experiment, device)
     limit = timedelta(seconds=min(experiment.step_timeout_s, MAX_WAIT_S))
-    # DeepSpeed makes groups of its own without a timeout: each would wait half an hour for a rank that is gone.
+    # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead rank.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     backend = "nccl" if device.type == "cuda" else "gloo"
     deepspeed.init_distributed(dist_backend=backend, timeout=limit, init_method=rendezvous.INIT_METHOD)
@@ -184,7 +187,7 @@ def set_up(experiment: Experiment) -> torch.device:
 
 
 def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> Trainer:
-    """Build the model and what trains it."""
+    """Build the model and its trainer."""
     if experiment.strategy != "deepspeed":
         return TorchTrainer(experiment, build(experiment, ds_config, device), device)
     if experiment.pipeline_parallel > 1:
@@ -193,7 +196,7 @@ def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torc
 
 
 def limit_memory(experiment: Experiment, device: torch.device) -> None:
-    """Let this rank have no more memory than the settings say: torch's on a GPU, all of the process's on a CPU."""
+    """Apply `memory_limit_gib`: to torch's allocator on a GPU, to the whole process on a CPU."""
     if not experiment.memory_limit_gib:
         return
     limit = int(experiment.memory_limit_gib * GIB)
@@ -205,38 +208,38 @@ def limit_memory(experiment: Experiment, device: torch.device) -> None:
 
 
 def mean_over_ranks(losses: torch.Tensor) -> list[float]:
-    """Average the losses, shape (steps,), over ranks, after the timed region."""
+    """Return the losses, shape (steps,), averaged over ranks; called after the timed region."""
     losses = losses.clone()
     deepspeed.comm.all_reduce(losses)
     return [float(loss) for loss in losses / deepspeed.comm.get_world_size()]
 
 
 def sum_over_ranks(value: float | None, device: torch.device) -> float | None:
-    """Sum a figure over all ranks; None where a rank lacks it."""
+    """Return the sum of a figure over all ranks; None if any rank lacks it."""
     total = torch.tensor(math.nan if value is None else value, dtype=torch.float64, device=device)
     deepspeed.comm.all_reduce(total)
     return float(total) if math.isfinite(total) else None
 
 
 def weight_decay(experiment: Experiment, updates: int) -> float:
-    """Return what the optimizer's weight decay alone multiplies a weight by in so many updates."""
+    """Return the factor that weight decay alone applies to a weight over `updates` updates."""
     return float((1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates)
 
 
 def compiled_graphs() -> int:
-    """Count the graphs that torch.compile has compiled so far in this process."""
+    """Return the number of graphs that torch.compile has compiled so far in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
 
 def power_source(device: torch.device, nvml_gpu: gpu.Gpu | None) -> str | None:
-    """Say where the energy of the timed steps comes from; None on a CPU, which has no such figure."""
+    """Return how the energy of the timed steps is measured; None on a CPU, where it is not."""
     if device.type != "cuda":
         return None
     return POWER_COUNTER if nvml_gpu and nvml_gpu.energy else POWER_AVERAGE
 
 
 def versions() -> dict[str, str | None]:
-    """Return what only torch knows of its libraries."""
+    """Return the versions of the libraries that torch was built with."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
     return {"cuda": torch.version.cuda, "nccl": nccl}

@@ -126,5 +126,5 @@ def test_models_are_not_compared_with_each_other():
 
 def test_what_goes_without_saying_is_not_mentioned():
     axis = labels.AXES["tensor_parallel"]
-    assert [axis.mention(value) for value in (1, 2)] == ["", "TP 2"]
-    assert labels.AXES["zero_stage"].mention(0) == "ZeRO 0"
+    assert [axis.describe_unusual(value) for value in (1, 2)] == ["", "TP 2"]
+    assert labels.AXES["zero_stage"].describe_unusual(0) == "ZeRO 0"

@@ -139,7 +139,7 @@ def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
         (["sweep", "params/quickstart.yaml", "--slurm", "--hostfile", "hosts"],
          "--hostfile is 'hosts', but Slurm chooses hosts: leave one of them out"),
         (["summary", "none"],
-         "'none' is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"),
+         "'none' is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"),
     ],
 )  # fmt: skip
 @pytest.mark.process
@@ -156,9 +156,9 @@ def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
         (tmp_path / name).write_text("nothing")
     done = dsnb(command, tmp_path)
     message = (
-        f"error: '{tmp_path}' holds no run: looked at 3 files in 3 folders, none is a run of dsnb or a log that dsnb "
-        "knows; it reads console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and transformers' "
-        "Trainer, trainer_state.json, and step_log.csv\n"
+        f"error: '{tmp_path}' contains no runs: none of 3 files in 3 folders is a run of dsnb or a log that it can "
+        "read; supported are console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and "
+        "transformers' Trainer, trainer_state.json, and step_log.csv\n"
     )
     assert (done.returncode, done.stderr, done.stdout) == (1, message, "")
 

@@ -42,7 +42,7 @@ def test_blocks_run_and_print_what_the_page_shows(page, home):
     printed = run_page(page, home)
     assert printed
     for block, result in outputs(page, printed):
-        assert block.text.rstrip() == result.rstrip(), block.where
+        assert block.text == result, block.where
 
 
 def test_yaml_blocks_are_valid_params_files(tmp_path):

@@ -99,6 +99,12 @@ def test_what_has_no_meaning_is_an_error():
         reference_tables.columns(["odd"], {})
 
 
+def test_former_names_are_listed():
+    text = reference_tables.former_names()
+    assert "| setting | `hang_limit_s` | `step_timeout_s` |" in text
+    assert "| column | `not_ok` | `n_failed` |" in text
+
+
 def test_every_public_name_is_in_the_api_page():
     found = re.findall(r"^\.\. auto(\w+):: dsnb\.(\w+)$", reference_tables.python_api(), re.M)
     assert {name for _, name in found} == set(dsnb.__all__)

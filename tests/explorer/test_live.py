@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -16,7 +15,7 @@ import pytest
 from tests.support import made_up
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.process
 
 TOKEN = "a-test"
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
@@ -84,10 +83,8 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert tab.evaluate(f"{ROOT}.losses.view.data('lines').length") > 100
 
     # a hand on an ipywidget: the views follow, and the kernel knows
-    start = time.perf_counter()
     tab.get_by_role("button", name="3", exact=True).click()
     tab.locator(".dsnb-count:not(:has-text('60 of 60'))").wait_for()
-    assert time.perf_counter() - start < 5
     selected = tab.evaluate(f"{ROOT}.selected.length")
     assert 0 < selected < 60
     tab.locator(".jp-Notebook .jp-Cell").nth(1).click()

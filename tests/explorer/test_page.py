@@ -331,7 +331,7 @@ def test_hostile_text_stays_text(tmp_path, watched):
         tab.evaluate(f"{ROOT}.open({run + 2})")
         shown = tab.locator(".dsnb-card", has_text="One run").first.evaluate("(node) => node.textContent")
         assert texts[run] in shown
-        tab.evaluate(f"{ROOT}.describe({run})")
+        tab.evaluate(f"{ROOT}.describe({{ id: {run} }})")
     tab.evaluate(f"{ROOT}.set({{ colour: 'model', along: 'gpu_name', x: 'precision' }})")
     tab.evaluate(SETTLED)
     tab.mouse.move(400, 500)
@@ -512,11 +512,11 @@ def missing_metrics():
 
 ODD = {
     "no runs": (made_up.runs(30).head(0), "There are no runs here yet: start the sweep first."),
-    "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 setting selected"),
+    "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
     "only failed runs": (made_up.runs(30).assign(status="failed"), "not ok: 30 failed"),
     "one axis": (made_up.runs(5000).query("model == 'gpt2'").drop_duplicates("zero_stage").assign(
         precision="bf16", grad_accum=1, micro_batch_size=8, seq_len=128, gpus=1, activation_checkpointing=False,
-    ), "4 of 4 runs in 4 settings selected"),
+    ), "4 of 4 runs in 4 experiments selected"),
     "missing metrics": (missing_metrics(), "30 of 30 runs"),
     "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
     "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
@@ -566,6 +566,31 @@ def test_only_failed_runs_are_crosses(tmp_path, watched):
     assert page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').length") == 30
     assert page.tab.evaluate(f"{ROOT}.medians.view.data('failed').length") == 10
     assert page.tab.locator(".dsnb-chart canvas").first.is_visible()
+
+
+def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, saved, watched):
+    page = watched(saved)
+    mark, place = page.tab.evaluate(
+        f"""(({{ medians }}) => {{
+          const mark = medians.view.data("medians").find(({{ low, high }}) => low < high);
+          const box = medians.canvas.querySelector("canvas").getBoundingClientRect();
+          const [left, top] = medians.view.origin();
+          const pad = medians.view.padding();
+          const [across, up] = [medians.view.scale("x"), medians.view.scale("y")];
+          const place = [box.left + pad.left + left + across(mark.x), box.top + pad.top + top + up(mark.y)];
+          return [{{ id: mark.id, isExperiment: mark.isExperiment }}, place];
+        }})({ROOT})"""
+    )
+    name = page.tab.evaluate(f"{ROOT}.model.experiments.names[{mark['id']}]")
+    count = runs.loc[runs["experiment"] == name, "tokens_per_s_per_gpu"].notna().sum()
+    lines = page.tab.evaluate(f"(mark) => {ROOT}.describe(mark)", mark)
+    assert lines[0] == name
+    assert any(f"(median of {count}, " in line for line in lines)
+    page.tab.evaluate(f"{ROOT}.set({{ base: null }})")
+    page.tab.mouse.click(*place)
+    page.tab.wait_for_timeout(150)
+    assert page.tab.evaluate(f"{ROOT}.state.base") in set(runs["experiment"])
+    assert page.said == []
 
 
 def test_printed_it_is_light_and_complete(saved, watched, tmp_path):

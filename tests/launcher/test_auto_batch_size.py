@@ -4,7 +4,7 @@ import pytest
 
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
-from dsnb.launcher.folder import described, prepare
+from dsnb.launcher.folder import prepare, write_experiment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.runs.load import load_runs
@@ -35,7 +35,7 @@ class Machine:
         self.made.append((experiment.micro_batch_size, experiment.steps))
         run.dir.mkdir(parents=True, exist_ok=True)
         found = experiment.model_copy(update={"device": "cpu"})  # as the hosts of a hostfile say
-        records.write_json(run.experiment, described(found, asked))
+        write_experiment(run, found, asked)
         records.write_json(run.worker, {})
         whole.leave(run, experiment.steps)
         fits = experiment.micro_batch_size <= (self.whole if experiment is not asked else self.probes)

@@ -137,9 +137,9 @@ def test_it_has_no_steps_that_could_be_missed(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "most_bytes", "message"),
     [
-        ({"gpus": 1}, None, "gpus is 1: an all-reduce needs two ranks at least; give 2 or more"),
-        ({}, 7, "most_bytes is 7: give a number from 8 to 17179869184"),
-        ({}, 2**35, "most_bytes is 34359738368: give a number from 8 to 17179869184"),
+        ({"gpus": 1}, None, "gpus is 1: an all-reduce needs at least 2 ranks; set it to 2 or more"),
+        ({}, 7, "most_bytes is 7: choose a number from 8 to 17179869184"),
+        ({}, 2**35, "most_bytes is 34359738368: choose a number from 8 to 17179869184"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tmp_path, changes, most_bytes, message):
@@ -173,4 +173,4 @@ def test_the_command_prints_nccl_tests_columns(tmp_path):
 def test_the_command_refuses_in_one_line(tmp_path):
     done = dsnb("bandwidth", "--set", "device=cpu", "--set", "gpus=1", "--output", tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "error: gpus is 1: an all-reduce needs two ranks at least; give 2 or more\n"
+    assert done.stderr == "error: gpus is 1: an all-reduce needs at least 2 ranks; set it to 2 or more\n"

@@ -2,27 +2,22 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import environment, fork, op_builds, rank_group, run
-from dsnb.launcher.config import deepspeed_config
-from dsnb.launcher.folder import create_single_run_dir
-from dsnb.launcher.host_ranks import HostRanks, free_port
+from dsnb.launcher import fork, run
 from dsnb.launcher.run import launch
-from dsnb.settings.experiment import Experiment
-from dsnb.settings.hostfile import Host
 from tests import ROOT
 from tests.support.waiting import wait_until, wait_until_ended
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.process
 BOTH = pytest.mark.parametrize("launcher", ["fork", "deepspeed"])
 
 
@@ -61,6 +56,7 @@ def slept(small, tmp_path_factory):
 
 
 @BOTH
+@pytest.mark.alone
 def test_a_sleeper_reports_exactly_its_sleep(slept, launcher):
     result, _ = slept[launcher]
     tokens = 2 * 2 * 32
@@ -127,25 +123,19 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_
     server = psutil.Process(fork._servers["cpu"].process.pid)
     server.suspend()
     folder = tmp_path / "run2"
-    threading.Timer(1.0, os.kill, (os.getpid(), 2)).start()
+
+    def interrupt():
+        wait_until((folder / "environment.json").exists, "the launch is about to start its ranks")
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
     assert records.read_json(folder / "result.json")["status"] == "interrupted"
     server.resume()
-    time.sleep(2)
+    wait_until(lambda: server.children() == [], "the server has killed what it forked")
     wait_until_ended(pids(folder))
-    assert server.children() == []
-
-
-def test_a_server_that_is_killed_while_it_imports_says_so():
-    server = fork.ForkServer("cpu")
-    server.process.kill()
-    with pytest.raises(LaunchError) as caught:
-        server.wait_ready()
-    assert str(caught.value) == (
-        "torch, DeepSpeed and transformers could not be imported: the process was killed by signal 9 (SIGKILL); "
-        "if memory ran out (`dmesg` says so), free some, then start again"
-    )
 
 
 def test_native_crashes(run_small, monkeypatch):
@@ -176,17 +166,19 @@ def test_a_loss_that_is_no_number_is_nan(run_small):
     assert result.summary["loss_last"] is None
 
 
-@pytest.mark.parametrize(("launcher", "limit_s"), [("fork", 4), ("deepspeed", 10)])  # longer than the ranks' start
-def test_the_time_limit_leaves_nothing_behind(run_small, launcher, limit_s):
-    result, paths = run_small(worker="tests.workers.hanger", gpus=2, time_limit_s=limit_s, launcher=launcher)
-    assert (result.status, result.cause) == (
-        "timeout",
-        f"no end within the time limit of {limit_s} s, 0 of 5 steps done",
-    )
-    left = pids(paths.dir)
+@BOTH
+def test_the_time_limit_leaves_nothing_behind(small, tmp_path, launcher, monkeypatch):
+    """The limit passes when the ranks hang, however long they took to start."""
+    folder = tmp_path / "run1"
+    elapsed_s = run.Stopwatch.elapsed_s
+    monkeypatch.setattr(run.Stopwatch, "elapsed_s", lambda self: elapsed_s(self) + 1000 * (len(pids(folder)) == 4))
+    settings = small(gpus=2, time_limit_s=900, launcher=launcher)
+    result = launch(settings, folder, progress=False, worker="tests.workers.hanger")
+    assert (result.status, result.cause) == ("timeout", "no end within the time limit of 900 s, 0 of 5 steps done")
+    left = pids(folder)
     assert len(left) == 4
     wait_until_ended(left)
-    assert free(int((paths.dir / "port").read_text()))
+    assert free(int((folder / "port").read_text()))
 
 
 @BOTH
@@ -195,7 +187,7 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
 
     def interrupt():
         wait_for_ranks(folder)
-        os.kill(os.getpid(), 2)
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
@@ -206,6 +198,7 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
     assert free(int((folder / "port").read_text()))
 
 
+@pytest.mark.alone
 def test_ranks_are_like_those_of_the_deepspeed_launcher(slept):
     facts = {}
     for launcher, (_, folder) in slept.items():
@@ -248,33 +241,22 @@ def test_ranks_of_one_machine_listen_on_its_loopback_interface_alone(launched, l
     assert {address for of_rank in addresses for address in of_rank} == {"127.0.0.1"}
 
 
-def test_launchers_agree_on_the_step_time(launched):
-    fork_s, deepspeed_s = (result.summary["step_time_median_s"] for result, _ in launched.values())
-    # measured alike within 5 % on a quiet machine; the tolerance is for a busy one
-    assert fork_s == pytest.approx(deepspeed_s, rel=0.4)
-
-
-def test_a_warm_launch_reaches_its_first_step_within_two_seconds(run_small):
-    run_small(gpus=2, zero_stage=1)
-    result, paths = run_small(gpus=2, zero_stage=1)
-    first = records.read_lines(paths.steps)[0]
-    assert first["t_s"] - first["step_time_s"] < 2.0
-    assert result.phases_s["start"] + result.phases_s["build"] < 2.0
+def test_a_warm_launch_reaches_its_first_step_much_sooner(launched):
+    """The fork server has imported everything; the ranks of DeepSpeed's launcher import it first."""
+    first = {
+        launcher: records.read_lines(result.run_dir / "steps.jsonl")[0] for launcher, (result, _) in launched.items()
+    }
+    start_s = {launcher: step["t_s"] - step["step_time_s"] for launcher, step in first.items()}
+    assert start_s["fork"] < start_s["deepspeed"] / 2
 
 
 def test_a_finished_run_is_not_overwritten(small, run_small):
     _, paths = run_small()
-    with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
+    with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
         launch(small(), paths.dir, progress=False)
     record = records.read_json(paths.result)
     records.write_json(paths.result, {**record, "status": "interrupted"})
     assert launch(small(), paths.dir, progress=False).status == "ok"
-
-
-def test_a_folder_that_cannot_be_written(small, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):
-        launch(small(), tmp_path / "file" / "run1", progress=False)
 
 
 def test_no_secret_reaches_a_file(run_small, monkeypatch):
@@ -287,19 +269,15 @@ def test_no_secret_reaches_a_file(run_small, monkeypatch):
 def test_a_fixed_port_that_is_in_use(run_small):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"^master_port is {port}: it is in use; name another, or 0 for any free"):
+        with pytest.raises(
+            LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any free port"
+        ):
             run_small(master_port=port)
 
 
 def test_a_limit_without_end(run_small):
     result, _ = run_small(step_timeout_s=1e300, time_limit_s=1e300, gpus=2)
     assert result.status == "ok", result.message()
-
-
-def test_chosen_slots_of_hosts_without_gpus_are_counted(tmp_path):
-    hosts = (Host("n1", (0, 2)), Host("n2", (3,)))
-    host_ranks = HostRanks("cpu", hosts, 1, "n1", 29500, {}, "worker", tmp_path, tmp_path / "console.log")
-    assert rank_group.write_hostfile(host_ranks).read_text() == "n1 slots=2\nn2 slots=1\n"
 
 
 def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp_path, monkeypatch):
@@ -315,55 +293,10 @@ def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp
         assert set(psutil.Process().children(recursive=True)) - before
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run, "describe", full)
+    monkeypatch.setattr(run, "write_description", full)
     with pytest.raises(OSError, match="No space left"):
         launch(small(hostfile=str(tmp_path / "hosts"), gpus=1), tmp_path / "run1", progress=False)
     wait_until_ended([one.pid for one in set(psutil.Process().children(recursive=True)) - before])
-
-
-def test_no_op_is_compiled_for_a_cpu():
-    assert deepspeed_config(Experiment(device="cpu"))["optimizer"]["params"]["torch_adam"] is True
-    assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]
-
-
-def test_a_home_folder_is_written_out_for_deepspeed(monkeypatch):
-    """DeepSpeed would make a folder that is named `~`."""
-    monkeypatch.setenv("HOME", "/home/someone")
-    config = deepspeed_config(Experiment(zero_stage=3, offload="all-nvme", nvme_path="~/swap"))
-    assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/home/someone/swap"
-
-
-def test_ports_lie_where_systems_take_none_for_outgoing_connections():
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(1024 < free_port() < min(lowest, 32_000) for _ in range(50))
-
-
-def test_two_launches_at_once_get_folders_of_their_own(small, tmp_path, monkeypatch):
-    monkeypatch.setenv("DSNB_OUTPUTS", str(tmp_path))
-    assert {create_single_run_dir(small()).name for _ in range(3)} == {"run1", "run2", "run3"}
-
-
-def test_op_builder_architectures_lose_their_suffix(monkeypatch):
-    assert environment.plain_architectures("8.0;9.0a 10.0f+PTX") == "8.0;9.0 10.0+PTX"
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
-    assert environment.for_ranks("cpu", 1, 0.0)["TORCH_CUDA_ARCH_LIST"] == "9.0"
-
-
-def test_only_stale_op_build_locks_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    locks = {name: tmp_path / name / "lock" for name in ("stale", "young", "building")}
-    for lock in locks.values():
-        lock.parent.mkdir()
-        lock.touch()
-    for name in ("stale", "building"):
-        os.utime(locks[name], (0, 0))
-    builder = psutil.Popen(["sleep", "60"], cwd=locks["building"].parent)
-    try:
-        assert op_builds.remove_stale_locks() == [locks["stale"]]
-    finally:
-        builder.kill()
-        builder.wait()
-    assert [name for name, lock in locks.items() if lock.exists()] == ["young", "building"]
 
 
 def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):

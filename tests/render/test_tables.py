@@ -35,7 +35,7 @@ def make_run(tmp_path):
             for number, seconds in enumerate([9.0, *step_times_s], start=1)
         ]  # fmt: skip
         records.write_lines(run.steps, rows)
-        records.write_json(run.worker, {"timed_wall_s": sum(step_times_s), "phases_s": {}})
+        records.write_json(run.worker, {"phases_s": {"timed": sum(step_times_s)}})
         verdict = (
             (status, cause) if status else run_status(experiment, run, dict.fromkeys(range(experiment.gpus), 0), 0)
         )
@@ -142,7 +142,8 @@ def test_foreign_types_in_records_do_not_raise(make_run, tmp_path):
 
 def test_no_folder_and_an_empty_folder(tmp_path):
     with pytest.raises(
-        SettingsError, match="is no folder and no log: give a folder of outputs, such as outputs/quickstart, or a log"
+        SettingsError,
+        match="is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log",
     ):
         dsnb.load_runs(tmp_path / "none")
     runs = dsnb.load_runs(tmp_path)

@@ -15,7 +15,7 @@ from dsnb.explorer import payload
 from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
-from dsnb.launcher.folder import FolderGuard, described, prepare
+from dsnb.launcher.folder import FolderGuard, prepare, write_experiment
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.result import Result
 from dsnb.sweep import job, lock
@@ -44,7 +44,7 @@ def sweep(tmp_path):
 
 
 def make(run):
-    records.write_json(run.paths.experiment, described(run.experiment, run.experiment))
+    write_experiment(run.paths, run.experiment)
     whole.leave(run.paths, run.experiment.steps)
     figures = {"tokens_per_s": 100.0 * run.repeat, "loss_last": 2.0}
     Result("ok", None, {0: 0}, {"wall": 1.0}, figures, run.paths.dir).write()
@@ -144,7 +144,7 @@ def test_a_launch_goes_on_where_a_record_is_not_whole(tmp_path, small):
     prepare(run, experiment)
     whole.leave(run, 2)
     Result("ok", None, {}, {}, {}, run.dir).write()
-    with pytest.raises(SettingsError, match="it holds a finished run; name another folder"):
+    with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
         prepare(run, experiment)
     run.steps.unlink()
     prepare(run, experiment)
@@ -156,7 +156,7 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     shutil.copytree(folder / ZS0 / "run1", folder / ZS3 / "run4")
     with pytest.warns(DsnbWarning) as caught:
         runs = dsnb.load_runs(folder)
-    said = f"{folder / ZS3 / 'run4'} was made as {ZS0}, not as {ZS3}: it counts as a run of {ZS0}"
+    said = f"{folder / ZS3 / 'run4'} belongs to {ZS0}, not to {ZS3}, by its settings: it is listed as a run of {ZS0}"
     assert [str(one.message) for one in caught] == [said]
     assert len(runs) == 7
     stranger = runs[runs["run_dir"] == str(folder / ZS3 / "run4")].iloc[0]
@@ -194,7 +194,7 @@ def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, nam
 def test_a_copy_of_another_model_is_told_apart_though_its_name_is_the_same(sweep):
     copy = shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS0 / "run7")
     change(copy / "experiment.json", model="opt-tiny")
-    with pytest.warns(DsnbWarning, match=f"was made as opt-tiny_{ZS0}, not as {ZS0}"):
+    with pytest.warns(DsnbWarning, match=f"belongs to opt-tiny_{ZS0}, not to {ZS0}"):
         runs = dsnb.load_runs(sweep.paths.dir)
     assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 3}
 
@@ -202,7 +202,7 @@ def test_a_copy_of_another_model_is_told_apart_though_its_name_is_the_same(sweep
 def test_a_lone_copy_goes_by_its_settings(sweep):
     shutil.rmtree(sweep.paths.dir / ZS3)
     shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS3 / "run5")
-    with pytest.warns(DsnbWarning, match=f"was made as {ZS0}, not as {ZS3}"):
+    with pytest.warns(DsnbWarning, match=f"belongs to {ZS0}, not to {ZS3}"):
         assert set(dsnb.load_runs(sweep.paths.dir)["experiment"]) == {ZS0}
 
 
@@ -222,7 +222,7 @@ def test_a_sweep_whose_folder_is_removed_ends_and_leaves_nothing_there(tmp_path,
     (tmp_path / "t.yaml").write_text(PARAMS)
     calls = []
     monkeypatch.setattr(notebook, "execute", removing(tmp_path / "out", calls))
-    with pytest.raises(LaunchError, match="was removed or replaced while the run went on: nothing more is written"):
+    with pytest.raises(LaunchError, match="was removed or replaced during the run: nothing more is written"):
         run_sweep(tmp_path / "t.yaml", output=tmp_path / "out", progress=False)
     assert len(calls) == 1
     assert not (tmp_path / "out").exists()
@@ -270,7 +270,7 @@ def test_a_result_is_not_written_into_a_folder_that_another_sweep_has_made(tmp_p
             Result("ok", None, {}, {}, {}, run.dir).write()
         run.dir.mkdir()
         (run.dir / "theirs").touch()
-        with pytest.raises(LaunchError, match="was removed or replaced while the run went on"):
+        with pytest.raises(LaunchError, match="was removed or replaced during the run"):
             job.finish(run, "failed", "x", 0.0, place)
     assert os.listdir(run.dir) == ["theirs"]
 
@@ -289,5 +289,5 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
     shutil.rmtree(tmp_path / "run1")
     _, said = process.communicate(timeout=60)
     assert "LaunchError: " in said.splitlines()[-1]
-    assert "was removed or replaced while the run went on" in said.splitlines()[-1]
+    assert "was removed or replaced during the run" in said.splitlines()[-1]
     assert not (tmp_path / "run1").exists()

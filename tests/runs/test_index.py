@@ -37,8 +37,8 @@ def sweep(tmp_path):
 @pytest.fixture
 def read_in_full(monkeypatch):
     """Collect the run folders that were really read."""
-    seen, columns = [], run_folders.columns
-    monkeypatch.setattr(run_folders, "columns", lambda some, *rest: seen.extend(some) or columns(some, *rest))
+    seen, columns = [], run_folders.read_columns
+    monkeypatch.setattr(run_folders, "read_columns", lambda some, *rest: seen.extend(some) or columns(some, *rest))
     return seen
 
 

@@ -214,7 +214,7 @@ def test_the_values_of_a_file_are_counted(params, monkeypatch):
 
 
 def test_nesting_is_limited_long_before_python_is(params):
-    said = "params file 'F': it is nested more than 16 levels deep: nothing in it needs that"
+    said = "params file 'F': it is nested more than 16 levels deep: flatten it"
     assert error(params("name: t\nquestion: " + "[" * 20 + "]" * 20)) == said
     assert "give a text" in error(params("name: t\nquestion: " + "[" * 10 + "]" * 10))
 
@@ -222,7 +222,7 @@ def test_nesting_is_limited_long_before_python_is(params):
 @pytest.mark.parametrize("date", ["2024-01-01", "2024-99-99", "2024-01-01 99:99:99"])
 def test_a_date_is_refused_until_it_is_in_quotes(params, date):
     assert error(params(f"name: t\nquestion: {date}")) == (
-        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a text"
+        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a string"
     )
     assert load_sweep(params(f"name: t\nquestion: '{date}'\ndefaults: {{precision: fp32}}")).question == date
 
@@ -237,7 +237,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind):
         path.mkdir()
     else:
         path.symlink_to(kind)
-    why = "Is a directory" if kind == "folder" else "it is no regular file"
+    why = "Is a directory" if kind == "folder" else "it is not a regular file"
     assert error(path) == f"params file 'F' cannot be read: {why}; check the path"
 
 

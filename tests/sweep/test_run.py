@@ -201,7 +201,7 @@ def test_a_full_disk_stops_the_sweep_in_one_sentence(params, tmp_path):
         pytest.skip("mounting a small file system is not allowed here")
     try:
         sweep = load_sweep(params, output=disk / "out")
-        with pytest.raises(LaunchError, match=r"the disk is full \(0 MiB free\); make 64 MiB of room and start again"):
+        with pytest.raises(LaunchError, match=r"the disk is full \(0 MiB free\); free 64 MiB and start again"):
             run_sweep(sweep, progress=False)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -245,7 +245,7 @@ def kill(words, out, seconds, steps):
     return stepping
 
 
-@pytest.mark.alone
+@pytest.mark.process
 def test_killed_at_six_moments_it_still_ends_with_the_same_runs(params, tmp_path):
     """SIGKILL, which nothing can catch: no process stays, no run is lost, doubled or half-written.
 
@@ -355,7 +355,7 @@ def test_what_a_sweep_writes_follows_the_umask(crowded):
     assert {path for path in written if path.stat().st_mode & 0o077} == set()
 
 
-@pytest.mark.alone
+@pytest.mark.process
 def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, tmp_path):
     """By both signals, two sweeps at a time."""
     with ThreadPoolExecutor(2) as pool:
@@ -388,7 +388,7 @@ def reply_to(client, number):
     return reply
 
 
-@pytest.mark.alone
+@pytest.mark.process
 def test_a_kernel_interrupt_ends_the_run_and_the_kernel_lives_on(tmp_path):
     """What JupyterLab's stop button does."""
     manager, client = jupyter_client.manager.start_new_kernel(cwd=str(ROOT))

@@ -22,7 +22,7 @@ from dsnb.system import scratch
 from tests import ROOT
 from tests.support.waiting import wait_until, wait_until_ended
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.process
 PARAMS = """
 name: small
 defaults: {model: gpt2-tiny, device: cpu, micro_batch_size: 1, seq_len: 32, warmup_steps: 1, steps: 3, seed: 7}
@@ -50,7 +50,7 @@ class Started:
         self.process = psutil.Popen(
             [*trap, *map(str, words)], env=env, text=True, **{"stderr": subprocess.PIPE, **popen}
         )
-        wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 100)
+        wait_until(lambda: self.pid_of_rank() or self.process.poll() is not None, "the rank is there", 200)
         assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
         self.family = self.process.children(recursive=True)
 

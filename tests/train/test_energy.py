@@ -65,7 +65,7 @@ def samples(*readings, host=None):
     return [{**dict(zip(names, reading, strict=True)), "host": host} for reading in readings]
 
 
-WORKER = {"timed_from_s": 10.0, "timed_to_s": 14.0, "timed_wall_s": 4.0, "steps_from_s": 8.0, "ended_s": 15.0}
+WORKER = {"timed_from_s": 10.0, "timed_to_s": 14.0, "phases_s": {"timed": 4.0}, "steps_from_s": 8.0, "ended_s": 15.0}
 
 
 def test_power_is_the_counters_energy_over_time():
@@ -77,10 +77,16 @@ def test_power_is_the_counters_energy_over_time():
 
 
 def test_a_short_timed_region_says_so():
-    worker = {**WORKER, "timed_wall_s": 0.21, "energy_j": None, "power_source": POWER_COUNTER}
+    worker = {**WORKER, "phases_s": {"timed": 0.21}, "energy_j": None, "power_source": POWER_COUNTER}
     figures = gpu_figures(samples((12, 0, 400, 2000, 40)), worker, gpus=1)
     assert (figures["energy_j"], figures["power_w"]) == (None, None)
     assert power_note(figures, worker) == "no power: the timed steps took 0.21 s, too short to measure it"
+
+
+def test_records_of_earlier_versions_name_the_timed_wall_time_otherwise():
+    old = {name: value for name, value in WORKER.items() if name != "phases_s"} | {"timed_wall_s": 4.0}
+    figures = gpu_figures([], {**old, "energy_j": 5600.0, "power_source": POWER_COUNTER}, gpus=2)
+    assert figures["power_w"] == 700
 
 
 def test_without_a_counter_only_settled_samples_count():
@@ -90,7 +96,7 @@ def test_without_a_counter_only_settled_samples_count():
     assert (figures["power_w"], figures["energy_j"]) == (620, 4 * 620)
     assert figures["run_energy_kwh"] is None
     assert power_note(figures, worker) == "power is a mean of samples: these GPUs have no energy counter"
-    short = {**worker, "timed_to_s": 10.9, "timed_wall_s": 0.9}
+    short = {**worker, "timed_to_s": 10.9, "phases_s": {"timed": 0.9}}
     assert gpu_figures(rows, short, gpus=1)["power_w"] is None
     assert power_note({"power_w": None}, {}) is None  # a CPU
 

@@ -134,7 +134,7 @@ def test_the_record_names_what_was_built(run_small):
 
 @pytest.mark.parametrize(
     ("worker", "said"),
-    [("unsplit", "tensor-parallel ranks 1 where 2 was asked for"), ("misplaced", "data-parallel place")],
+    [("unsplit", "tensor-parallel ranks 1 instead of 2"), ("misplaced", "data-parallel place")],
 )
 def test_another_engine_than_asked_for_is_refused(run_small, worker, said):
     result, _ = run_small(worker=f"tests.workers.{worker}", gpus=4, **PP, **(TP if worker == "unsplit" else {}))

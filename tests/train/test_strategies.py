@@ -150,7 +150,7 @@ def test_an_engine_that_is_not_what_was_asked_for(monkeypatch):
     monkeypatch.setattr(verify_engine, "expected", lambda experiment: right)
     monkeypatch.setattr(verify_engine, "actual", lambda engine: {**right, **engine.differing})
     verify_engine.check(None, SimpleNamespace(differing={}))
-    with pytest.raises(RuntimeError, match="ZeRO stage 1 where 2 was asked for, optimizer offloaded to none where"):
+    with pytest.raises(RuntimeError, match="ZeRO stage 1 instead of 2, optimizer offloaded to none instead of"):
         verify_engine.check(None, SimpleNamespace(differing={"ZeRO stage": 1, "optimizer offloaded to": "none"}))
 
 
@@ -158,4 +158,4 @@ def test_an_engine_that_deepspeed_changed_ends_the_run(run_small):
     """DeepSpeed takes a configuration with a stage that is not the one of the settings without a word."""
     result, _ = run_small(worker="tests.workers.otherstage", gpus=2, zero_stage=1)
     assert result.status == "failed"
-    assert "RuntimeError: DeepSpeed built ZeRO stage 2 where 1 was asked for" in result.cause
+    assert "RuntimeError: DeepSpeed built ZeRO stage 2 instead of 1" in result.cause

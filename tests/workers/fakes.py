@@ -38,7 +38,7 @@ def steps_of(run_dir: str, seconds: list[float]) -> int:
     meter.close()
     if os.environ["RANK"] == "0":
         phases = {"start": began - launched_at, "build": 0.0, **meter.wall_s}
-        record = {"phases_s": phases, "timed_wall_s": meter.wall_s["timed"], "ended_s": launch_clock.since_launch_s()}
+        record = {"phases_s": phases, "ended_s": launch_clock.since_launch_s()}
         records.write_json(run.worker, record)
     return 0
 

@@ -4,7 +4,8 @@ const reject = () => Promise.reject(new Error("charts must not load anything"));
 const LOADER = { load: reject, sanitize: reject, http: reject, file: reject };
 
 class Chart {
-  // `events` may contain tooltip(id) -> lines of text, click(id), brush(region or null).
+  // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
+  // is a run, or an experiment if it is marked so by `isExperiment`.
   constructor(parent, specification, label, events = {}, height = specification.height) {
     this.specification = { ...specification, height };
     this.events = events;
@@ -41,7 +42,7 @@ class Chart {
       view.addEventListener("click", (event, item) => {
         if (item?.datum?.id === undefined) return;
         if (this.pointer) this.pointer.hit = true;
-        click(item.datum.id);
+        click(item.datum);
       });
     }
     if (brush) view.addSignalListener("brush", () => this.pointer && this.region() && brush(this.region()));
@@ -138,7 +139,7 @@ class Chart {
     const known = id !== null && id !== undefined && id !== "" && this.events.tooltip;
     this.tip.hidden = !known;
     if (!known) return;
-    this.tip.replaceChildren(...this.events.tooltip(id).map((line) => element("div", {}, line)));
+    this.tip.replaceChildren(...this.events.tooltip(item.datum).map((line) => element("div", {}, line)));
     const box = this.canvas.getBoundingClientRect();
     const left = Math.min(event.clientX - box.left + 14, Math.max(0, box.width - this.tip.offsetWidth - 4));
     this.tip.style.left = `${left + this.canvas.offsetLeft}px`;

@@ -46,8 +46,8 @@ class Explorer {
       card("One run", this.detail.node),
       card("Runs", this.table.node),
     );
-    const tooltip = (id) => this.describe(id);
-    const click = (id) => this.clicked(id);
+    const tooltip = (mark) => this.describe(mark);
+    const click = (mark) => this.clicked(mark);
     const { charts } = this.model;
     this.scatter = new Chart(scatterBox, charts.scatter, "All runs; the tables below contain the same data", { tooltip, click, brush: (region) => this.brushing(region) });
     this.medians = new Chart(mediansBox, charts.medians, "Medians of the selected experiments", { tooltip, click });
@@ -91,7 +91,7 @@ class Explorer {
     const counts = new Map();
     for (const run of selected) if (!model.ok[run]) counts.set(model.status.codes[run], (counts.get(model.status.codes[run]) ?? 0) + 1);
     const bad = [...counts].map(([code, number]) => `${number} ${model.status.labels[code]}`).join(", ");
-    const all = `${selected.length} of ${count(model.runs, "run")} in ${count(this.groups.size, "setting")} selected`;
+    const all = `${selected.length} of ${count(model.runs, "run")} in ${count(this.groups.size, "experiment")} selected`;
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
     this.legend.replaceChildren(...legend(model, state, this.filtered));
@@ -99,7 +99,7 @@ class Explorer {
     this.headings.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
     this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
-    this.headings.medians.textContent = `${heading(state.y)} along ${heading(state.along)}`;
+    this.headings.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
   }
 
   draw() {
@@ -133,25 +133,25 @@ class Explorer {
     this.effectBox.replaceChildren(effectTable(model, this.effects, this.compared));
   }
 
-  describe(id) {
+  // The lines of the tooltip of a mark.
+  describe({ id, isExperiment = false }) {
     const { model, state } = this;
-    const group = String(id).match(/^experiment (\d+)$/);
-    const experiment = group ? Number(group[1]) : model.experiments.codes[id];
+    const experiment = isExperiment ? id : model.experiments.codes[id];
     const lines = [model.experiments.names[experiment], model.short[experiment]];
-    const runs = group ? (this.groups.get(experiment) ?? []) : [id];
+    const runs = isExperiment ? (this.groups.get(experiment) ?? []) : [id];
     for (const name of new Set([state.y, state.x])) {
       if (model.axis.has(name)) continue;
       const { n, median: middle, low, high } = model.spread(model.values(name, state), runs);
       const range = n > 1 ? ` (median of ${n}, ${model.number(name, low)} to ${model.number(name, high)})` : "";
       if (n) lines.push(`${model.labelled(name, middle)}${range}`);
     }
-    if (!group) lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
+    if (!isExperiment) lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
     return [...new Set(lines)].map((line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line));
   }
 
-  clicked(id) {
-    const group = String(id).match(/^experiment (\d+)$/);
-    if (group) this.set({ base: this.model.experiments.names[Number(group[1])] });
+  // A click on an experiment makes it the baseline; a click on a run opens it.
+  clicked({ id, isExperiment = false }) {
+    if (isExperiment) this.set({ base: this.model.experiments.names[id] });
     else this.set({ run: id });
   }
 

@@ -13,7 +13,7 @@ const deviation = (values) => {
   return Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1));
 };
 
-// Whether two medians differ by more than the noise between repeats (dsnb/analysis/tradeoffs.py); null if that is unknown.
+// Whether two medians differ by more than the noise between repeats, as dsnb/analysis/noise.py; null if unknown.
 const beyondNoise = (one, other) => {
   const known = [one.median, other.median, one.deviation, other.deviation].every((value) => !Number.isNaN(value));
   return known ? Math.abs(other.median - one.median) > one.deviation + other.deviation : null;

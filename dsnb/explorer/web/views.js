@@ -53,7 +53,7 @@ const scatter = (model, state, filtered, selected, front) => {
     x: nominal ? x[run] + jitter(run) : place((index + 0.5) / failed.length),
     fill: chosen.has(run) ? model.status.colours[model.status.codes[run]] : unselected,
   }));
-  const named = front.map((point, order) => ({ ...point, order, number: String(order + 1), id: `experiment ${point.experiment}` }));
+  const named = front.map((point, order) => ({ ...point, order, number: String(order + 1) }));
   const message = points.length || failed.length ? null : filtered.length ? "No run measured both." : "No run matches the filters: remove some.";
   const note = failed.length && !nominal ? "Crosses were not measured: their position along the axis has no meaning." : "";
   return { signals, types, data: { points, failed: lane, front: named }, message, note };
@@ -81,7 +81,7 @@ const medians = (model, state, selected, groups) => {
     const along = model.experimentAxes.indexOf(state.along);
     const joined = model.settings[experiment].filter((code, index) => index !== along).join(" ");
     const at = axis.codes[runs[0]] + side(runs[0]);
-    marks.push({ id: `experiment ${experiment}`, x: at, y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
+    marks.push({ id: experiment, isExperiment: true, x: at, y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
     if (along >= 0) equal.set(joined, [...(equal.get(joined) ?? []), marks.at(-1)]);
   }
   const segments = [];

@@ -1,7 +1,7 @@
-"""By which address a host is reached, and through which network interface its ranks talk.
+"""Finds the address and the network interface that the ranks of a host use.
 
-gloo looks its own host name up and listens on whatever that says, on Debian 127.0.1.1: the other hosts wait for it in
-vain. So the address and the interface are those by which the host was reached.
+gloo resolves its own host name and listens on the result, on Debian 127.0.1.1, where the other hosts cannot reach it.
+The address and the interface are therefore those through which the coordinator reached the host.
 """
 
 import os
@@ -13,14 +13,14 @@ import psutil
 
 @dataclass(frozen=True)
 class HostAddress:
-    """An address of this host and the interface that has it."""
+    """An address of this host and its interface."""
 
     address: str
     interface: str
 
 
 def own_address() -> HostAddress:
-    """Return the address by which whoever started this process, through ssh or srun, reached this host."""
+    """Return the address through which ssh or srun reached this host."""
     known = interfaces()
     for address in (_reached_by_ssh(), _source_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR"))):
         if address in known and not _is_loopback(address):
@@ -30,7 +30,7 @@ def own_address() -> HostAddress:
 
 
 def interfaces() -> dict[str, str]:
-    """Return the IPv4 addresses of the interfaces that are up, with the interface of each; containers' bridges last."""
+    """Return IPv4 address -> interface, of all interfaces that are up; container bridges come last."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = {
         entry.address: name
@@ -42,7 +42,7 @@ def interfaces() -> dict[str, str]:
 
 
 def interface_variables(chosen: str, reached_by: str) -> dict[str, str]:
-    """Return the variables that tie gloo, and NCCL where an interface was chosen, to an interface."""
+    """Return the variables that bind gloo to an interface, and NCCL too if the user chose one."""
     variables = {"GLOO_SOCKET_IFNAME": chosen or reached_by}
     if chosen:
         variables["NCCL_SOCKET_IFNAME"] = chosen
@@ -55,7 +55,7 @@ def _reached_by_ssh() -> str | None:
 
 
 def _source_address(peer: str | None) -> str | None:
-    """Return the address that this host would send from to `peer`; nothing is sent."""
+    """Return the address from which this host would send to `peer`; nothing is sent."""
     if not peer:
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,8 +1,8 @@
-"""`python -m dsnb.launcher.hosts.agent`: does on one host what a run's coordinator asks for through a pair of pipes.
+"""`python -m dsnb.launcher.hosts.agent`: serves a run's coordinator on one host, through a pair of pipes.
 
-It says what the host is, starts the host's ranks, passes on what they print and how they end, and samples its GPUs.
-When the pipe closes or the coordinator is silent for too long, it ends the ranks and itself: nothing of a run outlives
-it, and nothing is touched but what it started.
+It describes the host, starts the host's ranks, forwards their output and exit codes, and samples the GPUs. When the
+pipe closes or the coordinator is silent for too long, it kills the ranks and exits: no process of a run outlives it,
+and it kills only what it started.
 """
 
 import base64
@@ -33,16 +33,16 @@ from dsnb.system.scratch import Scratch
 
 POLL_S = 0.05
 MAX_CHUNKS = 16
-"""Of what a file has grown by, so much is sent before the ranks are looked at again: some print faster than it goes."""
+"""Chunks of a file that are sent before the ranks are polled again: some print faster than the link transfers."""
 SHARED_WAIT_S = 2.0
-"""How long a file that the coordinator wrote may take to be seen here through a network file system."""
+"""How long a file of the coordinator may take to appear here through a network file system."""
 
 
 def main() -> int:
     """Serve one coordinator."""
     pipe = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else prints must not get between the records
-    pipe.write(b"\n")  # nor before them, such as a login's greeting without an end of line
+    os.dup2(2, 1)  # other output must not mix with the records
+    pipe.write(b"\n")  # ends a greeting of the login shell that lacks a line feed
     send = Sender(pipe)
     lifeline = Lifeline(sys.stdin.buffer, send)
     send(hello=survey.hello())
@@ -50,35 +50,35 @@ def main() -> int:
         try:
             TASKS[str(request["do"])](request, lifeline, send)
         except (DsnbError, OSError) as error:
-            if not lifeline.cut.is_set():  # what fails from then on fails because it is ended
-                send(error=_told(error))
+            if not lifeline.cut.is_set():  # errors after that are caused by the shutdown
+                send(error=_message(error))
         if request["do"] in {"run", "serve"}:
             break
     return 0
 
 
-def _told(error: DsnbError | OSError) -> str:
+def _message(error: DsnbError | OSError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'the host'}: {error.strerror or error}"
     return str(error)
 
 
 def port(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
-    """Say on which port the ranks can meet."""
+    """Send a port for the rendezvous of the ranks."""
     wanted, address = int(request["port"]), str(request["address"])
     if wanted and not is_free(address, wanted):
-        raise DsnbError(f"master_port is {wanted}: it is in use there; name another, or 0 for any free one")
+        raise DsnbError(f"master_port is {wanted}: it is in use there; choose another, or 0 for any free port")
     send(port=wanted or free_port(address))
 
 
 def examine(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
-    """Look at the host more closely, for `dsnb doctor`."""
+    """Send a detailed examination of the host, for `dsnb doctor`."""
     send(examined=survey.examine(request))
 
 
 def serve(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
-    """Keep a fork server for the runs of a sweep, as long as the coordinator is there."""
-    os.environ.update(request["env"])  # some libraries read theirs when they are loaded
+    """Run a fork server for the runs of a sweep until the coordinator disconnects."""
+    os.environ.update(request["env"])  # some libraries read theirs at import
     server = fork.ForkServer(str(request["device"]))
     lifeline.last_resort = server.close
     try:
@@ -91,7 +91,7 @@ def serve(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
 
 
 def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
-    """Start this host's ranks and stay with them to their end."""
+    """Start this host's ranks, and forward their results until they end."""
     os.umask(int(request["umask"]))
     scratch = Scratch(tempfile.gettempdir())
     lifeline.last_resort = functools.partial(_end, None, scratch)
@@ -99,7 +99,7 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
         check_free_space(scratch.path)
         host_ranks, shared = prepare_host_ranks(request, scratch.path)
         if host_ranks.device == "cuda" and (busy := survey.busy_gpus(host_ranks.gpus)):
-            raise DsnbError(f"{busy}; wait for it, or leave the host out with 'exclude'")
+            raise DsnbError(f"{busy}; wait until it is free, or leave the host out with 'exclude'")
         kills = hardware.oom_kills()
         sampler = local.sampler(host_ranks, lambda sample: send(gpu=sample), float(request["launched_at"]))
         try:
@@ -107,7 +107,7 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
             lifeline.last_resort = functools.partial(_end, ranks, scratch)
             lifeline.patience_s = LAST_RESORT_S
             send(started=True, shared=shared)
-            follow(ranks, lifeline, ResultForwarder(host_ranks, shared, send))
+            forward_results(ranks, lifeline, ResultForwarder(host_ranks, shared, send))
             if any(ranks.exit_codes().values()):
                 report_full_disk([scratch.path, host_ranks.run_dir], send)
         finally:
@@ -118,7 +118,7 @@ def run(request: dict[str, Any], lifeline: Lifeline, send: Sender) -> None:
 
 
 def report_full_disk(folders: list[Path], send: Sender) -> None:
-    """Say that a disk is full: ranks that fail for that cannot write down why."""
+    """Report a full disk: ranks that fail because of it cannot record the cause."""
     try:
         for folder in folders:
             check_free_space(folder)
@@ -166,45 +166,44 @@ def _end(ranks: Ranks | None, scratch: Scratch) -> None:
 
 
 class ResultForwarder:
-    """Sends up what the ranks leave on this host: their lines, and their records where the folder is not shared."""
+    """Sends the results of this host's ranks: console output, exit codes, and records if the folder is not shared."""
 
     def __init__(self, host_ranks: HostRanks, shared: bool, send: Sender) -> None:
         self._console, self._send = FileTail(host_ranks.console), send
         run = RunPaths(host_ranks.run_dir)
         self._files = [] if shared else [FileTail(path) for path in run.written_by_ranks]
         self._codes: dict[int, int] = {}
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a look may end amid a character
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a chunk may end within a character
 
-    def __call__(self, codes: dict[int, int], most: int = MAX_CHUNKS) -> None:
-        """Send what is new."""
-        for _, added in zip(range(most), iter(self._console.new, None), strict=False):
-            self._send(console=self._decode(added[1]))
+    def __call__(self, codes: dict[int, int], max_chunks: int = MAX_CHUNKS) -> None:
+        """Send what is new, at most `max_chunks` chunks of each file."""
+        for _, chunk in self._console.chunks(max_chunks):
+            self._send(console=self._decode(chunk))
         for file in self._files:
-            for _, added in zip(range(most), iter(file.new, None), strict=False):
-                data = base64.b64encode(added[1]).decode("ascii")
-                self._send(file=file.path.name, offset=added[0], data=data)
+            for offset, chunk in file.chunks(max_chunks):
+                self._send(file=file.path.name, offset=offset, data=base64.b64encode(chunk).decode("ascii"))
         for rank, code in codes.items():
             if rank not in self._codes:
                 self._send(exit=code, rank=rank)
         self._codes = dict(codes)
 
 
-def follow(ranks: Ranks, lifeline: Lifeline, upward: ResultForwarder) -> None:
-    """Pass everything on until the ranks have ended, or must."""
+def forward_results(ranks: Ranks, lifeline: Lifeline, forward: ResultForwarder) -> None:
+    """Forward the results of the ranks until they end or the coordinator is lost, and kill what is left of them."""
     try:
         while not ranks.ended() and not lifeline.cut.wait(POLL_S):
-            upward(ranks.exit_codes())
-        upward(ranks.exit_codes())
+            forward(ranks.exit_codes())
+        forward(ranks.exit_codes())
     finally:
         ranks.end()
-    upward(ranks.exit_codes(), most=MAX_BYTES // CHUNK_BYTES)
+    forward(ranks.exit_codes(), max_chunks=MAX_BYTES // CHUNK_BYTES)
 
 
 TASKS = {"port": port, "run": run, "serve": serve, "examine": examine}
 
 
-def end_at_once() -> NoReturn:
-    """Serve, and end without Python's own ending: it waits a second for the thread that reads, and aborts."""
+def run_and_exit() -> NoReturn:
+    """Serve, and exit without Python's shutdown, which would wait for the reading thread for a second and abort."""
     code = 1
     try:
         code = main()
@@ -217,4 +216,4 @@ def end_at_once() -> NoReturn:
 
 
 if __name__ == "__main__":
-    end_at_once()
+    run_and_exit()

@@ -1,4 +1,4 @@
-"""What the hosts of a run send to the run's folder: lines, GPU samples, records, and how each of them ended."""
+"""Writes what the hosts of a run send to the run folder: console lines, GPU samples, records, and how each ended."""
 
 import base64
 import threading
@@ -12,11 +12,11 @@ from dsnb.run_folder import node_comparison
 from dsnb.run_folder.paths import RunPaths
 
 MAX_LINE = 2**16
-"""Characters of a line that has no end, such as a progress bar, that are kept back at most."""
+"""Longest part of an unfinished line, such as a progress bar, that is held back, in characters."""
 
 
 class NodeRecords:
-    """Takes the records of all hosts of one run; several threads call it."""
+    """Writes the records of all hosts of a run; it is called from several threads."""
 
     def __init__(self, run: RunPaths) -> None:
         self._run, self._lock = run, threading.Lock()
@@ -25,7 +25,7 @@ class NodeRecords:
         self.shared: dict[str, bool] = {}
 
     def take(self, node: Node, record: dict[str, Any]) -> None:
-        """Put one record where it belongs."""
+        """Write one record to its file."""
         with self._lock:
             if "console" in record:
                 self._console(node.host.name, str(record["console"]))
@@ -35,7 +35,7 @@ class NodeRecords:
                 self._file(record, node.number == 0)
 
     def _console(self, host: str, text: str) -> None:
-        """Append whole lines with the host in front, as pdsh does."""
+        """Append complete lines, prefixed with the host as pdsh does."""
         *lines, self._rest[host] = (self._rest.get(host, "") + text).split("\n")
         if len(self._rest[host]) > MAX_LINE:
             lines, self._rest[host] = [*lines, self._rest[host]], ""
@@ -44,7 +44,7 @@ class NodeRecords:
                 file.write("".join(f"{host}: {line}\n" for line in lines))
 
     def _file(self, record: dict[str, Any], is_first: bool) -> None:
-        """Write a part of a file; a name that ranks do not write, or a part beyond all measure, is dropped."""
+        """Write a part of a file; unknown file names and excessive offsets are ignored."""
         path = self._files.get(str(record["file"]))
         try:
             raw, offset = base64.b64decode(str(record["data"]), validate=True), int(record["offset"])

@@ -1,4 +1,4 @@
-"""An agent's connection to its coordinator, and the end of both the agent and its ranks when there is none any more."""
+"""An agent's connection to its coordinator; when it is lost, the agent and its ranks end."""
 
 import os
 import queue
@@ -13,13 +13,20 @@ from dsnb.system import launch_clock
 
 STARTING_S = 0.5
 LAST_RESORT_S = 10.0
-"""How long the main thread has for ending the ranks itself: while it starts them, and later."""
+"""How long the main thread may take to kill the ranks itself: while it starts them, and later."""
 
 
 class Lifeline:
-    """Reads what the coordinator says, beats back, and notices when nothing comes any more.
+    """Receives requests, sends heartbeats, and detects that the coordinator is lost.
 
-    All in threads of their own, because the main one may be stuck, writing into a pipe that nobody empties.
+    It uses threads of its own, because the main thread may block on a write to a full pipe.
+
+    Attributes
+    ----------
+    cut
+        Set when the coordinator is lost.
+    last_resort
+        Called if the main thread does not end the process within `patience_s` after that.
     """
 
     def __init__(self, file: IO[bytes], send: Sender) -> None:
@@ -52,12 +59,12 @@ class Lifeline:
             if time.monotonic() > self._heard_at + self._silence_s:
                 self.cut.set()
         self._requests.put(None)
-        time.sleep(self.patience_s)  # the main thread ends the process before that, unless it waits for something
+        time.sleep(self.patience_s)  # normally the main thread ends the process before that
         try:
             self.last_resort()
         finally:
             os._exit(1)
 
     def request(self) -> dict[str, Any] | None:
-        """Wait for the next thing to do; None if there is none any more."""
+        """Wait for the next request and return it; None when the connection has ended."""
         return self._requests.get()

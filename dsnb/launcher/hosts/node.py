@@ -1,4 +1,4 @@
-"""The coordinator's end of the pipes to one host's agent: what was heard of it, and whether it still lives."""
+"""The coordinator's connection to the agent of one host: its messages, and whether it is alive."""
 
 import contextlib
 import queue
@@ -13,7 +13,7 @@ from dsnb.launcher.hosts.wire import HEARTBEAT_S, Sender, receive, silence_s
 from dsnb.settings.hostfile import Host
 
 INVALID_RECORD = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
-"""What a record raises that no agent has sent, such as a login's greeting in JSON."""
+"""Errors caused by records that are not from an agent, such as a JSON greeting of a login shell."""
 POLL_S = 0.2
 ANSWER_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 15.0
@@ -27,13 +27,13 @@ class Node:
     Parameters
     ----------
     number
-        Which host of the run it is, from 0; the first has rank 0.
+        Index of the host in the run; host 0 has rank 0.
     host
-        Its name and GPUs.
+        Name and GPUs of the host.
     command
-        What starts its agent.
+        Command that starts the agent.
     take
-        Called with the node and every record that no answer waits for, in a thread of the node's own.
+        Called with the node and every record that is no answer, in the node's thread.
     """
 
     def __init__(
@@ -55,14 +55,16 @@ class Node:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # an interrupt from the keyboard is the coordinator's to handle
+                start_new_session=True,  # Ctrl-C must reach the coordinator only
             )
         except OSError as error:
-            raise LaunchError(f"{command[0]} cannot be started ({error.strerror}): install it") from error
+            raise LaunchError(
+                f"{command[0]} cannot be started ({error.strerror}): install it or add it to PATH"
+            ) from error
         self._closed = threading.Event()
         stdin, stdout, stderr = (cast("IO[bytes]", pipe) for pipe in self._pipes())
         self.send = Sender(stdin)
-        self.send(silence_s=silence_s())  # both sides go by this process's variable
+        self.send(silence_s=silence_s())  # both sides use the value of this process
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
         threading.Thread(target=self._listen_to_errors, args=(stderr,), daemon=True).start()
         self._listener = threading.Thread(target=self._listen, args=(stdout,), daemon=True)
@@ -103,7 +105,7 @@ class Node:
         try:
             self._take(self, record)
         except OSError as error:
-            self.lost = self.lost or f"what {self.host.name} sent cannot be written here: {error.strerror or error}"
+            self.lost = self.lost or f"records of {self.host.name} cannot be written here: {error.strerror or error}"
 
     def _listen_to_errors(self, pipe: IO[bytes]) -> None:
         for raw in pipe:
@@ -117,14 +119,14 @@ class Node:
         Raises
         ------
         LaunchError
-            If it reports an error, is gone or silent, or gives none in time.
+            If the agent reports an error, is lost, or does not answer in time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 record = self._answers.get(timeout=POLL_S)
             except queue.Empty:
-                if self.hello:  # before it, only a limit tells a slow host from one that is not there
+                if self.hello:  # before that, only the timeout tells a slow host from a missing one
                     self.check()
                 if time.monotonic() > deadline:
                     self.lost = self.lost or f"{self.host.name} gave no answer within {timeout_s:g} s"
@@ -143,34 +145,34 @@ class Node:
         return f"{what}: {self.last_message()}"
 
     def last_message(self) -> str:
-        """Say why the connection is gone, in the words of ssh, srun or the agent itself."""
+        """Return the last message of ssh, srun or the agent, which says why the connection ended."""
         try:
             code: int | str = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             code = "unknown"
-        time.sleep(0.1)  # what it said last may still be on the way
-        told = self._messages[-1] if self._messages else f"its agent ended without a word (exit code {code})"
-        if "No module named" in told:
-            told += f"; dsnb must be installed on {self.host.name} under the same path as here"
-        return told
+        time.sleep(0.1)  # its last message may still arrive
+        message = self._messages[-1] if self._messages else f"its agent ended without a message (exit code {code})"
+        if "No module named" in message:
+            message += f"; dsnb must be installed on {self.host.name} under the same path as here"
+        return message
 
     def check(self) -> None:
-        """Notice that the host is lost: its connection has ended, or it has been silent for too long."""
+        """Set `lost` if the connection has ended or the host has been silent for too long."""
         if self.lost or self.ended:
             return
         if self._process.poll() is not None and not self.ended:
             self.lost = self._lost_connection()
-            if self.ended:  # its last record was still on the way
+            if self.ended:  # its last record arrived meanwhile
                 self.lost = None
         elif time.monotonic() > self._heard_at + silence_s():
             self.lost = f"{self.host.name} has been silent for {silence_s():g} s: its network or the host is down"
 
     def close(self) -> None:
-        """Tell the agent to end, and wait; one that is out of reach ends by itself for want of a coordinator."""
+        """Ask the agent to end and wait for it; an unreachable agent ends by itself when it misses the heartbeats."""
         self._closed.set()
         wait_s = END_TIMEOUT_S if self.hello and not self.lost else 0.0
         closer = threading.Thread(target=self._hang_up, daemon=True)
-        closer.start()  # of its own: a pipe to a host that is gone may take nothing more
+        closer.start()  # in a thread, because a pipe to a lost host may block
         closer.join(timeout=1.0)
         try:
             self._process.wait(timeout=wait_s)
@@ -178,7 +180,7 @@ class Node:
             self._process.kill()
             self._process.wait()
             self.lost = self.lost or f"{self.host.name} did not confirm the end of its ranks"
-        self._listener.join(timeout=READ_TIMEOUT_S)  # what was said last is still to be written down
+        self._listener.join(timeout=READ_TIMEOUT_S)  # the last records must still be written
 
     def _hang_up(self) -> None:
         self.send(do="end")

@@ -1,4 +1,4 @@
-"""A run on several hosts: their agents reached, started together, listened to, and ended together."""
+"""Coordinates a run on several hosts: starts their agents, starts the ranks, collects results, and ends all of them."""
 
 import json
 import os
@@ -24,11 +24,11 @@ from dsnb.version import __version__
 T = TypeVar("T")
 START_TIMEOUT_S = 240.0
 SERVERS = "DSNB_NODE_SERVERS"
-"""The variable in which a sweep passes on the fork servers that it keeps on its hosts, as JSON."""
+"""The environment variable in which a sweep passes its fork servers on the hosts, as JSON."""
 
 
 def reach(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) -> tuple[list[Node], list[str | None]]:
-    """Start an agent on every host, and give them with what is wrong with each, None for one that answers."""
+    """Start an agent on every host; return the nodes, and for each its problem or None."""
     nodes: list[Node] = []
     try:
         for number, host in enumerate(experiment.hosts):
@@ -39,33 +39,35 @@ def reach(experiment: Experiment, take: Callable[[Node, dict[str, Any]], None]) 
         raise
 
 
-def call_all(of: list[T], work: Callable[[T], Any]) -> list[Any]:
-    """Do something for all hosts at once, and raise what one raises without waiting for the others."""
-    pool = ThreadPoolExecutor(max_workers=max(1, len(of)))
+def call_all(items: list[T], function: Callable[[T], Any]) -> list[Any]:
+    """Call a function for all items in parallel; raise the first error without waiting for the other calls."""
+    pool = ThreadPoolExecutor(max_workers=max(1, len(items)))
     try:
-        begun = [pool.submit(work, one) for one in of]
-        for done in as_completed(begun):
-            done.result()
-        return [one.result() for one in begun]
+        futures = [pool.submit(function, item) for item in items]
+        for future in as_completed(futures):
+            future.result()
+        return [future.result() for future in futures]
     finally:
-        pool.shutdown(wait=False)  # an interrupt must not wait for a host that does not answer
+        pool.shutdown(wait=False)  # an interrupt must not wait for an unreachable host
 
 
 def _exchange_hello(node: Node) -> str | None:
-    """Take a node's hello and its clock; give what is wrong with it."""
+    """Receive a node's description and measure its clock offset; return its problem, None if it has none."""
     try:
         node.answer()
-        _, date_s, monotonic_s = min(_offsets(node) for _ in range(3))  # of the quickest way there and back
+        _, date_s, monotonic_s = min(_offsets(node) for _ in range(3))  # that of the shortest round trip
         node.hello |= {"clock_offset_s": round(date_s, 4), "monotonic_offset_s": monotonic_s}
     except LaunchError as error:
         return str(error)
     if node.hello.get("dsnb") != __version__:
-        return f"{node.host.name} has dsnb {node.hello.get('dsnb')} and this host {__version__}: install the same"
+        return (
+            f"{node.host.name} has dsnb {node.hello.get('dsnb')} and this host {__version__}: install the same version"
+        )
     return None
 
 
 def _offsets(node: Node) -> tuple[float, float, float]:
-    """Return the seconds to a node and back, and by how much its date and its monotonic clock are ahead of these."""
+    """Return round-trip time, date offset and monotonic clock offset of a node, all in seconds."""
     sent_s, began_s = time.time(), launch_clock.now_s()
     node.send(ping=began_s)
     pong = node.answer()
@@ -74,7 +76,7 @@ def _offsets(node: Node) -> tuple[float, float, float]:
 
 
 def close(nodes: list[Node]) -> None:
-    """End every agent, all at once."""
+    """Close all nodes in parallel."""
     call_all(nodes, Node.close)
 
 
@@ -84,7 +86,7 @@ class RemoteRanks:
     Raises
     ------
     LaunchError
-        Naming every host that was not reached or cannot do what is asked, and why.
+        If a host was not reached or does not fit; the message names up to five of them with the reason.
     """
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
@@ -93,8 +95,8 @@ class RemoteRanks:
         self._closed = False
         self._nodes, failures = reach(experiment, self._records.take)
         try:
-            if told := list(filter(None, failures)):
-                raise LaunchError("; ".join(told[:5]) + (f"; and {len(told) - 5} more" if told[5:] else ""))
+            if problems := list(filter(None, failures)):
+                raise LaunchError("; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if problems[5:] else ""))
             self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
             self.environment: dict[str, Any] = self._nodes[0].hello["environment"]
         except BaseException:
@@ -102,7 +104,7 @@ class RemoteRanks:
             raise
 
     def _device(self, experiment: Experiment) -> str:
-        """Return `cuda` if every host has the GPUs that it should, and `cpu` if none has any."""
+        """Return `cuda` if every host has the GPUs of its slots, `cpu` if no host has any."""
         counts = {node.host.name: int(node.hello.get("gpus", 0)) for node in self._nodes}
         if experiment.device == "cpu" or (experiment.device == "auto" and not any(counts.values())):
             return "cpu"
@@ -118,7 +120,7 @@ class RemoteRanks:
         Raises
         ------
         LaunchError
-            If a host cannot start its ranks; then none is left running.
+            If a host cannot start its ranks; none is left running then.
         """
         token = self._run.dir / f".shared-{secrets.token_hex(8)}"
         try:
@@ -170,7 +172,7 @@ class RemoteRanks:
         ]
 
     def _address(self) -> str:
-        """Return the address at which the ranks meet, on an interface that every host has."""
+        """Return the address of the rendezvous, on an interface that every host has."""
         chosen, first = self.experiment.interface, self._nodes[0].hello
         for node in self._nodes if chosen else ():
             if chosen not in node.hello["interfaces"]:
@@ -179,7 +181,7 @@ class RemoteRanks:
         return str(first["interfaces"][chosen] if chosen else first["address"])
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far, by rank; one that stands for some rank of node k (from 0) by -1 - k."""
+        """Return the exit codes so far: rank -> code; the key -1 - k stands for some rank of node k (from 0)."""
         return {
             rank if rank >= 0 else -1 - node.number: code
             for node in self._nodes
@@ -187,27 +189,27 @@ class RemoteRanks:
         }
 
     def ended(self) -> bool:
-        """Return whether every host has ended its ranks."""
+        """Return whether the ranks of all hosts have ended."""
         return all(node.ended for node in self._nodes)
 
     def external_failure(self) -> str | None:
-        """Say which host was lost and how that was noticed, or what went wrong there."""
+        """Return which host was lost and how, or which error it reported; None if there is no failure."""
         for node in self._nodes:
             node.check()
         lost = (node.lost for node in self._nodes if node.lost)
         return next(lost, None) or next((f"{one.host.name}: {one.error}" for one in self._nodes if one.error), None)
 
     def oom_kills(self) -> int:
-        """Count what the hosts' kernels killed since the start."""
+        """Return the number of out-of-memory kills on all hosts since the start."""
         return sum(node.oom_kills for node in self._nodes)
 
     def host_suffix(self, rank: int) -> str:
-        """Say on which host a rank is."""
+        """Return the text that names a rank's host."""
         owners = [node for node in self._nodes for _ in node.host.devices]
         return f" on {(owners[rank] if rank >= 0 else self._nodes[-1 - rank]).host.name}"
 
     def end(self) -> None:
-        """End the ranks of every host, and write down what became of each."""
+        """End the ranks of all hosts, and write `nodes.json`."""
         if self._closed:
             return
         self._closed = True

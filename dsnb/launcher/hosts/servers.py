@@ -1,4 +1,4 @@
-"""Fork servers on the hosts of a sweep, kept from its first run to its last: imports are done once a host."""
+"""Keeps a fork server on every host of a sweep for all of its runs: libraries are imported once per host."""
 
 import contextlib
 import json
@@ -15,9 +15,9 @@ from dsnb.settings.hostfile import Host
 
 @contextlib.contextmanager
 def keep_servers(experiments: Iterable[Experiment]) -> Iterator[None]:
-    """Keep a server on every host of these experiments, for all processes started inside the `with` block.
+    """Run a server on every host of these experiments, for all processes started inside the `with` block.
 
-    A host that is not reached is passed over: the runs on it say why. A server that is there already serves.
+    Hosts that cannot be reached are skipped: the runs on them report why. Existing servers are used.
     """
     before = os.environ.get(SERVERS)
     known: dict[str, str] = json.loads(before or "{}")
@@ -42,7 +42,7 @@ def keep_servers(experiments: Iterable[Experiment]) -> Iterator[None]:
     finally:
         os.environ.pop(SERVERS, None) if before is None else os.environ.update({SERVERS: before})
         for node, _ in asked:
-            node.check()  # nobody has asked since it was started: one that is gone is not waited for
+            node.check()  # update its state, so that a lost node is not waited for
         remote.close([node for node, _ in asked])
 
 
@@ -54,7 +54,7 @@ def _hosts(experiment: Experiment) -> tuple[Host, ...]:
 
 
 def _serve(node: Node, experiment: Experiment) -> tuple[str, str] | None:
-    """Have a server started on a host; give under which name and by which socket runs find it."""
+    """Start a server on a host; return its name and its socket, None if it failed."""
     try:
         gpus = node.answer().get("hello", {}).get("gpus", 0)
         device = experiment.device if experiment.device != "auto" else "cuda" if gpus else "cpu"

@@ -1,4 +1,4 @@
-"""What an agent says of its host: at every start in short, and for `dsnb doctor` at length."""
+"""Describes an agent's host: briefly at every start, in detail for `dsnb doctor`."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ from dsnb.system import hardware
 from dsnb.version import __version__
 
 BUSY_GIB = 1.0
-"""More memory than this in use on a GPU means that somebody works on it; a driver alone takes less."""
+"""Memory in use above which a GPU counts as busy; the driver alone takes less."""
 GPU_FREE_TIMEOUT_S = 10.0
-"""A GPU's memory is given back some seconds after the process that had it is gone."""
+"""How long to wait for a GPU to become free: its memory is released some seconds after a process ends."""
 
 
 def hello() -> dict[str, Any]:
-    """Say what this host is and how it was reached."""
+    """Return what this host is and how it was reached."""
     place = addresses.own_address()
     return {
         "dsnb": __version__,
@@ -36,7 +36,7 @@ def hello() -> dict[str, Any]:
 
 
 def examine(request: dict[str, Any]) -> dict[str, Any]:
-    """Look at disk, GPUs and the links to other hosts."""
+    """Return the state of disk, GPUs, and links to other hosts."""
     folder = Path(str(request.get("folder", ".")))
     existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     token = folder / str(request.get("token", "-"))
@@ -55,7 +55,7 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def links() -> dict[str, str]:
-    """Return the network interfaces that are up with their speed, InfiniBand ports, and NVLinks between the GPUs."""
+    """Return the speeds of network interfaces and InfiniBand ports, and the number of NVLinks per GPU."""
     found = {
         name: f"{state.speed} Mbit/s" if state.speed else "speed unknown"
         for name, state in psutil.net_if_stats().items()
@@ -65,12 +65,12 @@ def links() -> dict[str, str]:
         with contextlib.suppress(OSError):
             found[f"{rate.parts[-4]}:{rate.parts[-2]}"] = rate.read_text().strip()
     if (nvlinks := hardware.nvlinks()) is not None:
-        found["NVLink"] = f"{nvlinks} links a GPU"
+        found["NVLink"] = f"{nvlinks} links per GPU"
     return found
 
 
 def busy_gpus(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:
-    """Say which GPU somebody else works on; None if all are free, at the latest after `wait_s`."""
+    """Return which GPU is in use, after waiting up to `wait_s` for it; None if all are free."""
     deadline = time.monotonic() + wait_s
     while (busy := _busy(indexes)) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -92,7 +92,7 @@ def _name(pid: int) -> str:
 
 
 def _connect_time_ms(peer: str, timeout_s: float = 3.0) -> float | None:
-    """Return the milliseconds in which a host answers a TCP connection, even by refusing it; None if it does not."""
+    """Return the milliseconds until a host accepts or refuses a TCP connection; None if it does not answer."""
     address, _, port = peer.rpartition(":")
     began = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""How a host is reached: the command that starts an agent there, with a pair of pipes to it."""
+"""Builds the command that starts an agent on a host, connected by pipes."""
 
 import fnmatch
 import os
@@ -11,14 +11,14 @@ from dsnb.system import interpreter
 
 AGENT = interpreter.command("-u", "-m", "dsnb.launcher.hosts.agent")
 SSH = ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
-# A cut link is noticed in 15 s; the system alone would take hours.
+# Detects a cut link within 15 s; TCP alone would take hours.
 SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 FORWARDED = ("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "OMP_*", "HF_*", "TORCH_*", "TRITON_*", "CUDA_HOME", "DSNB_SHARED")
-"""Environment variables that go along to every host, through the pipe: no command line shows their values."""
+"""Environment variables that are sent to every host, through the pipe: no command line shows their values."""
 
 
 def command(experiment: Experiment, host: Host) -> list[str]:
-    """Return the command that starts an agent on a host: through srun in a Slurm job, elsewhere through ssh."""
+    """Return the command that starts an agent on a host: with srun in a Slurm job, otherwise with ssh."""
     if experiment.hostfile == hostfile.SLURM:
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--quiet", "--unbuffered"]
         return [*step, "--kill-on-bad-exit=1", "--mpi=none", *_agent()]
@@ -31,13 +31,13 @@ def command(experiment: Experiment, host: Host) -> list[str]:
 
 
 def _agent() -> list[str]:
-    """Return the agent's command; where dsnb is not installed but found through PYTHONPATH, so is it there."""
+    """Return the agent's command, with this process's PYTHONPATH: dsnb may be found through it only."""
     path = os.environ.get("PYTHONPATH")
     return [*(["env", f"PYTHONPATH={path}"] if path else []), *AGENT]
 
 
 def forwarded(experiment: Experiment) -> dict[str, str]:
-    """Return the variables of this process that the ranks on the hosts get as well."""
+    """Return the environment variables of this process that are passed to the ranks on all hosts."""
     patterns = [*FORWARDED, *filter(None, map(str.strip, experiment.forward_env.split(",")))]
     return {
         name: value

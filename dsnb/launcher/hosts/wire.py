@@ -7,6 +7,7 @@ detects a cut link, which the operating system does not report.
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,11 +17,11 @@ HEARTBEAT_S = 1.0
 MAX_LINE_BYTES = 8 * 2**20
 CHUNK_BYTES = 256 * 1024
 MAX_BYTES = 2**30
-"""No file that comes from a host is longer."""
+"""Longest file that is accepted from a host."""
 
 
 def silence_s() -> float:
-    """Return the seconds of silence after which the other side counts as lost: `$DSNB_SILENCE_S`, or 20."""
+    """Return the seconds without a message after which the other side counts as lost: `$DSNB_SILENCE_S`, or 20."""
     try:
         return max(3.0, float(os.environ.get("DSNB_SILENCE_S", "20")))
     except ValueError:
@@ -28,7 +29,7 @@ def silence_s() -> float:
 
 
 class Sender:
-    """Sends records from several threads; what nobody reads any more is dropped."""
+    """Sends records from several threads; they are dropped if the other side has closed the pipe."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._lock = file, threading.Lock()
@@ -45,7 +46,7 @@ class Sender:
 
 
 def receive(file: IO[bytes]) -> dict[str, Any] | None:
-    """Return the next record, None at the end; lines that are none, such as a login's greeting, are passed over."""
+    """Return the next record, None at the end; other lines, such as a greeting of a login shell, are skipped."""
     while raw := file.readline(MAX_LINE_BYTES):
         try:
             record = json.loads(raw)
@@ -57,13 +58,13 @@ def receive(file: IO[bytes]) -> dict[str, Any] | None:
 
 
 class FileTail:
-    """What came to a file since the last look: its bytes from where they begin, anew where it was replaced."""
+    """Reads what was appended to a file since the last call; a file that was replaced is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._known, self._sent = path, (0, 0), 0
 
     def new(self) -> tuple[int, bytes] | None:
-        """Return the offset and at most `CHUNK_BYTES` of what is new, None if nothing is."""
+        """Return the offset and the content of the next chunk, at most `CHUNK_BYTES`; None if there is nothing new."""
         try:
             with open(self.path, "rb") as file:
                 found = os.fstat(file.fileno())
@@ -77,3 +78,10 @@ class FileTail:
             return None
         offset, self._sent = self._sent, self._sent + len(added)
         return offset, added
+
+    def chunks(self, max_chunks: int) -> Iterator[tuple[int, bytes]]:
+        """Yield up to `max_chunks` new chunks with their offsets."""
+        for _ in range(max_chunks):
+            if (chunk := self.new()) is None:
+                return
+            yield chunk

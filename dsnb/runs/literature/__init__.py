@@ -3,3 +3,8 @@
 `tables` loads them, `consistency` recomputes every published figure from the others and says where they contradict
 each other. `README.md` names the source of each table.
 """
+
+from dsnb.runs.literature.consistency import agreement, contradictions
+from dsnb.runs.literature.tables import published, schedule
+
+__all__ = ["agreement", "contradictions", "published", "schedule"]

@@ -1,5 +1,6 @@
-"""Do published figures agree with each other? Each is computed again from the others by the formula for it."""
+"""Consistency of published figures: each is recomputed from the others by its formula."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ CLAIMS: dict[str, Any] = {
         "hardware_tflops_per_gpu": 88.0,
     },
 }
-"""Figures that stand in the text beside a table, by experiment."""
+"""Figures from the text of a publication, by experiment."""
 Row = dict[str, Any]
 COLUMNS = ["table", "experiment", "figure", "published", "from", "computed", "ratio"]
 BIGSCIENCE_PARAMETERS = 1.3e9
@@ -23,13 +24,13 @@ MEAN_PLACE_IN_BLOCK = 226 / 43
 
 
 def agreement(name: str) -> pd.DataFrame:
-    """Compute the figures of a table again.
+    """Recompute the figures of a table.
 
     Returns
     -------
     pandas.DataFrame
-        One row per figure that another one determines: `table`, `experiment`, `figure`, `published`, `from` (what
-        it was computed from), `computed`, `ratio` (computed over published).
+        One row per figure that follows from others: `table`, `experiment`, `figure`, `published`, `from` (what it was
+        computed from), `computed`, `ratio` (computed over published).
     """
     table = published(name)
     known = table[table["status"] == "ok"]
@@ -38,7 +39,7 @@ def agreement(name: str) -> pd.DataFrame:
 
 
 def contradictions(name: str) -> list[str]:
-    """Say which published figures cannot all be true, a sentence each."""
+    """Return a sentence for each published figure that contradicts another."""
     checks = agreement(name)
     wrong = checks[(checks["ratio"] - 1).abs() > TOLERANCE]
     return [
@@ -49,7 +50,7 @@ def contradictions(name: str) -> list[str]:
 
 
 def _check(row: Row, figure: str, value: float, source: str, computed: float | None) -> list[Row]:
-    if computed is None or value != value or computed != computed:
+    if computed is None or math.isnan(value) or math.isnan(computed):
         return []
     words = {"experiment": row["experiment"], "figure": figure, "from": source}
     return [{**words, "published": value, "computed": computed, "ratio": computed / value}]
@@ -85,13 +86,13 @@ def _bloom(row: Row) -> list[Row]:
     by_tokens = metrics.days(TOKENS, claim["tokens_per_s"])
     by_flops = claim["hardware_tflops_per_gpu"] * 1e12 / per_token * gpus
     published_days, days = row["days_per_100b_tokens"], "days per 100 B tokens"
-    said = f"{claim['tokens_per_s']:,.0f} tokens/s"
+    rate = f"{claim['tokens_per_s']:,.0f} tokens/s"
     flops = claim["hardware_tflops_per_gpu"]
     return [
-        *_check(row, days, published_days, said, by_tokens),
+        *_check(row, days, published_days, rate, by_tokens),
         *_check(row, days, published_days, f"{flops:g} TFLOP/s on {gpus} GPUs", metrics.days(TOKENS, by_flops)),
         *_check(row, "tokens/s", claim["tokens_per_s"], f"{published_days:g} {days}", row["tokens_per_s"]),
-        *_check(row, "TFLOP/s", flops, said, metrics.tflops(per_token, claim["tokens_per_s"] / gpus)),
+        *_check(row, "TFLOP/s", flops, rate, metrics.tflops(per_token, claim["tokens_per_s"] / gpus)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The published tables in the columns of `dsnb.load_runs`, each row marked as published."""
+"""Published tables in the columns of `dsnb.load_runs`, each row marked as published."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from dsnb.system import hardware
 from dsnb.system.nvml import POWER_AVERAGE
 
 TOKENS = 100e9
-"""What days are stated for in the BLOOM-7B1 table."""
+"""Tokens that the days of the BLOOM-7B1 table refer to."""
 BIGSCIENCE_SCRIPT = {
     "zero_stage": 1,
     "precision": "fp16",
@@ -24,15 +24,15 @@ BIGSCIENCE_SCRIPT = {
     "dropout": 0.1,
     "attention": "eager",
 }
-"""What the Slurm script tr3m-1B3-emb-norm-pile says that the 1.3B table names; dropout is Megatron's default there, and
-Megatron of 2021 keeps the scores of its attention, as `eager` does."""
+"""From the Slurm script tr3m-1B3-emb-norm-pile, which the 1.3B table refers to. Dropout is Megatron's default; Megatron
+of 2021 stores the attention scores, as `eager` does."""
 CUMULATIVE_TIMER = 5.0
-"""True over published tokens/s of the GPT-2 table.
+"""True tokens/s divided by published tokens/s of the GPT-2 table.
 
-Its timer is cumulative in blocks of ten, and it takes the median over the steps 21 to 63 of each epoch. The logged rate
-at the k-th step of a block is the true one over k, and the median k of those 43 steps is 5. The table's mean step time
-gives the same within 0.6 %: the mean k is 226/43. The same program's logs, whose time stamps are right, give 5.00 and
-5.12 (ZeRO 0 and 3 on an H200).
+The benchmark's timer is cumulative in blocks of ten, and it reports the median over steps 21 to 63 of each epoch. The
+logged rate at the k-th step of a block is the true rate divided by k, and the median k of those 43 steps is 5. The
+table's mean step time agrees within 0.6 %: the mean k is 226/43. The time stamps in logs of the same program yield 5.00
+and 5.12 (ZeRO 0 and 3 on an H200).
 """
 
 
@@ -42,8 +42,7 @@ def published(name: str) -> pd.DataFrame:
     Parameters
     ----------
     name
-        `bigscience_1b3`, `dist_training_gpt2`, `jean_zay_bloom7b`, `lambda_1cc_opt`, or one that dsnb measured itself
-        (`OWN`).
+        `bigscience_1b3`, `dist_training_gpt2`, `jean_zay_bloom7b`, `lambda_1cc_opt`, or one measured with dsnb (`OWN`).
 
     Returns
     -------
@@ -59,23 +58,23 @@ def published(name: str) -> pd.DataFrame:
     if name in OWN:
         return _own(name)
     if name not in TABLES:
-        raise PublishedError(f"there is no published table {name!r}: there are {', '.join(names())}")
+        raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join(names())}")
     raw = pd.read_csv(paths.literature(name))
     found = [_row(name, number, record) for number, record in enumerate(raw.to_dict("records"))]
     table = pd.DataFrame({column: [row.get(column) for row in found] for column in RUN_COLUMNS}, columns=RUN_COLUMNS)
     for column in RUN_NUMBERS:
         table[column] = pd.to_numeric(table[column])
-    table["repeat"] += table.groupby("experiment").cumcount()  # the same settings, published twice
+    table["repeat"] += table.groupby("experiment").cumcount()  # the same settings were published twice
     return table
 
 
 def names() -> list[str]:
-    """List the tables."""
+    """Return the names of all tables."""
     return [*TABLES, *OWN]
 
 
 def _own(name: str) -> pd.DataFrame:
-    """Load what dsnb measured itself, a row a run; figures that its table did not keep yet are derived."""
+    """Load a table measured with dsnb, one row per run; figures that older tables lack are derived."""
     table = pd.read_csv(paths.literature(name)).reindex(columns=RUN_COLUMNS)
     table = table.assign(**{name: DEFAULTS[name] for name in DEFAULTS if name in table and table[name].isna().all()})
     table = table.assign(source=f"published: {name}", nodes=1)
@@ -92,7 +91,7 @@ def _own(name: str) -> pd.DataFrame:
 
 
 def _hardware_tflops(row: dict[str, Any]) -> float:
-    """Return the hardware TFLOP/s of a run: older runs counted embeddings and output layer as recomputed."""
+    """Return the hardware TFLOP/s of a run: older runs counted embeddings and output layer as recomputed, too."""
     shape = model_shapes.PRESETS[row["model"]]
     blocks = shape.layers, shape.hidden, int(row["seq_len"])
     every = int(row["checkpoint_every"]) if row["activation_checkpointing"] else 0
@@ -114,7 +113,7 @@ def schedule() -> pd.DataFrame:
 
 
 def _row(name: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
-    known = {key: value for key, value in record.items() if value == value}
+    known = {key: value for key, value in record.items() if pd.notna(value)}
     run = LoggedRun(program=f"published: {name}", configured=True, ended=True)
     experiment = TABLES[name](run, known)
     if "gpu_name" in known:
@@ -133,8 +132,8 @@ def _row(name: str, number: int, record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _take(run: LoggedRun, known: dict[str, Any], *names: str, **renamed: str) -> None:
-    """Take settings under their own names, or under others."""
+def _set(run: LoggedRun, known: dict[str, Any], *names: str, **renamed: str) -> None:
+    """Set settings from columns of the same name, and `renamed` ones as setting=column."""
     for name, column in {**{name: name for name in names}, **renamed}.items():
         if column in known:
             value = known[column]
@@ -142,8 +141,8 @@ def _take(run: LoggedRun, known: dict[str, Any], *names: str, **renamed: str) ->
 
 
 def _bigscience(run: LoggedRun, known: dict[str, Any]) -> str:
-    _take(run, known, "model", "nodes", "gpus", "micro_batch_size", "global_batch_size", "seq_len")
-    _take(run, known, tensor_parallel="tp", pipeline_parallel="pp", data_parallel="dp")
+    _set(run, known, "model", "nodes", "gpus", "micro_batch_size", "global_batch_size", "seq_len")
+    _set(run, known, tensor_parallel="tp", pipeline_parallel="pp", data_parallel="dp")
     checkpointing = bool(known["activation_checkpointing"])
     run.set_used(activation_checkpointing=checkpointing, strategy="megatron-deepspeed", **BIGSCIENCE_SCRIPT)
     run.record(PUBLISHED, step_time_s=known.get("step_time_s"), hardware_tflops_per_gpu=known.get("tflops_per_gpu"))
@@ -159,7 +158,7 @@ def _bigscience(run: LoggedRun, known: dict[str, Any]) -> str:
 
 
 def _gpt2(run: LoggedRun, known: dict[str, Any]) -> str:
-    _take(run, known, "model", "zero_stage", "precision", "gpus", "micro_batch_size", "seq_len")
+    _set(run, known, "model", "zero_stage", "precision", "gpus", "micro_batch_size", "seq_len")
     run.set_used(strategy="deepspeed", grad_accum=1, nodes=1)
     rate = known["median_tokens_per_sec_median"]
     run.record(
@@ -179,10 +178,12 @@ def _gpt2(run: LoggedRun, known: dict[str, Any]) -> str:
 
 
 def _bloom(run: LoggedRun, known: dict[str, Any]) -> str:
-    _take(run, known, "model", "gpus", "strategy", "zero_stage", "optimizer", "micro_batch_size", "seq_len")
-    _take(run, known, "grad_accum")
+    _set(run, known, "model", "gpus", "strategy", "zero_stage", "optimizer", "micro_batch_size", "seq_len")
+    _set(run, known, "grad_accum")
     run.set_used(activation_checkpointing=bool(known["activation_checkpointing"]))
-    run.set_used(gradient_compression=known.get("gradient_compression", "none"))  # it is named wherever it is used
+    run.set_used(
+        gradient_compression=known.get("gradient_compression", "none")
+    )  # the table names it wherever it is used
     if days := known.get("days_per_100b_tokens"):
         run.record(PUBLISHED, days_per_100b_tokens=days)
         run.record(DERIVED, tokens_per_s=metrics.tokens_per_s_of_days(TOKENS, days))
@@ -201,7 +202,7 @@ def _bloom(run: LoggedRun, known: dict[str, Any]) -> str:
 
 
 def _lambda(run: LoggedRun, known: dict[str, Any]) -> str:
-    _take(run, known, "gpus", "nodes", "model", "micro_batch_size", "grad_accum", "seq_len", "zero_stage", "precision")
+    _set(run, known, "gpus", "nodes", "model", "micro_batch_size", "grad_accum", "seq_len", "zero_stage", "precision")
     rank = int(str(known["method"]).removeprefix("lora")) if str(known["method"]).startswith("lora") else 0
     checkpointing = bool(known["activation_checkpointing"])
     run.set_used(activation_checkpointing=checkpointing, lora_rank=rank, strategy="deepspeed")
@@ -217,6 +218,6 @@ TABLES: dict[str, Callable[[LoggedRun, dict[str, Any]], str]] = {
     "jean_zay_bloom7b": _bloom,
     "lambda_1cc_opt": _lambda,
 }
-"""How each table's columns are taken; gives the experiment's name."""
+"""Table -> function that fills in a run from a row and returns the name of its experiment."""
 OWN = ("h200_gpt2_zero_precision", "h200_memory")
-"""What dsnb measured itself: runs as `load_runs` gives them, each table a CSV of its own."""
+"""Tables measured with dsnb: runs as `load_runs` returns them, in one CSV file each."""

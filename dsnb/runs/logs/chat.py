@@ -1,4 +1,4 @@
-"""What DeepSpeed-Chat prints, and benchmarks made of it."""
+"""Readers of what DeepSpeed-Chat prints, and a benchmark based on it."""
 
 import re
 
@@ -20,20 +20,20 @@ _CHAT_EXPERIENCE = re.compile(
 
 
 def done(run: LoggedRun, line: str) -> None:
-    """Take `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark made with DeepSpeed-Chat."""
+    """Read `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark based on DeepSpeed-Chat."""
     if found := _DONE.search(line):
-        run.record(timed_wall_s=positive(found[1]), timed_steps=count(found[2]))
+        run.record(timed_s=positive(found[1]), timed_steps=count(found[2]))
 
 
 def throughput(run: LoggedRun, line: str) -> None:
-    """`Throughput: 943.4550 samples/sec`, over the same steps."""
+    """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
     if found := _THROUGHPUT.search(line):
         run.record(samples_per_s=positive(found[1]))
         run.ended = True
 
 
 def chat_step(run: LoggedRun, line: str) -> None:
-    """`Epoch: 0, Step: 3, Rank: 0, loss = 2.1`; steps count micro-batches and begin again with each epoch."""
+    """`Epoch: 0, Step: 3, Rank: 0, loss = 2.1`; steps are micro-batches and restart with each epoch."""
     if not (found := _CHAT_STEP.search(line)):
         return
     run.scratch["chat"] = True
@@ -48,9 +48,9 @@ def chat_step(run: LoggedRun, line: str) -> None:
 
 
 def chat_speed(run: LoggedRun, line: str) -> None:
-    """Take `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
+    """Read `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
 
-    Steps 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs are too low by the number of GPUs.
+    Stages 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs must be multiplied by the number of GPUs.
     """
     if found := _CHAT_SPEED.search(line):
         run.scratch["chat"] = True
@@ -64,9 +64,9 @@ def chat_speed(run: LoggedRun, line: str) -> None:
 
 
 def chat_experience(run: LoggedRun, line: str) -> None:
-    """Take step 3's `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512`, generation included.
+    """Read stage 3's `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512`, generation included.
 
-    Here the batch is that of all GPUs.
+    Here the batch is the global one.
     """
     if found := _CHAT_EXPERIENCE.search(line):
         run.scratch["chat"] = True

@@ -1,7 +1,7 @@
-"""Goes through a console log and finds the runs of a training in it.
+"""Reads a console log and splits it into training runs.
 
-A reader that fails costs its line and not the log: what it had already taken stays, and the rest of the log is read. A
-warning and the run's note name the line.
+A reader that raises costs one line, not the log: what was read before stays, and the rest of the log is read. A warning
+and the run's note name the line.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from dsnb.runs.logs import (
     trainer,
     trainer_arguments,
 )
-from dsnb.runs.logs.lines import line_number, telling_lines
+from dsnb.runs.logs.lines import line_number, relevant_lines
 from dsnb.runs.logs.logged_run import LoggedRun, Steps
 
 Reader = Callable[[LoggedRun, str], None]
@@ -31,12 +31,12 @@ _MODULES = (
 READERS: tuple[tuple[str, Reader], ...] = tuple(
     (needle, reader) for module in _MODULES for needle, reader in module.READERS.items()
 )
-"""A reader is asked about a line only if its needle is in it: that is what makes gigabytes bearable."""
+"""Search string -> reader, called only for lines that contain the string: this keeps logs of gigabytes fast."""
 LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ")
 LAUNCHES = (*LAUNCHERS, "Initializing torch distributed with backend", "Initializing TorchBackend in DeepSpeed")
 WORLD, TRAINING = "using world size: ", "***** Running training *****"
 BEGINNINGS = (*LAUNCHES, WORLD, TRAINING)
-"""Only a line with one of these may begin another run."""
+"""Only a line with one of these can begin a new run."""
 MAX_RUNS = 10_000
 _LONGEST_FORM, _MOST_FORMS = 1000, 5000
 
@@ -47,30 +47,30 @@ def read(path: Path) -> list[LoggedRun]:
     Returns
     -------
     list of LoggedRun
-        In the order of the log; empty if no known program wrote it.
+        In the order of the log; empty if no supported program wrote it.
     """
-    runs, choose = [LoggedRun()], _chooser()
-    for place, line in telling_lines(path, {*(needle for needle, _ in READERS), *BEGINNINGS}):
-        may_begin, readers = choose(line)
+    runs, classify = [LoggedRun()], _line_classifier()
+    for place, line in relevant_lines(path, {*(needle for needle, _ in READERS), *BEGINNINGS}):
+        may_begin, readers = classify(line)
         if may_begin and len(runs) < MAX_RUNS and _begins_new_run(runs[-1], line):
             runs.append(LoggedRun())
-        _take(runs[-1], place, line, readers)
+        _set(runs[-1], place, line, readers)
         if runs[-1].steps.restarted and len(runs) < MAX_RUNS:
             runs.append(_restarted(runs[-1]))
-            _take(runs[-1], place, line, readers)
+            _set(runs[-1], place, line, readers)
     _report_reader_errors(path, runs)
-    return [_refine_program(run) for run in runs if not run.is_empty]
+    return [_with_final_program(run) for run in runs if not run.is_empty]
 
 
-def _chooser() -> Callable[[str], tuple[bool, list[tuple[str, Reader]]]]:
-    """Return what says of a line whether it may begin another run, and which readers to ask about it.
+def _line_classifier() -> Callable[[str], tuple[bool, list[tuple[str, Reader]]]]:
+    """Return a function: line -> whether it may begin a new run, and the readers to call for it.
 
-    The answer is remembered for all lines of one form, which differ in nothing but their digits.
+    Its result is cached for all lines of one form, that is, lines that differ only in digits.
     """
     known: dict[bytes, tuple[bool, list[tuple[str, Reader]]]] = {}
     beginnings, readers = [_form(text) for text in BEGINNINGS], [(_form(pair[0]), pair) for pair in READERS]
 
-    def choose(line: str) -> tuple[bool, list[tuple[str, Reader]]]:
+    def classify(line: str) -> tuple[bool, list[tuple[str, Reader]]]:
         form = _form(line)
         if (answer := known.get(form)) is None:
             answer = any(part in form for part in beginnings), [pair for part, pair in readers if part in form]
@@ -78,14 +78,14 @@ def _chooser() -> Callable[[str], tuple[bool, list[tuple[str, Reader]]]]:
                 known[form] = answer
         return answer
 
-    return choose
+    return classify
 
 
 def _form(text: str) -> bytes:
     return text.encode().translate(None, b"0123456789")
 
 
-def _take(run: LoggedRun, place: int, line: str, readers: list[tuple[str, Reader]]) -> None:
+def _set(run: LoggedRun, place: int, line: str, readers: list[tuple[str, Reader]]) -> None:
     for needle, reader in readers:
         if needle in line:
             try:
@@ -99,7 +99,7 @@ def _take(run: LoggedRun, place: int, line: str, readers: list[tuple[str, Reader
 
 
 def _report_reader_errors(path: Path, runs: list[LoggedRun]) -> None:
-    """Warn of lines at which a reader failed, once a log, and note them with the runs."""
+    """Warn once per log about lines at which a reader raised, and add a note to the runs."""
     for run in runs:
         if run.first_reader_error:
             number = line_number(path, run.first_reader_error[0])
@@ -110,14 +110,14 @@ def _report_reader_errors(path: Path, runs: list[LoggedRun]) -> None:
         others = sum(run.reader_errors for run in faulty) - 1
         warnings.warn(
             f"{path}, line {line_number(path, place)} is left out{f', and {others} more' if others else ''}: "
-            f"a reader of dsnb's failed at it ({error})",
+            f"dsnb's reader failed ({error}); please report it with the line",
             DsnbWarning,
             stacklevel=2,
         )
 
 
 def _begins_new_run(run: LoggedRun, line: str) -> bool:
-    """Say whether a line can only be said by a launcher or program that starts, though this one has started already."""
+    """Return whether a line shows that a launcher or program starts, although this run has already started."""
     if run.configured or run.ended:
         if run.ended and TRAINING in line:
             return True
@@ -128,13 +128,13 @@ def _begins_new_run(run: LoggedRun, line: str) -> bool:
 
 
 def _restarted(run: LoggedRun) -> LoggedRun:
-    """Return a run that begins with no line of its own but step 1: its settings can only be those before."""
+    """Return a new run that restarts at step 1 without printing its settings: those of the run before still hold."""
     again = LoggedRun(program=run.program, configured=True, settings=dict(run.settings), slots=dict(run.slots))
     again.environment, again.shape, again.steps = dict(run.environment), dict(run.shape), Steps()
     return again
 
 
-def _refine_program(run: LoggedRun) -> LoggedRun:
+def _with_final_program(run: LoggedRun) -> LoggedRun:
     if run.program == "DeepSpeed" and run.scratch.get("chat"):
         run.program = "DeepSpeed-Chat"
     return run

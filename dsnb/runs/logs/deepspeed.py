@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine prints while it trains: throughput, memory, skipped steps, versions."""
+"""Readers of what DeepSpeed's engine prints during training: throughput, memory, skipped steps, versions."""
 
 import re
 from datetime import datetime
@@ -46,7 +46,7 @@ def clock(run: LoggedRun, line: str) -> float | None:
 
 
 def version(run: LoggedRun, line: str) -> None:
-    """`DeepSpeed info: version=0.14.4, git-hash=...`, printed when an engine begins to be built."""
+    """`DeepSpeed info: version=0.14.4, git-hash=...`, printed when the engine is about to be built."""
     clock(run, line)
     if found := _VERSION.search(line):
         run.environment["deepspeed"] = found[1]
@@ -61,7 +61,7 @@ def report(run: LoggedRun, line: str) -> None:
 
 
 def torch_detected(run: LoggedRun, line: str) -> None:
-    """Take torch's version out of a complaint about it."""
+    """Read torch's version from a version warning."""
     if "torch version" in line and (found := _TORCH.search(line)):
         run.environment.setdefault("torch", found[1])
 
@@ -90,12 +90,12 @@ def timer(run: LoggedRun, line: str) -> None:
 
 
 def _whole_steps(run: LoggedRun, micro_steps: str) -> int:
-    """Return the optimizer steps of the oldest timer, `epoch/micro-batch`."""
+    """Return the optimizer steps from the oldest timer format, `epoch/micro-batch`."""
     return int(micro_steps) // run.settings.get("grad_accum", 1)
 
 
 def step(run: LoggedRun, line: str) -> None:
-    """`step=110, skipped=9, lr=[...]`: `skipped` counts from the first step on."""
+    """`step=110, skipped=9, lr=[...]`: `skipped` is a running total."""
     found = _STEP.search(line)
     if found and int(found[1]):  # step 0 is printed when the engine is built
         engine(run)
@@ -111,7 +111,7 @@ def step(run: LoggedRun, line: str) -> None:
 
 
 def overflow(run: LoggedRun, line: str) -> None:
-    """`[Rank 0] Overflow detected. Skipping step.`: counts where nothing else does."""
+    """`[Rank 0] Overflow detected. Skipping step.`: counted only if there is no other count."""
     if "Skipping step" in line and ("Rank 0]" in line or "Rank 0 " in line):
         run.scratch["overflows"] = run.scratch.get("overflows", 0) + 1
         if "skipped" not in run.scratch:
@@ -119,7 +119,7 @@ def overflow(run: LoggedRun, line: str) -> None:
 
 
 def pipeline(run: LoggedRun, line: str) -> None:
-    """Take `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3`, of the pipeline engine."""
+    """Read `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3` of the pipeline engine."""
     if found := _PIPELINE.search(line):
         engine(run)
         run.scratch["stages"] = True
@@ -136,7 +136,7 @@ def pipeline(run: LoggedRun, line: str) -> None:
 
 
 def memory_use(run: LoggedRun, line: str) -> None:
-    """`MA 2.34 GB Max_MA 3.81 GB`: the peak of the training only where steps were made before."""
+    """`MA 2.34 GB Max_MA 3.81 GB`: the peak of the training only if a step was printed before."""
     if len(run.steps) and (found := _PEAK.search(line)):
         run.record_max(peak_allocated_gib=positive(found[1]))
 

@@ -1,4 +1,4 @@
-"""The configuration that DeepSpeed prints when it builds an engine: what it really used."""
+"""Readers of the configuration that DeepSpeed prints when it builds an engine: the settings that were used."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
     "gradient_accumulation_steps": ("grad_accum", count),
     "zero_optimization_stage": ("zero_stage", stage),
     "gradient_clipping": ("gradient_clipping", number_from_0),
-    "world_size": ("data_parallel", count),  # that of one model replica's peers, not of the job
+    "world_size": ("data_parallel", count),  # the data-parallel ranks, not all ranks of the job
     "pipe_parallel_size": ("pipeline_parallel", stages),
     "num_stages": ("pipeline_parallel", count),
     "model_parallel_size": ("tensor_parallel", count),
@@ -49,7 +49,7 @@ def config(run: LoggedRun, line: str) -> None:
 
 
 def engine(run: LoggedRun) -> None:
-    """Note that DeepSpeed has built an engine: what a launcher prints after that belongs to another run."""
+    """Record that DeepSpeed has built an engine: a launcher's line after that belongs to the next run."""
     run.program = run.program or "DeepSpeed"
     if run.program == "Megatron-LM":
         run.program = "Megatron-DeepSpeed"
@@ -81,7 +81,7 @@ def _offload(run: LoggedRun, part: str, device: str) -> None:
 
 
 def offload(run: LoggedRun, line: str) -> None:
-    """`"offload_optimizer": {`, in a printed configuration."""
+    """`"offload_optimizer": {`, in the printed configuration."""
     part = "param" if '"offload_param"' in line else "optimizer"
     run.scratch["offload_of"] = part
     if "null" in line:

@@ -1,6 +1,6 @@
-"""In which encoding a log was written: UTF-8, or what a redirection of Windows PowerShell makes of it (UTF-16).
+"""Detection of a log's encoding: UTF-8, or UTF-16 as written by a redirection in Windows PowerShell.
 
-Bytes that are not of the encoding become U+FFFD; a byte order mark is no part of the text.
+Invalid bytes become U+FFFD; a byte order mark is not part of the text.
 """
 
 import codecs
@@ -10,7 +10,7 @@ from typing import TextIO
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # begins with the mark of UTF-16, so it comes first
+    codecs.BOM_UTF32_LE: "utf-32",  # begins with the UTF-16 mark, so it is tested first
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -19,20 +19,20 @@ _HEAD_BYTES = 4096
 
 
 def encoding(head: bytes) -> str:
-    """Return the name of the encoding of a text by its beginning, as Python's codecs call it."""
+    """Return the Python codec name for a text, detected from its beginning."""
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return name
     even, odd = head[:_HEAD_BYTES:2], head[1:_HEAD_BYTES:2]
     if odd.count(0) > 0.7 * len(odd) and even.count(0) < 0.1 * len(even):
-        return "utf-16-le"  # without a mark: Latin letters have a zero in every other byte
+        return "utf-16-le"  # without a mark: every other byte of Latin text is zero
     if even.count(0) > 0.7 * len(even) and odd.count(0) < 0.1 * len(odd):
         return "utf-16-be"
     return "utf-8"
 
 
 def decode(raw: bytes) -> str:
-    """Decode a whole text, or its beginning."""
+    """Decode a text, or the beginning of one."""
     return raw.decode(encoding(raw), "replace")
 
 
@@ -44,9 +44,9 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
 
 
 def utf8_pieces(path: Path, size: int) -> Iterator[bytes]:
-    """Read a file piece by piece as UTF-8, whatever its encoding, with the ends of its lines as they are.
+    """Yield a file in pieces, converted to UTF-8, with line endings unchanged.
 
-    Pieces have about `size` bytes and may end inside a character.
+    A piece has about `size` bytes and may end inside a character.
     """
     with open(path, "rb") as file:
         name = encoding(file.read(_HEAD_BYTES))

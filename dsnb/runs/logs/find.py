@@ -1,4 +1,4 @@
-"""Recognises logs by what is in them, not by their names."""
+"""Detects logs by their content, not by their names."""
 
 import contextlib
 import re
@@ -16,7 +16,7 @@ NEVER = {
     ".parquet", ".arrow", ".zip", ".gz", ".xz", ".zst", ".tar", ".so", ".o", ".pyc", ".py", ".js", ".css", ".yaml",
     ".yml", ".toml", ".md",
 }  # fmt: skip
-"""Endings of files that are no logs, whatever is in them."""
+"""Suffixes of files that are never logs."""
 _CONSOLE = re.compile(
     rb"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
     rb"|runner\.py:\d+:main\] cmd|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
@@ -32,19 +32,19 @@ _STATE = re.compile(rb'^\s*\{.*"log_history"\s*:', re.DOTALL)
 
 
 def reader(path: Path) -> Reader | None:
-    """Return what can read this file; None if it is no log that dsnb knows.
+    """Return the function that can read this file; None if it is not a supported log.
 
     Raises
     ------
     LogError
-        If it cannot be opened, or looks like a log in an encoding that cannot be told.
+        If it cannot be opened, or looks like a log in an unsupported encoding.
     """
     with contained(path):
         return _reader(path, _head(path))
 
 
 def _head(path: Path) -> bytes:
-    """Read the beginning of a file, and the end of a large one, as UTF-8."""
+    """Return the beginning of a file, and the end of a large one, as UTF-8."""
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
         if len(head) == HEAD_BYTES:
@@ -63,33 +63,35 @@ def _reader(path: Path, head: bytes) -> Reader | None:
     if _CONSOLE.search(head):
         return console.read
     if b"\0" in head and _CONSOLE.search(head.replace(b"\0", b"")):
-        raise LogError(path, "is not read because of its encoding: save it as UTF-8 or UTF-16 with a byte order mark")
+        raise LogError(
+            path, "looks like a log in an unsupported encoding: save it as UTF-8, or as UTF-16 with a byte order mark"
+        )
     return None
 
 
 def read(path: Path, read_it: Reader | None) -> list[LoggedRun]:
-    """Read a log with what can read it, as `reader` returns it.
+    """Read a log with the function that `reader` returned for it.
 
     Raises
     ------
     LogError
-        If it cannot be read, or is of no known kind.
+        If it cannot be read, or is not a supported log.
     """
     with contained(path):
         runs = read_it(path) if read_it else []
     if not runs:
-        raise LogError(path, f"is no log that dsnb knows: it reads {KINDS}")
+        raise LogError(path, f"is not a log that dsnb can read: supported are {KINDS}")
     return runs
 
 
 @contextlib.contextmanager
 def contained(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong with one log into a `LogError`: it must not cost the other logs of a folder.
+    """Convert any exception from one log to a `LogError`, so that the other logs of a folder are still read.
 
     Raises
     ------
     LogError
-        For every exception but `MemoryError` and those that end the program.
+        For every `Exception` except `MemoryError`.
     """
     try:
         yield
@@ -99,4 +101,4 @@ def contained(path: Path) -> Iterator[None]:
         raise LogError(path, f"cannot be read: {error.strerror or error}") from error
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise LogError(path, f"cannot be read: its reader failed ({what})") from error
+        raise LogError(path, f"cannot be read: dsnb's reader failed ({what}); please report it with the log") from error

@@ -1,4 +1,4 @@
-"""Settings from a command line that a log shows: flags of DeepSpeed-Chat, Megatron and transformers' examples."""
+"""Settings from command lines in a log: flags of DeepSpeed-Chat, Megatron and the examples of transformers."""
 
 import re
 import shlex
@@ -17,35 +17,35 @@ _WORD = re.compile(r"""'([^']*)'|"([^"]*)"|([^\s,\[\]]+)""")
 
 
 def stage(text: str) -> int | None:
-    """Read a ZeRO stage."""
+    """Parse a ZeRO stage."""
     return int(text) if text.strip() in {"0", "1", "2", "3"} else None
 
 
 def precision(text: str) -> str | None:
-    """Read a number format, as torch or a flag names it."""
+    """Parse a precision, as torch or a flag names it."""
     return PRECISIONS.get(text.strip().removeprefix("torch."))
 
 
 def model(text: str) -> str | None:
-    """Read a model's name: the last part of a path or hub id, that of the folder for its `config.json`."""
+    """Parse a model name: the last part of a path or hub id; for a `config.json`, the name of its folder."""
     parts = [part for part in text.strip().removesuffix("/config.json").split("/") if part]
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", parts[-1]).strip(".-")[:80] if parts else ""
     return None if name in {"", "None", "model"} else name
 
 
 def number_from_0(text: str) -> float | None:
-    """Read a number that may be 0 but not less."""
+    """Parse a number of at least 0."""
     value = number(text)
     return value if value is not None and value >= 0 else None
 
 
 def count_from_0(text: str) -> int | None:
-    """Read a whole number that may be 0."""
+    """Parse a whole number of at least 0."""
     return 0 if text.strip() == "0" else count(text)
 
 
 def stages(text: str) -> int | None:
-    """Read a pipeline's number of stages; 0 is the old way to say that there is no pipeline."""
+    """Parse the number of pipeline stages; old versions print 0 for no pipeline."""
     return 1 if text.strip() == "0" else count(text)
 
 
@@ -87,21 +87,21 @@ SWITCHES: dict[str, tuple[str, Any]] = {
 _SCRIPT = re.compile(r"\.py[',\s]")
 _COMPLAINT = re.compile(r"\.py:\d|\.py[:'\s]{1,3}error|[Ww]arning|error:|usage:")
 LONGEST_TRACE = 16 * 1024
-"""Characters of a line that is split as the shell would: that takes much longer than by spaces."""
+"""Characters; longer lines are split at spaces, not by shell rules, which is much slower."""
 _TRACE = re.compile(r"\++ (?!echo |printf |: )")
 _CONTINUED = re.compile(r"\s+--\w")
 CHAT = re.compile(r"step\d_\w{1,60}/main\.py|DeepSpeed-Chat")
 
 
 def command(run: LoggedRun, line: str) -> None:
-    """Take the settings of `... script.py --flag value ...`: words, Python's list of them, or a trace of `set -x`.
+    """Read settings from `... script.py --flag value ...`: plain words, a Python list, or a trace of `set -x`.
 
-    Only the flags named here are kept: the others may hold what is nobody's business. A command after the program has
-    printed its settings is another program's, such as an evaluation.
+    Only the flags listed here are kept: others may hold confidential values. A command line that follows the printed
+    settings belongs to another program, such as an evaluation.
     """
     if run.configured:
         return
-    if _goes_on(run, line):
+    if _is_continuation(run, line):
         _settings(run, [word.strip("'\"\\") for word in _words(line)])
         return
     is_command = "cmd = " in line or "with command: " in line or _TRACE.match(line)
@@ -112,13 +112,13 @@ def command(run: LoggedRun, line: str) -> None:
     _settings(run, words[script:])
     if CHAT.search(line):
         run.scratch["chat"] = True
-        # its flags are switches: what is not asked for is off
+        # its flags are switches: absent means off
         off = {"activation_checkpointing": False, "lora_rank": 0, "offload": "none"}
         run.set_requested(**{name: value for name, value in off.items() if name not in run.settings})
 
 
-def _goes_on(run: LoggedRun, line: str) -> bool:
-    """Say whether a line is a part of a command that was written over several, each but the last with a backslash."""
+def _is_continuation(run: LoggedRun, line: str) -> bool:
+    """Return whether a line continues a command that is split over several lines with backslashes."""
     before = run.scratch.get("continued", False)
     is_part = _CONTINUED.match(line) is not None
     run.scratch["continued"] = line.rstrip().endswith("\\")
@@ -126,15 +126,15 @@ def _goes_on(run: LoggedRun, line: str) -> bool:
 
 
 def _words(line: str) -> list[str]:
-    """Split a command into its words; one that is a command itself, as `bash -c '...'` has it, into its own."""
-    words = _traced(line) if _TRACE.match(line) else None
+    """Split a command into words, including the words of a nested command such as `bash -c '...'`."""
+    words = _split_trace(line) if _TRACE.match(line) else None
     if words is None:
         words = [a or b or c for a, b, c in _WORD.findall(line)]
-    return words if line.endswith("\n") else words[:-1]  # the last one may have lost its end
+    return words if line.endswith("\n") else words[:-1]  # the last word may be cut off
 
 
-def _traced(line: str) -> list[str] | None:
-    """Split a line of `set -x`, in which the shell has quoted what needs it; None where a quotation goes on below."""
+def _split_trace(line: str) -> list[str] | None:
+    """Split a line of `set -x`, which the shell has quoted; None if a quotation continues on the next line."""
     if len(line) > LONGEST_TRACE:
         return None
     try:
@@ -157,7 +157,7 @@ def _settings(run: LoggedRun, words: list[str]) -> None:
 
 
 def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield every flag with its value, empty for a switch; `--flag=value` is a flag with a value, too."""
+    """Yield every flag with its value, which is empty for a switch; `--flag=value` is split as well."""
     for word, after in pairwise([*words, ""]):
         if word.startswith("--"):
             flag, equals, value = word[2:].partition("=")

@@ -1,12 +1,13 @@
-"""The lines of steps that Megatron-LM, Megatron-DeepSpeed and their forks print, and of memory beside them."""
+"""Readers of the iteration and memory lines of Megatron-LM, Megatron-DeepSpeed and their forks."""
 
+import math
 import re
 from functools import cache
 from typing import Any
 
 from dsnb.runs.logs.deepspeed import clock
 from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun
-from dsnb.runs.logs.megatron import recognise
+from dsnb.runs.logs.megatron import set_megatron
 from dsnb.runs.logs.text import NUMBER, count, number, positive
 
 _ITERATION = re.compile(
@@ -22,7 +23,7 @@ _FIELD = re.compile(
     r"|elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|\(s\)|ms|s)|throughput per GPU \(TFLOP/s/GPU\)"
     r"|TFLOPs|\[LM\]-TFLOPs)\s*[:=]?\s*([-+\w.,]+)(?=[\s|])"
 )
-"""`| name: 1.0`, `| name=1.0` and the oldest form, `| name 1.0`; a value at the very end of a log may be cut off."""
+"""`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
 TFLOPS = {"throughput per GPU TFLOP/s/GPU": "tflops_per_gpu", "TFLOPs": "hardware_tflops_per_gpu"}
 _NAN_LOSS = re.compile(r"lm[ _-]loss:?\s*=?\s*nan", re.I)
 _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
@@ -31,27 +32,27 @@ _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
 def iteration(run: LoggedRun, line: str) -> None:
     """` iteration  1/  1000 | consumed samples: 1024 | elapsed time per iteration (ms): 159778.9 | ...`.
 
-    The time is the mean since the line before, counts of skipped and NaN iterations are sums since then.
+    The time is the mean since the previous line; skipped and NaN iterations are counted since then.
     """
     found = _ITERATION.search(line)
     if not found:
         return
     if "Megatron" not in run.program:
-        recognise(run)
+        set_megatron(run)
     run.configured = True
-    fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}  # the first of a name counts
+    fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}  # the first one of a name wins
     _sizes(run, fields.get("global batch size"), fields.get("actual seqlen"), found[2])
     step, step_time_s = int(found[1]), positive(fields.get("elapsed time per iteration ms"))
     step_time_s = step_time_s * 0.001 if step_time_s else positive(fields.get("elapsed time per iteration s"))
     batch, loss = count(fields.get("global batch size")), number(fields.get("lm loss"))
-    own = said = {
+    own = logged = {
         "step_time_s": step_time_s,
         "skipped": number(fields.get("number of skipped iterations")),
         "nan": number(fields.get("number of nan iterations")),
     }
-    fresh = not step <= run.steps.last  # which is NaN before the first one
-    if fresh and ("first_line" in run.scratch or not len(run.steps)):
-        own = _without_first(run, line, {"step": step} | said)
+    is_new = math.isnan(run.steps.last) or step > run.steps.last
+    if is_new and ("first_line" in run.scratch or not len(run.steps)):
+        own = _without_first(run, line, {"step": step} | logged)
     run.steps.add(
         step,
         t_s=clock(run, line),
@@ -61,7 +62,7 @@ def iteration(run: LoggedRun, line: str) -> None:
         samples=float(batch) if batch else _samples(run, line, step_time_s),
         skipped=own["skipped"],
     )
-    if fresh:
+    if is_new:
         _count(run, "skipped_steps", own["skipped"])
         _count(run, "nan_steps", own["nan"])
         run.scratch["loss_is_nan"] = loss is None and _NAN_LOSS.search(line) is not None
@@ -70,22 +71,22 @@ def iteration(run: LoggedRun, line: str) -> None:
                 _tflops(run, figure, positive(fields[field]), own["step_time_s"])
 
 
-def _sizes(run: LoggedRun, *said: str | None) -> None:
-    """Take batch, sequence length and planned steps, which are the same in most lines."""
-    if said != run.scratch.get("sizes"):
-        run.scratch["sizes"] = said
-        batch, length, steps = map(count, said)
+def _sizes(run: LoggedRun, *texts: str | None) -> None:
+    """Read batch size, sequence length and planned steps, which are the same in most lines."""
+    if texts != run.scratch.get("sizes"):
+        run.scratch["sizes"] = texts
+        batch, length, steps = map(count, texts)
         run.set_used(global_batch_size=batch, seq_len=length, steps=steps)
 
 
 @cache
 def _name(words: str) -> str:
-    """Return a field's name as most forks write it."""
+    """Return the name of a field in the spelling of most forks."""
     return re.sub(r"[()]", "", re.sub("[_-]", " ", words)).removeprefix("[LM] ")
 
 
 def _samples(run: LoggedRun, line: str, step_time_s: float | None) -> float | None:
-    """Derive the samples of an iteration from its rate: GPT-NeoX has no batch size in its lines."""
+    """Derive the samples of an iteration from its rate: GPT-NeoX does not print a batch size per line."""
     if not step_time_s or "global_batch_size" in run.settings:
         return None
     found = _RATE.search(line)
@@ -94,7 +95,7 @@ def _samples(run: LoggedRun, line: str, step_time_s: float | None) -> float | No
 
 
 def _tflops(run: LoggedRun, name: str, value: float | None, step_time_s: float | None) -> None:
-    """Take logged TFLOP/s as their mean over time, without those of the first line where there are others."""
+    """Record logged TFLOP/s as their mean over time, without the first line if there are more."""
     if value is None or not step_time_s:
         return
     if name not in run.figures:
@@ -106,21 +107,21 @@ def _tflops(run: LoggedRun, name: str, value: float | None, step_time_s: float |
     run.record(DERIVED, **{name: work / time_s})
 
 
-def _without_first(run: LoggedRun, line: str, said: dict[str, Any]) -> dict[str, Any]:
-    """Take the first iteration out of the second line of the newest Megatron-LM, which counts it in both lines.
+def _without_first(run: LoggedRun, line: str, logged: dict[str, Any]) -> dict[str, Any]:
+    """Subtract the first iteration from the second line of the newest Megatron-LM, which counts it in both lines.
 
-    Since it prints the first iteration whatever the interval, its sums go on after that line. Its time stamps have
-    microseconds. A log that does not have its beginning may begin with any other line.
+    It prints the first iteration whatever the interval, and does not reset its sums after it. This version is detected
+    by time stamps with microseconds. A log without its beginning may start at any other line.
     """
     first = run.scratch.pop("first_line", None)
-    if not len(run.steps) and _NEWEST.search(line) and (said["step"] == 1 or "gpus" in run.settings):
-        run.scratch["first_line"] = said
+    if not len(run.steps) and _NEWEST.search(line) and (logged["step"] == 1 or "gpus" in run.settings):
+        run.scratch["first_line"] = logged
     if not first:
-        return said
-    steps = said["step"] - first["step"]
-    own = {name: max(0, said[name] - first[name]) if said[name] and first[name] else said[name] for name in said}
-    if said["step_time_s"] and first["step_time_s"]:
-        rest_s = (said["step_time_s"] * (steps + 1) - first["step_time_s"]) / steps
+        return logged
+    steps = logged["step"] - first["step"]
+    own = {name: max(0, value - first[name]) if value and first[name] else value for name, value in logged.items()}
+    if logged["step_time_s"] and first["step_time_s"]:
+        rest_s = (logged["step_time_s"] * (steps + 1) - first["step_time_s"]) / steps
         own["step_time_s"] = rest_s if rest_s > 0 else None
     return own
 

@@ -1,4 +1,4 @@
-"""What the launchers of DeepSpeed, torch and Slurm print: hosts, slots, ranks, and how the ranks ended."""
+"""Readers of what the launchers of DeepSpeed, torch and Slurm print: hosts, slots, ranks, and how the ranks ended."""
 
 import re
 
@@ -21,7 +21,7 @@ _MEMORY = re.compile(
 
 
 def slots(run: LoggedRun, line: str) -> None:
-    """`host slots=8`, as DeepSpeed's hostfile has it."""
+    """`host slots=8`, as in DeepSpeed's hostfile."""
     if (found := _SLOTS.match(line)) and len(run.slots) < 100_000:
         run.slots[found[1]] = int(found[2])
 
@@ -33,7 +33,7 @@ def world(run: LoggedRun, line: str) -> None:
 
 
 def nodes(run: LoggedRun, line: str) -> None:
-    """`nnodes=16, num_local_procs=8, node_rank=0`; not every node need have as many processes."""
+    """`nnodes=16, num_local_procs=8, node_rank=0`; other nodes may have other numbers of processes."""
     if found := _NODES.search(line):
         run.set_used(nodes=count(found[1]))
 
@@ -45,7 +45,7 @@ def ranks(run: LoggedRun, line: str) -> None:
 
 
 def one_more_node(run: LoggedRun, _line: str) -> None:
-    """Count torch's launcher: it warns about OMP_NUM_THREADS once a node."""
+    """Count the nodes: torch's launcher warns about OMP_NUM_THREADS once per node."""
     run.scratch["launchers"] = run.scratch.get("launchers", 0) + 1
 
 
@@ -56,23 +56,23 @@ def return_code(run: LoggedRun, line: str) -> None:
 
 
 def killed(run: LoggedRun, _line: str) -> None:
-    """`Killing subprocess 123`: the launcher ended the other ranks after one had failed."""
+    """`Killing subprocess 123`: the launcher ends the other ranks after one has failed."""
     run.fail("failed", "the launcher ended its ranks before the training reported a result")
 
 
 def traceback(run: LoggedRun, _line: str) -> None:
-    """Expect the error that ends a traceback."""
+    """Expect the last line of a traceback, the error."""
     run.scratch["traceback"] = True
 
 
 def error(run: LoggedRun, line: str) -> None:
-    """Take the line that ends a traceback."""
+    """Read the last line of a traceback."""
     if run.scratch.get("traceback") and (found := _ERROR.search(line)):
         run.fail("failed", found[1])
 
 
 def out_of_memory(run: LoggedRun, line: str) -> None:
-    """Take one of torch's ways to say it."""
+    """Read one of torch's messages about GPU memory."""
     if found := _MEMORY.search(line):
         run.fail("oom", found[0])
 
@@ -83,13 +83,13 @@ def time_limit(run: LoggedRun, _line: str) -> None:
 
 
 def cancelled(run: LoggedRun, line: str) -> None:
-    """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, for other reasons than its time limit."""
+    """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, except for its time limit."""
     if "TIME LIMIT" not in line and (found := _CANCELLED.search(line)):
         run.fail("interrupted", f"Slurm ended it: {found[0].strip(' *')}")
 
 
 def died(run: LoggedRun, line: str) -> None:
-    """`Signal 9 (SIGKILL) received by PID 1`, or what a shell or srun says of it."""
+    """`Signal 9 (SIGKILL) received by PID 1`, or the message of a shell or srun."""
     if found := _ENDED_BY_SIGNAL.search(line):
         run.fail("failed", found[0])
 
@@ -105,17 +105,17 @@ def killed_for_memory(run: LoggedRun, _line: str) -> None:
 
 
 def communication_timeout(run: LoggedRun, _line: str) -> None:
-    """NCCL's watchdog."""
+    """NCCL's `Watchdog caught collective operation timeout`."""
     run.fail("failed", "a collective operation timed out (NCCL watchdog)")
 
 
-def gave_up(run: LoggedRun, line: str) -> None:
-    """Take errors that need no traceback to be the end."""
+def fatal_error(run: LoggedRun, line: str) -> None:
+    """Read an error that ends a run even without a traceback."""
     run.fail("failed", line.strip()[-200:])
 
 
 def interrupted(run: LoggedRun, line: str) -> None:
-    """Take Python's word for a user's interrupt."""
+    """Read Python's `KeyboardInterrupt`."""
     if line.strip().endswith("KeyboardInterrupt"):
         run.fail("interrupted", "stopped by the user")
 
@@ -144,8 +144,8 @@ READERS = {
     "DUE TO TIME LIMIT": time_limit,
     "oom_kill event": killed_for_memory,
     "Watchdog caught collective": communication_timeout,
-    "loss scale already at minimum": gave_up,
-    "DistBackendError": gave_up,
-    "bus error": gave_up,
+    "loss scale already at minimum": fatal_error,
+    "DistBackendError": fatal_error,
+    "bus error": fatal_error,
     "KeyboardInterrupt": interrupted,
 }

@@ -1,8 +1,8 @@
-"""The lines of a log that may say something, as a stream, whatever the log's size.
+"""Stream of the lines of a log that a reader may understand, in constant memory.
 
-Most lines say nothing that any reader knows. So blocks of many lines are searched for all needles at once, by pyarrow's
-regular expressions, and only the lines with one of them become text. Without pyarrow every line does: slower, and with
-the same result.
+Most lines contain nothing that a reader looks for. Blocks of many lines are searched for all search strings at once by
+pyarrow's regular expressions, and only matching lines are decoded. Without pyarrow every line is decoded: the result is
+the same, only slower.
 """
 
 import re
@@ -14,40 +14,40 @@ import numpy as np
 from dsnb.runs.logs.encoding import utf8_pieces
 
 LONGEST_LINE = 64 * 1024
-"""Characters; what a longer line holds beyond them is passed over (binary garbage has lines of any length)."""
+"""Characters; the rest of a longer line is ignored (binary garbage has lines of any length)."""
 BLOCK_BYTES = 4 * 2**20
 WORTH_BYTES = 16 * 2**10
-"""A block smaller than this is searched more quickly line by line."""
+"""Below this size, searching line by line is faster."""
 _LONGEST_BYTES = 4 * LONGEST_LINE + 4
 """At least `LONGEST_LINE` characters, however many bytes each has."""
 _LINE_FEED, _CARRIAGE_RETURN = 10, 13
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# pdsh's and srun's prefix, `host: ` and `0: `, is one where a time stamp or Megatron's `iteration` follows.
+# The prefixes of pdsh and srun, `host: ` and `0: `, if a time stamp or Megatron's `iteration` follows.
 _PREFIX = re.compile(r"([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII)
 _ALWAYS = (r"\x1b\[[0-9;?]*[A-Za-z]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
-"""A colour may stand inside a needle; a line that shows a host's prefix teaches it, whatever else is in it."""
+"""Always decoded: a colour code may split a search string, and a host's prefix is learned from any line that has it."""
 
 Mask = Callable[[bytes, "np.ndarray"], "np.ndarray"]
 
 
-def telling_lines(path: Path, needles: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield every line that holds a needle, and where it begins; some other lines may be among them.
+def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield every line that contains a search string, with its position; a few other lines may be included.
 
-    A carriage return ends a line as well: progress bars are written so. A line that is whole ends with a line feed.
-    Colours are left out, and so is the prefix that says from which host a line came.
+    A carriage return also ends a line, as in progress bars. A complete line ends with a line feed. Colour codes and
+    the prefix that names the host of a line are removed.
 
     Parameters
     ----------
     path
         The log.
     needles
-        Plain texts in ASCII.
+        Search strings, plain ASCII.
 
     Yields
     ------
     tuple of int and str
-        The place of the line in bytes of UTF-8, for `line_number`, and the line.
+        Position of the line in bytes of UTF-8, for `line_number`, and the line.
     """
     mask = _searcher([*map(re.escape, needles), *_ALWAYS])
     hosts: set[str] = set()
@@ -62,7 +62,7 @@ def telling_lines(path: Path, needles: Iterable[str]) -> Iterator[tuple[int, str
 
 
 def line_number(path: Path, place: int) -> int:
-    """Return the number of the line, from 1, at a place that `telling_lines` gave; as editors count, by line feeds."""
+    """Return the line number, from 1, at a position from `relevant_lines`; counted by line feeds, as editors do."""
     number = 1
     for piece in utf8_pieces(path, BLOCK_BYTES):
         number += piece.count(b"\n", 0, max(0, place))
@@ -73,7 +73,7 @@ def line_number(path: Path, place: int) -> int:
 
 
 def _searcher(patterns: list[str]) -> Mask:
-    """Return what tells which lines of a block match one of the patterns, or may do so."""
+    """Return a function that marks the lines of a block that match, or may match, one of the patterns."""
     try:
         import pyarrow as pa
         from pyarrow import compute
@@ -96,11 +96,11 @@ def _every_line(_block: bytes, bounds: np.ndarray) -> np.ndarray:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield whole lines, about `BLOCK_BYTES` at a time, and where they begin; of a line too long its beginning only."""
+    """Yield blocks of whole lines, about `BLOCK_BYTES` each, with their positions; an overlong line is cut."""
     rest, place, skips = b"", 0, False
     for piece in utf8_pieces(path, BLOCK_BYTES):
         block = rest + piece
-        if skips:  # the rest of a line too long
+        if skips:  # the rest of an overlong line
             ends = [end for end in (block.find(b"\n"), block.find(b"\r")) if end >= 0]
             skipped = min(ends) if ends else len(block)
             place, block, skips = place + skipped, block[skipped:], not ends

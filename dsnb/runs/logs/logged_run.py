@@ -1,5 +1,6 @@
-"""One run of a training, as its log tells it: what the readers fill in."""
+"""A training run from another program's log, as the readers fill it in line by line."""
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,18 +14,18 @@ _PLACES = {name: place for place, name in enumerate(FIELDS)}
 
 
 class Steps:
-    """The steps of a run in the order in which they were logged: rows of doubles, for logs of any length."""
+    """The steps of a run in the order of the log, stored compactly as rows of doubles."""
 
     def __init__(self) -> None:
         self._rows = array("d")
         self.restarted = False
-        """The last step that was passed over was the first one again: another training has begun."""
+        """The last call of `add` had the first step again: another training has begun."""
 
     def __len__(self) -> int:
         return len(self._rows) // WIDTH
 
     def column(self, name: str) -> "array[float]":
-        """Return the values of a field, missing ones as NaN."""
+        """Return all values of a field; missing ones are NaN."""
         return self._rows[_PLACES[name] :: WIDTH]
 
     @property
@@ -39,11 +40,11 @@ class Steps:
 
     @property
     def last_span(self) -> float:
-        """How many steps the last line stands for: those since the line before."""
+        """The number of steps since the previous line."""
         return self._rows[-WIDTH] - self._rows[-2 * WIDTH] if len(self) > 1 else 1.0
 
     def add(self, step: int, **values: float | None) -> None:
-        """Add a step, or add to the last one; one that came before is another rank's echo and is passed over."""
+        """Add a step or complete the last one; an earlier step is another rank's copy and is ignored."""
         rows = self._rows
         self.restarted = len(rows) > WIDTH and step <= rows[0]
         if not rows or step > rows[-WIDTH]:
@@ -52,87 +53,86 @@ class Steps:
         elif step == rows[-WIDTH]:
             for name, value in values.items():
                 place = _PLACES[name] - WIDTH
-                if value is not None and rows[place] != rows[place]:
+                if value is not None and math.isnan(rows[place]):
                     rows[place] = value
 
 
 @dataclass
 class LoggedRun:
-    """One run: what was set, what was measured, how it ended."""
+    """A run: its settings, its figures, its steps and how it ended."""
 
     program: str = ""
-    """Which program wrote the log; the most telling line wins."""
+    """The program that wrote the log, as specific as the log allows."""
     settings: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
-    """`as logged` or `derived`, for every figure and every setting that is not as it was logged."""
+    """`as logged` or `derived`, for every figure and for derived settings."""
     environment: dict[str, str] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
     """GPUs by host."""
     shape: dict[str, int] = field(default_factory=dict)
-    """Layers, hidden size and vocabulary, where the log has them."""
+    """Layers, hidden size and vocabulary size, if the log has them."""
     steps: Steps = field(default_factory=Steps)
     notes: list[str] = field(default_factory=list)
     failure: tuple[str, str] | None = None
-    """Status and cause of the first sign that it did not end well."""
+    """Status and cause, from the first line that reports a failure."""
     failed_after_steps: int = 0
-    """Lines of steps before that sign."""
+    """Number of steps before that line."""
     configured: bool = False
     """Settings or steps were printed: a launcher's line after that belongs to the next run."""
     ended: bool = False
     """The program printed its final figures."""
     began_s: float | None = None
-    """The first time stamp, in seconds."""
+    """The first time stamp, in seconds since 1970."""
     reader_errors: int = 0
-    """Lines at which a reader failed."""
+    """Number of lines at which a reader raised."""
     first_reader_error: tuple[int, str] | None = None
-    """The place in the log of the first of them, and the error."""
+    """Position of the first of them in the log, and the error."""
     scratch: dict[str, Any] = field(default_factory=dict)
-    """What a reader must remember from one line to another."""
+    """State that readers keep from one line to the next."""
 
     @property
     def is_empty(self) -> bool:
-        """True if no program was recognised in it."""
+        """Whether no supported program was recognized."""
         return not self.program
 
     def set_requested(self, **settings: Any) -> None:
-        """Take settings from a command line, which a later command corrects, and what the program prints more so.
+        """Set what a command line requests; a later command line overrides it, and so does `set_used`.
 
-        Once the program has printed what it uses, a command can only add to it.
+        Once the program has printed its settings, a command line can only add others.
         """
-        said = self.scratch.setdefault("said", set())
+        requested = self.scratch.setdefault("requested", set())
         for name, value in settings.items():
-            if value is not None and (name not in self.settings or (name in said and not self.configured)):
+            if value is not None and (name not in self.settings or (name in requested and not self.configured)):
                 self.settings[name] = value
-                said.add(name)
+                requested.add(name)
 
     def set_used(self, **settings: Any) -> None:
-        """Take settings as the program printed them: what it really used."""
+        """Set what the program printed about itself: the settings that it used."""
         for name, value in settings.items():
             if value is not None:
                 self.settings[name] = value
-                if "said" in self.scratch:
-                    self.scratch["said"].discard(name)
+                self.scratch.get("requested", set()).discard(name)
 
     def record(self, origin: str = LOGGED, **figures: float | None) -> None:
-        """Take figures; the last one of a name counts."""
+        """Record figures; a later value of a figure replaces an earlier one."""
         for name, value in figures.items():
             if value is not None:
                 self.figures[name] = value
                 self.provenance[name] = origin
 
     def record_max(self, **figures: float | None) -> None:
-        """Take figures of which the largest counts."""
+        """Record figures, keeping the largest value of each."""
         for name, value in figures.items():
             if value is not None and value >= self.figures.get(name, 0.0):
                 self.record(LOGGED, **{name: value})
 
     def fail(self, status: str, cause: str) -> None:
-        """Note that it did not end well; the first sign counts, but running out of memory tells more than the rest."""
+        """Record a failure; the first one counts, except that running out of memory replaces any other."""
         if not self.has_failed or (self.failure and status == "oom" and self.failure[0] != "oom"):
             self.failure, self.failed_after_steps = (status, " ".join(cause.split())[:300]), len(self.steps)
 
     @property
     def has_failed(self) -> bool:
-        """True if it did not go on after what looked like its end; other ranks may still print one line of steps."""
+        """Whether it failed and did not continue; other ranks may still print one line of steps after a failure."""
         return self.failure is not None and len(self.steps) <= self.failed_after_steps + 1

@@ -1,4 +1,4 @@
-"""What Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and their forks print before they train: sizes and arguments."""
+"""Readers of what Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and their forks print before training: arguments, sizes."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from dsnb.runs.logs.text import count
 
 _ARGUMENT = re.compile(r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
 _NEOX = re.compile(r"\.*(?:updated|default)$")
-"""GPT-NeoX says behind a value whether it is its default: `4...........updated`."""
+"""GPT-NeoX appends to each value whether it is the default: `4...........updated`."""
 _WORLD = re.compile(r"using world size: (\d{1,7})\D")
 _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
@@ -19,7 +19,7 @@ _VOCABULARY = re.compile(r"padded vocab .{0,100}\(new size: (\d{1,9})\)")
 
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "micro_batch_size": ("micro_batch_size", count),
-    "batch_size": ("micro_batch_size", count),  # its name before there was a global one
+    "batch_size": ("micro_batch_size", count),  # the old name, before global_batch_size existed
     "global_batch_size": ("global_batch_size", count),
     "seq_length": ("seq_len", count),
     "tensor_model_parallel_size": ("tensor_parallel", count),
@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "data_parallel_size": ("data_parallel", count),
     "world_size": ("gpus", count),
     "global_num_gpus": ("gpus", count),
-    "gas": ("grad_accum", count),  # its name before there was a global batch size
+    "gas": ("grad_accum", count),  # the old name, before global_batch_size existed
     "train_iters": ("steps", count),
     "precision": ("precision", precision),
     "params_dtype": ("precision", precision),
@@ -42,19 +42,19 @@ ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 SHAPE = {"num_layers": "layers", "hidden_size": "hidden", "padded_vocab_size": "vocab"}
 PARALLEL = {name for name, (setting, _) in ARGUMENTS.items() if setting in {"tensor_parallel", "pipeline_parallel"}}
-"""Arguments that are taken wherever they are printed."""
+"""Arguments that are read even outside the argument list."""
 CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_activations")
 
 
 def arguments(run: LoggedRun, line: str) -> None:
-    """`------------ arguments ------------`: what follows is Megatron's, until it ends."""
+    """`------------ arguments ------------`: starts Megatron's list of arguments; `end of arguments` ends it."""
     if "end of" in line:
         run.scratch["arguments"] = False
         if not run.scratch.get("checkpoints"):
             run.set_used(activation_checkpointing=False)
     else:
         run.scratch["arguments"] = True
-        recognise(run)
+        set_megatron(run)
 
 
 def argument(run: LoggedRun, line: str) -> None:
@@ -76,8 +76,8 @@ def argument(run: LoggedRun, line: str) -> None:
         run.set_used(strategy="megatron-deepspeed")
 
 
-def recognise(run: LoggedRun) -> None:
-    """Note that a program of the Megatron family wrote the log."""
+def set_megatron(run: LoggedRun) -> None:
+    """Record that a program of the Megatron family wrote the log."""
     if "Megatron" not in run.program:
         deepspeed = "deepspeed" in run.environment
         run.program = "Megatron-DeepSpeed" if deepspeed else "Megatron-LM"
@@ -85,13 +85,13 @@ def recognise(run: LoggedRun) -> None:
 
 
 def world(run: LoggedRun, line: str) -> None:
-    """Take `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
+    """Read `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
     if not line.endswith("\n"):
-        return  # a size that is not in a whole line is 1
+        return  # in a line that is cut off, a missing size would count as 1
     if found := _WORLD.search(line):
-        recognise(run)
+        set_megatron(run)
         run.set_used(gpus=count(found[1]))
-    if found := _MODEL_PARALLEL.search(line):  # before there were pipelines and micro-batches
+    if found := _MODEL_PARALLEL.search(line):  # old format, before pipelines and micro-batches
         run.set_used(tensor_parallel=count(found[1]), pipeline_parallel=1, grad_accum=1)
     names = {"data": "data_parallel", "tensor-model": "tensor_parallel", "pipeline-model": "pipeline_parallel"}
     for kind, size in _PARALLEL.findall(line):
@@ -99,7 +99,7 @@ def world(run: LoggedRun, line: str) -> None:
 
 
 def parameters(run: LoggedRun, line: str) -> None:
-    """Take the parameters of one model-parallel rank; the model's number is their sum."""
+    """Read the parameters of one model-parallel rank; the model has the sum over these ranks."""
     if found := _RANK.search(line):
         ranks = run.scratch.setdefault("parameters", {})
         if len(ranks) < 100_000:

@@ -1,5 +1,6 @@
-"""A run of a foreign log -> the columns of `dsnb.load_runs`, with what follows from them by a formula."""
+"""A run of another program's log -> the columns of `dsnb.load_runs`, with figures derived by formulas."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ ENDS_WELL = "ok"
 
 
 def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
-    """Give the row of a run; a column that it lacks was not logged and does not follow."""
+    """Return the row of a run; a column that it lacks was neither logged nor can be derived."""
     _parallel(run)
     _throughput(run)
     _losses(run)
     _skipped(run)
     _flops(run)
-    status, cause = ending(run)
+    status, cause = status_and_cause(run)
     return {
         **names,
         "status": status,
@@ -37,13 +38,13 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def provenance(run: LoggedRun) -> str:
-    """Say of each figure whether it is as logged or derived: `as logged: a, b; derived: c`."""
+    """Return which figures are as logged and which are derived: `as logged: a, b; derived: c`."""
     kinds = {kind: [name for name, origin in run.provenance.items() if origin == kind] for kind in PROVENANCES}
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
 def steps(run: LoggedRun) -> pd.DataFrame:
-    """Give the steps of a run in the columns of `dsnb.load_steps`; tokens and memory only where they were logged."""
+    """Return the steps of a run in the columns of `dsnb.load_steps`; tokens and memory only where they were logged."""
     table = pd.DataFrame({name: np.frombuffer(run.steps.column(name)) for name in FIELDS})
     tokens = _tokens_per_step(run)
     if tokens and len(table):
@@ -55,8 +56,8 @@ def steps(run: LoggedRun) -> pd.DataFrame:
     return table.drop(columns="samples")
 
 
-def ending(run: LoggedRun) -> tuple[str, str | None]:
-    """Say how it ended; a log that just stops is a measurement if it has steps, and its cause says where it stops."""
+def status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
+    """Return status and cause. A log that just stops is `ok` if it has steps; its cause says where it stops."""
     if run.scratch.get("loss_is_nan"):
         return "nan", "the last logged loss is NaN"
     if run.ended:
@@ -72,7 +73,7 @@ def ending(run: LoggedRun) -> tuple[str, str | None]:
 
 
 def _parallel(run: LoggedRun) -> None:
-    """Derive GPUs, nodes, the sizes of the parallel groups and of the batch from each other."""
+    """Derive GPUs, nodes, parallel sizes and batch sizes from each other."""
     have = run.settings
     if run.slots:
         _derive(run, nodes=len(run.slots), gpus=sum(run.slots.values()) or None)
@@ -96,7 +97,7 @@ def _parallel(run: LoggedRun) -> None:
 
 
 def _model_parallel(run: LoggedRun) -> int | None:
-    """Give the GPUs of one replica of the model; None where a log with parallel groups lacks their sizes."""
+    """Return the GPUs of one model replica; None if a log with parallel groups lacks their sizes."""
     have = run.settings
     if "Megatron" not in run.program and not run.scratch.get("stages"):
         have.setdefault("tensor_parallel", 1)
@@ -114,7 +115,7 @@ def _derive(run: LoggedRun, **settings: int | None) -> None:
 
 
 def _first_is_warmup(run: LoggedRun) -> bool:
-    """Megatron's first line holds what is done once: compilation, memory, communicators."""
+    """Return whether the first line is a warm-up step: Megatron's includes compilation and the setup of NCCL."""
     return "Megatron" in run.program and len(run.steps) > 1
 
 
@@ -124,7 +125,7 @@ def _tokens_per_step(run: LoggedRun) -> float | None:
 
 
 def _throughput(run: LoggedRun) -> None:
-    """Derive samples/s, tokens/s and step time from what of them was logged: work over time, never a mean of rates."""
+    """Derive samples/s, tokens/s and step time from each other: work over time, never a mean of rates."""
     have, gpus = run.figures, run.settings.get("gpus")
     batch, length = run.settings.get("global_batch_size"), run.settings.get("seq_len")
     if "samples_per_s" not in have and (speed := run.scratch.get("chat_speed")) and gpus:
@@ -151,7 +152,7 @@ def _throughput(run: LoggedRun) -> None:
 
 
 def _rate(run: LoggedRun) -> float | None:
-    """Give the samples/s of the steps that were made: a resumed Trainer divides all steps by the time of the last."""
+    """Return samples/s of the steps in this log: a resumed Trainer divides all steps by the time since it resumed."""
     rate, steps = run.figures.get("samples_per_s"), run.settings.get("steps")
     resumed = run.scratch.get("resumed")
     if not resumed or not rate:
@@ -160,7 +161,7 @@ def _rate(run: LoggedRun) -> float | None:
 
 
 def _over_steps(run: LoggedRun, after: int) -> None:
-    """Divide the samples of the timed steps by their time; each logged time stands for the steps since the last."""
+    """Divide the samples of the timed steps by their time; a logged time is the mean since the previous line."""
     batch = run.settings.get("global_batch_size") or 0.0
     total, time_s, count, sized = 0.0, 0.0, 0.0, True
     before = None
@@ -168,26 +169,26 @@ def _over_steps(run: LoggedRun, after: int) -> None:
         weight, before = step - before if before is not None else 1.0, step
         if after > 0:
             after -= 1
-        elif step_time_s == step_time_s:
-            work = samples if samples == samples else batch
+        elif not math.isnan(step_time_s):
+            work = batch if math.isnan(samples) else samples
             total, time_s, count = total + work * weight, time_s + step_time_s * weight, count + weight
             sized = sized and work > 0
     if time_s > 0:
-        run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_wall_s=time_s)
+        run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_s=time_s)
         run.record(DERIVED, samples_per_s=total / time_s if sized else None)
 
 
 def _losses(run: LoggedRun) -> None:
     losses = np.frombuffer(run.steps.column("loss"))
-    known = np.flatnonzero(losses == losses)
+    known = np.flatnonzero(~np.isnan(losses))
     if len(known) and "loss_last" not in run.figures:
         run.record(loss_first=float(losses[known[0]]), loss_last=float(losses[known[-1]]))
 
 
 def _skipped(run: LoggedRun) -> None:
-    """Take the engine's count of skipped steps where Megatron's own lines miss some: they do not know a pipeline's.
+    """Use the engine's count of skipped steps if it is higher: Megatron's own lines miss those of a pipeline.
 
-    The engine counts from the first step on, so a run that was resumed tells nothing.
+    The engine counts from step 1, so its count is not used for a resumed run.
     """
     steps, skipped = run.steps.column("step")[:2], run.scratch.get("skipped_by_engine", 0)
     is_whole = len(steps) > 1 and (steps[0] == 1 or steps[0] == steps[1] - steps[0])
@@ -196,7 +197,7 @@ def _skipped(run: LoggedRun) -> None:
 
 
 def _flops(run: LoggedRun) -> None:
-    """Derive TFLOP/s by dsnb's convention where the model's shape is known; not for adapters, which train less."""
+    """Derive TFLOP/s by dsnb's convention if the model's shape is known; not for LoRA, which has fewer gradients."""
     shape, parameters = _shape(run), run.scratch.get("parameters")
     if parameters and len(parameters) == _model_parallel(run):
         run.record(DERIVED, parameters=sum(parameters.values()))

@@ -1,8 +1,8 @@
-"""Reads `results/EXP/runN/step_log.csv` and `gpu_log.csv` of a GPT-2 benchmark, as logged and corrected.
+"""Reader of `results/EXP/runN/step_log.csv` and `gpu_log.csv` of a GPT-2 benchmark, with its step times corrected.
 
-Its step timer starts anew only after every tenth step: inside a block of ten the times are cumulative, and the tokens/s
-a fraction of the true ones. The time stamps are right. The program drops the first 20 steps of an epoch and takes the
-median of what is left; so the corrected figure is the same median over the time between one step's stamp and the next.
+The benchmark resets its step timer only after every tenth step: inside a block of ten, step times are cumulative and
+tokens/s are a fraction of the true ones. The time stamps are right. The benchmark drops the first 20 steps of an epoch
+and reports the median of the rest, so the corrected figure is the same median over the differences of time stamps.
 """
 
 import csv
@@ -36,7 +36,7 @@ def read(path: Path) -> list[LoggedRun]:
     Raises
     ------
     LogError
-        If there is no whole row in it.
+        If it holds no complete row.
     """
     run = LoggedRun(program="GPT-2 step CSV", configured=True, ended=True)
     run.set_used(model="gpt2", strategy="deepspeed", **settings(path))
@@ -44,7 +44,7 @@ def read(path: Path) -> list[LoggedRun]:
     began_s = before_s = None
     index = 0
     for row in _rows(path):
-        if row is None:  # what is on its two sides is further apart than one step
+        if row is None:  # the rows on both sides are more than one step apart
             before_s = None
             kept["timestamp"].append(MISSING)
             continue
@@ -66,7 +66,7 @@ def read(path: Path) -> list[LoggedRun]:
             for name, column in kept.items():
                 column.append(row[name])
     if not index:
-        raise LogError(path, "holds no whole row: it should have " + ", ".join(HEADER), 2)
+        raise LogError(path, "holds no complete row: every row needs numbers for " + ", ".join(HEADER), 2)
     _summarize(run, kept)
     _gpus(run, path.with_name("gpu_log.csv"))
     run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
@@ -74,7 +74,7 @@ def read(path: Path) -> list[LoggedRun]:
 
 
 def _summarize(run: LoggedRun, kept: "dict[str, array[float]]") -> None:
-    """Take the medians that the program itself prints, and the same one from the time stamps."""
+    """Record the medians as the benchmark reports them, and the corrected ones from the time stamps."""
     rates, times_s, stamps_s = kept["tokens_per_sec"], kept["step_time_s"], kept["timestamp"]
     if not rates:
         run.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
@@ -91,12 +91,12 @@ def _whole(tokens: float) -> int | None:
 
 
 def _gib(mib: float | None) -> float | None:
-    """Give GiB. Whole even numbers of MiB are what torch reserves: segments of 2 MiB."""
+    """Convert MiB to GiB. The log has even numbers of MiB because torch reserves segments of 2 MiB."""
     return mib / 1024 if mib is not None and mib > 0 else None
 
 
 def settings(path: Path) -> dict[str, object]:
-    """Take the settings from the folder's name, `zs0_fp16_gpus1_bs32_sl128`: the log itself has none."""
+    """Return the settings in the folder's name, `zs0_fp16_gpus1_bs32_sl128`: the log itself has none."""
     found = NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name)
     if not found:
         return {}
@@ -108,7 +108,7 @@ def settings(path: Path) -> dict[str, object]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Give the rows in which every number is whole, and None for others; a loss that is NaN is missing.
+    """Yield the rows whose numbers are all complete, and None for each other row; a NaN loss is missing.
 
     The last row may be cut off.
     """
@@ -135,20 +135,20 @@ def _gpus(run: LoggedRun, path: Path) -> None:
 
 
 def load_gpu(path: Path) -> pd.DataFrame:
-    """Read `gpu_log.csv`, whatever its columns are called: they say what they hold, and in which unit.
+    """Load `gpu_log.csv`; what a column holds, and its unit, is detected from its title.
 
     Returns
     -------
     pandas.DataFrame
-        `t_s`, `gpu`, `util_pct`, `memory_used_gib`, `power_w`, `sm_clock_mhz`, as far as there are such columns.
+        `t_s`, `gpu`, `util_pct`, `memory_used_gib`, `power_w`, `sm_clock_mhz`, those that the file has.
     """
     try:
         table = _samples(path) if path.is_file() else pd.DataFrame()
     except MemoryError:
         raise
-    except Exception as error:  # it only adds to the run
+    except Exception as error:  # the run is complete without it
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        warnings.warn(f"left out: {path} cannot be read ({what})", DsnbWarning, stacklevel=2)
+        warnings.warn(f"{path} is left out: it cannot be read ({what})", DsnbWarning, stacklevel=2)
         return pd.DataFrame()
     if "t_s" in table and len(table):
         table["t_s"] -= table["t_s"].min()
@@ -169,7 +169,7 @@ def _samples(path: Path) -> pd.DataFrame:
 
 
 def _column(title: str) -> str | None:
-    """Say what a column holds by its title, such as `utilization.gpu [%]` or `gpu_mem_used_mb`."""
+    """Return the column for a title such as `utilization.gpu [%]` or `gpu_mem_used_mb`; None for an unknown one."""
     words = title.strip().lower()
     if "util" in words and "mem" not in words:
         return "util_pct"

@@ -1,4 +1,4 @@
-"""How the work is divided over the ranks, as DeepSpeed's pipeline engine and Megatron print it while they start."""
+"""Readers of the parallel layout that DeepSpeed's pipeline engine and Megatron print at their start."""
 
 import re
 
@@ -17,9 +17,9 @@ GROUPS = {"PP": "pipeline_parallel", "DP": "data_parallel", "MP": "tensor_parall
 
 
 def coordinates(run: LoggedRun, line: str) -> None:
-    """Take the sizes of `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`: each axis counts from 0.
+    """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`: each axis counts from 0.
 
-    Of many ranks the line is longer than what is read of it; then it does not have the last ones.
+    With many ranks the line is longer than what is read of it, and the last ranks are missing: then it is ignored.
     """
     if not line.rstrip().endswith("}"):
         return
@@ -32,7 +32,7 @@ def coordinates(run: LoggedRun, line: str) -> None:
 
 
 def stage(run: LoggedRun, line: str) -> None:
-    """Count stages by `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: there are at least so many."""
+    """Read `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: a lower bound for the number of stages."""
     if found := _STAGE.search(line):
         at_least = int(found[1] or found[2]) + 1
         if at_least > run.settings.get("pipeline_parallel", 0):
@@ -40,13 +40,13 @@ def stage(run: LoggedRun, line: str) -> None:
 
 
 def stages(run: LoggedRun, line: str) -> None:
-    """`num_stages=4`, the argument of a pipeline."""
+    """`num_stages=4`, an argument of the pipeline engine."""
     if found := _STAGES.search(line):
         run.set_requested(pipeline_parallel=count(found[1]))
 
 
 def batches(run: LoggedRun, line: str) -> None:
-    """`CONFIG: micro_batches=256 micro_batch_size=4`: the micro-batches of a pipeline are its accumulated ones."""
+    """`CONFIG: micro_batches=256 micro_batch_size=4`: a pipeline accumulates gradients over its micro-batches."""
     if found := _BATCHES.search(line):
         run.set_used(grad_accum=count(found[1]), micro_batch_size=count(found[2]))
 
@@ -58,7 +58,7 @@ def group(run: LoggedRun, line: str) -> None:
 
 
 def initializing(run: LoggedRun, line: str) -> None:
-    """`> initializing pipeline model parallel with size 16`; what only says `model` is older than pipelines."""
+    """`> initializing pipeline model parallel with size 16`; `model` alone is the format from before pipelines."""
     if found := _INITIALIZING.search(line):
         name = "pipeline_parallel" if found[1] == "pipeline " else "tensor_parallel"
         run.set_used(**{name: count(found[2])})

@@ -1,4 +1,4 @@
-"""What transformers' Trainer prints: the settings block, the loss lines, the final figures."""
+"""Readers of what transformers' Trainer prints: settings, losses and final figures."""
 
 import re
 from datetime import timedelta
@@ -44,16 +44,16 @@ def _trainer(run: LoggedRun) -> None:
 
 
 def resumed(run: LoggedRun, line: str) -> None:
-    """`  Continuing training from global step 90`: the Trainer's final rates count the steps before that, too."""
+    """`  Continuing training from global step 90`: the Trainer's final rates include the steps before that."""
     if (found := _RESUMED.search(line)) and (step := count(found[1])) and "resumed" not in run.scratch:
         run.scratch["resumed"] = step
-        run.notes.append(f"resumed from step {step}: the final rates as logged count the steps before it, too")
+        run.notes.append(f"resumed from step {step}: the final rates as logged include the steps before it")
 
 
 def bar(run: LoggedRun, line: str) -> None:
-    """Take the optimizer step from a progress bar, `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`.
+    """Read the optimizer step from a progress bar, `  2%|2  | 10/500 [00:12<09:50,  1.20s/it]`.
 
-    Bars with a title, and those of another length than the training's, are of something else: shards, an evaluation.
+    Bars with a title or another length belong to something else, such as loading shards or an evaluation.
     """
     if not (found := _BAR.search(line)):
         return
@@ -62,7 +62,7 @@ def bar(run: LoggedRun, line: str) -> None:
 
 
 def loss(run: LoggedRun, line: str) -> None:
-    """`{'loss': 2.1, 'grad_norm': 1.3, 'learning_rate': 5e-05, 'epoch': 0.1}`: the mean since the line before."""
+    """`{'loss': 2.1, 'grad_norm': 1.3, 'learning_rate': 5e-05, 'epoch': 0.1}`: the mean since the previous line."""
     values = dict(_PAIR.findall(line[line.index("'loss': ") :]))
     value = number(values.get("loss"))
     _trainer(run)
@@ -79,17 +79,17 @@ def loss(run: LoggedRun, line: str) -> None:
 def final(run: LoggedRun, line: str) -> None:
     """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, ...}`.
 
-    Every rank may print one; the slowest rank's counts.
+    Every rank may print such a line; the slowest rank counts.
     """
     values = {name: number(value) for name, value in _PAIR.findall(line) if name.startswith(("train_", "init_"))}
     if not line.endswith("\n") and "}" not in line:
-        values.pop("train_samples_per_second", None)  # what it means shows in what would come next
+        values.pop("train_samples_per_second", None)  # its meaning depends on the field that would follow
     if (
         {"train_runtime", "train_samples_per_second"} <= set(values)
         and "'train_steps_per_second'" not in line
         and "}" in line
     ):
-        # before version 4.6 the steps per second were printed under this name
+        # before version 4.6, this field held the steps per second
         values["train_steps_per_second"] = values.pop("train_samples_per_second")
         run.notes.append("train_samples_per_second without train_steps_per_second: taken as steps per second")
     if not values and (clock := _RUNTIME.search(line)):
@@ -104,7 +104,7 @@ def final(run: LoggedRun, line: str) -> None:
 def metric(run: LoggedRun, line: str) -> None:
     """`  train_samples_per_second =    187.862`, in the block `***** train metrics *****`.
 
-    It counts only with the steps per second, which come next: before version 4.6 it is the steps that it holds.
+    It counts only if steps per second follow: before version 4.6, this field held the steps per second.
     """
     if found := _METRIC.search(line):
         value = number(found[2])
@@ -117,7 +117,7 @@ def metric(run: LoggedRun, line: str) -> None:
 
 
 def take(run: LoggedRun, values: dict[str, float | None], origin: str = LOGGED) -> None:
-    """Take the Trainer's final figures by their own names."""
+    """Record the Trainer's final figures, given under the Trainer's names."""
     runtime = values.get("train_runtime")
     if runtime is not None and runtime > 0:
         if runtime < run.figures.get("train_runtime_s", 0):

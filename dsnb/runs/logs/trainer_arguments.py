@@ -1,4 +1,4 @@
-"""What transformers' examples print before they train: the Trainer's arguments, and how long their sequences are."""
+"""Readers of what the examples of transformers print before training: the Trainer's arguments, the sequence length."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def arguments(run: LoggedRun, line: str) -> None:
-    """Take `TrainingArguments(..., per_device_train_batch_size=4, ...)`, in one line or with a line for each."""
+    """Read `TrainingArguments(..., per_device_train_batch_size=4, ...)`, in one line or with one line per argument."""
     found = _ARGUMENTS.search(line)
     if found:
         run.scratch["trainer_arguments"] = True
@@ -36,7 +36,7 @@ def arguments(run: LoggedRun, line: str) -> None:
 
 
 def chunks(run: LoggedRun, line: str) -> None:
-    """Take the length of `Grouping texts in chunks of 1024: 100%|...`, which the language-modeling examples print."""
+    """Read the sequence length from `Grouping texts in chunks of 1024: 100%|...`, of the language-modeling examples."""
     if found := _CHUNKS.search(line):
         run.set_requested(seq_len=count(found[1]))
 

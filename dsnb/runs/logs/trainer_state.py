@@ -1,4 +1,4 @@
-"""Reads `trainer_state.json`, in which transformers' Trainer keeps its log with the steps."""
+"""Reader of `trainer_state.json`, the log that transformers' Trainer keeps in its checkpoints."""
 
 import json
 from pathlib import Path
@@ -11,26 +11,26 @@ from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
 from dsnb.runs.logs.text import count, number
 
 LARGEST_BYTES = 256 * 2**20
-"""JSON is read whole; a state of this size would hold more than a million entries."""
+"""JSON is read into memory as a whole; a file of this size would hold more than a million entries."""
 
 
 def read(path: Path) -> list[LoggedRun]:
-    """Read a state.
+    """Read a `trainer_state.json`.
 
     Raises
     ------
     LogError
-        If it is no JSON object with a `log_history`, or larger than can be read.
+        If it is not a JSON object with a `log_history`, or too large.
     """
     if path.stat().st_size > LARGEST_BYTES:
-        raise LogError(path, "is larger than 256 MiB, too large for a trainer_state.json: give the console log instead")
+        raise LogError(path, "is larger than 256 MiB, too large for a trainer_state.json: use the console log instead")
     try:
         state = json.loads(decode(path.read_bytes()).removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
-        raise LogError(path, "is cut off or damaged JSON: it cannot be read as a trainer_state.json", line) from error
+        raise LogError(path, "is cut off or damaged JSON: use the console log instead", line) from error
     if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
-        raise LogError(path, "is no trainer_state.json: it has no list 'log_history'")
+        raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
     run = LoggedRun(program="transformers Trainer", configured=True)
     run.set_used(micro_batch_size=_count(state.get("train_batch_size")), steps=_count(state.get("max_steps")))
     for entry in history:
@@ -50,7 +50,7 @@ def _entry(run: LoggedRun, entry: dict[str, Any]) -> None:
 
 
 def _tokens(run: LoggedRun, state: dict[str, Any]) -> None:
-    """Derive tokens/s where the Trainer counted tokens: those of all ranks, over its whole runtime."""
+    """Derive tokens/s if the Trainer counted tokens: those of all ranks over the whole runtime."""
     tokens, runtime = _count(state.get("num_input_tokens_seen")), run.figures.get("train_runtime_s")
     if tokens and runtime:
         run.record(DERIVED, tokens_per_s=tokens / runtime)

@@ -20,10 +20,12 @@ from tests.support.fault_lab import HANGER, SILENCE_S, Run, lab
 from tests.support.hosts import NETWORK
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.process
 
 STEPPER = "tests.workers.stepper"
 NOTICED_S = SILENCE_S + 4
+SLACK = 2.0
+"""How much longer than on a quiet machine everything may take."""
 LINES = []
 
 
@@ -50,8 +52,8 @@ def ends(run, what, within_s, empty_within_s=None, on=()):
     run.wait()
     empty_s = run.until_empty(*on)
     note(run, empty_s, what)
-    assert run.recorded_s < within_s
-    assert empty_s < (empty_within_s or within_s)
+    assert run.recorded_s < SLACK * within_s
+    assert empty_s < SLACK * (empty_within_s or within_s)
     return run.status, run.cause
 
 
@@ -72,7 +74,7 @@ def test_a_rank_is_killed(pair):
 def test_an_agent_is_killed(pair):
     run = pair.begin()
     os.kill(run.agents(2)[0], signal.SIGKILL)
-    cause = "the connection to mnhost2 broke: its agent ended without a word (exit code 255)"
+    cause = "the connection to mnhost2 broke: its agent ended without a message (exit code 255)"
     assert ends(run, "agent of host 2 killed", 4) == ("failed", cause)
     assert lost(run) == {"mnhost2": cause}
 
@@ -95,7 +97,7 @@ def test_a_link_is_cut(pair):
     assert ends(run, "link of host 2 cut, host 1", NOTICED_S, on=[1]) == ("failed", said)
     note(run, empty_s := run.until_empty(2), "link of host 2 cut, host 2 itself")
     pair.hosts.heal(2)
-    assert empty_s < SILENCE_S + 12
+    assert empty_s < SLACK * (SILENCE_S + 12)
     assert pair.in_tmp(2) == []
 
 
@@ -201,7 +203,7 @@ def test_a_port_is_in_use(pair):
         held.communicate()
     assert (status, cause) == (
         "failed",
-        f"mnhost1: master_port is {port}: it is in use there; name another, or 0 for any free one",
+        f"mnhost1: master_port is {port}: it is in use there; choose another, or 0 for any free port",
     )
 
 
@@ -222,12 +224,12 @@ def test_a_disk_is_full(pair):
 def test_a_disk_runs_full(pair):
     for which in (1, 2):
         pair.hosts.mount_tmpfs(which, pair.outputs)
-    status, cause = ends(pair.run("tests.workers.filling"), "disk of host 1 runs full", 20)
+    status, cause = ends(pair.run("tests.workers.filling"), "disk of host 1 runs full", 40)
     for which in (1, 2):
         pair.hosts.unmount(which, pair.outputs)
     assert status == "failed"
     assert re.fullmatch(
-        r"mnhost1: /tmp/dsnb-\w+: the disk is full \(0 MiB free\); make 64 MiB of room and start again",
+        r"mnhost1: /tmp/dsnb-\w+: the disk is full \(0 MiB free\); free 64 MiB and start again",
         cause,
     ), cause
     assert pair.in_tmp(1) == pair.in_tmp(2) == []
@@ -307,7 +309,7 @@ def test_a_sweep_goes_on_when_a_host_dies(pair, monkeypatch):
     assert [one.status for one in results] == ["ok", "failed", "failed"]
     assert results[1].cause == "mnhost2 has been silent for 3 s: its network or the host is down"
     assert results[2].cause.startswith("mnhost2 was not reached: ssh: connect to host 10.77.0.2")
-    assert recorded_s < NOTICED_S + 2
+    assert recorded_s < SLACK * NOTICED_S
     assert pair.left() == []
     pair.boot(2)
     wait.unlink()

@@ -126,7 +126,7 @@ def test_an_unknown_table():
     with pytest.raises(PublishedError) as caught:
         dsnb.published("lambda")
     assert str(caught.value) == (
-        "there is no published table 'lambda': there are bigscience_1b3, dist_training_gpt2, jean_zay_bloom7b, "
+        "unknown published table 'lambda': choose one of bigscience_1b3, dist_training_gpt2, jean_zay_bloom7b, "
         "lambda_1cc_opt, h200_gpt2_zero_precision, h200_memory"
     )
 
@@ -198,7 +198,7 @@ def test_a_plan_by_hand():
     assert "Fewest GPU-hours: <code>gpus1</code>" in said
     nothing = plan.plan(runs_of(100, 1, 1, status="failed"), 1e9)
     assert nothing.empty
-    assert "No setting here has a measured throughput" in plan_answer.answer(nothing, 1e9).text
+    assert "No setting has a measured throughput" in plan_answer.answer(nothing, 1e9).text
 
 
 def test_what_nobody_told_is_missing_in_a_plan():

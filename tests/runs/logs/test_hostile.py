@@ -75,7 +75,7 @@ def naive(path):
                         if needle in line:
                             reader(runs[-1], line)
             is_inside_a_long_one = not piece.endswith("\n")
-    return [console._refine_program(run) for run in runs if not run.is_empty]
+    return [console._with_final_program(run) for run in runs if not run.is_empty]
 
 
 def console_text(path):
@@ -208,8 +208,8 @@ def test_a_line_that_fails_is_counted_by_line_feeds(tmp_path, monkeypatch):
         (console, "_begins_new_run", logs.CONFIG * 2 + "using world size: 3\n", "bad.log"),
         (trainer_state, "_entry", logs.trainer_state(), "trainer_state.json"),
         (step_csv, "_summarize", logs.step_csv(), "step_log.csv"),
-        (rows, "ending", logs.chat(), "bad.log"),
-        (runs_module, "log_names", logs.chat(), "bad.log"),
+        (rows, "status_and_cause", logs.chat(), "bad.log"),
+        (runs_module, "names_from_log", logs.chat(), "bad.log"),
         (find, "encoding", logs.chat(), "bad.log"),
     ],
 )  # fmt: skip
@@ -234,10 +234,14 @@ def test_what_fails_at_a_whole_log_costs_that_log_only(tmp_path, monkeypatch, mo
         with pytest.warns(DsnbWarning) as told_of:
             loaded = load(tmp_path)
         assert [str(one.message) for one in told_of] == [
-            f"left out: {path} cannot be read: its reader failed (RuntimeError: boom and more)"
+            f"left out: {path} cannot be read: dsnb's reader failed (RuntimeError: boom and more); "
+            "please report it with the log"
         ]
         assert set(loaded["experiment"]) == {"bystander"}
-        with pytest.raises(LogError, match=r"cannot be read: its reader failed \(RuntimeError: boom and more\)$"):
+        with pytest.raises(
+            LogError,
+            match=r"cannot be read: dsnb's reader failed \(RuntimeError: boom and more\); please report it with the log$",
+        ):
             load(path)
 
 
@@ -256,7 +260,7 @@ def test_a_gpu_log_that_cannot_be_read_costs_its_figures_only(tmp_path, monkeypa
     (tmp_path / "step_log.csv").write_text(logs.step_csv())
     (tmp_path / "gpu_log.csv").write_text(logs.GPU_CSV)
     monkeypatch.setattr(step_csv, "_column", boom)
-    with pytest.warns(DsnbWarning, match=f"{tmp_path / 'gpu_log.csv'} cannot be read"):
+    with pytest.warns(DsnbWarning, match=f"{tmp_path / 'gpu_log.csv'} is left out: it cannot be read"):
         row = dsnb.load_runs(tmp_path / "step_log.csv").iloc[0]
     assert row["step_time_s"] == pytest.approx(0.05, rel=1e-4)
     assert pd.isna(row["gpu_util_pct"])
@@ -290,9 +294,9 @@ def test_an_encoding_that_cannot_be_told_is_named(tmp_path):
     """Every letter behind three zeros, without a mark."""
     path = folder_of_two(tmp_path, "")
     path.write_bytes(logs.chat().encode("utf-32-be"))
-    with pytest.warns(DsnbWarning, match=f"left out: {path} is not read because of its encoding"):
+    with pytest.warns(DsnbWarning, match=f"left out: {path} looks like a log in an unsupported encoding"):
         assert set(dsnb.load_runs(tmp_path)["experiment"]) == {"bystander"}
-    with pytest.raises(LogError, match="because of its encoding: save it as UTF-8"):
+    with pytest.raises(LogError, match="in an unsupported encoding: save it as UTF-8"):
         dsnb.load_runs(path)
 
 

@@ -1,0 +1,18 @@
+"""The client of the fork server."""
+
+import pytest
+
+from dsnb.errors import LaunchError
+from dsnb.launcher import fork
+
+
+@pytest.mark.process
+def test_a_server_that_is_killed_while_it_imports_says_so():
+    server = fork.ForkServer("cpu")
+    server.process.kill()
+    with pytest.raises(LaunchError) as caught:
+        server.wait_ready()
+    assert str(caught.value) == (
+        "torch, DeepSpeed and transformers could not be imported: the process was killed by signal 9 (SIGKILL); "
+        "if memory ran out (`dmesg` says so), free some, then start again"
+    )
