@@ -1,12 +1,12 @@
-"""What dsnb raises. Every message is one sentence a user can act on.
+"""The exceptions of dsnb. Every message is one sentence that a user can act on.
 
 DsnbError
   SettingsError   unknown, invalid or contradictory settings, all of them together (also a ValueError)
-  LaunchError     a run that did not end as it should; carries the run's folder and log
-  KernelDiedError the kernel of a notebook that ended before the notebook did
-  FetchError      a model, tokenizer or text that could not be brought into the shared folder
+  LaunchError     a run that failed; carries its log
+  KernelDiedError the kernel of a notebook ended before the notebook
+  FetchError      a model, tokenizer or text that could not be fetched into the shared folder
 
-DsnbWarning       something was left out or ignored, and the work went on
+DsnbWarning       something was left out or ignored
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from pathlib import Path
 
 
 class DsnbError(Exception):
-    """Base of everything that dsnb raises on purpose."""
+    """Base of all exceptions of dsnb."""
 
 
 class SettingsError(DsnbError, ValueError):
-    """Settings that cannot be run; `problems` holds one sentence for each."""
+    """Invalid settings; `problems` has one sentence for each."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -26,7 +26,7 @@ class SettingsError(DsnbError, ValueError):
 
 
 class NoMatchError(SettingsError):
-    """A pattern that no experiment's name matches."""
+    """A pattern that matches no experiment's name."""
 
 
 class LaunchError(DsnbError):
@@ -38,11 +38,11 @@ class LaunchError(DsnbError):
 
 
 class KernelDiedError(DsnbError):
-    """A notebook's kernel that could not be started, or ended before the notebook did."""
+    """A notebook's kernel that could not be started, or ended before the notebook."""
 
 
 class FetchError(DsnbError):
-    """What could not be fetched; `unreachable` where the hub itself, not this one thing, is the trouble."""
+    """A file that could not be fetched; `unreachable` if the hub itself could not be reached."""
 
     def __init__(self, message: str, unreachable: bool = False) -> None:
         self.unreachable = unreachable
@@ -58,10 +58,10 @@ class LogError(DsnbError):
 
 
 class PublishedError(DsnbError, KeyError):
-    """The name of no published table."""
+    """An unknown name of a published table."""
 
     __str__ = Exception.__str__  # KeyError's shows quotation marks around the sentence
 
 
 class DsnbWarning(UserWarning):
-    """Something that the user should know, after which the work goes on."""
+    """Something that was left out or ignored while the work continues."""

@@ -1,1 +1,1 @@
-"""The command line: parses, calls and prints. Everything it calls can be called from Python as well."""
+"""The command line: parses options, calls the package and prints. Python code can call the same functions."""

@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. What it calls can be called from Python as well."""
+"""The commands of `dsnb`, except `dsnb sweep`, and the entry point."""
 
 import sys
 import warnings
@@ -26,18 +26,21 @@ app = typer.Typer(
 app.command()(sweep.sweep)
 
 
-Folder = Annotated[Path, typer.Argument(help="A folder of outputs.", show_default=False)]
-Params = Annotated[Path, typer.Argument(help="A params file.", show_default=False)]
-TableFormat = Annotated[Format, typer.Option("--format", help="How to print it.")]
-Output = Annotated[Path | None, typer.Option(help="Write here instead.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="Folder of outputs, or a log.", show_default=False)]
+Params = Annotated[Path, typer.Argument(help="Params file (YAML).", show_default=False)]
+Hostfile = Annotated[Path | None, typer.Option(help="Use the hosts of this hostfile.", show_default=False)]
+TableFormat = Annotated[Format, typer.Option("--format", help="Format of the table.")]
+Output = Annotated[
+    Path | None, typer.Option(help="HTML file to write instead of FOLDER/report.html.", show_default=False)
+]
 
 
 @app.command()
 def summary(
     folder: Folder,
     format_: TableFormat = Format.table,
-    timing: Annotated[bool, typer.Option("--timing", help="Wall seconds by phase instead.")] = False,
-    groups: Annotated[bool, typer.Option("--groups", help="Groups of nodes instead, and who is slow.")] = False,
+    timing: Annotated[bool, typer.Option("--timing", help="Print the wall time of each phase (s) instead.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Print groups of nodes and slow nodes instead.")] = False,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
     from dsnb.runs.load import load_runs
@@ -68,10 +71,10 @@ def report(folder: Folder, output: Output = None) -> None:
 
 @app.command()
 def doctor(
-    hostfile: Annotated[Path | None, typer.Option(help="Look at its hosts instead.", show_default=False)] = None,
+    hostfile: Hostfile = None,
     set_: Set = None,
 ) -> None:
-    """Say what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
+    """Check what this machine, or the hosts of a hostfile, can run, what is missing, and how to fix it."""
     from dsnb.cli.doctor import check_machine
     from dsnb.cli.doctor_hosts import check_hosts
     from dsnb.settings.experiment import Experiment
@@ -90,9 +93,7 @@ def doctor(
 @app.command()
 def prepare(
     params: Params,
-    cache: Annotated[
-        Path | None, typer.Option(help="A folder that all nodes see.", show_default="$DSNB_SHARED")
-    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder that all nodes see.", show_default="$DSNB_SHARED")] = None,
 ) -> None:
     """Fetch a params file's models, tokenizers and texts once into a folder, for nodes without a network."""
     from dsnb.sweep.prepare import prepare as fetch
@@ -102,9 +103,9 @@ def prepare(
 
 @app.command()
 def bandwidth(
-    output: Annotated[Path | None, typer.Option(help="The sweep's folder to keep it in.", show_default=False)] = None,
-    most_bytes: Annotated[int | None, typer.Option(help="Largest message.", show_default="by device")] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="Measure over its hosts.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option(help="Sweep's folder for the results.", show_default=False)] = None,
+    most_bytes: Annotated[int | None, typer.Option(help="Largest message in bytes.", show_default="by device")] = None,
+    hostfile: Hostfile = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
 ) -> None:
@@ -122,7 +123,7 @@ def bandwidth(
 
 
 def main() -> None:
-    """Run the command line; every expected trouble is one line and an exit code."""
+    """Run the command line; an expected error is one line and an exit code."""
     warnings.showwarning = lambda message, category, *_: say(
         f"{'note' if issubclass(category, DsnbWarning) else 'warning'}: {message}", err=True
     )

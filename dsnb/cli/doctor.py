@@ -1,4 +1,4 @@
-"""Examines this machine: what it can run, what is missing, and how to put it right. Changes nothing."""
+"""Checks this machine: what it can run, what is missing, and how to fix it. Changes nothing."""
 
 import json
 import os
@@ -21,7 +21,7 @@ LEAST_FREE_GIB = 5
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     state: Literal["ok", "warn", "bad"]
     what: str
@@ -30,7 +30,7 @@ class Check:
 
 
 def check_machine() -> list[Check]:
-    """Look at everything that a run needs."""
+    """Check everything that a run needs."""
     return [*_machine(), *_compilers(), *_training(), *_notebooks(), *_environment()]
 
 

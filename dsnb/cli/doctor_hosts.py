@@ -1,4 +1,4 @@
-"""Examines the hosts of a hostfile: are they reached, what are they, and in what do they differ? Changes nothing."""
+"""Checks the hosts of a hostfile: connection, hardware, versions, and differences. Changes nothing."""
 
 import secrets
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from dsnb.run_folder import node_comparison, paths
 from dsnb.settings.experiment import Experiment
 
 MOST_OFFSET_S = 1.0
-"""Clocks farther apart make a mess of logs; measured times are corrected for it."""
+"""Larger offsets between clocks make logs hard to compare; measured times are corrected for them."""
 MOST_LOAD = 0.5
-"""Busy cores, as a share of all, from which somebody else is at work."""
+"""Load per core above which other programs are running."""
 
 
 def check_hosts(experiment: Experiment) -> list[Check]:
-    """Look at every host that an experiment with a hostfile would use; one that is not reached is a finding as well."""
+    """Check every host that an experiment with a hostfile would use; an unreachable host is a result as well."""
     nodes, failures = remote.reach(experiment, lambda *_: None)
     try:
         reached = [node for node, failure in zip(nodes, failures, strict=True) if failure is None]
@@ -42,7 +42,7 @@ def check_hosts(experiment: Experiment) -> list[Check]:
 
 
 def _examine(nodes: list[Node], experiment: Experiment) -> tuple[dict[int, dict[str, Any]], dict[str, bool]]:
-    """Ask every host for a closer look at itself and at its way to two others."""
+    """Let every host check itself and its connection to two others."""
     folder = paths.outputs_root().absolute()
     token = folder / f".shared-{secrets.token_hex(8)}"
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a sweep would do, to the letter: its runs, their settings, DeepSpeed's configuration, and every command."""
+"""The plan of a sweep in full: its runs, their settings, DeepSpeed's configuration, and every command."""
 
 import shlex
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from dsnb.sweep.slurm.allocation import Allocation
 
 
 def lines(planned: Sweep, asked: Allocation | None = None) -> Iterator[str]:
-    """Give the lines of a dry run; settings stand once an experiment, commands at every run."""
+    """Yield the lines of a dry run: settings once per experiment, commands for every run."""
     for run in planned.runs:
         yield str(run.paths.dir)
         if run.repeat == 1:
@@ -32,7 +32,7 @@ def lines(planned: Sweep, asked: Allocation | None = None) -> Iterator[str]:
 
 
 def submission(asked: Allocation, run: Run) -> str:
-    """Give how a run would be submitted to Slurm; the options would stand in the script."""
+    """Return the `sbatch` command of a run; in a real run, the options are in the script."""
     experiment = run.experiment
     options = asked.options(experiment.nodes, experiment.gpus // experiment.nodes, experiment.device)
     words = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
@@ -40,7 +40,7 @@ def submission(asked: Allocation, run: Run) -> str:
 
 
 def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
-    """Give what would be started on each host of a run, with its ranks; nothing for a run on this machine alone."""
+    """Yield the command for each host of a run, with its ranks; none for a run on this machine only."""
     if experiment.hostfile == hostfile.SLURM and not hostfile.in_allocation():
         return
     try:
@@ -59,5 +59,5 @@ def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
 def _host_ranks(experiment: Experiment, hosts: tuple[Host, ...], node: int, run_dir: Path) -> HostRanks:
     """Return the ranks of a host, as far as they are known before the host is reached."""
     port = experiment.master_port or 29500
-    address = hosts[0].name  # the agent there says by which address it is reached
+    address = hosts[0].name  # the agent there reports its address
     return HostRanks("cpu", hosts, node, address, port, {}, rank_group.WORKER, run_dir, run_dir)

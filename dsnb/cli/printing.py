@@ -1,4 +1,4 @@
-"""Prints lines and tables: for people, for machines, for Markdown."""
+"""Prints lines and tables: readable, as Markdown, CSV or JSON."""
 
 import html
 import sys
@@ -13,13 +13,13 @@ from rich.table import Table
 from dsnb.files import plain_text
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a text begins that a spreadsheet would compute."""
+"""First characters of a text that a spreadsheet takes for a formula."""
 MARKDOWN = frozenset("\\|`[]")
-"""What ends a cell of Markdown, or begins code or a link in it."""
+"""Characters that end a Markdown cell, or start code or a link in it."""
 
 
 class Format(StrEnum):
-    """How a table is printed."""
+    """Format of a printed table."""
 
     table = "table"
     markdown = "markdown"
@@ -37,7 +37,7 @@ def print_summary(runs: Any, format_: Format) -> None:
 
 
 def print_groups(runs: Any, format_: Format) -> None:
-    """Print how groups of nodes compare, and in words who is slow."""
+    """Print the comparison of groups of nodes, and which nodes are slow."""
     from dsnb.render.node_report import compare_groups
 
     numbers, texts, said = compare_groups(runs)
@@ -47,7 +47,7 @@ def print_groups(runs: Any, format_: Format) -> None:
 
 
 def show(numbers: Any, texts: Any, format_: Format) -> None:
-    """Print a table: `numbers` for machines, `texts` for people. Names in it may come from anywhere."""
+    """Print a table: `numbers` as CSV or JSON, `texts` otherwise; names in it are untrusted."""
     if format_ is Format.csv:
         typer.echo(_disarmed(numbers).to_csv(), nl=False)
     elif format_ is Format.json:
@@ -65,13 +65,13 @@ def show(numbers: Any, texts: Any, format_: Format) -> None:
 
 
 def say(text: object, err: bool = False) -> None:
-    """Print lines, without anything that the terminal would obey."""
+    """Print lines without control characters."""
     for one in str(text).split("\n"):
         typer.echo(plain_text.line(one), err=err)
 
 
 def _each_text(table: Any, change: Callable[[str], str]) -> Any:
-    """Return a table whose texts are changed, those of its index too; numbers stay numbers."""
+    """Return a table with every text changed, including its index; numbers stay numbers."""
 
     def changed(value: object) -> object:
         return change(value) if isinstance(value, str) else value
@@ -81,7 +81,7 @@ def _each_text(table: Any, change: Callable[[str], str]) -> Any:
 
 
 def _disarmed(table: Any) -> Any:
-    """Return a table whose texts no spreadsheet takes for formulas, as in the CSV that the explorer saves."""
+    """Return a table whose texts are no formulas for a spreadsheet, as in the explorer's CSV."""
 
     def text(value: str) -> str:
         shown = plain_text.line(value)
@@ -91,7 +91,7 @@ def _disarmed(table: Any) -> Any:
 
 
 def _markdown_table(table: Any) -> str:
-    """Return a table in Markdown, padded to be read as it stands: the index to the left, figures to the right."""
+    """Return a table in Markdown, padded to be readable as text: index left-aligned, figures right-aligned."""
     rows = [[str(table.index.name or ""), *map(str, table.columns)]]
     rows += [[str(key), *map(str, row)] for key, row in zip(table.index, table.to_numpy(), strict=True)]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
@@ -102,6 +102,6 @@ def _markdown_table(table: Any) -> str:
 
 
 def _in_markdown(value: str) -> str:
-    """Return a text for a cell: neither a pipe nor HTML nor a link in it is taken for what it looks like."""
+    """Return a text for a Markdown cell, with pipes, HTML and links escaped."""
     shown = html.escape(plain_text.line(value), quote=False)
     return "".join(f"\\{one}" if one in MARKDOWN else one for one in shown)

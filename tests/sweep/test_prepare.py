@@ -193,10 +193,10 @@ def test_what_a_killed_call_left_is_not_taken_for_whole_and_the_next_one_goes_on
     monkeypatch.setenv("DSNB_SHARED", str(shared))
     settings = Experiment(**{**SMALL, "model": "owner/small", "weights": "pretrained"}).model_dump()
     assert checks.unsupported(settings) == [
-        f"model is 'owner/small': DSNB_SHARED ({shared}) does not hold its config and weights; "
+        f"model is 'owner/small': DSNB_SHARED ({shared}) does not contain its config and weights; "
         "run `dsnb prepare` with the params file, or unset DSNB_SHARED"
     ]
-    with pytest.raises(SettingsError, match="does not hold its config and weights"):
+    with pytest.raises(SettingsError, match="does not contain its config and weights"):
         launch(Experiment(**settings), tmp_path / "run1")
     hub.stall.clear()
     hub.asked.clear()

@@ -64,5 +64,5 @@ def test_every_group_is_reported(swept):
     for each in ("mnhost1", "mnhost4", words[0][:60]):
         assert each in said
     shown = "".join(str(part) for part in node_report.section(runs))
-    assert "The spread between groups" in shown
+    assert "Spread between groups" in shown
     assert "mnhost1,mnhost2" in shown

@@ -1,1 +1,1 @@
-"""The folder that `dsnb prepare` fills and all nodes see: what is in it, and what a run takes from there."""
+"""The folder that `dsnb prepare` fills and all nodes see: its content, and what a run reads from it."""

@@ -1,6 +1,6 @@
-"""Fetches files of the Hugging Face hub into a folder, and says in one sentence why it could not.
+"""Fetches files of the Hugging Face hub into a folder; a failure is reported in one sentence.
 
-A token is taken from where huggingface_hub finds it, and stands in nothing that is written or said here.
+huggingface_hub finds the token by itself; it is in no file or message that is written here.
 """
 
 import json
@@ -20,16 +20,16 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Some files of one commit of a repository, whole, in a local folder."""
+    """Complete files of one commit of a repository in a local folder."""
 
     folder: Path
     commit: str
     sizes: dict[str, int]
-    """Bytes of every file, by its name."""
+    """Bytes of every file by name."""
 
 
 def fetch(hub_id: str, parts: Collection[str], cache: Path, commit: str | None = None) -> Snapshot:
-    """Fetch what a run reads of a repository, as far as it is not in the cache yet.
+    """Fetch the files of a repository that a run reads, unless they are in the cache.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def fetch(hub_id: str, parts: Collection[str], cache: Path, commit: str | None =
     Raises
     ------
     FetchError
-        If it is not there, not allowed, or the hub cannot be reached.
+        If the repository does not exist or is not accessible, or the hub cannot be reached.
     OSError
         If the cache cannot be written.
     """
@@ -62,11 +62,11 @@ def fetch(hub_id: str, parts: Collection[str], cache: Path, commit: str | None =
         folder = api.snapshot_download(hub_id, revision=info.sha, cache_dir=cache, allow_patterns=names)
         sizes = _sizes(folder, names)
         for name in names:
-            if known[name] not in {None, sizes[name]}:  # damaged in the cache, where only names are compared
+            if known[name] not in {None, sizes[name]}:  # damaged in the cache, which compares names only
                 api.hf_hub_download(hub_id, name, revision=info.sha, cache_dir=cache, force_download=True)
         sizes = _sizes(folder, names)
         if torn := [name for name in names if known[name] not in {None, sizes[name]}]:
-            raise FetchError(f"{torn[0]} came with {sizes[torn[0]]} of {known[torn[0]]} bytes; start again")
+            raise FetchError(f"{torn[0]} has {sizes[torn[0]]} of {known[torn[0]]} bytes; run `dsnb prepare` again")
     return Snapshot(Path(folder), str(info.sha), sizes)
 
 
@@ -75,7 +75,7 @@ def _sizes(folder: str, names: list[str]) -> dict[str, int]:
 
 
 def host() -> str:
-    """Name the hub's host, without whatever else its address holds."""
+    """Return the host name of the hub, without the rest of its address, which may hold a secret."""
     return urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname or "the hub"
 
 
@@ -89,7 +89,7 @@ def _api() -> Any:
 
 @contextmanager
 def _as_fetch_error(hub_id: str) -> Iterator[None]:
-    """Turn errors into a FetchError; their own texts may hold addresses with signatures, and are left out."""
+    """Turn errors into a FetchError without their own texts, which may contain signed addresses."""
     from huggingface_hub import errors
 
     try:
@@ -99,7 +99,7 @@ def _as_fetch_error(hub_id: str) -> Iterator[None]:
     except (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.HFValidationError) as error:
         advice = "check the name, or log in (`hf auth login`) if it is private or gated"
         raise FetchError(f"{hub_id}: {host()} has no such model for you; {advice}") from error
-    except Exception as error:  # each version of huggingface_hub lets others of its HTTP client through
+    except Exception as error:  # each version of huggingface_hub raises other errors of its HTTP client
         written = isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError | TimeoutError)
         if written and not isinstance(error, errors.EntryNotFoundError):
             raise

@@ -1,7 +1,7 @@
-"""What runs find in the shared folder that `dsnb prepare` filled, `$DSNB_SHARED`, so that they ask no network.
+"""Finds the external files of runs in `$DSNB_SHARED`, the folder that `dsnb prepare` filled, without a network.
 
-Every thing that a run takes from elsewhere has an entry in the folder's index, written once all of its files are
-whole. A launch makes sure that the settings are there; each rank, on whichever node, takes the files from there.
+Every external item of a run has an entry in the folder's index, written when all of its files are complete. A launch
+checks that the items are there; each rank, on any node, reads the files from there.
 """
 
 import os
@@ -21,18 +21,18 @@ NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a run takes from the hub or from a file.
+    """One item that a run reads from the hub or from a file.
 
     Attributes
     ----------
     setting
         `model`, `tokenizer` or `data`.
     name
-        What the setting says.
+        Value of the setting.
     hub_id
-        Where it is on the hub; None for a file or a folder.
+        Its repository on the hub; None for a file or a folder.
     parts
-        What of it: `config`, `weights`, `tokenizer`, `text`.
+        Its required parts: `config`, `weights`, `tokenizer`, `text`.
     """
 
     setting: str
@@ -42,7 +42,7 @@ class Need:
 
     @property
     def key(self) -> str:
-        """The name of its entry in the index."""
+        """The key of its entry in the index."""
         return f"hub:{self.hub_id}" if self.hub_id else os.path.abspath(os.path.expanduser(self.name))
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Need:
 
 
 def needs(settings: Mapping[str, Any]) -> list[Need]:
-    """List what a run takes from elsewhere; a preset with random weights, synthetic tokens and bytes take nothing."""
+    """Return the external items of a run; presets with random weights, synthetic tokens and bytes need none."""
     found = []
     model, weights = settings["model"], settings["weights"]
     parts = frozenset({"config", "weights"} if weights == "pretrained" else {"config"})
@@ -74,19 +74,19 @@ def _exists(name: str) -> bool:
 
 
 def shared_folder() -> SharedPaths | None:
-    """Give the shared folder that runs are to use; None where the variable names none."""
+    """Return the shared folder that `$DSNB_SHARED` names; None if it is not set."""
     chosen = os.environ.get(SHARED)
     return SharedPaths(Path(chosen).expanduser().absolute()) if chosen else None
 
 
 def read_index(shared: SharedPaths) -> dict[str, Any]:
-    """Give the index of a shared folder, empty where there is none."""
+    """Return the index of a shared folder; empty if there is none."""
     index = records.read_json(shared.index) or {}
     return {key: entry for key, entry in index.items() if isinstance(entry, dict)}
 
 
 def place(shared: SharedPaths, index: Mapping[str, Any], need: Need) -> Path | None:
-    """Give the file or folder that serves a need; None if it is not there, or not whole."""
+    """Return the file or folder of an item; None if it is missing or incomplete."""
     entry = index.get(need.key)
     home = shared.dir.resolve()
     try:
@@ -101,7 +101,7 @@ def place(shared: SharedPaths, index: Mapping[str, Any], need: Need) -> Path | N
 
 
 def has_changed(index: Mapping[str, Any], need: Need) -> bool:
-    """Say whether an original file is not what was copied any more; one that is not here has not changed."""
+    """Return whether an original file has changed since it was copied; one that is missing here counts as unchanged."""
     try:
         states = dict(index[need.key].get("originals", {}))
         return any(os.path.exists(path) and state(Path(path)) != list(was) for path, was in states.items())
@@ -110,16 +110,16 @@ def has_changed(index: Mapping[str, Any], need: Need) -> bool:
 
 
 def state(path: Path) -> list[int]:
-    """Give what tells a changed file from an unchanged one: its size and when it was written, in ns."""
+    """Return the size in bytes and the modification time in ns of a file, which show whether it has changed."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
 
 
 def problems(settings: Mapping[str, Any], originals: bool = True) -> list[str]:
-    """List what `$DSNB_SHARED` lacks of a run's settings, a sentence each; nothing where it is not set.
+    """Return what `$DSNB_SHARED` lacks of a run's external items, one sentence each; nothing if it is not set.
 
-    Files of one's own need not be there: all nodes may see them as they are. What was copied must be up to date with
-    the `originals`, on the machine that has them: another host may have a copy of its own, of another date.
+    Local files may be missing there: all nodes may see the originals. Copies must be up to date with the `originals`
+    on the machine that has them: another host may have its own copy with another date.
     """
     shared, wanted = shared_folder(), needs(settings)
     if shared is None or not wanted:
@@ -130,7 +130,7 @@ def problems(settings: Mapping[str, Any], originals: bool = True) -> list[str]:
         if need.hub_id and place(shared, index, need) is None:
             what = " and ".join(sorted(need.parts))
             found.append(
-                f"{says}{SHARED} ({shared.dir}) does not hold its {what}; "
+                f"{says}{SHARED} ({shared.dir}) does not contain its {what}; "
                 f"run `dsnb prepare` with the params file, or unset {SHARED}"
             )
         elif originals and has_changed(index, need):
@@ -139,12 +139,12 @@ def problems(settings: Mapping[str, Any], originals: bool = True) -> list[str]:
 
 
 def places(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Give the settings that a rank is to replace by files in `$DSNB_SHARED`, so that it asks no network.
+    """Return the settings that a rank replaces by files in `$DSNB_SHARED`, so that it needs no network.
 
     Raises
     ------
     SettingsError
-        If something is missing there: then the rank's host does not see what the launching one does.
+        If an item is missing: the rank's host then sees another folder than the launching host.
     """
     if found := problems(settings, originals=False):
         raise SettingsError(found)

@@ -1,4 +1,4 @@
-"""Which files of a model's or tokenizer's folder transformers reads, by their names: here or on the hub."""
+"""The files that transformers reads of a model's or tokenizer's folder, by name, for local folders and the hub."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -9,7 +9,7 @@ from dsnb.errors import FetchError
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""Whole, or in parts that `NAME.index.json` lists; safetensors are taken first, as transformers does."""
+"""One file, or several that `NAME.index.json` lists; safetensors are preferred, as in transformers."""
 TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,21 +25,21 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def chosen(names: Iterable[str], parts: Collection[str], read: Callable[[str], Any]) -> list[str]:
-    """Choose the files that a run reads.
+    """Return the names of the files that a run reads.
 
     Parameters
     ----------
     names
-        All files there, of which those in subfolders and with odd names are passed over.
+        All files of the folder; those in subfolders and with unusual names are ignored.
     parts
         Of `config`, `weights` and `tokenizer`.
     read
-        Reads one of the JSON files.
+        Function that reads one of the JSON files.
 
     Raises
     ------
     FetchError
-        If a part is not among them.
+        If a part is missing.
     """
     there = {name for name in names if _PLAIN.fullmatch(name)}
     found: set[str] = set()
@@ -53,12 +53,12 @@ def chosen(names: Iterable[str], parts: Collection[str], read: Callable[[str], A
         own = {name for name in there if any(fnmatchcase(name, pattern) for pattern in TOKENIZER)}
         if not own:
             raise FetchError("there is no tokenizer")
-        found |= own | (there & {CONFIG})  # which says of what class it is, where the tokenizer's own files do not
+        found |= own | (there & {CONFIG})  # names the tokenizer's class if its own files do not
     return sorted(found)
 
 
 def weights(there: Collection[str], read: Callable[[str], Any]) -> list[str]:
-    """Choose the files of the weights: one, or an index and the parts that it lists.
+    """Return the names of the weight files: one, or an index and the files that it lists.
 
     Raises
     ------

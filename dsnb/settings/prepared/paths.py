@@ -1,4 +1,4 @@
-"""The name of every file in a folder that `dsnb prepare` fills and all nodes see."""
+"""The paths in a folder that `dsnb prepare` fills and all nodes see."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +12,17 @@ class SharedPaths:
 
     @property
     def index(self) -> Path:
-        """What is there, whole; written after it."""
+        """Index of the complete items; written after them."""
         return self.dir / "prepared.json"
 
     @property
     def lock(self) -> Path:
-        """Held while `dsnb prepare` writes here."""
+        """Lock of the `dsnb prepare` that writes here."""
         return self.dir / ".lock"
 
     @property
     def hub(self) -> Path:
-        """A cache of the hub, as huggingface_hub lays it out."""
+        """Cache of the hub in the layout of huggingface_hub."""
         return self.dir / "hub"
 
     @property
