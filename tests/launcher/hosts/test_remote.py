@@ -102,7 +102,7 @@ def test_bandwidth_is_measured_over_hosts_that_share_no_folder(pair, train):
     table = load_bandwidth(output)
     assert list(table["bytes"]) == [8, 16, 32, 64]
     assert set(table["ranks"]) == {4}
-    assert "All-reduce over 4 ranks (gloo on CPUs) on mnhost1, mnhost2, 2" in next(section(output)).text
+    assert "In-place all-reduce over 4 ranks (gloo on CPUs) on mnhost1, mnhost2, 2" in next(section(output)).text
     assert load_runs(output).empty
 
 
