@@ -1,10 +1,11 @@
 # make demo: set up, sweep a small model, write a report.    make test: set up, run every check and test.
 # make check: set up, run lint, types and the tests that start no process: under a minute.
-# make docs: set up, build the documentation into docs/_build/html.    make example: measure the example in outputs/ anew.
+# make docs: set up, build the documentation into docs/_build/html, run its code blocks.
+# make example: measure the example in outputs/ again.
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL := --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo check lint test docs example env
 
@@ -13,10 +14,11 @@ demo: env
 	$(BIN)/dsnb report outputs/quickstart
 
 check: lint
-	$(PYTEST) -m "not process" $(PARALLEL)
+	$(PYTEST) -m "not process" -n 2 $(PARALLEL)
 
+# Three workers on two cores: tests that start processes spend a third of their time waiting for them.
 test: lint
-	$(PYTEST) -m "not alone" $(PARALLEL)
+	$(PYTEST) -m "not alone and not docs" -n 3 $(PARALLEL)
 	$(PYTEST) -m alone
 
 lint: env
@@ -26,6 +28,7 @@ lint: env
 
 docs: env
 	$(BIN)/python -m sphinx -W --keep-going -n -q -j auto docs docs/_build/html
+	$(PYTEST) -m docs
 	@echo docs/_build/html/index.html
 
 example: env

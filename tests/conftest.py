@@ -31,9 +31,10 @@ from tests.support import browser, process_guard
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What dsnb starts does not look into the current folder for modules, such as the tests' workers and jobs.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-# Some tests interrupt this process. It ignores that, and so does all that it starts, if a script's `&` started it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under `nohup`, or a script's `&`, this process and all that it starts ignore signals that some tests send.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 SMALL: dict[str, Any] = {
     "model": "gpt2-tiny",

@@ -38,6 +38,7 @@ def test_no_fence_escapes_the_search(page):
 @pytest.mark.timeout(900)  # the first page makes the sweep that all use
 @pytest.mark.parametrize("page", RUN, ids=name)
 @pytest.mark.process
+@pytest.mark.docs
 def test_blocks_run_and_print_what_the_page_shows(page, home):
     printed = run_page(page, home)
     assert printed

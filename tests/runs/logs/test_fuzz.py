@@ -104,4 +104,4 @@ def test_damaged_logs(tmp_path, name):
             for value in steps["loss"].dropna():
                 assert near(value, known), value
             assert (steps["step_time_s"].dropna() > 0).all()
-    assert read > (10 if name.endswith(".json") else MUTATIONS_EACH / 4)  # most damaged JSON is none
+    assert read > MUTATIONS_EACH / (100 if name.endswith(".json") else 4)  # most damaged JSON cannot be parsed
