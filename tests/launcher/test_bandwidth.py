@@ -89,7 +89,7 @@ def test_the_newest_one_that_is_ok_is_shown(measured):
     assert set(load_bandwidth(results[0].run_dir)["ranks"]) == {2}
     heading, picture, table = (part._repr_html_() for part in section(home))
     assert "In-place all-reduce over 4 ranks (gloo on CPUs)" in heading
-    assert picture.startswith('<img alt="Bus bandwidth of an all-reduce against the size of the message"')
+    assert picture.startswith('<img alt="Bus bandwidth of an all-reduce against message size"')
     cells = [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", table)]
     heads = ["size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"]
     assert cells[:8] == heads
