@@ -40,9 +40,9 @@ def print_groups(runs: Any, format_: Format) -> None:
     """Print the comparison of groups of nodes, and which nodes are slow."""
     from dsnb.render.node_report import compare_groups
 
-    numbers, texts, said = compare_groups(runs)
+    numbers, texts, sentences = compare_groups(runs)
     show(numbers, texts, format_)
-    for sentence in said:
+    for sentence in sentences:
         say(sentence, err=format_ in {Format.csv, Format.json})
 
 

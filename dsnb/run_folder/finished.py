@@ -61,8 +61,8 @@ def trouble(run: RunPaths) -> str | None:
             return problem
         found.append(content)
     settings, environment, result = found
-    if (told := lacking(settings, environment, result, run.steps.is_file())) or not (settings and result):
-        return told or CUT_OFF
+    if (problem := lacking(settings, environment, result, run.steps.is_file())) or not (settings and result):
+        return problem or CUT_OFF
     if result["status"] != "ok":
         return None
     timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(run.steps))

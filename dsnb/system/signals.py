@@ -44,15 +44,15 @@ def on_stop(react: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    told = False
+    requested = False
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal told
+        nonlocal requested
         global _stopping  # noqa: PLW0603
-        if told and number == signal.SIGINT:
+        if requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not told:
-            told = _stopping = True
+        if not requested:
+            requested = _stopping = True
             react()
 
     handlers = {number: signal.getsignal(number) for number in STOPPING}
