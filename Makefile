@@ -16,7 +16,7 @@ demo: env
 check: lint
 	$(PYTEST) -m "not process" -n 2 $(PARALLEL)
 
-# Three workers on two cores: tests that start processes spend a third of their time waiting for them.
+# Three workers on two cores: tests that start processes spend much of their time waiting for them.
 test: lint
 	$(PYTEST) -m "not alone and not docs" -n 3 $(PARALLEL)
 	$(PYTEST) -m alone

@@ -53,6 +53,7 @@ LONGEST = [
     "docs/test_code_blocks.py",
     "sweep/slurm/test_jobs.py",
     "train/test_strategies.py",
+    "sweep/test_run_stopped.py",
     "sweep/test_run.py",
     "train/test_parallel.py",
     "launcher/hosts/test_host_faults.py",
@@ -118,7 +119,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     if made := os.environ.get("DSNB_SWEPT"):
         return Path(made)
-    from tests.sweep.test_run import PARAMS
+    from tests.support.small_sweep import PARAMS
 
     home = tmp_path_factory.getbasetemp()
     home = (home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "swept"

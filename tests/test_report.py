@@ -17,7 +17,7 @@ from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
 from tests import ROOT
 from tests.support.browser import SETTLED, violations
-from tests.sweep.test_run import NAMES
+from tests.support.small_sweep import NAMES
 
 
 @pytest.fixture(scope="module")

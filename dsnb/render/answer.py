@@ -156,11 +156,11 @@ def _axis_effects(runs: pd.DataFrame, summary: pd.DataFrame, fastest: str) -> li
 
 
 def _describe_change(row: dict[str, Any], memory: str | None) -> str:
-    to = f"with {html.escape(labels.text(row['after']))}"
+    to = f"at {html.escape(labels.text(row['after']))}"
     if not row["n"]:
-        return f"{to} none of {row['n_failed']} runs succeeded"
+        return f"{to}, none of {row['n_failed']} runs succeeded"
     noise = {True: "", False: " (within the noise)", None: " (noise unknown)"}[row[f"{RATE}_beyond_noise"]]
-    text = f"{to} {percent(row[f'{RATE}_change'])} tokens/s{noise}"
+    text = f"{to}, {percent(row[f'{RATE}_change'])} tokens/s{noise}"
     change = row.get(f"{memory}_change")
     if isinstance(change, float) and not pd.isna(change):
         text += f", {percent(change)} memory"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.sweep.test_run import NAMES
+from tests.support.small_sweep import NAMES
 
 
 def dsnb(*words, **options):

@@ -18,7 +18,7 @@ from dsnb.runs.all_reduce import load_bandwidth
 from dsnb.runs.load import load_runs, load_steps
 from dsnb.settings.experiment import Experiment
 from tests.cli.test_app import dsnb
-from tests.sweep.test_run import NAMES
+from tests.support.small_sweep import NAMES
 
 
 def settings(**changes):

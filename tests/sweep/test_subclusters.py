@@ -16,6 +16,8 @@ from tests.conftest import SMALL
 from tests.support import hosts
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "device"}
+STEPS = 100
+"""Enough for both groups to train at once, although one starts a second later."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,11 @@ def swept(tmp_path_factory):
     """Make one experiment on two pairs of hosts, by the command line; give what it said and its folder."""
     home = tmp_path_factory.mktemp("groups")
     params = home / "groups.yaml"
-    file = {"name": "groups", "defaults": {**SETTINGS, "forward_env": "OMP_*"}, "expect_samples_per_s": 1e6}
+    file = {
+        "name": "groups",
+        "defaults": {**SETTINGS, "steps": STEPS, "forward_env": "OMP_*"},
+        "expect_samples_per_s": 1e6,
+    }
     params.write_text(yaml.safe_dump(file))
     with hosts.cluster(4, slots=1, folder=home / "hosts") as made:
         command = [sys.executable, "-m", "dsnb", "sweep", str(params), "--hostfile", str(made.hostfile)]
@@ -48,7 +54,7 @@ def test_groups_train_at_once_and_alike(swept, losses):
     assert told == [["mnhost1", "mnhost2"], ["mnhost3", "mnhost4"]]
     spans = [(run.experiment.stat().st_mtime, run.result.stat().st_mtime) for run in (first, second)]
     assert max(begin for begin, _ in spans) < min(end for _, end in spans)
-    alone = losses(gpus=2)
+    alone = losses(gpus=2, steps=STEPS)
     for run in (first, second):
         assert [step["loss"] for step in records.read_lines(run.steps)] == pytest.approx(alone, abs=2e-6)
     assert "on mnhost1, mnhost2: ok" in troubles

@@ -1,0 +1,24 @@
+"""A params file of four small runs on the CPU, and the command that makes them."""
+
+import os
+import sys
+
+PARAMS = """
+name: small
+question: Does it resume?
+defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
+           warmup_steps: 1, steps: 4, time_limit_s: 100}
+grid: {zero_stage: [0, 3]}
+repeats: 2
+"""
+NAMES = ["zs0_fp32_gpus1_bs2_sl32_stdlib", "zs3_fp32_gpus1_bs2_sl32_stdlib"]
+
+
+def command(params, *more):
+    """Return the command that makes the sweep of a params file, in `out` beside it."""
+    return [sys.executable, "-m", "dsnb", "sweep", str(params), "--output", str(params.parent / "out"), *more]
+
+
+def own_server():
+    """Return the environment without the test session's fork server: a user's sweep has one of its own."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
