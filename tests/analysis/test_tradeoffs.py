@@ -80,10 +80,10 @@ def test_one_run_alone_says_nothing_about_noise_in_any_view():
 def test_the_answer_says_what_each_axis_is_worth():
     text = answer.answer(RUNS).text
     minus = answer.MINUS
-    assert f"<b>ZeRO stage</b> (1 in the fastest): with 0 none of 2 runs succeeded; with 3 {minus}49 % tokens/s" in text
+    assert f"<b>ZeRO stage</b> (1 in the fastest): at 0, none of 2 runs succeeded; at 3, {minus}49 % tokens/s" in text
     assert f"{minus}30 % memory" in text
     assert (
-        f"<b>precision</b> (bf16 in the fastest): with fp32 {minus}2.9 % tokens/s (noise unknown), +100 % memory."
+        f"<b>precision</b> (bf16 in the fastest): at fp32, {minus}2.9 % tokens/s (noise unknown), +100 % memory."
         in text
     )
     assert "2 of 8 runs are not ok: 2 oom." in text
@@ -95,7 +95,7 @@ def test_the_answer_hides_no_failed_repeat_and_no_missing_figure():
     text = answer.answer(table(*rows)).text
     assert "(median of 2 runs; 1 of 3 runs not ok)" in text
     assert "with 7.00 GiB of GPU memory, 5 % slower; 1 of 3 runs not ok." in text
-    assert f"with 1 {answer.MINUS}5.2 % tokens/s (1 of 3 runs not ok)." in text
+    assert f"at 1, {answer.MINUS}5.2 % tokens/s (1 of 3 runs not ok)." in text
     assert "nan" not in text
     unknown = table(("a", 1, 0, "bf16", 100, 7)).assign(tokens_per_s_per_gpu=float("nan"))
     assert "No run measured speed, so the fastest setting is unknown." in answer.answer(unknown).text

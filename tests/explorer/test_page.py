@@ -449,8 +449,7 @@ def test_a_click_on_a_point_opens_the_run(tmp_path, watched, where, region):
     assert page.said == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
 def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched, scheme, width):
     made_up.write_folders(made_up.runs(90), tmp_path / "s")
     saved = dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html")

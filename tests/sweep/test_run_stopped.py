@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -56,39 +57,25 @@ def kill(words, out, seconds, steps):
 
 
 @pytest.mark.process
-def test_killed_at_four_moments_it_still_ends_with_the_same_runs(params, tmp_path):
+def test_killed_at_three_moments_it_still_ends_with_the_same_runs(params):
     """SIGKILL, which nothing can catch: no process stays, no run is lost, doubled or half-written.
 
-    Two sweeps of two runs at a time, each in a folder of its own. Half of the kills are for a run that steps, one of
-    these for a second run; the others come while the sweep starts.
+    The first kill comes while the sweep starts, the others while its first and its second run step.
     """
-    outs = [tmp_path / "one", tmp_path / "two"]
-    commands = [[*command(params)[:-1], str(out), "--only", "zs0*", "--set", "steps=30"] for out in outs]
+    words, out = [*command(params), "--only", "zs0*", "--set", "steps=30"], params.parent / "out"
     draw = random.Random(5)
-    in_a_run = 0
-    with ThreadPoolExecutor(len(outs)) as pool:
-        for attempt in range(2):
-            early = draw.uniform(0.5, 2.0) + 3.0 * attempt, 1
-            stepping = 60.0, draw.randint(1, 20) + 31 * attempt
-            seconds, steps = zip(*((stepping, early) if attempt % 2 == 0 else (early, stepping)), strict=True)
-            in_a_run += sum(pool.map(kill, commands, outs, seconds, steps))
-    assert in_a_run >= 2
-    finished = {file: file.stat().st_mtime_ns for out in outs for file in out.rglob("result.json")}
-    assert finished
-    last = [
-        subprocess.Popen(
-            words, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
-        for words in commands
-    ]
-    for sweep, out in zip(last, outs, strict=True):
-        _, said = sweep.communicate(timeout=250)
-        assert sweep.returncode == 0, said
-        folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
-        assert folders == [f"{NAMES[0]}/run{repeat}" for repeat in (1, 2)]
-        for folder in folders:
-            assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
-            assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 32))
+    kill(words, out, draw.uniform(0.5, 4.0), 1)
+    assert kill(words, out, 60.0, draw.randint(1, 20))
+    assert kill(words, out, 60.0, 31 + draw.randint(1, 20))
+    finished = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
+    assert len(finished) == 1
+    done = subprocess.run(words, cwd=ROOT, env=own_server(), capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
+    assert folders == [f"{NAMES[0]}/run{repeat}" for repeat in (1, 2)]
+    for folder in folders:
+        assert json.loads((out / folder / "result.json").read_text())["status"] == "ok"
+        assert [row["step"] for row in records.read_lines(out / folder / "steps.jsonl")] == list(range(1, 32))
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
 
 
@@ -167,15 +154,15 @@ def test_what_a_sweep_writes_follows_the_umask(crowded):
 
 @pytest.mark.process
 def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, tmp_path):
-    """By both signals, two sweeps at a time."""
+    """By both signals, two sweeps at a time, one of them with the fork server of the test session."""
     with ThreadPoolExecutor(2) as pool:
-        outs = [tmp_path / "one", tmp_path / "two"]
-        list(pool.map(interrupt, [command(params)] * 2, outs, [signal.SIGINT, signal.SIGTERM]))
+        outs, environments = [tmp_path / "one", tmp_path / "two"], [own_server(), os.environ.copy()]
+        list(pool.map(interrupt, [command(params)] * 2, outs, [signal.SIGINT, signal.SIGTERM], environments))
 
 
-def interrupt(words, out, number):
+def interrupt(words, out, number, env):
     long = [*words[:-1], str(out), "--set", "steps=100000"]
-    sweep = psutil.Popen(long, cwd=ROOT, env=own_server(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    sweep = psutil.Popen(long, cwd=ROOT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     folder = out / NAMES[0] / "run1"
     wait_until(lambda: records.read_lines(folder / "steps.jsonl"), "the run trains")
     family = sweep.children(recursive=True)
