@@ -54,11 +54,13 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "skipped_warmup_steps": sum(bool(step.get("skipped")) for step in steps) - _skipped(timed),
         "slow_steps": len(slow_steps(timed)),
         "recompilations": worker.get("recompilations"),
+        "graph_breaks": worker.get("graph_breaks"),
         "timed_steps": len(timed),
         "parameters": worker.get("parameters"),
         "trainable_parameters": worker.get("trainable_parameters"),
         "attention_used": worker.get("attention"),
-        "note": "; ".join(_notes(timed, gpu, worker)) or None,
+        "attention_kernel": worker.get("attention_kernel"),
+        "note": "; ".join(_notes(experiment, timed, gpu, worker)) or None,
         **(_profile(paths) if experiment.profile else {}),
     }
 
@@ -92,7 +94,9 @@ def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
     return {step: time_s / middle for step, time_s in times_s.items() if middle > 0 and time_s > SLOW * middle}
 
 
-def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, Any]) -> Iterator[str]:
+def _notes(
+    experiment: Experiment, timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, Any]
+) -> Iterator[str]:
     """Yield the notes that a reader of the figures must know."""
     if skipped := _skipped(timed):
         yield (
@@ -105,6 +109,10 @@ def _notes(timed: list[dict[str, Any]], gpu: dict[str, Any], worker: dict[str, A
         yield f"{named} times the median step time{more}"
     if count := worker.get("recompilations"):
         yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
+    if count := worker.get("graph_breaks"):
+        yield f"torch.compile left its graph at {count} places: TORCH_LOGS=graph_breaks names them in the console"
+    if experiment.attention != "eager" and worker.get("attention_kernel") == "math":
+        yield "attention was not fused: torch has no fused kernel for these settings and computed it with its math one"
     if power := power_note(gpu, worker):
         yield power
 

@@ -62,6 +62,7 @@ RUNS = {
     "skipped_warmup_steps": "Warm-up steps whose update the fp16 loss scaler skipped.",
     "slow_steps": "Timed steps that took more than twice the median.",
     "recompilations": "Graphs that torch.compile compiled during the timed steps.",
+    "graph_breaks": "Places at which torch.compile left its graph, in the whole run; missing if nothing was compiled.",
     "nan_steps": "Steps with a loss that is not a number, as Megatron logs them.",
     "timed_steps": "Optimizer steps that the speed is measured over.",
     "train_runtime_s": "Wall time of a whole training, as transformers' Trainer logs it.",
@@ -72,6 +73,8 @@ RUNS = {
     "parameters": "Parameters of the model, tied embeddings counted once.",
     "trainable_parameters": "Parameters that are trained: fewer than `parameters` with LoRA.",
     "attention_used": "Attention implementation that the model really used.",
+    "attention_kernel": "Kernel that computed attention in a warm-up step: cudnn, flash, efficient, flex, or math (not "
+    "fused); missing without a warm-up step.",
     "start_s": "Launch to the first line of the workers.",
     "build_s": "Building model, engine and data.",
     "warmup_s": "Warm-up steps.",

@@ -33,6 +33,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "first_bad_step": "First step whose loss was not a finite number.",
         "weights_moved": "False if the steps did not change the weights beyond weight decay.",
         "attention": "Attention implementation that the model really used.",
+        "attention_kernel": "Kernel that computed attention in a warm-up step.",
         "phases_s": "Wall time by phase, as rank 0 measured it.",
         "versions": "Versions that only torch knows: CUDA, NCCL.",
     },

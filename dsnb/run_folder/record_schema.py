@@ -104,6 +104,8 @@ def _list_of(each: Kind) -> Kind:
 
 def _setting(name: str, about: FieldInfo) -> Kind:
     default = about.default
+    if isinstance(default, dict):
+        return _object("keys with values", keys=r"[^\x00-\x1f\x7f]{1,200}")
     if name == "micro_batch_size":
         return Kind("a whole number or 'auto'", frozenset({int, str}), 1, 2**63, frozenset({"auto"}))
     if isinstance(default, bool):
@@ -116,7 +118,7 @@ def _setting(name: str, about: FieldInfo) -> Kind:
 SETTINGS = {name: _setting(name, about) for name, about in Experiment.model_fields.items()}
 SIGNED = {"loss_first", "loss_last", "loss_mean", "step_skew", "forward_skew"}
 SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRIC_COLUMNS}
-TEXTS = ("attention_used", "oom_phase", "note")
+TEXTS = ("attention_used", "attention_kernel", "oom_phase", "note")
 """Columns of a run's summary that are texts."""
 SUMMARY |= dict.fromkeys((*TEXTS, "profile_missing"), TEXT)
 MACHINE = {name: TEXT for name in ENVIRONMENT if name != "gpu_name"} | {"os": TEXT, "nccl_package": TEXT}
@@ -135,8 +137,8 @@ WORKER |= dict.fromkeys(("block_parameters", "energy_j", "update_rms"), AMOUNT)
 WORKER |= dict.fromkeys(("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib"), AMOUNT)
 WORKER |= dict.fromkeys(("host_memory_gib", "rank_host_memory_gib"), AMOUNT)
 WORKER |= dict.fromkeys(("step_skew", "forward_skew", "steps_from_s", "timed_from_s", "timed_to_s"), NUMBER)
-WORKER |= {"first_bad_step": COUNT, "recompilations": COUNT, "weights_moved": FLAG}
-WORKER |= {"gpu_name": TEXT, "attention": TEXT, "power_source": TEXT}
+WORKER |= {"first_bad_step": COUNT, "recompilations": COUNT, "graph_breaks": COUNT, "weights_moved": FLAG}
+WORKER |= {"gpu_name": TEXT, "attention": TEXT, "attention_kernel": TEXT, "power_source": TEXT}
 FAILURE = {"rank": COUNT, "status": STATUS, "cause": TEXT, "phase": TEXT, "step": COUNT}
 FAILURE |= dict.fromkeys(("allocated_gib", "reserved_gib", "requested_gib"), AMOUNT)
 BANDWIDTH = dict.fromkeys(("bytes", "count", "ranks", "calls", "errors"), COUNT) | {"dtype": TEXT}

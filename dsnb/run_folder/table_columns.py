@@ -3,15 +3,20 @@
 What a column means to a reader (title, unit, which way is better) is in `dsnb.runs.labels`.
 """
 
+from collections.abc import Iterable
+
+from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION
 
-SETTINGS = [name for name in DEFAULTS if name not in {"device", *SUPERVISION}]
+SETTINGS = [name for name in DEFAULTS if name not in {"device", deepspeed_keys.NAME, *SUPERVISION}]
+"""Settings that are columns; each key of DeepSpeed's configuration is a further one, if any run sets it."""
 SHARING = ["data_parallel", "global_batch_size"]
 """Derived from the settings of dsnb's own runs; logs of other programs state them."""
 METRIC_COLUMNS = [
     "tokens_per_s",
     "trained_tokens_per_s",
     "tokens_per_s_per_gpu",
+    "of_plain",
     "samples_per_s",
     "step_time_s",
     "step_time_median_s",
@@ -53,6 +58,7 @@ METRIC_COLUMNS = [
     "skipped_warmup_steps",
     "slow_steps",
     "recompilations",
+    "graph_breaks",
     "nan_steps",
     "timed_steps",
     "train_runtime_s",
@@ -78,6 +84,7 @@ RUN_COLUMNS = [
     "hosts",
     *METRIC_COLUMNS,
     "attention_used",
+    "attention_kernel",
     "oom_phase",
     *(f"{phase}_s" for phase in PHASES),
     "notebook_s",
@@ -110,3 +117,8 @@ STEP_COLUMNS = [
 ]
 STEP_NUMBERS = [name for name in STEP_COLUMNS if name not in {"phase", "skipped"}]
 GPU_COLUMNS = ["t_s", "host", "gpu", "util_pct", "memory_used_gib", "power_w", "energy_j", "sm_clock_mhz"]
+
+
+def key_columns(names: Iterable[str]) -> list[str]:
+    """Return the columns among `names` that are keys of DeepSpeed's configuration, in order."""
+    return sorted(name for name in names if str(name).startswith(deepspeed_keys.PREFIX))

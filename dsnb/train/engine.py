@@ -1,16 +1,20 @@
 """A trainer on DeepSpeed's engine, which is verified against the settings."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import deepspeed
 import torch
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.utils import set_z3_leaf_modules
 
 from dsnb.settings.experiment import Experiment
 from dsnb.train import verify_engine
-from dsnb.train.model_parts import count_parameters
+from dsnb.train.causal_loss import with_loss
+from dsnb.train.compiling import begin_graphs, compile_model, compile_options
+from dsnb.train.model_parts import blocks, count_parameters
 from dsnb.train.optimizers import client_optimizer
 from dsnb.train.trainer import Section, no_section
 
@@ -28,10 +32,17 @@ class DeepSpeedTrainer:
         self.config = model.config
         self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
         self.section: Section = no_section
-        self.engine = make_engine(experiment, model, ds_config)
+        self.experiment = experiment
+        whole = with_loss(experiment, model)
+        if experiment.leaf_modules == "blocks":
+            set_z3_leaf_modules(whole, [type(blocks(whole)[0])])
+        outside = compiles_outside(experiment)
+        if not outside:
+            compile_model(experiment, whole)
+        self.engine = make_engine(experiment, whole, ds_config)
         self.module, self.optimizer = self.engine.module, self.engine.optimizer
-        if experiment.compile:
-            self.engine.compile()
+        if outside:
+            self.engine.compile(compile_kwargs=compile_options(experiment))
         verify_engine.check(experiment, self.engine)
         self._updates = 0
         self._scaler = self.engine.torch_autocast_z0_gradscaler
@@ -49,10 +60,11 @@ class DeepSpeedTrainer:
         """Train one optimizer step."""
         skipped_before = self._skipped_steps()
         total = torch.zeros((), device=self.engine.device)
+        begin_graphs(self.experiment)
         for ids in micro_batches:
             with self.section("forward"):
-                loss = self.engine(input_ids=ids, labels=ids).loss
-            with self.section("backward"):
+                loss = self.engine(ids)
+            with self.section("backward"), without_reduction(self.experiment, self.engine):
                 backward(self.engine, loss)
             with self.section("optimizer"):
                 self.engine.step()
@@ -66,6 +78,21 @@ class DeepSpeedTrainer:
     def describe(self) -> dict[str, Any]:
         """Return what the engine is made of."""
         return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
+
+
+def compiles_outside(experiment: Experiment) -> bool:
+    """Return whether the engine compiles: its hooks are part of the graph, such as ZeRO 3's, which gather weights."""
+    return experiment.compile == "deepcompile" or (experiment.compile != "off" and experiment.zero_stage == 3)
+
+
+def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextManager[Any]:
+    """Return a context for the backward pass of a single rank.
+
+    At ZeRO 0 DeepSpeed flattens, reduces and copies back every gradient, even if there is nobody to reduce with
+    (GPT-2, 32 x 128, with CUDA graphs on one H200: 15.2 ms a step instead of 14.0).
+    """
+    alone = experiment.gpus == 1 and experiment.zero_stage == 0
+    return engine.no_sync() if alone else nullcontext()
 
 
 def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:

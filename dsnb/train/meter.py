@@ -195,10 +195,9 @@ class Meter:
     def _memory(self) -> dict[str, float]:
         if not self._cuda:
             return {}
-        memory = {
-            "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
-            "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
-        }
+        # One call, its result not flattened: `max_memory_allocated` builds a table of 150 entries each time.
+        found = torch.cuda.memory.memory_stats_as_nested_dict()
+        memory = {f"{what}_gib": found[f"{what}_bytes"]["all"]["peak"] / GIB for what in ("allocated", "reserved")}
         torch.cuda.reset_peak_memory_stats()
         self._note_peaks({f"peak_{key}": value for key, value in memory.items()})
         return memory

@@ -21,7 +21,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb.formulas import model_shapes
 from dsnb.settings.experiment import Experiment
-from dsnb.train import alibi, checkpointing, lora, tensor_parallel
+from dsnb.train import alibi, attention, checkpointing, lora, tensor_parallel
 from dsnb.train.model_parts import init_units
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -75,13 +75,13 @@ def build_part(experiment: Experiment, device: torch.device, part: Callable[[Any
         the rest takes no memory; pretrained weights are loaded whole into host memory.
     """
 
-    def make(config: Any, attention: str) -> PreTrainedModel:
+    def make(config: Any, name: str) -> PreTrainedModel:
         if experiment.weights == "pretrained":
-            model = _load_pretrained(experiment, {}, torch.device("cpu"), config, attention)
+            model = _load_pretrained(experiment, {}, torch.device("cpu"), config, name)
             own = list(part(model))
         else:
             with no_init_weights(), init_empty_weights(include_buffers=False):
-                model = _from_config(experiment, config, attention)
+                model = _from_config(experiment, config, name)
             own = list(part(model))
             _allocate(own)
         for unit in own:
@@ -104,7 +104,7 @@ def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTraine
         )
     if experiment.attention != "eager":
         try:
-            return make(config, "sdpa")
+            return make(config, attention.CAUSAL if config.model_type in attention.MASKLESS else "sdpa")
         except ValueError as error:  # raised before anything is built
             if "scaled_dot_product_attention" not in str(error):
                 raise
@@ -118,7 +118,7 @@ def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTraine
 def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
     """Apply fused ALiBi, tensor parallelism, LoRA and checkpointing to a model or a pipeline stage's part of it."""
     if model.config.model_type == "bloom" and experiment.attention != "eager":
-        alibi.use_fused_attention(model)
+        alibi.use_fused_attention(model, experiment.seq_len if uses_flex(experiment) else 0)
     if experiment.tensor_parallel > 1:
         tensor_parallel.prepare(experiment, model)
     if experiment.lora_rank:
@@ -126,7 +126,16 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
     if experiment.activation_checkpointing:
         checkpointing.checkpoint_activations(experiment, model)
     model.train()
+    if model.config.model_type == "opt":
+        # Only this module's own flag: transformers 5.17 asks for the layerdrop, which is 0, in a way that breaks a
+        # compiled graph at every block.
+        model.get_decoder().training = False
     return model
+
+
+def uses_flex(experiment: Experiment) -> bool:
+    """Return whether BLOOM's attention is computed by FlexAttention, which is fast only if it is compiled for a GPU."""
+    return experiment.compile != "off" and experiment.device == "cuda" and not experiment.dropout
 
 
 def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrainedModel:

@@ -13,6 +13,7 @@ from torch import nn
 from dsnb.formulas import model_shapes
 from dsnb.settings.experiment import Experiment
 from dsnb.train import tensor_parallel, verify_engine
+from dsnb.train.causal_loss import causal_loss
 from dsnb.train.engine import engine_grad_norm, make_engine, scale_loss
 from dsnb.train.model import build_part
 from dsnb.train.model_parts import blocks, count_parameters
@@ -63,7 +64,6 @@ class PipelineTrainer:
         model, path = build_stage(experiment, topology.get_coord(deepspeed.comm.get_rank()).pipe, device)
         self.config = model.config
         self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
-        self._loss_function, self._vocabulary = model.loss_function, model.config.vocab_size
         pipeline = PipelineModule(layers(model, path), topology=topology, partition_method="type:Block")
         if experiment.tensor_parallel > 1:
             rules = ds_config["tensor_parallel"]["partition_config"]
@@ -77,8 +77,8 @@ class PipelineTrainer:
         verify_engine.check(experiment, self.engine)
 
     def _loss(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Return the loss of transformers, shape (), for logits of shape (batch, length, vocabulary)."""
-        loss = self._loss_function(logits=logits, labels=ids, vocab_size=self._vocabulary)
+        """Return the loss, shape (), for logits of shape (batch, length, vocabulary)."""
+        loss = causal_loss(logits, ids)
         scale_loss(self.engine, loss)
         return loss
 

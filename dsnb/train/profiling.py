@@ -175,7 +175,7 @@ def _flops(
     formula = metrics.model_flops_per_token(
         trainer.parameters, config.num_hidden_layers, config.hidden_size, experiment.seq_len
     )
-    flops, why = count_forward(trainer, batches, found.run.flops if found.writes else None, experiment.compile)
+    flops, why = count_forward(trainer, batches, found.run.flops if found.writes else None, experiment.compile != "off")
     found.figures["flops_per_token_formula"] = formula / 3
     total = torch.tensor(math.nan if flops is None else flops, dtype=torch.float64, device=device)
     deepspeed.comm.all_reduce(total)

@@ -1,4 +1,4 @@
-"""Baselines without DeepSpeed: torch's DDP and FSDP2, with the same model, data, optimizer and meter."""
+"""Baselines without DeepSpeed: torch's DDP and FSDP2, and one plain process, with the same model, data and meter."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dsnb.settings.experiment import Experiment
+from dsnb.train.causal_loss import CausalLoss, with_loss
+from dsnb.train.compiling import begin_graphs, compile_blocks, compile_model
 from dsnb.train.model import DTYPES
 from dsnb.train.model_parts import blocks, count_parameters
 from dsnb.train.optimizers import make_optimizer
@@ -23,25 +25,30 @@ ONE_BUCKET_MB = 1 << 20
 
 
 class TorchTrainer:
-    """A plain torch training loop over DDP or FSDP2."""
+    """A training loop of torch alone: over DDP, over FSDP2, or over the model itself."""
 
     def __init__(self, experiment: Experiment, model: Any, device: torch.device) -> None:
         self.experiment, self.device = experiment, device
         self.config = model.config
         self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
         self.section: Section = no_section
-        self.module = model
-        self.wrapped: Any = self._ddp(model) if experiment.strategy == "ddp" else self._fsdp(model)
+        whole = with_loss(experiment, model)
+        self.module: nn.Module = whole
+        wrap = {"plain": self._plain, "ddp": self._ddp, "fsdp": self._fsdp}[experiment.strategy]
+        self.wrapped: Any = wrap(whole)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(experiment, self.trainable)
         self._norm: torch.Tensor | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=experiment.precision == "fp16")
 
-    def _ddp(self, model: nn.Module) -> nn.Module:
+    def _plain(self, model: CausalLoss) -> CausalLoss:
+        compile_model(self.experiment, model)
+        return model
+
+    def _ddp(self, model: CausalLoss) -> nn.Module:
         compressed = self.experiment.gradient_compression == "powersgd"
         bucket_mb = ONE_BUCKET_MB if compressed and self.device.type == "cpu" else None
-        if self.experiment.compile:
-            model.compile()
+        compile_model(self.experiment, model)
         devices = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
@@ -56,24 +63,24 @@ class TorchTrainer:
             wrapped.register_comm_hook(state, powersgd.powerSGD_hook)
         return wrapped
 
-    def _fsdp(self, model: nn.Module) -> Any:
+    def _fsdp(self, model: CausalLoss) -> Any:
         mesh = init_device_mesh(self.device.type, (self.experiment.gpus,))
         how: dict[str, Any] = {"mesh": mesh}
         if self.experiment.precision == "bf16" and self.experiment.mixed_precision == "native":
             how["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        compile_blocks(self.experiment, model, blocks(model))
         for block in blocks(model):
-            if self.experiment.compile:
-                block.compile()
             fully_shard(block, **how)
         return fully_shard(model, **how)
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Train one optimizer step."""
         total = torch.zeros((), device=self.device)
+        begin_graphs(self.experiment)
         for number, ids in enumerate(micro_batches, start=1):
             with self._sending(number == len(micro_batches)):
                 with self.section("forward"), self._autocast():
-                    loss = self.wrapped(input_ids=ids, labels=ids).loss
+                    loss = self.wrapped(ids)
                 with self.section("backward"):
                     self.scaler.scale(loss / len(micro_batches)).backward()
             total += loss.detach()
@@ -83,6 +90,8 @@ class TorchTrainer:
 
     def _sending(self, last: bool) -> AbstractContextManager[Any]:
         """Return a context that synchronizes gradients with the last micro-batch only."""
+        if self.experiment.strategy == "plain":
+            return nullcontext()
         if isinstance(self.wrapped, DistributedDataParallel):
             return nullcontext() if last else self.wrapped.no_sync()
         self.wrapped.set_requires_gradient_sync(last)
@@ -113,7 +122,7 @@ class TorchTrainer:
         return self._norm
 
     def describe(self) -> dict[str, Any]:
-        """Return the wrapper of the model and its actual dtypes."""
+        """Return the wrapper of the model, if it has one, and its actual dtypes."""
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in self.trainable})
         return {
             "strategy": type(self.wrapped).__name__,

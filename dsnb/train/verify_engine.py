@@ -1,14 +1,23 @@
 """Compares the engine that DeepSpeed built with the settings: it accepts some settings and silently ignores them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import deepspeed
 import torch
 from deepspeed.module_inject.layers import TensorParallel_Layer
 
+from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.train.data import data_rank
 
+MODELS = {
+    "zero_optimization": "zero_config",
+    "bf16": "bfloat16_config",
+    "fp16": "float16_config",
+    "compile": "compile_config",
+}
+"""Sections of DeepSpeed's configuration -> the attribute of its configuration object that holds their model."""
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -20,7 +29,7 @@ def check(experiment: Experiment, engine: Any) -> None:
     RuntimeError
         If they differ; the message names every difference.
     """
-    asked, found = expected(experiment), actual(engine)
+    asked, found = expected(experiment), actual(engine, experiment.deepspeed)
     if differing := [name for name in asked if asked[name] != found[name]]:
         built = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in differing)
         raise RuntimeError(f"DeepSpeed built {built}; choose settings that it supports")
@@ -43,14 +52,16 @@ def expected(experiment: Experiment) -> dict[str, Any]:
         "autocast": _dtype(half) if half and not native else None,
         "optimizer offloaded to": where or "none",
         "parameters offloaded to": where if what == "all" else "none",
-        "optimizer": "Adafactor" if experiment.optimizer == "adafactor" else "Adam",
-        "compiled": experiment.compile,
+        "optimizer": {"adafactor": "Adafactor", "muon": "Muon"}.get(experiment.optimizer, "Adam"),
+        "compiled": experiment.compile != "off",
+        **{deepspeed_keys.PREFIX + path: value for path, value in experiment.deepspeed.items()},
     }
 
 
-def actual(engine: Any) -> dict[str, Any]:
-    """Return the properties of an engine."""
+def actual(engine: Any, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the properties of an engine, with those of some keys of DeepSpeed's configuration."""
     return {
+        **{deepspeed_keys.PREFIX + path: configured(engine, path) for path in keys},
         "ZeRO stage": engine.zero_optimization_stage(),
         "accumulation": engine.gradient_accumulation_steps(),
         "micro-batch": engine.train_micro_batch_size_per_gpu(),
@@ -62,8 +73,8 @@ def actual(engine: Any) -> dict[str, Any]:
         "autocast": _dtype(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "optimizer offloaded to": _place(engine.zero_offload_optimizer()),
         "parameters offloaded to": _place(engine.zero_offload_param()),
-        "optimizer": "Adafactor" if "Adafactor" in optimizers(engine.optimizer) else "Adam",
-        "compiled": engine.is_compiled,
+        "optimizer": _optimizer(engine),
+        "compiled": engine.is_compiled or getattr(engine.module, "is_compiled", False),
     }
 
 
@@ -78,6 +89,20 @@ def describe(engine: Any) -> dict[str, Any]:
     }
 
 
+def configured(engine: Any, path: str) -> Any:
+    """Return the value that an engine uses for a key of DeepSpeed's configuration.
+
+    DeepSpeed's models hold what it made of the key; for the sections without one it is the key as it was read.
+    """
+    section, *names = path.split(".")
+    place = getattr(engine._config, MODELS.get(section, ""), None)
+    for name in names:
+        fields = getattr(type(place), "model_fields", {})
+        field = next((field for field, about in fields.items() if about.alias == name), name)
+        place = place.get(name) if isinstance(place, dict) else getattr(place, field, None)
+    return place if section in MODELS else deepspeed_keys.lookup(engine._config._param_dict, path)
+
+
 def optimizers(optimizer: Any) -> list[str]:
     """Return the class names of an optimizer and of the one that it wraps."""
     inner = getattr(optimizer, "optimizer", None)
@@ -88,6 +113,11 @@ def _tensor_parallel_size(module: torch.nn.Module) -> int:
     """Return the number of ranks among which the layers of a module are split."""
     split = next((layer for layer in module.modules() if isinstance(layer, TensorParallel_Layer)), None)
     return deepspeed.comm.get_world_size(group=split.mp_group) if split is not None else 1
+
+
+def _optimizer(engine: Any) -> str:
+    names = " ".join(optimizers(engine.optimizer))
+    return next((kind for kind in ("Adafactor", "Muon") if kind in names), "Adam")
 
 
 def _place(offload: Any) -> str:

@@ -8,8 +8,8 @@ import gc
 import math
 import os
 import resource
-import sys
 import traceback
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
-from dsnb.train import failure, gpu, peaks, profiling, rendezvous, skew
+from dsnb.train import compiling, failure, gpu, peaks, profiling, rendezvous, skew
+from dsnb.train.alibi import FLEX_NAME
+from dsnb.train.attention import KernelWatch
 from dsnb.train.data import Batches, batches
 from dsnb.train.engine import DeepSpeedTrainer
 from dsnb.train.failure import Position
@@ -105,9 +107,9 @@ def train_steps(
 ) -> dict[str, Any]:
     """Train all steps and return what was measured, over all ranks."""
     device = meter.losses.device
-    watch = WeightWatch(trainer.optimizer)
+    watch, kernel = WeightWatch(trainer.optimizer), KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
     peaks.reset_host_peak()
-    compiled, losses = run_steps(experiment, trainer, data, meter, position)
+    compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
     steps = experiment.warmup_steps + experiment.steps
     updates = steps - meter.skipped_steps
     update_rms, weights_rms = watch.update_rms(weight_decay(experiment, updates), device)
@@ -115,7 +117,9 @@ def train_steps(
         **peaks.over_ranks(meter.peak_gib, device),
         **skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
         "energy_j": sum_over_ranks(meter.energy_j, device),
+        "attention_kernel": kernel.kernel,
         "recompilations": compiled,
+        "graph_breaks": compiling.graph_breaks() if experiment.compile != "off" else None,
         "update_rms": update_rms,
         "weights_moved": None if update_rms is None else not is_unmoved(update_rms, weights_rms, updates),
         "timed_from_s": meter.span_s["timed"][0],
@@ -126,19 +130,25 @@ def train_steps(
 
 
 def run_steps(
-    experiment: Experiment, trainer: Trainer, data: Batches, meter: Meter, position: Position
+    experiment: Experiment, trainer: Trainer, data: Batches, meter: Meter, position: Position, kernel: KernelWatch
 ) -> tuple[int, list[float]]:
-    """Train the warm-up and timed steps; return the graphs compiled in the timed ones, and all losses over ranks."""
+    """Train the warm-up and timed steps; return the graphs compiled in the timed ones, and all losses over ranks.
+
+    The attention kernel is watched in the second step if that is a warm-up step, so neither while a model is compiled
+    nor once CUDA graphs are replayed.
+    """
+    watched = min(1, experiment.warmup_steps - 1)
     first_timed, end = experiment.warmup_steps, experiment.warmup_steps + experiment.steps
     trainer.section = meter.section
     compiled = 0
     try:
         for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, end))):
             meter.begin(phase, deepspeed.comm.barrier)
-            compiled = compiled_graphs()
+            compiled = compiling.compiled_graphs()
             for step in span:
                 position.step = step + 1
-                loss, skipped = trainer.step(data.step(step))
+                with kernel.watching() if step == watched else nullcontext():
+                    loss, skipped = trainer.step(data.step(step))
                 meter.step(loss, skipped, trainer.grad_norm())
             meter.end()
         losses = mean_over_ranks(meter.losses)
@@ -147,7 +157,7 @@ def run_steps(
         raise
     meter.close(losses)
     trainer.section = no_section
-    return compiled_graphs() - compiled, losses
+    return compiling.compiled_graphs() - compiled, losses
 
 
 def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
@@ -224,12 +234,6 @@ def sum_over_ranks(value: float | None, device: torch.device) -> float | None:
 def weight_decay(experiment: Experiment, updates: int) -> float:
     """Return the factor that weight decay alone applies to a weight over `updates` updates."""
     return float((1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates)
-
-
-def compiled_graphs() -> int:
-    """Return the number of graphs that torch.compile has compiled so far in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
 
 def power_source(device: torch.device, nvml_gpu: gpu.Gpu | None) -> str | None:

@@ -130,7 +130,7 @@ def test_host_memory_is_the_sum_over_ranks_without_the_build(run_small):
 def test_graphs_that_are_compiled_again_are_counted():
     import torch
 
-    from dsnb.train.worker import compiled_graphs
+    from dsnb.train.compiling import compiled_graphs
 
     compiled = torch.compile(lambda values: values * 2, backend="eager", dynamic=False)
     compiled(torch.ones(3))

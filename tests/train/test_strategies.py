@@ -17,6 +17,7 @@ TEN = {"steps": 9, "learning_rate": 1e-3}
 OFFLOADED = {"activation_checkpointing": True, "checkpoint_every": 2, "checkpoint_offload": True}
 ACCUMULATED = {"micro_batch_size": 1, "grad_accum": 2}
 CLIP = {"gradient_clipping": 0.5}
+KEYS = {"zero_optimization": {"reduce_scatter": False, "contiguous_gradients": False}}
 DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_compression": "powersgd"}
 
 
@@ -33,6 +34,10 @@ DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_comp
         ("opt-tiny", {"zero_stage": 1, **OFFLOADED}),
         ("bloom-tiny", {"zero_stage": 2, **CLIP}),
         ("gpt2-tiny", {"zero_stage": 3, **OFFLOADED, **ACCUMULATED, **CLIP}),
+        ("gpt2-tiny", {"zero_stage": 1, "overlap_comm": True, "bucket_elements": 5000, "deepspeed": KEYS}),
+        ("bloom-tiny", {"zero_stage": 2, "gradient_checks": "off", "loss": "chunked", **ACCUMULATED}),
+        ("opt-tiny", {"zero_stage": 3, "leaf_modules": "blocks", **ACCUMULATED}),
+        ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition"}),
     ],
     ids=str,
 )
@@ -41,6 +46,29 @@ def test_gradients_are_those_of_one_process(losses, model, settings):
     curve = losses(worker=SGD, model=model, **TEN, micro_batch_size=4, **same)
     assert len(set(curve)) == len(curve)
     assert losses(worker=SGD, model=model, gpus=2, **{**TEN, **settings}) == pytest.approx(curve, abs=PLAIN)
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss": "chunked"}, {**ACCUMULATED, "micro_batch_size": 2}, CLIP], ids=str)
+def test_the_plain_loop_trains_the_same(losses, settings):
+    curve = losses(worker=SGD, **TEN, micro_batch_size=4, **(CLIP if settings == CLIP else {}))
+    plain = losses(worker=SGD, strategy="plain", **{**TEN, "micro_batch_size": 4, **settings})
+    assert plain == pytest.approx(curve, abs=PLAIN)
+
+
+def test_muon_trains_alike_with_every_stage(losses):
+    settings = {"optimizer": "muon", "gpus": 2, "steps": 15, "learning_rate": 1e-3}
+    first, second = (losses(**settings, zero_stage=stage) for stage in (1, 2))
+    assert second == pytest.approx(first, abs=ADAM)
+    assert first[-1] < first[0] - 0.3
+
+
+def test_a_key_of_deepspeed_is_compared_with_the_engine(run_small):
+    keys = {"zero_optimization": {"reduce_bucket_size": 12345}, "communication_data_type": "fp32"}
+    result, paths = run_small(zero_stage=1, deepspeed=keys)
+    assert result.status == "ok", result.message()
+    config = json.loads(paths.deepspeed.read_text())
+    assert config["zero_optimization"] == {"stage": 1, "reduce_bucket_size": 12345}
+    assert config["communication_data_type"] == "fp32"
 
 
 def test_the_comparison_would_notice_a_gradient_that_is_summed_instead_of_averaged(losses):
@@ -148,10 +176,24 @@ def test_an_engine_that_is_not_what_was_asked_for(monkeypatch):
 
     right = {"ZeRO stage": 2, "optimizer offloaded to": "cpu"}
     monkeypatch.setattr(verify_engine, "expected", lambda experiment: right)
-    monkeypatch.setattr(verify_engine, "actual", lambda engine: {**right, **engine.differing})
-    verify_engine.check(None, SimpleNamespace(differing={}))
+    monkeypatch.setattr(verify_engine, "actual", lambda engine, keys: {**right, **engine.differing})
+    settings = SimpleNamespace(deepspeed={})
+    verify_engine.check(settings, SimpleNamespace(differing={}))
     with pytest.raises(RuntimeError, match="ZeRO stage 1 instead of 2, optimizer offloaded to none instead of"):
-        verify_engine.check(None, SimpleNamespace(differing={"ZeRO stage": 1, "optimizer offloaded to": "none"}))
+        verify_engine.check(settings, SimpleNamespace(differing={"ZeRO stage": 1, "optimizer offloaded to": "none"}))
+
+
+def test_a_key_that_the_engine_does_not_use_as_given_is_named():
+    from dsnb.train import verify_engine
+
+    zero = SimpleNamespace(overlap_comm=False)
+    engine = SimpleNamespace(_config=SimpleNamespace(zero_config=zero, _param_dict={"communication_data_type": "bf16"}))
+    found = [
+        verify_engine.configured(engine, path) for path in ("zero_optimization.overlap_comm", "zero_optimization.x")
+    ]
+    assert found == [False, None]
+    assert verify_engine.configured(engine, "communication_data_type") == "bf16"
+    assert verify_engine.configured(engine, "aio.block_size") is None
 
 
 def test_an_engine_that_deepspeed_changed_ends_the_run(run_small):

@@ -41,7 +41,9 @@ def main(run_dir: str) -> int:
         if where == "forward":
             first.register_forward_pre_hook(fail)
         elif where == "backward":
-            first.get_input_embeddings().register_forward_hook(lambda _, inputs, output: Failing.apply(output))
+            trainer.module.model.get_input_embeddings().register_forward_hook(
+                lambda _, inputs, output: Failing.apply(output)
+            )
         elif where == "loss":
             compute = torch.nn.functional.cross_entropy
 

@@ -1,0 +1,143 @@
+"""`python -m dsnb.train.config_check STAGE`: reads flat keys from stdin, prints what DeepSpeed says of them.
+
+Sections with a model of their own refuse unknown keys. The others are read key by key: a key that DeepSpeed's parser
+never asks for is one that it would silently ignore.
+"""
+
+import difflib
+import json
+import sys
+from collections.abc import Iterator, KeysView, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dsnb.settings import deepspeed_keys
+
+FREE = {"optimizer.params", "scheduler.params"}
+"""Sections that are passed on as they are; whoever gets them refuses what it does not know."""
+
+
+class WatchedKeys(KeysView[str]):
+    """The keys of a section: a key that is looked for counts as asked for, and all do if they are iterated over."""
+
+    def __init__(self, section: "Watched") -> None:
+        super().__init__(section)
+        self._section = section
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._section
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._section)
+
+
+class Watched(dict[str, Any]):
+    """A section of the configuration that remembers which keys were asked for.
+
+    Parameters
+    ----------
+    section
+        Keys and values, sections among them.
+    is_top
+        Whether it is the whole configuration: going over all of its sections says nothing about one of them.
+
+    Attributes
+    ----------
+    asked
+        Keys that were looked for.
+    """
+
+    def __init__(self, section: Mapping[str, Any], is_top: bool = False) -> None:
+        super().__init__({key: Watched(value) if isinstance(value, dict) else value for key, value in section.items()})
+        self.asked: set[str] = set()
+        self._is_top = is_top
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        if not self._is_top:
+            self.asked.update(super().keys())
+        return super().__iter__()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value as a dict does."""
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> WatchedKeys:  # type: ignore[override]
+        """Return the keys, watched."""
+        return WatchedKeys(self)
+
+    def items(self) -> Any:
+        """Return keys and values; all count as asked for."""
+        return [(key, super(Watched, self).__getitem__(key)) for key in self]
+
+    def __copy__(self) -> "Watched":
+        return self  # DeepSpeed reads a copy
+
+    def unasked(self, path: str = "") -> Iterator[tuple[str, set[str]]]:
+        """Yield the path of each key that was never asked for, with the keys of its section that were."""
+        for key, value in dict.items(self):
+            if key not in self.asked:
+                yield f"{path}{key}", self.asked
+            elif isinstance(value, Watched) and value.asked and f"{path}{key}" not in FREE:
+                yield from value.unasked(f"{path}{key}.")
+
+
+def check(zero_stage: int, keys: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the keys, one sentence each."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    own = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": zero_stage},
+        "optimizer": {"type": "AdamW"},
+    }
+    config = Watched(deepspeed_keys.merged(own, keys), is_top=True)
+    try:
+        DeepSpeedConfig(config)
+    except ValidationError as error:
+        return [_invalid(detail, keys) for detail in error.errors(include_url=False)]
+    except Exception as error:  # a parser that is no model fails in any way
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        return [f"deepspeed: DeepSpeed refuses these keys: {text[0]}"]
+    return [_unknown(path, known) for path, known in config.unasked() if deepspeed_keys.lookup(own, path) is None]
+
+
+def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
+    inside = ".".join(map(str, detail["loc"]))
+    path = next((path for path in keys if path == inside or path.endswith(f".{inside}")), inside)
+    name = f"{deepspeed_keys.PREFIX}{path}"
+    if detail["type"] == "extra_forbidden":
+        return _unknown(path, _zero_keys() if path.startswith("zero_optimization.") else set())
+    return f"{name} is {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+
+
+def _zero_keys() -> set[str]:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    return {*fields, *(about.alias for about in fields.values() if about.alias)}
+
+
+def _unknown(path: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(path.rpartition(".")[2], sorted(known), n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "look its name up in DeepSpeed's documentation"
+    return f"{deepspeed_keys.PREFIX}{path} is no key of DeepSpeed: {hint}"
+
+
+def main() -> None:
+    """Print the problems of the keys on stdin as one JSON line."""
+    keys = json.loads(sys.stdin.read())
+    print(json.dumps(check(int(sys.argv[1]), keys)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Attention without a mask, FlexAttention with ALiBi, and the kernel that is recorded."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dsnb.formulas.model_shapes import PRESETS
+from dsnb.train import alibi, attention
+from dsnb.train.attention import KernelWatch, kernel_of
+
+
+def built(name, implementation):
+    """Return a model with weights as large as after a training: freshly drawn ones hardly attend."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**PRESETS[name].config(), attn_implementation=implementation)
+    for dropout in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout"):
+        if hasattr(config, dropout):
+            setattr(config, dropout, 0.0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def loss_and_gradients(model, ids):
+    model.zero_grad()
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    return loss.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in attention.MASKLESS))
+def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
+    ids = torch.randint(PRESETS[name].config()["vocab_size"], (2, 100))
+    loss, expected = loss_and_gradients(built(name, "eager"), ids)
+    ours, found = loss_and_gradients(built(name, attention.CAUSAL), ids)
+    assert ours == pytest.approx(loss, abs=1e-5)
+    assert (found - expected).norm() < 2e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in attention.MASKLESS))
+def test_no_mask_is_made_even_if_a_compiler_traces_the_model(name):
+    model, masks = built(name, attention.CAUSAL), []
+    whole = attention.sdpa_attention_forward
+
+    def watched(module, query, key, value, mask, **options):
+        masks.append((mask, options["is_causal"]))
+        return whole(module, query, key, value, mask, **options)
+
+    ids = torch.randint(256, (2, 40))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "sdpa_attention_forward", watched)
+        torch.compile(lambda: model(input_ids=ids, use_cache=False).logits, backend="eager")()
+    assert masks
+    assert set(masks) == {(None, True)}
+
+
+@pytest.mark.parametrize("length", [64, 100])
+def test_flex_attention_with_alibi_is_transformers_attention(length):
+    """The forward pass, not compiled: on a CPU FlexAttention has no backward pass."""
+    model = built("bloom-tiny", "eager")
+    ids = torch.randint(model.config.vocab_size, (2, length))
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits
+        alibi.use_fused_attention(model, flex_length=length)
+        found = model(input_ids=ids, use_cache=False).logits
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("operators", "kernel"),
+    [
+        (["aten::mm", "aten::_scaled_dot_product_flash_attention"], "flash"),
+        (["aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_softmax"], "flash"),
+        (["aten::_scaled_dot_product_efficient_attention"], "efficient"),
+        (["aten::_scaled_dot_product_cudnn_attention"], "cudnn"),
+        (["aten::_scaled_dot_product_attention_math"], "math"),
+        (["aten::_softmax", "aten::bmm"], "math"),
+        (["aten::mm"], None),
+    ],
+)
+def test_the_kernel_is_named_by_its_operator(operators, kernel):
+    assert kernel_of(operators) == kernel
+
+
+def test_the_kernel_that_ran_is_found():
+    query = torch.randn(1, 2, 16, 8, requires_grad=True)
+    fused, unfused = KernelWatch(), KernelWatch()
+    with fused.watching():
+        F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    with unfused.watching():
+        torch.softmax(query @ query.transpose(-1, -2), -1) @ query
+    assert (fused.kernel, unfused.kernel, KernelWatch().kernel, KernelWatch(flex=True).kernel) == (
+        "flash", "math", None, "flex",
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""torch.compile: no graph breaks in any family, and what is counted."""
+
+import pytest
+import torch
+
+from dsnb.settings.experiment import Experiment
+from dsnb.train import compiling
+from dsnb.train.causal_loss import with_loss
+from dsnb.train.model import build
+
+
+def made(**settings):
+    experiment = Experiment(device="cpu", precision="fp32", seq_len=16, micro_batch_size=2, **settings)
+    return experiment, with_loss(experiment, build(experiment, {}, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
+@pytest.mark.parametrize("settings", [{}, {"activation_checkpointing": True}, {"loss": "chunked"}], ids=str)
+def test_each_family_is_one_graph(model, settings):
+    torch._dynamo.reset()
+    graphs, breaks = compiling.compiled_graphs(), compiling.graph_breaks()
+    _, module = made(model=model, **settings)
+    module.compile_inside(backend="eager")
+    made_in = []
+    for _ in range(3):
+        module(torch.randint(500, (2, 16))).backward()
+        made_in.append(compiling.compiled_graphs() - graphs)
+    assert made_in == [1, 1, 1]
+    assert compiling.graph_breaks() == breaks
+
+
+def test_a_graph_break_is_counted():
+    torch._dynamo.reset()
+    breaks = compiling.graph_breaks()
+
+    def broken(numbers):
+        torch._dynamo.graph_break()
+        return numbers + 1
+
+    torch.compile(broken, backend="eager")(torch.ones(2))
+    assert compiling.graph_breaks() == breaks + 1
+
+
+def test_modes_are_torchs():
+    modes = {mode: Experiment(device="cpu", compile=mode) for mode in ("default", "reduce-overhead", "max-autotune")}
+    assert [compiling.compile_options(one) for one in modes.values()] == [
+        {},
+        {"mode": "reduce-overhead"},
+        {"mode": "max-autotune"},
+    ]
+    experiment, module = made(model="gpt2-tiny")
+    compiling.compile_model(experiment, module)
+    assert not module.is_compiled
