@@ -1,10 +1,12 @@
-"""Settings -> DeepSpeed's configuration. Whatever is not set here keeps DeepSpeed's default."""
+"""Settings -> DeepSpeed's configuration. Whatever is set neither here nor by its own key keeps DeepSpeed's default."""
 
 import os
 from typing import Any
 
+from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
+from dsnb.settings.zero_rules import accumulates_in_fp32
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 SPLIT_LAYERS: list[dict[str, Any]] = [
@@ -43,7 +45,7 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         "gradient_accumulation_steps": experiment.grad_accum,
         **_optimizer(experiment),
         **_tensor_parallel(experiment),
-        "zero_optimization": {"stage": experiment.zero_stage, **_offload(experiment)},
+        "zero_optimization": _zero(experiment),
         "gradient_clipping": experiment.gradient_clipping,
         # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed region.
         "steps_per_print": 2**31 - 1,
@@ -55,7 +57,13 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
             config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[experiment.precision]}
         else:
             config[experiment.precision] = {"enabled": True}
-    return config
+    if experiment.gradient_checks == "off" and "bf16" in config:
+        config["bf16"]["check_grad_overflow"] = False
+    if accumulates_in_fp32(experiment.model_dump()):
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if experiment.compile == "deepcompile":
+        config["compile"] = {"deepcompile": True}
+    return deepspeed_keys.merged(config, experiment.deepspeed)
 
 
 def _optimizer(experiment: Experiment) -> dict[str, Any]:
@@ -66,10 +74,32 @@ def _optimizer(experiment: Experiment) -> dict[str, Any]:
     """
     if experiment.optimizer == "adafactor":
         return {"zero_allow_untested_optimizer": True}
+    if experiment.optimizer == "muon":
+        params = {"lr": experiment.learning_rate, "weight_decay": ADAMW["weight_decay"]}
+        if experiment.device == "cpu":
+            params["torch_adam"] = True
+        return {"optimizer": {"type": "Muon", "params": params}}
     params = {"lr": experiment.learning_rate, **ADAMW, "betas": list(ADAMW["betas"])}
     if experiment.device == "cpu":
         params["torch_adam"] = True
     return {"optimizer": {"type": "AdamW", "params": params}}
+
+
+def _zero(experiment: Experiment) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": experiment.zero_stage, **_offload(experiment)}
+    if experiment.overlap_comm != "auto":
+        zero["overlap_comm"] = experiment.overlap_comm == "on"
+    if experiment.bucket_elements:
+        zero |= dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), experiment.bucket_elements)
+    if experiment.gradient_checks == "off":
+        zero["compute_grad_norm"] = False
+    if experiment.zeropp in {"weights", "all"}:
+        zero["zero_quantized_weights"] = True
+    if experiment.zeropp in {"gradients", "all"}:
+        zero["zero_quantized_gradients"] = True
+    if experiment.zeropp in {"partition", "all"}:
+        zero["zero_hpz_partition_size"] = max(1, experiment.gpus // experiment.nodes)
+    return zero
 
 
 def _offload(experiment: Experiment) -> dict[str, Any]:

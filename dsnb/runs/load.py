@@ -17,8 +17,16 @@ import pandas as pd
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import GPU_COLUMNS, KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS, STEP_NUMBERS
-from dsnb.runs import cache, experiment_names, index, run_folders, run_records
+from dsnb.run_folder.table_columns import (
+    GPU_COLUMNS,
+    KEYS,
+    RUN_COLUMNS,
+    RUN_NUMBERS,
+    STEP_COLUMNS,
+    STEP_NUMBERS,
+    key_columns,
+)
+from dsnb.runs import cache, experiment_names, index, run_folders, run_records, yardstick
 from dsnb.runs.discover import Found, displayable, find_runs, names_from_log, names_from_path, sort_order
 from dsnb.runs.logs import find, step_csv
 from dsnb.runs.logs import rows as log_rows
@@ -60,7 +68,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
             table = _runs(found)
         return table, [*found.examined, *found.results]
 
-    return cache.cached("runs", Path(path), load)
+    return yardstick.with_plain_ratio(cache.cached("runs", Path(path), load))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -147,9 +155,8 @@ def _runs(found: Found) -> pd.DataFrame:
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
     others = [row for _, row in _logged(found, _row)]
-    table = pd.DataFrame(
-        {name: own.get(name, nothing) + [row.get(name) for row in others] for name in RUN_COLUMNS}, columns=RUN_COLUMNS
-    )
+    columns = [*RUN_COLUMNS, *key_columns(own)]
+    table = pd.DataFrame({name: own.get(name, nothing) + [row.get(name) for row in others] for name in columns})
     for name in RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return table
@@ -178,7 +185,8 @@ def _with_names(table: Any, runs: list[str]) -> Any:
 
     names = [names_from_path(run) for run in runs]
     labels = {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, runs)]}
-    return pa.table({name: labels[name] if name in labels else table[name] for name in RUN_COLUMNS})
+    columns = [*RUN_COLUMNS, *key_columns(table.column_names)]
+    return pa.table({name: labels[name] if name in labels else table[name] for name in columns})
 
 
 def write_index(folder: Path) -> None:

@@ -4,6 +4,7 @@ Thousands of runs are validated column by column. If a value is invalid, every r
 values are left out, and their run counts as unfinished.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dsnb.files import records
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, PHASES, SETTINGS
+from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS
 
 Records = list[dict[str, Any] | None]
@@ -110,7 +112,24 @@ def _clean(found: dict[str, Records]) -> dict[int, str]:
 def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return the settings; a missing one was added after the run was made, so its default applied."""
     known = [{**DEFAULTS, **record} if record else {} for record in records_of_runs]
-    return {name: [record.get(name) for record in known] for name in SETTINGS}
+    return {name: [record.get(name) for record in known] for name in SETTINGS} | _keys(known)
+
+
+def _keys(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return a column for each key of DeepSpeed's configuration that any run sets; None for DeepSpeed's default."""
+    given = [get_mapping(record, deepspeed_keys.NAME) for record in settings]
+    columns = {path: [_plain(keys.get(path)) for keys in given] for path in sorted(set().union(*given))}
+    return {deepspeed_keys.PREFIX + path: _of_one_type(values) for path, values in columns.items()}
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """Return values as texts if they are of several types: an index has columns of one type."""
+    kinds = {type(value) for value in values if value is not None}
+    return values if len(kinds) < 2 else [value if value is None else str(value) for value in values]
 
 
 def _fields(records_of_runs: list[dict[str, Any]], names: list[str]) -> dict[str, list[Any]]:

@@ -3,15 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dsnb.settings.training import compile_mode
+
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings under their current names; where both names are given, the current one counts."""
-    if CURRENT_NAMES.keys().isdisjoint(settings):
-        return dict(settings)
-    return {CURRENT_NAMES.get(key, key): settings[key] for key in settings if CURRENT_NAMES.get(key) not in settings}
+    settings = {
+        CURRENT_NAMES.get(key, key): settings[key] for key in settings if CURRENT_NAMES.get(key) not in settings
+    }
+    if isinstance(settings.get("compile"), bool):
+        settings["compile"] = compile_mode(settings["compile"])
+    return settings
 
 
 def conflicts(settings: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import hostfile, rules
+from dsnb.settings import compile_rules, deepspeed_models, hostfile, parallel_rules, rules, zero_rules
 from dsnb.settings.prepared import lookup
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
@@ -44,6 +44,7 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
         "int_parsing": whole_number,
         "int_from_float": whole_number,
         "bool_type": "give true or false",
+        "dict_type": "give sections and keys of DeepSpeed's configuration",
         "string_type": "give a text",
         "float_parsing": "give a number",
         "float_type": "give a number",
@@ -155,6 +156,9 @@ RULES: list[tuple[set[str], Rule]] = [
     (HOSTS, _hosts),
     ({"ssh_user", "interface", "forward_env"}, _unsafe_word),
     *rules.RULES,
+    *parallel_rules.RULES,
+    *zero_rules.RULES,
+    *compile_rules.RULES,
 ]
 
 
@@ -173,6 +177,8 @@ def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: 
 def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
     problems = lookup.problems(settings, originals=launching)
+    if settings["deepspeed"]:
+        problems += deepspeed_models.problems(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
         if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
             problems.append(

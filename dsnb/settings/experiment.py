@@ -7,6 +7,7 @@ checks against this machine in `dsnb.settings.checks`.
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -14,7 +15,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.settings import aliases, checks, hostfile
+from dsnb.settings import aliases, checks, deepspeed_keys, experiment_name, hostfile
 from dsnb.settings.hostfile import Host
 from dsnb.settings.training import MOST, Training
 from dsnb.system import hardware
@@ -77,7 +78,7 @@ class Experiment(Training):
 
     def __init__(self, /, **settings: Any) -> None:
         problems = aliases.conflicts(settings)
-        settings = aliases.with_current_names(settings)
+        settings = deepspeed_keys.flattened(aliases.with_current_names(settings))
         unknown = [key for key in settings if key not in type(self).model_fields]
         known = {key: value for key, value in settings.items() if key not in unknown}
         problems += [checks.unknown_setting(key, type(self).model_fields) for key in unknown]
@@ -88,6 +89,8 @@ class Experiment(Training):
             details = {str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))}
             invalid = set(details)
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
+        if "deepspeed" in known and "deepspeed" not in invalid:
+            problems += deepspeed_keys.problems(known["deepspeed"])
         chosen = known if invalid else self.model_dump()  # every `auto` is resolved
         problems += checks.contradictions({**DEFAULTS, **chosen}, given=set(known), ignore=invalid)
         if problems:
@@ -128,7 +131,7 @@ class Experiment(Training):
         name of a setting replaces the default of the parameters cell.
         """
         known = {*cls.model_fields, *aliases.CURRENT_NAMES}
-        settings = {key: value for key, value in names.items() if key in known}
+        settings = {key: value for key, value in names.items() if key in known and not isinstance(value, ModuleType)}
         for former, current in aliases.CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
@@ -163,36 +166,7 @@ class Experiment(Training):
         Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
         are left out: they are part of how a setting is measured.
         """
-        return "_".join(filter(None, self._parts()))
-
-    def _parts(self) -> list[str]:
-        sharing = f"zs{self.zero_stage}" if self.strategy == "deepspeed" else self.strategy
-        checkpointing = [f"ac{self.checkpoint_every}" if self.checkpoint_every > 1 else "ac"]
-        checkpointing += ["cpu"] if self.checkpoint_offload else []
-        return [
-            f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}",
-            f"ga{self.grad_accum}" if self.grad_accum > 1 else "",
-            "-".join(checkpointing) if self.activation_checkpointing else "",
-            f"tp{self.tensor_parallel}" if self.tensor_parallel > 1 else "",
-            f"pp{self.pipeline_parallel}" if self.pipeline_parallel > 1 else "",
-            f"offload-{self.offload}" if self.offload != "none" else "",
-            self.mixed_precision if self.mixed_precision != "native" else "",
-            self.attention if self.attention != "auto" else "",
-            "compile" if self.compile else "",
-            f"lora{self.lora_rank}" if self.lora_rank else "",
-            self.optimizer if self.optimizer != "adamw" else "",
-            f"powersgd{self.powersgd_rank}" if self.gradient_compression == "powersgd" else "",
-            f"limit{self.memory_limit_gib:g}gib" if self.memory_limit_gib else "",
-            "pretrained" if self.weights == "pretrained" else "",
-            f"dropout{self.dropout:g}" if self.dropout else "",
-            model_shapes.slug(self.data) if self.data != "synthetic" else "",
-            f"tok-{model_shapes.slug(self.tokenizer)}" if self.tokenizer != "bytes" else "",
-            f"nodes{self.nodes}" if self.nodes > 1 else "",
-            f"lr{self.learning_rate:g}" if self.learning_rate != DEFAULTS["learning_rate"] else "",
-            f"clip{self.gradient_clipping:g}" if self.gradient_clipping else "",
-            f"seed{self.seed}" if self.seed else "",
-            "deepspeed-launcher" if self.launcher == "deepspeed" else "",
-        ]
+        return experiment_name.name(self, DEFAULTS["learning_rate"])
 
     @property
     def name_with_model(self) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text, plain_yaml
-from dsnb.settings import aliases, checks
+from dsnb.settings import aliases, checks, deepspeed_keys
 
 
 class ParamsFile(BaseModel):
@@ -36,6 +36,16 @@ class ParamsFile(BaseModel):
     """Least sequences per second of every node; a slower group of nodes has failed."""
 
 
+SETTINGS_OF_RUNS = ("defaults", "grid", "include", "exclude")
+"""Fields that hold settings of runs."""
+
+
+def _dotted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return deepspeed_keys.dotted({str(key): each for key, each in value.items()})
+    return [_dotted(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
+
+
 def read_params(path: str | Path) -> ParamsFile:
     """Read a params file.
 
@@ -52,7 +62,11 @@ def read_params(path: str | Path) -> ParamsFile:
 
 
 def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
-    """Return the checked content of a params file under current names of settings; `path` names it in messages."""
+    """Return the checked content of a params file under current names of settings; `path` names it in messages.
+
+    Every key of DeepSpeed becomes a setting of its own, `deepspeed.SECTION.KEY`.
+    """
+    content = {key: _dotted(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()}
     fields = ParamsFile.model_fields
     problems = [checks.unknown_setting(key, fields) for key in content if key not in fields]
     try:

@@ -7,7 +7,7 @@ Combinations that DeepSpeed or torch rejects only after minutes, or silently tre
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsnb.formulas.model_shapes import SPLIT, facts, not_split
+from dsnb.formulas.model_shapes import facts
 from dsnb.settings.training import Training
 
 Settings = Mapping[str, Any]
@@ -19,97 +19,26 @@ SHARED = ("tensor_parallel", "pipeline_parallel")
 def _zero_is_deepspeeds(s: Settings) -> str | None:
     if s["strategy"] == "deepspeed" or s["zero_stage"] == 0:
         return None
-    own = "FSDP shards everything by itself" if s["strategy"] == "fsdp" else "DDP shards nothing"
+    own = {"fsdp": "FSDP shards everything by itself", "ddp": "DDP shards nothing", "plain": "it is a single process"}
     return (
-        f"zero_stage is {s['zero_stage']}, but strategy is '{s['strategy']}': {own}; "
+        f"zero_stage is {s['zero_stage']}, but strategy is '{s['strategy']}': {own[s['strategy']]}; "
         "leave zero_stage at 0, or use strategy 'deepspeed'"
     )
 
 
-def _only_deepspeed(name: str, what: str) -> Rule:
+def only_deepspeed(name: str, what: str) -> Rule:
+    """Return a rule against a setting that other strategies than DeepSpeed do not have."""
+
     def rule(s: Settings) -> str | None:
-        if s["strategy"] == "deepspeed" or _is_default(name, s):
+        if s["strategy"] == "deepspeed" or is_default(name, s):
             return None
         return f"{name} is {s[name]!r}, but strategy is '{s['strategy']}': {what}; use strategy 'deepspeed'"
 
     return rule
 
 
-def _ranks(s: Settings) -> str | None:
-    model_ranks = s["tensor_parallel"] * s["pipeline_parallel"]
-    if not isinstance(s["gpus"], int) or s["gpus"] % model_ranks == 0:
-        return None
-    return (
-        f"gpus is {s['gpus']}: it must be a multiple of tensor_parallel x pipeline_parallel "
-        f"({s['tensor_parallel']} x {s['pipeline_parallel']})"
-    )
-
-
-def _heads(s: Settings) -> str | None:
-    heads = facts(s["model"]).get("heads")
-    if not heads or heads % s["tensor_parallel"] == 0:
-        return None
-    return f"tensor_parallel is {s['tensor_parallel']}: {s['model']} has {heads} heads, which it must divide"
-
-
-def _layers(s: Settings) -> str | None:
-    layers = facts(s["model"]).get("layers")
-    if not layers or layers % s["pipeline_parallel"] == 0:
-        return None
-    return f"pipeline_parallel is {s['pipeline_parallel']}: {s['model']} has {layers} layers, which it must divide"
-
-
-def _family(s: Settings) -> str | None:
-    family = facts(s["model"]).get("family")
-    shared = next((name for name in SHARED if s[name] > 1), None)
-    if not shared or not family or family in SPLIT:
-        return None
-    return not_split(shared, s[shared], family)
-
-
-def _tensor_parallel_zero_3(s: Settings) -> str | None:
-    if s["tensor_parallel"] == 1 or s["zero_stage"] < 3:
-        return None
-    return "zero_stage is 3, but tensor_parallel is set: AutoTP needs whole layers to split; use ZeRO 0 to 2"
-
-
-def _pipeline_zero(s: Settings) -> str | None:
-    if s["pipeline_parallel"] == 1 or s["zero_stage"] < 2:
-        return None
-    return (
-        f"zero_stage is {s['zero_stage']}, but pipeline_parallel is set: DeepSpeed's pipeline engine keeps gradients "
-        "whole until its last micro-batch; use ZeRO 0 or 1"
-    )
-
-
-def _clipping(s: Settings) -> str | None:
-    if not s["gradient_clipping"] or s["zero_stage"] != 0:
-        return None
-    if s["pipeline_parallel"] > 1 and (s["precision"] != "bf16" or s["mixed_precision"] == "autocast"):
-        return (
-            "gradient_clipping is set: at ZeRO 0 a pipeline clips by the norm of all its stages in native bf16 alone; "
-            "use zero_stage 1"
-        )
-    if s["tensor_parallel"] > 1 and s["precision"] in HALF and s["mixed_precision"] == "native":
-        return (
-            "gradient_clipping is set: at ZeRO 0 in half precision DeepSpeed counts tensor-parallel gradients "
-            "wrongly; use zero_stage 1"
-        )
-    return None
-
-
-def _one_of(first: str, second: str, why: str) -> Rule:
-    """Return a rule against two settings that both differ from their defaults."""
-
-    def rule(s: Settings) -> str | None:
-        if _is_default(first, s) or _is_default(second, s):
-            return None
-        return f"{first} is {s[first]!r}, but {second} is {s[second]!r}: {why}"
-
-    return rule
-
-
-def _is_default(name: str, s: Settings) -> bool:
+def is_default(name: str, s: Settings) -> bool:
+    """Return whether a setting has its default value."""
     return bool(s[name] == Training.model_fields[name].default)
 
 
@@ -155,8 +84,12 @@ def _powersgd(s: Settings) -> str | None:
     if s["gradient_compression"] == "none":
         return None
     if s["strategy"] != "ddp":
-        sender = "ZeRO" if s["strategy"] == "deepspeed" else "FSDP"
-        return f"gradient_compression is 'powersgd': it is DDP's, and {sender} sends gradients itself; use 'ddp'"
+        sender = {
+            "deepspeed": "ZeRO sends gradients itself",
+            "fsdp": "FSDP sends gradients itself",
+            "plain": "a single process sends nothing",
+        }[s["strategy"]]
+        return f"gradient_compression is 'powersgd': it is DDP's, and {sender}; use 'ddp'"
     if s["gpus"] == 1:
         return "gradient_compression is 'powersgd', but gpus is 1: nothing is sent; use at least 2"
     return None
@@ -173,8 +106,11 @@ def _mixed_precision(s: Settings) -> str | None:
         return None
     if s["precision"] not in HALF:
         return f"mixed_precision is 'autocast', but precision is '{s['precision']}': nothing is mixed; use 'native'"
-    if s["strategy"] == "ddp":
-        return "mixed_precision is 'autocast', but strategy is 'ddp': DDP computes under autocast anyway; use 'native'"
+    if s["strategy"] in {"ddp", "plain"}:
+        return (
+            f"mixed_precision is 'autocast', but strategy is '{s['strategy']}': it computes under autocast anyway; "
+            "use 'native'"
+        )
     return None
 
 
@@ -198,7 +134,7 @@ def _fsdp_fp16(s: Settings) -> str | None:
 
 def _checkpointing_off(name: str) -> Rule:
     def rule(s: Settings) -> str | None:
-        if s["activation_checkpointing"] or _is_default(name, s):
+        if s["activation_checkpointing"] or is_default(name, s):
             return None
         return f"{name} is {s[name]!r}, but activation_checkpointing is off: turn it on, or drop {name}"
 
@@ -212,6 +148,12 @@ def _checkpoint_every(s: Settings) -> str | None:
     return f"checkpoint_every is {s['checkpoint_every']}: {s['model']} has {layers} blocks; use at most {layers}"
 
 
+def _plain(s: Settings) -> str | None:
+    if s["strategy"] != "plain" or s["gpus"] == 1:
+        return None
+    return f"gpus is {s['gpus']}, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'"
+
+
 def _auto_on_a_cpu(s: Settings) -> str | None:
     if s["micro_batch_size"] != "auto" or s["device"] != "cpu" or s["memory_limit_gib"]:
         return None
@@ -220,16 +162,10 @@ def _auto_on_a_cpu(s: Settings) -> str | None:
 
 RULES: list[tuple[set[str], Rule]] = [
     ({"strategy", "zero_stage"}, _zero_is_deepspeeds),
-    ({"strategy", "offload"}, _only_deepspeed("offload", "offload is ZeRO's")),
-    ({"strategy", "tensor_parallel"}, _only_deepspeed("tensor_parallel", "tensor parallel is AutoTP's")),
-    ({"strategy", "pipeline_parallel"}, _only_deepspeed("pipeline_parallel", "pipelines are DeepSpeed's")),
-    ({"gpus", "tensor_parallel", "pipeline_parallel"}, _ranks),
-    ({"model", "tensor_parallel"}, _heads),
-    ({"model", "pipeline_parallel"}, _layers),
-    ({"model", "tensor_parallel", "pipeline_parallel"}, _family),
-    ({"zero_stage", "tensor_parallel"}, _tensor_parallel_zero_3),
-    ({"zero_stage", "pipeline_parallel"}, _pipeline_zero),
-    ({"gradient_clipping", "zero_stage", "precision", "mixed_precision", *SHARED}, _clipping),
+    ({"strategy", "offload"}, only_deepspeed("offload", "offload is ZeRO's")),
+    ({"strategy", "tensor_parallel"}, only_deepspeed("tensor_parallel", "tensor parallel is AutoTP's")),
+    ({"strategy", "pipeline_parallel"}, only_deepspeed("pipeline_parallel", "pipelines are DeepSpeed's")),
+    ({"strategy", "deepspeed"}, only_deepspeed("deepspeed", "these are keys of DeepSpeed's configuration")),
     ({"offload", "zero_stage", "nvme_path", "strategy"}, _offload),
     ({"offload", "nvme_path"}, _nvme_unused),
     ({"optimizer", "zero_stage", "strategy", "precision", "mixed_precision", *SHARED}, _optimizer),
@@ -242,9 +178,6 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"activation_checkpointing", "checkpoint_offload"}, _checkpointing_off("checkpoint_offload")),
     ({"model", "checkpoint_every"}, _checkpoint_every),
     ({"micro_batch_size", "device", "memory_limit_gib"}, _auto_on_a_cpu),
-    ({"lora_rank", "pipeline_parallel"}, _one_of("lora_rank", "pipeline_parallel", "adapters cannot be pipelined")),
-    ({"lora_rank", "tensor_parallel"}, _one_of("lora_rank", "tensor_parallel", "AutoTP cannot split adapters")),
-    ({"offload", "pipeline_parallel"}, _one_of("offload", "pipeline_parallel", "stages keep their states on the GPU")),
-    ({"compile", "pipeline_parallel"}, _one_of("compile", "pipeline_parallel", "the pipeline engine cannot compile")),
+    ({"strategy", "gpus"}, _plain),
 ]
 """The settings that a rule is about, and the rule, which returns None or what is wrong."""

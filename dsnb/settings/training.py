@@ -2,13 +2,29 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 """Fixed options of the optimizer: torch's defaults. Adafactor uses the weight decay alone."""
 
 MOST = 2**63
 """Integers are smaller than this: torch's have 64 bits."""
+
+
+def compile_mode(value: object) -> object:
+    """Return the mode of `compile` for the values that it had before there were modes."""
+    return {True: "default", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def on_or_off(value: object) -> object:
+    """Return `on` or `off` for a truth value: YAML reads the bare words so."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+CompileMode = Annotated[
+    Literal["off", "default", "reduce-overhead", "max-autotune", "deepcompile"], BeforeValidator(compile_mode)
+]
+OnOff = Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
 
 
 class Training(BaseModel):
@@ -23,8 +39,9 @@ class Training(BaseModel):
     or a hub id."""
     weights: Literal["random", "pretrained"] = "random"
     """`random` initializes them as configured, which does not affect speed; `pretrained` loads them."""
-    strategy: Literal["deepspeed", "ddp", "fsdp"] = "deepspeed"
-    """Data-parallel strategy: DeepSpeed, torch's DDP, or torch's FSDP2 (sharded by transformer block)."""
+    strategy: Literal["deepspeed", "ddp", "fsdp", "plain"] = "deepspeed"
+    """Data-parallel strategy: DeepSpeed, torch's DDP, or torch's FSDP2 (sharded by transformer block). `plain` is one
+    process without any: the yardstick for the others."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """What ZeRO partitions across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Literal["none", "optimizer-cpu", "all-cpu", "optimizer-nvme", "all-nvme"] = "none"
@@ -46,6 +63,20 @@ class Training(BaseModel):
     """Memory limit per GPU in GiB (on a CPU: per rank), to simulate a smaller one; 0 for no limit."""
     grad_accum: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Micro-batches per optimizer step."""
+    grad_accum_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Number format in which ZeRO accumulates gradients in native half precision. `auto` is fp32 in bf16 with several
+    micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
+    overlap_comm: OnOff = "auto"
+    """Whether ZeRO 1 to 3 reduce gradients while the backward pass goes on; `auto` is DeepSpeed's default, ZeRO 3."""
+    bucket_elements: int = Field(default=0, strict=True, ge=0, lt=MOST)
+    """Gradients per reduction, and parameters per all-gather, of ZeRO 1 to 3; 0 for DeepSpeed's default, 5e8."""
+    gradient_checks: Annotated[Literal["on", "off"], BeforeValidator(on_or_off)] = "on"
+    """Whether ZeRO 1 and 2 compute the gradient norm and look for overflows in every step."""
+    leaf_modules: Literal["none", "blocks"] = "none"
+    """What ZeRO 3 gathers at once: single layers, or whole transformer blocks."""
+    zeropp: Literal["none", "weights", "gradients", "partition", "all"] = "none"
+    """ZeRO++ at ZeRO 3: weights quantized to 8 bits when gathered, gradients to 4 when reduced, a second partition of
+    the weights within each node, or all of these. Quantized training is not exact."""
     seq_len: int = Field(default=128, strict=True, ge=2, lt=MOST)
     """Tokens per sequence."""
     activation_checkpointing: bool = Field(default=False, strict=True)
@@ -56,8 +87,12 @@ class Training(BaseModel):
     """With activation checkpointing: keep the blocks' inputs in host memory."""
     attention: Literal["auto", "eager", "sdpa"] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
-    compile: bool = Field(default=False, strict=True)
-    """Compile the model with torch.compile (DeepSpeed: `engine.compile()`)."""
+    compile: CompileMode = "off"
+    """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
+    `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
+    loss: Literal["whole", "chunked"] = "whole"
+    """`chunked` computes the logits in chunks of tokens, twice, and never holds all of them: less memory for a large
+    vocabulary."""
     lora_rank: int = Field(default=0, strict=True, ge=0, lt=MOST)
     """Train only LoRA adapters of this rank (peft), with frozen base weights in half precision; 0 trains everything."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -66,8 +101,9 @@ class Training(BaseModel):
     """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
     tokenizer: str = "bytes"
     """Tokenizer of text: `bytes` (one token per byte, no download), a folder, or a hub id."""
-    optimizer: Literal["adamw", "adafactor", "onebit-adam", "onebit-lamb"] = "adamw"
-    """AdamW (fused on a GPU), or Adafactor, whose second moments are factored."""
+    optimizer: Literal["adamw", "adafactor", "muon", "onebit-adam", "onebit-lamb"] = "adamw"
+    """AdamW (fused on a GPU), Adafactor, whose second moments are factored, or DeepSpeed's Muon, which orthogonalizes
+    the updates of matrices."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """The optimizer's constant learning rate."""
     gradient_clipping: float = Field(default=0.0, ge=0)
@@ -82,5 +118,7 @@ class Training(BaseModel):
     """Optimizer steps before the timed ones; they are in no figure of speed."""
     steps: int = Field(default=20, strict=True, ge=1, lt=MOST)
     """Timed optimizer steps."""
+    deepspeed: dict[str, Any] = {}
+    """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
     profile: bool = Field(default=False, strict=True)
     """After the timed steps: DeepSpeed's flops profiler, a torch profiler trace, and the times of a step's parts."""

@@ -20,7 +20,7 @@ from typing import Any
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.settings import aliases, checks
+from dsnb.settings import aliases, checks, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
@@ -125,7 +125,7 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
     """
     if problems := aliases.conflicts(overrides or {}):
         raise SettingsError([f"--set: {problem}" for problem in problems])
-    file, overrides = read_params(path), aliases.with_current_names(overrides or {})
+    file, overrides = read_params(path), deepspeed_keys.dotted(aliases.with_current_names(overrides or {}))
     if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
@@ -148,7 +148,8 @@ def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
     for entry in file.exclude:
         if not entry:
             raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")
-        if unknown := [key for key in entry if key not in Experiment.model_fields]:
+        known = Experiment.model_fields
+        if unknown := [key for key in entry if key not in known and not key.startswith(deepspeed_keys.PREFIX)]:
             raise SettingsError([f"exclude: {checks.unknown_setting(key, Experiment.model_fields)}" for key in unknown])
     grid = [("grid", file.grid)] if file.grid or not file.include else []
     several = [{key: value for key, value in entry.items() if isinstance(value, list)} for entry in file.include]
@@ -178,7 +179,7 @@ def _product(settings: dict[str, Any], axes: dict[str, list[Any]]) -> Iterator[d
 
 def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
     complete = {**DEFAULTS, **settings}
-    return any(all(complete[key] == value for key, value in entry.items()) for entry in exclude)
+    return any(all(complete.get(key) == value for key, value in entry.items()) for entry in exclude)
 
 
 def _experiments(

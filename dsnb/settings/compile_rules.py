@@ -1,0 +1,57 @@
+"""Rules for the modes of torch.compile and for the loss, each with the reason why a combination cannot be right."""
+
+from dsnb.formulas.model_shapes import facts
+from dsnb.settings.rules import Rule, Settings
+
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of `compile` that use CUDA graphs on a GPU."""
+CHUNKABLE = ("gpt2", "opt", "bloom")
+"""Families whose logits are one matrix product of the last hidden state."""
+
+
+def _cuda_graphs(s: Settings) -> str | None:
+    """Refuse CUDA graphs where memory that a graph owns would be used after its next replay, or at another address."""
+    if s["compile"] not in CUDA_GRAPHS:
+        return None
+    mode = f"compile is '{s['compile']}', which uses CUDA graphs"
+    if s["grad_accum"] > 1:
+        return (
+            f"{mode}, but grad_accum is {s['grad_accum']}: a graph owns its gradients and overwrites those of the "
+            "micro-batch before; use compile 'default'"
+        )
+    if s["strategy"] == "fsdp" or s["zero_stage"] == 3:
+        who = "FSDP" if s["strategy"] == "fsdp" else "ZeRO 3"
+        return f"{mode}: {who} gathers weights at changing addresses, which a graph cannot; use compile 'default'"
+    if s["tensor_parallel"] > 1:
+        return f"{mode}, but tensor_parallel is set: its collectives cannot be in a graph; use compile 'default'"
+    if s["checkpoint_offload"]:
+        return f"{mode}, but checkpoint_offload is on: copies to host memory cannot be in a graph; use 'default'"
+    return None
+
+
+def _deepcompile(s: Settings) -> str | None:
+    if s["compile"] != "deepcompile":
+        return None
+    if s["strategy"] != "deepspeed" or s["zero_stage"] not in {1, 3}:
+        return "compile is 'deepcompile': it compiles the communication of ZeRO 1 and 3; use zero_stage 1 or 3"
+    if s["device"] == "cpu":
+        return "compile is 'deepcompile', but device is 'cpu': its kernels need a GPU; use 'default'"
+    return None
+
+
+def _loss_chunks(s: Settings) -> str | None:
+    if s["loss"] == "whole":
+        return None
+    if s["pipeline_parallel"] > 1:
+        return "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'"
+    family = facts(s["model"]).get("family")
+    if family and family not in CHUNKABLE:
+        return f"loss is 'chunked': it is tested for {', '.join(CHUNKABLE)} models, not for {family}; use 'whole'"
+    return None
+
+
+RULES: list[tuple[set[str], Rule]] = [
+    ({"compile", "grad_accum", "strategy", "zero_stage", "tensor_parallel", "checkpoint_offload"}, _cuda_graphs),
+    ({"compile", "strategy", "zero_stage", "device"}, _deepcompile),
+    ({"loss", "pipeline_parallel", "model"}, _loss_chunks),
+]

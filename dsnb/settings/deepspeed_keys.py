@@ -1,0 +1,143 @@
+"""Keys of DeepSpeed's own configuration in a params file: `deepspeed: {zero_optimization: {overlap_comm: true}}`.
+
+They are kept flat, each under its dotted path, so that every key is an axis: `deepspeed.zero_optimization.overlap_comm`
+is a setting, a list in a grid, a part of the experiment's name, and a column of the table of runs. Lists and the
+mappings inside them are values.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsnb.files.plain_text import short_repr
+
+NAME = "deepspeed"
+PREFIX = f"{NAME}."
+MOST_KEYS = 100
+OWN = {
+    "train_batch_size": "it follows from micro_batch_size, grad_accum and gpus",
+    "train_micro_batch_size_per_gpu": "set micro_batch_size",
+    "gradient_accumulation_steps": "set grad_accum",
+    "managed_gradient_accumulation": "dsnb calls the engine once per micro-batch",
+    "gradient_clipping": "set gradient_clipping",
+    "zero_optimization.stage": "set zero_stage",
+    "zero_optimization.offload_optimizer.device": "set offload",
+    "zero_optimization.offload_optimizer.nvme_path": "set nvme_path",
+    "zero_optimization.offload_param.device": "set offload",
+    "zero_optimization.offload_param.nvme_path": "set nvme_path",
+    "zero_optimization.cpu_offload": "set offload",
+    "zero_optimization.cpu_offload_param": "set offload",
+    "fp16.enabled": "set precision",
+    "bf16.enabled": "set precision",
+    "bfloat16": "write bf16",
+    "torch_autocast.enabled": "set mixed_precision",
+    "torch_autocast.dtype": "set precision",
+    "data_types.grad_accum_dtype": "set grad_accum_dtype",
+    "compile.deepcompile": "set compile to 'deepcompile'",
+    "optimizer.type": "set optimizer",
+    "optimizer.params.lr": "set learning_rate",
+    "tensor_parallel": "set tensor_parallel",
+    "sequence_parallel_size": "dsnb does not measure sequence parallelism",
+    "pipeline": "set pipeline_parallel",
+    "steps_per_print": "its lines read the clock inside the timed steps",
+    "wall_clock_breakdown": "it waits for the GPU inside the timed steps; set profile",
+    "memory_breakdown": "it waits for the GPU inside the timed steps",
+    "dump_state": "it prints the engine",
+    "timers": "they wait for the GPU inside the timed steps",
+    "flops_profiler": "set profile",
+    "comms_logger": "it waits for the GPU inside the timed steps; set profile",
+    "autotuning": "it ends the process; make a sweep",
+    "tensorboard": "dsnb writes to the run folder only",
+    "wandb": "dsnb writes to the run folder only",
+    "csv_monitor": "dsnb writes to the run folder only",
+    "comet": "dsnb writes to the run folder only",
+    "elasticity": "it changes the batch size",
+}
+"""Keys, or whole sections, that dsnb decides itself, and what to do instead."""
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with all keys of DeepSpeed in one flat mapping under `deepspeed`, from either notation.
+
+    What is no mapping stays as it is, for validation to refuse.
+    """
+    given = settings.get(NAME, {})
+    rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
+    dotted = {str(key).removeprefix(PREFIX): value for key, value in settings.items() if str(key).startswith(PREFIX)}
+    if not isinstance(given, Mapping):
+        return {**rest, NAME: given}
+    keys = dict(_leaves(given)) | {path: leaf for key, value in dotted.items() for path, leaf in _leaf(key, value)}
+    return {**rest, NAME: keys} if keys or NAME in settings else rest
+
+
+def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        yield from _leaf(f"{path}{key}", value)
+
+
+def _leaf(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        yield from _leaves(value, f"{path}.")
+    else:
+        yield path, value
+
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with every key of DeepSpeed as a setting of its own, named by its path behind `deepspeed.`."""
+    flat = flattened(settings)
+    keys = flat.get(NAME)
+    if not isinstance(keys, Mapping):
+        return flat
+    return {**{key: value for key, value in flat.items() if key != NAME}, **{PREFIX + key: keys[key] for key in keys}}
+
+
+def merged(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with flat keys merged over it; neither is changed."""
+    result = {name: merged(value, {}) if isinstance(value, Mapping) else value for name, value in config.items()}
+    for path, value in keys.items():
+        *sections, name = path.split(".")
+        place = result
+        for section in sections:
+            inner = place.get(section)
+            place[section] = inner if isinstance(inner, dict) else {}
+            place = place[section]
+        place[name] = value
+    return result
+
+
+def lookup(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path of a configuration; None if there is none."""
+    place: Any = config
+    for name in path.split("."):
+        place = place.get(name) if isinstance(place, Mapping) else None
+    return place
+
+
+def problems(keys: Mapping[str, Any]) -> list[str]:
+    """Return why keys are refused whatever DeepSpeed knows of them, one sentence each."""
+    if len(keys) > MOST_KEYS:
+        return [f"deepspeed has {len(keys)} keys: at most {MOST_KEYS} are allowed"]
+    found = []
+    for path, value in keys.items():
+        own = next((name for name in OWN if path == name or path.startswith(f"{name}.")), None)
+        if own:
+            found.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {own} itself; {OWN[own]}")
+        elif not all(path.split(".")) or len(path) > 200:
+            found.append(f"{PREFIX}{short_repr(path)} is no key: write sections and key with one dot between them")
+        elif isinstance(value, float) and math.isnan(value):
+            found.append(f"{PREFIX}{path} is nan: give a finite number")
+    return found
+
+
+def name_part(keys: Mapping[str, Any]) -> str:
+    """Return the part of an experiment's name: the last word of each key with its value."""
+    return "_".join(f"{path.rpartition('.')[2]}-{_word(value)}" for path, value in sorted(keys.items()))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "none"}[value]
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-")[:40]

@@ -1,0 +1,124 @@
+"""Keys of DeepSpeed's configuration: both notations, as axes, what dsnb decides itself, misspellings."""
+
+import pytest
+
+from dsnb.errors import SettingsError
+from dsnb.launcher.config import deepspeed_config
+from dsnb.settings import deepspeed_keys, deepspeed_models
+from dsnb.settings.experiment import Experiment
+from dsnb.sweep.params import load_sweep
+
+OVERLAP = "zero_optimization.overlap_comm"
+
+
+def test_both_notations_are_one():
+    nested = {"deepspeed": {"zero_optimization": {"overlap_comm": True, "leaf_module": {"classes": ["A"]}}}}
+    dotted = {f"deepspeed.{OVERLAP}": True, "deepspeed.zero_optimization.leaf_module.classes": ["A"]}
+    flat = {OVERLAP: True, "zero_optimization.leaf_module.classes": ["A"]}
+    assert deepspeed_keys.flattened(nested) == deepspeed_keys.flattened(dotted) == {"deepspeed": flat}
+    assert deepspeed_keys.dotted(nested) == deepspeed_keys.dotted({"deepspeed": flat}) == dotted
+    assert deepspeed_keys.flattened({"zero_stage": 1}) == {"zero_stage": 1}
+    mixed = deepspeed_keys.flattened({"deepspeed": {OVERLAP: True}, "deepspeed.zero_optimization": {"x": 1}})
+    assert mixed == {"deepspeed": {OVERLAP: True, "zero_optimization.x": 1}}
+
+
+def test_keys_are_merged_over_dsnbs_own_and_change_nothing_given():
+    experiment = Experiment(zero_stage=1, device="cpu", deepspeed={"zero_optimization": {"overlap_comm": True}})
+    plain = Experiment(zero_stage=1, device="cpu")
+    config = deepspeed_config(experiment)
+    assert config["zero_optimization"] == {"stage": 1, "overlap_comm": True}
+    assert {**config, "zero_optimization": {"stage": 1}} == deepspeed_config(plain)
+    base = {"a": {"b": 1}}
+    assert deepspeed_keys.merged(base, {"a.c": 2, "d": [3]}) == {"a": {"b": 1, "c": 2}, "d": [3]}
+    assert base == {"a": {"b": 1}}
+    assert [deepspeed_keys.lookup(config, path) for path in (OVERLAP, "x.y", "gradient_clipping.x")] == [
+        True,
+        None,
+        None,
+    ]
+
+
+def test_they_are_part_of_the_name():
+    keys = {OVERLAP: True, "zero_optimization.reduce_bucket_size": 1000, "communication_data_type": "bf16"}
+    name = Experiment(zero_stage=1, device="cpu", deepspeed=keys).name
+    assert name.endswith("_communication_data_type-bf16_overlap_comm-on_reduce_bucket_size-1000")
+    hostile = Experiment(zero_stage=1, device="cpu", deepspeed={"a.b": "../../x y\n"}).name
+    assert hostile.endswith("_b-..-..-x-y")
+    assert "/" not in hostile
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("train_batch_size", 8, "it follows from micro_batch_size, grad_accum and gpus"),
+        ("zero_optimization.stage", 2, "set zero_stage"),
+        ("zero_optimization.offload_optimizer.device", "cpu", "set offload"),
+        ("bf16.enabled", False, "set precision"),
+        ("optimizer.params.lr", 1.0, "set learning_rate"),
+        ("tensorboard.output_path", "/etc", "dsnb writes to the run folder only"),
+        ("wall_clock_breakdown", True, "it waits for the GPU inside the timed steps; set profile"),
+    ],
+)
+def test_what_dsnb_decides_is_refused(key, value, hint):
+    with pytest.raises(SettingsError) as caught:
+        Experiment(zero_stage=1, device="cpu", deepspeed={key: value})
+    assert f"deepspeed.{key} is {value!r}: dsnb decides " in str(caught.value)
+    assert str(caught.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"deepspeed": 5}, "deepspeed is 5: give sections and keys of DeepSpeed's configuration"),
+        ({"deepspeed": {"a..b": 1}}, "deepspeed.'a..b' is no key: write sections and key with one dot between them"),
+        ({"deepspeed": {"a": float("nan")}}, "deepspeed.a is nan: give a finite number"),
+        (
+            {"strategy": "ddp", "deepspeed": {"a": 1}},
+            "deepspeed is {'a': 1}, but strategy is 'ddp': these are keys of DeepSpeed's configuration; "
+            "use strategy 'deepspeed'",
+        ),
+        ({"deepspeed": dict.fromkeys(map(str, range(101)), 1)}, "deepspeed has 101 keys: at most 100 are allowed"),
+    ],
+)
+def test_nonsense_is_one_sentence(settings, message):
+    with pytest.raises(SettingsError) as caught:
+        Experiment(device="cpu", **settings)
+    assert str(caught.value) == message
+
+
+@pytest.mark.process
+def test_deepspeeds_own_models_find_misspellings():
+    right = {
+        "zero_optimization.reduce_scatter": False, "zero_optimization.stage3_max_live_parameters": 10,
+        "communication_data_type": "fp32", "torch_autocast.lower_precision_safe_modules": ["torch.nn.Linear"],
+        "optimizer.params.torch_adam": True, "compile.free_activation": True, "checkpoint.tag_validation": "Ignore",
+        "scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 3, "aio.block_size": 2**20,
+    }  # fmt: skip
+    assert deepspeed_models.problems(3, right) == []
+    wrong = {"zero_optimization.overlap_com": True, "zero_optimization.reduce_bucket_size": "x"}
+    assert sorted(deepspeed_models.problems(1, wrong)) == [
+        "deepspeed.zero_optimization.overlap_com is no key of DeepSpeed: did you mean 'overlap_comm'?",
+        "deepspeed.zero_optimization.reduce_bucket_size is 'x': input should be a valid integer, unable to parse "
+        "string as an integer",
+    ]
+    unread = {"communication_datatype": "fp32", "aio.blocksize": 1, "zero_optimisation.overlap_comm": True}
+    assert sorted(deepspeed_models.problems(1, unread)) == [
+        "deepspeed.aio.blocksize is no key of DeepSpeed: did you mean 'block_size'?",
+        "deepspeed.communication_datatype is no key of DeepSpeed: did you mean 'communication_data_type'?",
+        "deepspeed.zero_optimisation is no key of DeepSpeed: did you mean 'zero_optimization'?",
+    ]
+
+
+def test_a_key_is_an_axis_of_a_sweep(tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(
+        "name: keys\n"
+        "defaults: {model: gpt2-tiny, device: cpu, precision: fp32, deepspeed: {communication_data_type: fp32}}\n"
+        "grid:\n  zero_stage: [1, 2]\n  deepspeed: {zero_optimization: {overlap_comm: [false, true]}}\n"
+        "exclude: [{zero_stage: 2, deepspeed.zero_optimization.overlap_comm: true}]\n"
+    )
+    keys = [(run.experiment.zero_stage, run.experiment.deepspeed) for run in load_sweep(path).runs]
+    fp32 = {"communication_data_type": "fp32"}
+    assert keys == [(1, {**fp32, OVERLAP: False}), (1, {**fp32, OVERLAP: True}), (2, {**fp32, OVERLAP: False})]
+    changed = load_sweep(path, {f"deepspeed.{OVERLAP}": True, "deepspeed.communication_data_type": ["fp16", "bf16"]})
+    assert [run.experiment.deepspeed["communication_data_type"] for run in changed.runs] == ["fp16", "bf16"]
