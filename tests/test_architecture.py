@@ -79,7 +79,7 @@ TESTED_ELSEWHERE = {
     "runs/logs/test_launchers.py": "runs/logs/flags runs/logs/logged_run runs/logs/topology",
     "runs/test_index.py": "runs/run_folders runs/run_records",
     "runs/test_load.py": "runs/cache runs/discover runs/experiment_names",
-    "settings/test_experiment.py": "settings/checks settings/rules",
+    "settings/test_experiment.py": "settings/checks settings/experiment_name settings/parallel_rules settings/rules",
     "settings/test_hostfile.py": (
         "launcher/hosts/addresses launcher/hosts/agent launcher/hosts/gather launcher/hosts/survey "
         "launcher/hosts/transport launcher/hosts/wire version"
@@ -103,6 +103,7 @@ TESTED_ELSEWHERE = {
     "train/test_profiling.py": (
         "train/best_effort train/flops train/step_breakdown train/traces train/tracing train/trainer"
     ),
+    "settings/test_deepspeed_keys.py": "settings/deepspeed_models train/config_check",
     "train/test_strategies.py": "train/alibi train/lora train/optimizers train/torch_trainer train/verify_engine",
     "train/test_worker.py": "train/checkpointing train/engine train/model train/peaks",
 }
@@ -338,7 +339,7 @@ def test_the_run_notebook_takes_exactly_the_settings():
     for name, field in Experiment.model_fields.items():
         assert ast.literal_eval(known[name]["default"]) == field.default
         assert known[name]["help"]
-        assert known[name]["inferred_type_name"] in {"str", "int", "float", "bool"}
+        assert known[name]["inferred_type_name"] in {"str", "int", "float", "bool", "dict"}
 
 
 def test_params_files_are_valid_and_say_what_they_ask():

@@ -6,9 +6,10 @@ runs with the status `ok`; the others are only counted.
 
 import pandas as pd
 
-from dsnb.run_folder.table_columns import PHASES, SETTINGS
+from dsnb.run_folder.table_columns import PHASES, SETTINGS, key_columns
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.yardstick import with_plain_ratio
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
 
@@ -29,7 +30,7 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
         Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and `<metric>_median`
         and `<metric>_std` over the ok runs; NaN if nothing was measured, and for the spread of a single run.
     """
-    runs = qualify_experiments(rename_old_columns(runs))
+    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
     is_ok = runs["status"] == "ok"
     ok = runs[is_ok]
     ok = ok.reindex(columns=[*ok.columns, *(name for name in SUMMARY_METRICS if name not in ok)])
@@ -50,9 +51,9 @@ def qualify_experiments(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def axes(runs: pd.DataFrame) -> list[str]:
-    """Return the columns that distinguish experiments: the settings, and the GPU model."""
+    """Return the columns that distinguish experiments: the settings, keys of DeepSpeed, and the GPU model."""
     named = [name for name in labels.AXES if name not in {"sweep", "status"}]
-    return [name for name in dict.fromkeys([*named, *SETTINGS]) if name in runs]
+    return [name for name in dict.fromkeys([*named, *SETTINGS, *key_columns(runs)]) if name in runs]
 
 
 def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:

@@ -12,6 +12,7 @@ from dsnb.analysis.summary import axes, qualify_experiments, summarize
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.yardstick import with_plain_ratio
 
 REQUIRED = ("experiment", "repeat", "status")
 SIGNIFICANT_DIGITS = 5
@@ -79,7 +80,7 @@ def read(runs: pd.DataFrame) -> Data:
     missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
-    runs = rename_old_columns(runs)
+    runs = with_plain_ratio(rename_old_columns(runs))
     known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
     choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]

@@ -82,6 +82,7 @@ def _recommendations(runs: pd.DataFrame) -> list[str]:
         *_equally_fast(summary, speed),
         *_least_memory(summary, speed),
         *_axis_effects(runs, summary, str(speed.idxmax())),
+        *_not_tried(runs),
     ]
 
 
@@ -92,7 +93,26 @@ def _fastest(summary: pd.DataFrame, speed: pd.Series) -> str:
     rate = f"{speed[name]:,.0f}" if pd.isna(std) else f"{speed[name]:,.0f} ± {std:,.0f}"
     runs = "one run" if row["n"] == 1 else f"median of {int(row['n'])} runs"
     basis = "; ".join([runs, *_failure_note(row)])
-    return f"Fastest: {_code(name)} with {rate} tokens/s per GPU ({basis})."
+    return f"Fastest: {_code(name)} with {rate} tokens/s per GPU ({basis}){_beside_plain(row)}."
+
+
+def _beside_plain(row: "pd.Series | dict[str, Any]") -> str:
+    """Compare a setting with the plain loop, if there is one."""
+    ratio = row["of_plain_median"]
+    return "" if pd.isna(ratio) or ratio == 1 else f", {ratio:.0%} of the plain loop".replace("%", " %")
+
+
+def _not_tried(runs: pd.DataFrame) -> list[str]:
+    """Say so if only DeepSpeed's native half precision without compilation was measured on GPUs: it is rarely fast."""
+    own = runs[(runs["status"] == "ok") & runs["gpu_name"].notna() & (runs.get("source", "dsnb") == "dsnb")]
+    slow = {"strategy": "deepspeed", "mixed_precision": "native", "compile": "off"}
+    half = own["precision"].isin(["fp16", "bf16"]) if "precision" in own else pd.Series(dtype=bool)
+    if own.empty or not half.all() or any(name not in own or (own[name] != slow[name]).any() for name in slow):
+        return []
+    return [
+        "Faster settings were not tried: <code>mixed_precision: autocast</code> with <code>compile: default</code>, or "
+        "<code>compile: reduce-overhead</code> for a small model (see <code>params/fast_paths.yaml</code>)."
+    ]
 
 
 def _equally_fast(summary: pd.DataFrame, speed: pd.Series) -> list[str]:

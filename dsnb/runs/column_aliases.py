@@ -3,9 +3,11 @@
 dsnb's own index and cache need no aliases: they are ignored once dsnb's code has changed.
 """
 
+import numpy as np
 import pandas as pd
 
 from dsnb.settings import aliases
+from dsnb.settings.training import compile_mode
 
 ALIASES = {
     "gpu": "gpu_name",
@@ -28,6 +30,10 @@ def rename_old_columns(table: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        With old columns renamed; one whose current name is also there is left alone.
+        With old columns renamed; one whose current name is also there is left alone. `compile`, once true or false, is
+        a mode.
     """
-    return table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})
+    table = table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})
+    if "compile" in table and table["compile"].map(type).isin([bool, np.bool_]).any():
+        table = table.assign(compile=[compile_mode(value) for value in table["compile"].tolist()])
+    return table

@@ -8,6 +8,8 @@ from typing import Literal
 
 import pandas as pd
 
+from dsnb.settings import deepspeed_keys
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -61,6 +63,15 @@ DURING_STEPS = "during the steps, not while the model was built"
 METRIC_LABELS = {
     "tokens_per_s": Metric("tokens/s", better="higher", about="All tokens of the timed steps divided by their time."),
     "tokens_per_s_per_gpu": Metric("tokens/s/GPU", better="higher"),
+    "of_plain": Metric(
+        "of the plain loop",
+        "%",
+        100,
+        1,
+        "higher",
+        "tokens/s/GPU divided by the median of the fastest plain loop (one process without an engine) that does the "
+        "same work on the same GPU.",
+    ),
     "trained_tokens_per_s": Metric(
         "trained tokens/s", better="higher", about="Without the tokens of steps that the fp16 loss scaler skipped."
     ),
@@ -158,6 +169,7 @@ METRIC_LABELS = {
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
 """Figures of memory, the most informative first: views that need one use the first that was measured."""
 
+COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune", "deepcompile")
 AXES = {
     "model": Axis("model", "{}"),
     "strategy": Axis("strategy", "{}"),
@@ -171,8 +183,15 @@ AXES = {
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
     "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="owner"),
     "attention": Axis("attention", "attention {}", usual="auto"),
-    "compile": Axis("compilation", "compilation {}", usual=False),
+    "compile": Axis("compilation", "compilation {}", COMPILE_MODES, "off"),
+    "loss": Axis("loss", "{} loss", usual="whole"),
     "grad_accum": Axis("gradient accumulation", "accumulation {}"),
+    "grad_accum_dtype": Axis("gradients accumulated in", "gradients accumulated in {}", usual="auto"),
+    "overlap_comm": Axis("overlapped communication", "overlapped communication {}", usual="auto"),
+    "bucket_elements": Axis("bucket size", "buckets of {} elements", usual=0),
+    "gradient_checks": Axis("gradient checks", "gradient checks {}", usual="on"),
+    "leaf_modules": Axis("leaf modules", "leaf modules {}", usual="none"),
+    "zeropp": Axis("ZeRO++", "ZeRO++ {}", usual="none"),
     "activation_checkpointing": Axis("activation checkpointing", "checkpointing {}"),
     "checkpoint_every": Axis("one block recomputed of", "one block of {}", usual=1),
     "checkpoint_offload": Axis("checkpoints in host memory", "checkpoints in host memory {}", usual=False),
@@ -190,6 +209,8 @@ AXES = {
 
 def axis(name: str) -> Axis:
     """Return the axis of a column; one without an entry is titled by its name."""
+    if name.startswith(deepspeed_keys.PREFIX):
+        return Axis(name.rpartition(".")[2])
     return AXES.get(name, Axis(name.replace("_", " ")))
 
 

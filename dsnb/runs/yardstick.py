@@ -1,0 +1,33 @@
+"""How near each run comes to the plain loop: the same work by one process, without an engine."""
+
+import pandas as pd
+
+COLUMN = "of_plain"
+RATE = "tokens_per_s_per_gpu"
+WORK = ["model", "micro_batch_size", "seq_len", "precision", "lora_rank", "gpu_name"]
+"""Runs that are equal in these do the same work per GPU and micro-batch."""
+
+
+def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the column `of_plain`.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it; columns may be missing.
+
+    Returns
+    -------
+    pandas.DataFrame
+        `of_plain` is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) of the same
+        model, micro-batch, sequence length, precision, LoRA rank and GPU; NaN where there is none.
+    """
+    work = runs.reindex(columns=WORK).astype(object)
+    keys = pd.Series(list(map(tuple, work.where(work.notna(), None).to_numpy())), index=runs.index, dtype=object)
+    rates = pd.to_numeric(runs.get(RATE, pd.Series(index=runs.index, dtype=float)), errors="coerce")
+    plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
+    if not isinstance(plain, pd.Series) or not plain.any():
+        return runs.assign(**{COLUMN: float("nan")})
+    names = [keys[plain], runs["experiment"][plain]]
+    fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
+    return runs.assign(**{COLUMN: rates / keys.map(dict(fastest))})
