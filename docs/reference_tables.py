@@ -86,7 +86,7 @@ def supervision_settings() -> str:
 
 def run_meaning(name: str) -> str:
     """Return what a column of the table of runs means."""
-    if name in Experiment.model_fields:
+    if name in Experiment.model_fields and name not in meanings.RUNS:
         return f"Setting: {described(name, Experiment.model_fields[name].description)}"
     if name in METRIC_LABELS and METRIC_LABELS[name].about:
         title = METRIC_LABELS[name].title
@@ -96,7 +96,7 @@ def run_meaning(name: str) -> str:
 
 def run_columns() -> str:
     """Return the columns of `load_runs` that are no settings, with unit, meaning and formula."""
-    names = [name for name in RUN_COLUMNS if name not in Experiment.model_fields or name == "device"]
+    names = [name for name in RUN_COLUMNS if name not in Experiment.model_fields or name in {"device", "deepspeed"}]
     rows = [[f"`{name}`", meanings.unit(name), run_meaning(name), formula(name)] for name in names]
     return table(["column", "unit", "meaning", "formula"], rows)
 
