@@ -80,8 +80,8 @@ def read(runs: pd.DataFrame) -> Data:
     missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
-    runs = with_plain_ratio(rename_old_columns(runs))
-    known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
+    runs = rename_old_columns(runs)
+    known = with_plain_ratio(runs).assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
     choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]

@@ -20,14 +20,15 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
     -------
     pandas.DataFrame
         `of_plain` is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) of the same
-        model, micro-batch, sequence length, precision, LoRA rank and GPU; NaN where there is none.
+        model, micro-batch, sequence length, precision, LoRA rank and GPU; NaN where there is none. A table without a
+        plain run keeps the column that it has.
     """
     work = runs.reindex(columns=WORK).astype(object)
     keys = pd.Series(list(map(tuple, work.where(work.notna(), None).to_numpy())), index=runs.index, dtype=object)
     rates = pd.to_numeric(runs.get(RATE, pd.Series(index=runs.index, dtype=float)), errors="coerce")
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
-        return runs.assign(**{COLUMN: float("nan")})
+        return runs if COLUMN in runs else runs.assign(**{COLUMN: float("nan")})
     names = [keys[plain], runs["experiment"][plain]]
     fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
     return runs.assign(**{COLUMN: rates / keys.map(dict(fastest))})

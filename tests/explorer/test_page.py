@@ -183,13 +183,13 @@ def test_the_pages_own_controls_set_the_same_states(runs, saved, watched):
     assert tab.evaluate(f"{ROOT}.selected.length") == 300
 
 
-def test_twenty_brushes_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
+def test_ten_brushes_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
     page = watched(saved)
     explorer, draw = dsnb.explore(runs), random.Random(2)
     tab = page.tab
     canvas = tab.locator(".dsnb-chart canvas").first
     sizes = []
-    for number in range(20):
+    for number in range(10):
         changes = {"x": draw.choice(["peak_allocated_gib", "power_w", "zero_stage"]), "brush": None}
         changes["y_scale"] = draw.choice(["linear", "log"])
         tab.evaluate(f"(state) => {ROOT}.set(state)", changes)

@@ -35,6 +35,9 @@ def test_the_fastest_plain_setting_is_the_yardstick():
     assert math.isnan(found.iloc[6])
     assert summarize(runs).loc["zs0", "of_plain_median"] == pytest.approx(0.8)
     assert "of_plain" not in runs
+    kept = with_plain_ratio(runs)
+    kept = with_plain_ratio(kept[kept["strategy"] != "plain"])
+    assert kept["of_plain"].tolist()[0] == pytest.approx(0.8)
 
 
 def test_without_a_plain_run_or_its_columns_it_is_missing():

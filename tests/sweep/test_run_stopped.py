@@ -57,15 +57,14 @@ def kill(words, out, seconds, steps):
 
 
 @pytest.mark.process
-def test_killed_at_three_moments_it_still_ends_with_the_same_runs(params):
+def test_killed_at_two_moments_it_still_ends_with_the_same_runs(params):
     """SIGKILL, which nothing can catch: no process stays, no run is lost, doubled or half-written.
 
-    The first kill comes while the sweep starts, the others while its first and its second run step.
+    The first kill comes while the sweep starts, the other while its second run steps.
     """
     words, out = [*command(params), "--only", "zs0*", "--set", "steps=30"], params.parent / "out"
     draw = random.Random(5)
     kill(words, out, draw.uniform(0.5, 4.0), 1)
-    assert kill(words, out, 60.0, draw.randint(1, 20))
     assert kill(words, out, 60.0, 31 + draw.randint(1, 20))
     finished = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
     assert len(finished) == 1

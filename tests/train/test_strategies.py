@@ -56,7 +56,7 @@ def test_the_plain_loop_trains_the_same(losses, settings):
 
 
 def test_muon_trains_alike_with_every_stage(losses):
-    settings = {"optimizer": "muon", "gpus": 2, "steps": 15, "learning_rate": 1e-3}
+    settings = {"optimizer": "muon", "steps": 12, "learning_rate": 1e-3}
     first, second = (losses(**settings, zero_stage=stage) for stage in (1, 2))
     assert second == pytest.approx(first, abs=ADAM)
     assert first[-1] < first[0] - 0.3
