@@ -75,14 +75,12 @@ def _optimizer(experiment: Experiment) -> dict[str, Any]:
     if experiment.optimizer == "adafactor":
         return {"zero_allow_untested_optimizer": True}
     if experiment.optimizer == "muon":
-        params = {"lr": experiment.learning_rate, "weight_decay": ADAMW["weight_decay"]}
-        if experiment.device == "cpu":
-            params["torch_adam"] = True
-        return {"optimizer": {"type": "Muon", "params": params}}
-    params = {"lr": experiment.learning_rate, **ADAMW, "betas": list(ADAMW["betas"])}
+        kind, params = "Muon", {"weight_decay": ADAMW["weight_decay"]}
+    else:
+        kind, params = "AdamW", {**ADAMW, "betas": list(ADAMW["betas"])}
     if experiment.device == "cpu":
         params["torch_adam"] = True
-    return {"optimizer": {"type": "AdamW", "params": params}}
+    return {"optimizer": {"type": kind, "params": {"lr": experiment.learning_rate, **params}}}
 
 
 def _zero(experiment: Experiment) -> dict[str, Any]:

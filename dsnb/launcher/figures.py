@@ -110,7 +110,7 @@ def _notes(
     if count := worker.get("recompilations"):
         yield f"torch.compile compiled {count} graphs during the timed steps: use more warm-up steps"
     if count := worker.get("graph_breaks"):
-        yield f"torch.compile left its graph at {count} places: TORCH_LOGS=graph_breaks names them in the console"
+        yield f"torch.compile left its graph for {count} different reasons: TORCH_LOGS=graph_breaks prints them"
     if experiment.attention != "eager" and worker.get("attention_kernel") == "math":
         yield "attention was not fused: torch has no fused kernel for these settings and computed it with its math one"
     if power := power_note(gpu, worker):

@@ -1,6 +1,7 @@
 """The answer in words: fastest setting, least memory, effect of each setting, failures; only what the runs support."""
 
 import html
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -99,7 +100,7 @@ def _fastest(summary: pd.DataFrame, speed: pd.Series) -> str:
 def _beside_plain(row: "pd.Series | dict[str, Any]") -> str:
     """Compare a setting with the plain loop, if there is one."""
     ratio = row["of_plain_median"]
-    return "" if pd.isna(ratio) or ratio == 1 else f", {ratio:.0%} of the plain loop".replace("%", " %")
+    return "" if pd.isna(ratio) or math.isclose(ratio, 1) else f", {ratio:.0%} of the plain loop".replace("%", " %")
 
 
 def _not_tried(runs: pd.DataFrame) -> list[str]:

@@ -62,7 +62,7 @@ RUNS = {
     "skipped_warmup_steps": "Warm-up steps whose update the fp16 loss scaler skipped.",
     "slow_steps": "Timed steps that took more than twice the median.",
     "recompilations": "Graphs that torch.compile compiled during the timed steps.",
-    "graph_breaks": "Places at which torch.compile left its graph, in the whole run; missing if nothing was compiled.",
+    "graph_breaks": "Different reasons for which torch.compile left its graph, in the whole run; none if not compiled.",
     "nan_steps": "Steps with a loss that is not a number, as Megatron logs them.",
     "timed_steps": "Optimizer steps that the speed is measured over.",
     "train_runtime_s": "Wall time of a whole training, as transformers' Trainer logs it.",

@@ -21,7 +21,7 @@ import pandas as pd
 from dsnb.files import records
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.run_folder.table_columns import KEYS, RUN_COLUMNS
+from dsnb.run_folder.table_columns import KEYS, RUN_COLUMNS, key_columns
 
 NAME = SweepPaths(Path()).index.name
 COLUMNS = [name for name in RUN_COLUMNS if name not in {*KEYS, "run_dir"}]
@@ -46,7 +46,7 @@ class Index:
     """Other subfolders, and run folders without a result."""
     results: list[str]
     table: Any
-    """A pyarrow table: `COLUMNS`, one row per run."""
+    """A pyarrow table: `COLUMNS` and keys of DeepSpeed's configuration, one row per run."""
 
 
 def stamps(folder: str, runs: Sequence[str], folders: Sequence[str], logs: Sequence[str]) -> pd.DataFrame:
@@ -100,7 +100,8 @@ def write(folder: Path, examined: pd.DataFrame, runs: pd.DataFrame) -> None:
 
         sink = pa.BufferOutputStream()
         about = pa.Table.from_pandas(examined, preserve_index=False).replace_schema_metadata({b"code": _code()})
-        content = pa.Table.from_pandas(runs[COLUMNS], preserve_index=False).replace_schema_metadata(None)
+        columns = [*COLUMNS, *key_columns(runs)]
+        content = pa.Table.from_pandas(runs[columns], preserve_index=False).replace_schema_metadata(None)
         for part in (about, content):
             with pa.ipc.new_stream(sink, part.schema) as writer:
                 writer.write_table(part)
@@ -150,7 +151,9 @@ def _checked(folder: str, below: Sequence[str], payload: bytes) -> Index | None:
     runs, folders, logs = ([f"{folder}/{seen['path'][place]}" for place in places[role]] for role in (RUN, FOLDER, LOG))
     allowed = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
     is_plain = all(any(is_a(one) for is_a in allowed) for one in content.schema.types)
-    if content.column_names != COLUMNS or len(content) != len(runs) or not is_plain or not _fits(folder, below, seen):
+    if content.column_names != [*COLUMNS, *key_columns(content.column_names)]:
+        return None
+    if len(content) != len(runs) or not is_plain or not _fits(folder, below, seen):
         return None
     has_result = [seen[f"{_RESULT} size"][place] >= 0 for place in places[RUN]]
     results = [f"{run}/{_RESULT}" for run, has in zip(runs, has_result, strict=True) if has]

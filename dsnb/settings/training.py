@@ -67,7 +67,8 @@ class Training(BaseModel):
     """Number format in which ZeRO accumulates gradients in native half precision. `auto` is fp32 in bf16 with several
     micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
     overlap_comm: OnOff = "auto"
-    """Whether ZeRO 1 to 3 reduce gradients while the backward pass goes on; `auto` is DeepSpeed's default, ZeRO 3."""
+    """Whether ZeRO 1 to 3 reduce gradients while the backward pass goes on; `auto` is DeepSpeed's
+    default: on at ZeRO 3, off at ZeRO 1 and 2."""
     bucket_elements: int = Field(default=0, strict=True, ge=0, lt=MOST)
     """Gradients per reduction, and parameters per all-gather, of ZeRO 1 to 3; 0 for DeepSpeed's default, 5e8."""
     gradient_checks: Annotated[Literal["on", "off"], BeforeValidator(on_or_off)] = "on"

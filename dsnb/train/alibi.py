@@ -34,7 +34,8 @@ def use_fused_attention(model: Any, flex_length: int = 0) -> None:
     for block in model.transformer.h:
         attention = block.self_attention
         attention.alibi_masks, attention.causal_blocks = masks, blocks
-        attention.forward = types.MethodType(_flex_forward if flex_length else _forward, attention)
+        attention.attend = types.MethodType(_flex if flex_length else _sdpa, attention)
+        attention.forward = types.MethodType(_forward, attention)
     model.config._attn_implementation_internal = FLEX_NAME if flex_length else NAME
 
 
@@ -43,27 +44,6 @@ def _causal_blocks(length: int, device: torch.device) -> BlockMask:
         return query >= key
 
     return create_block_mask(is_causal, None, None, length, length, device=str(device))
-
-
-def _flex_forward(
-    self: Any,
-    hidden_states: torch.Tensor,
-    residual: torch.Tensor,
-    alibi: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    query, key, value = self._reshape(self.query_key_value(hidden_states))
-    slopes = _slopes(alibi, query.shape[1])
-
-    def add_alibi(score: torch.Tensor, batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return score + slopes[head] * (key - query)
-
-    context: Any = flex_attention(
-        query, key, value, score_mod=add_alibi, block_mask=self.causal_blocks, scale=self.inv_norm_factor
-    )
-    output = self.dense(context.transpose(1, 2).flatten(2))
-    return residual + F.dropout(output, self.hidden_dropout, self.training), None
 
 
 def _forward(
@@ -75,13 +55,27 @@ def _forward(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     query, key, value = self._reshape(self.query_key_value(hidden_states))
+    output = self.dense(self.attend(query, key, value, alibi).transpose(1, 2).flatten(2))
+    return residual + F.dropout(output, self.hidden_dropout, self.training), None
+
+
+def _sdpa(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor) -> torch.Tensor:
     mask = _mask(self.alibi_masks, alibi, query)
     dropout = self.attention_dropout.p if self.training else 0.0
-    context = F.scaled_dot_product_attention(
+    return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, scale=self.inv_norm_factor
     )
-    output = self.dense(context.transpose(1, 2).flatten(2))
-    return residual + F.dropout(output, self.hidden_dropout, self.training), None
+
+
+def _flex(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor) -> Any:
+    slopes = _slopes(alibi, query.shape[1])
+
+    def add_alibi(score: torch.Tensor, batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return score + slopes[head] * (key - query)
+
+    return flex_attention(
+        query, key, value, score_mod=add_alibi, block_mask=self.causal_blocks, scale=self.inv_norm_factor
+    )
 
 
 def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

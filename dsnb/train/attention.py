@@ -20,7 +20,7 @@ MASKLESS = {"gpt2", "opt"}
 """Families whose attention is causal and nothing else: no sliding window, no bias, no packed sequences."""
 FLEX = "flex"
 _OPERATOR = re.compile(r"aten::_scaled_dot_product_(?:fused_)?(cudnn|flash|efficient)_?attention(_for_cpu)?$")
-_MATH = {"aten::_scaled_dot_product_attention_math", "aten::_safe_softmax"}
+_MATH = {"aten::_scaled_dot_product_attention_math", "aten::_safe_softmax", "aten::_softmax"}
 
 
 def causal_attention(
@@ -67,4 +67,4 @@ def kernel_of(operators: Any) -> str | None:
     for name in sorted(names):
         if match := _OPERATOR.match(name):
             return match[1]
-    return "math" if names & (_MATH | {"aten::_softmax"}) else None
+    return "math" if names & _MATH else None

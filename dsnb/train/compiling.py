@@ -47,7 +47,7 @@ def compiled_graphs() -> int:
 
 
 def graph_breaks() -> int:
-    """Return the number of places at which torch.compile had to leave a graph so far in this process."""
+    """Return the number of different reasons for which torch.compile left a graph so far in this process."""
     return len(_counters("graph_break"))
 
 

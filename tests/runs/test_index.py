@@ -307,3 +307,16 @@ def test_a_sweep_leaves_one(swept, read_in_full):
     loaded = dsnb.load_runs(swept)
     assert read_in_full == []
     assert len(loaded)
+
+
+def test_keys_of_deepspeeds_configuration_stay_columns(tmp_path):
+    """They are columns of their runs only: the explorer's filters come from them."""
+    folder = tmp_path / "sweep"
+    made_up.write_folders(made_up.runs(4), folder, steps=3)
+    key = {"zero_optimization.round_robin_gradients": True}
+    for setting in sorted(folder.rglob("experiment.json"))[:2]:
+        setting.write_text(records.line({**records.read_json(setting), "deepspeed": key}))
+    load.write_index(folder)
+    loaded = dsnb.load_runs(folder)
+    assert sorted(loaded["deepspeed.zero_optimization.round_robin_gradients"].notna()) == [False, False, True, True]
+    pd.testing.assert_frame_equal(loaded, directly(folder))
