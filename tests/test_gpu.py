@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
+SGD = "tests.workers.sgd"
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
 
@@ -73,6 +74,76 @@ def test_a_profile_splits_a_step(run_small, settings, gpus):
 def test_strategies_agree(losses, settings):
     common = {**ON_GPU, "model": "bloom-tiny", "precision": "fp32", "learning_rate": 1e-3}
     assert losses(**common, **settings) == pytest.approx(losses(**common), abs=1e-4)
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "plain", "compile": "reduce-overhead"},
+        {"zero_stage": 0, "compile": "reduce-overhead", "mixed_precision": "autocast"},
+        {"zero_stage": 1, "compile": "reduce-overhead", "activation_checkpointing": True},
+        {"zero_stage": 2, "compile": "default", "loss": "chunked"},
+        {"zero_stage": 3, "compile": "default", "grad_accum": 2, "micro_batch_size": 1},
+        {"strategy": "fsdp", "compile": "default", "activation_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_compiled_gradients_are_those_of_eager_fp32(losses, model, settings):
+    """Gradient descent, in bf16 as users compile, against one eager process in fp32."""
+    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD, "learning_rate": 1e-3}
+    curve = losses(**common, precision="fp32", attention="eager")
+    assert losses(**{**common, "precision": "bf16", **settings}) == pytest.approx(curve, abs=2e-2)
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
+def test_compiled_attention_computes_exact_gradients(losses, model):
+    """In fp32, where nothing but the order of sums differs; BLOOM's is FlexAttention here."""
+    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD, "precision": "fp32", "learning_rate": 1e-2}
+    curve = losses(**common, attention="eager")
+    assert losses(**common, strategy="plain", compile="default") == pytest.approx(curve, abs=1e-4)
+
+
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_deepcompile_trains_as_eager_does(losses, stage, gpus):
+    common = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3, "gpus": gpus}
+    assert losses(**common, zero_stage=stage, compile="deepcompile") == pytest.approx(
+        losses(**common, zero_stage=stage), abs=2e-2
+    )
+
+
+@TWO_GPUS
+@pytest.mark.parametrize("zeropp", ["weights", "partition"])
+def test_quantized_communication_trains_nearly_the_same(losses, zeropp):
+    """Rounded to 8 bits: the curve stays near, and is not the same; a second partition rounds nothing."""
+    common = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3, "gpus": 2, "zero_stage": 3}
+    curve, quantized = losses(**common), losses(**common, zeropp=zeropp)
+    assert quantized == pytest.approx(curve, abs=2e-2 if zeropp == "partition" else 0.1)
+    assert zeropp == "partition" or quantized != curve
+
+
+def test_muon_trains_alike_with_every_stage(losses):
+    common = {**ON_GPU, "model": "gpt2-tiny", "precision": "bf16", "learning_rate": 1e-3, "optimizer": "muon"}
+    first, second = (losses(**common, zero_stage=stage) for stage in (1, 2))
+    assert second == pytest.approx(first, abs=2e-2)
+    assert first[-1] < first[0]
+
+
+def test_a_chunked_loss_never_holds_the_logits(run_small):
+    settings = {
+        **ON_GPU,
+        "model": "bloom-560m",
+        "precision": "bf16",
+        "data": "synthetic",
+        "mixed_precision": "autocast",
+    }
+    settings |= {"micro_batch_size": 4, "seq_len": 1024, "steps": 2, "warmup_steps": 1}
+    whole, chunked = (
+        run_small(**settings, loss=loss)[0].summary["peak_allocated_gib"] for loss in ("whole", "chunked")
+    )
+    logits_fp32_gib = 4 * 1024 * 250_880 * 4 / 2**30
+    assert chunked < whole - logits_fp32_gib
 
 
 @TWO_GPUS

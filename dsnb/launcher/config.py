@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from dsnb.settings import deepspeed_keys
+from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 from dsnb.settings.zero_rules import accumulates_in_fp32
@@ -91,6 +92,8 @@ def _zero(experiment: Experiment) -> dict[str, Any]:
         zero |= dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), experiment.bucket_elements)
     if experiment.gradient_checks == "off":
         zero["compute_grad_norm"] = False
+    if experiment.zero_stage == 3 and compiles_blocks(experiment.model_dump()):
+        zero["memory_efficient_linear"] = False  # it is an autograd function of DeepSpeed's, opaque to the compiler
     if experiment.zeropp in {"weights", "all"}:
         zero["zero_quantized_weights"] = True
     if experiment.zeropp in {"gradients", "all"}:

@@ -39,6 +39,42 @@ def _deepcompile(s: Settings) -> str | None:
     return None
 
 
+def compiles_blocks(s: Settings) -> bool:
+    """Return whether torch.compile sees the blocks one by one."""
+    if s["compile"] in {"off", "deepcompile"}:
+        return False
+    gathers = s["strategy"] == "fsdp" or (s["strategy"] == "deepspeed" and s["zero_stage"] == 3)
+    return bool(s["compile_unit"] == "block" or (s["compile_unit"] == "auto" and gathers))
+
+
+def gathers_blocks(s: Settings) -> bool:
+    """Return whether ZeRO 3 gathers whole blocks: its hooks are then outside of the blocks' graphs."""
+    return bool(s["leaf_modules"] == "blocks" or (s["leaf_modules"] == "auto" and compiles_blocks(s)))
+
+
+def _unit(s: Settings) -> str | None:
+    unit, mode = s["compile_unit"], s["compile"]
+    reasons = {
+        f"compile is '{mode}': nothing is compiled; set it to 'default'": mode == "off",
+        f"compile is '{mode}', which orders communication over the whole model; use 'default'": unit == "block"
+        and mode == "deepcompile",
+        f"compile is '{mode}': a CUDA graph is of a whole step; use 'default'": unit == "block" and mode in CUDA_GRAPHS,
+        "strategy is 'fsdp': its hooks gather weights block by block; use 'block'": unit == "model"
+        and s["strategy"] == "fsdp",
+    }
+    why = next((why for why, holds in reasons.items() if holds), None)
+    return f"compile_unit is '{unit}', but {why}" if why and unit != "auto" else None
+
+
+def _leaf_modules(s: Settings) -> str | None:
+    if s["leaf_modules"] != "none" or s["zero_stage"] != 3 or not compiles_blocks(s):
+        return None
+    return (
+        "leaf_modules is 'none', but blocks are compiled one by one: gathering single layers would break their graphs; "
+        "use 'blocks'"
+    )
+
+
 def _loss_chunks(s: Settings) -> str | None:
     if s["loss"] == "whole":
         return None
@@ -53,5 +89,7 @@ def _loss_chunks(s: Settings) -> str | None:
 RULES: list[tuple[set[str], Rule]] = [
     ({"compile", "grad_accum", "strategy", "zero_stage", "tensor_parallel", "checkpoint_offload"}, _cuda_graphs),
     ({"compile", "strategy", "zero_stage", "device"}, _deepcompile),
+    ({"compile", "compile_unit", "strategy"}, _unit),
+    ({"compile", "compile_unit", "strategy", "zero_stage", "leaf_modules"}, _leaf_modules),
     ({"loss", "pipeline_parallel", "model"}, _loss_chunks),
 ]

@@ -80,8 +80,9 @@ def _optimizer(s: Settings) -> str | None:
     return None
 
 
-def _powersgd(s: Settings) -> str | None:
-    if s["gradient_compression"] == "none":
+def _compression(s: Settings) -> str | None:
+    how = s["gradient_compression"]
+    if how == "none":
         return None
     if s["strategy"] != "ddp":
         sender = {
@@ -89,16 +90,19 @@ def _powersgd(s: Settings) -> str | None:
             "fsdp": "FSDP sends gradients itself",
             "plain": "a single process sends nothing",
         }[s["strategy"]]
-        return f"gradient_compression is 'powersgd': it is DDP's, and {sender}; use 'ddp'"
+        return f"gradient_compression is '{how}': it is DDP's, and {sender}; use 'ddp'"
     if s["gpus"] == 1:
-        return "gradient_compression is 'powersgd', but gpus is 1: nothing is sent; use at least 2"
+        return f"gradient_compression is '{how}', but gpus is 1: nothing is sent; use at least 2"
+    if how == "bf16" and s["device"] == "cpu":
+        return "gradient_compression is 'bf16', but device is 'cpu': torch rounds gradients for NCCL only; use 'none'"
     return None
 
 
 def _powersgd_rank_unused(s: Settings) -> str | None:
     if s["powersgd_rank"] == 1 or s["gradient_compression"] == "powersgd":
         return None
-    return f"powersgd_rank is {s['powersgd_rank']}, but gradient_compression is 'none': set it to 'powersgd'"
+    how = s["gradient_compression"]
+    return f"powersgd_rank is {s['powersgd_rank']}, but gradient_compression is '{how}': set it to 'powersgd'"
 
 
 def _mixed_precision(s: Settings) -> str | None:
@@ -169,7 +173,7 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"offload", "zero_stage", "nvme_path", "strategy"}, _offload),
     ({"offload", "nvme_path"}, _nvme_unused),
     ({"optimizer", "zero_stage", "strategy", "precision", "mixed_precision", *SHARED}, _optimizer),
-    ({"gradient_compression", "strategy", "gpus"}, _powersgd),
+    ({"gradient_compression", "strategy", "gpus", "device"}, _compression),
     ({"gradient_compression", "powersgd_rank"}, _powersgd_rank_unused),
     ({"mixed_precision", "precision", "strategy"}, _mixed_precision),
     ({"mixed_precision", "precision", *SHARED, "zero_stage"}, _autocast_fp16),

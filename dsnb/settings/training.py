@@ -70,11 +70,13 @@ class Training(BaseModel):
     """Whether ZeRO 1 to 3 reduce gradients while the backward pass goes on; `auto` is DeepSpeed's
     default: on at ZeRO 3, off at ZeRO 1 and 2."""
     bucket_elements: int = Field(default=0, strict=True, ge=0, lt=MOST)
-    """Gradients per reduction, and parameters per all-gather, of ZeRO 1 to 3; 0 for DeepSpeed's default, 5e8."""
+    """Gradients per reduction of DDP and ZeRO 1 to 3, and parameters per all-gather of the latter; 0 for their
+    defaults, 25 MiB and 5e8."""
     gradient_checks: Annotated[Literal["on", "off"], BeforeValidator(on_or_off)] = "on"
     """Whether ZeRO 1 and 2 compute the gradient norm and look for overflows in every step."""
-    leaf_modules: Literal["none", "blocks"] = "none"
-    """What ZeRO 3 gathers at once: single layers, or whole transformer blocks."""
+    leaf_modules: Literal["auto", "none", "blocks"] = "auto"
+    """What ZeRO 3 gathers at once: single layers, or whole transformer blocks. `auto` is blocks if these are compiled
+    one by one, otherwise layers."""
     zeropp: Literal["none", "weights", "gradients", "partition", "all"] = "none"
     """ZeRO++ at ZeRO 3: weights quantized to 8 bits when gathered, gradients to 4 when reduced, a second partition of
     the weights within each node, or all of these. Quantized training is not exact."""
@@ -91,6 +93,9 @@ class Training(BaseModel):
     compile: CompileMode = "off"
     """Mode of torch.compile for the model and its loss. `reduce-overhead` and `max-autotune` use CUDA graphs,
     `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
+    compile_unit: Literal["auto", "model", "block"] = "auto"
+    """What torch.compile sees at once: the whole model, or each transformer block, so that communication can begin
+    between two of them. `auto` is blocks for ZeRO 3 and FSDP, otherwise the model."""
     loss: Literal["whole", "chunked"] = "whole"
     """`chunked` computes the logits in chunks of tokens, twice, and never holds all of them: less memory for a large
     vocabulary."""
@@ -109,8 +114,8 @@ class Training(BaseModel):
     """The optimizer's constant learning rate."""
     gradient_clipping: float = Field(default=0.0, ge=0)
     """Largest gradient norm; 0 for no clipping."""
-    gradient_compression: Literal["none", "powersgd"] = "none"
-    """Compression of the gradients that DDP sends: none, or low-rank factors (PowerSGD)."""
+    gradient_compression: Literal["none", "bf16", "powersgd"] = "none"
+    """Compression of the gradients that DDP sends: none, rounded to bf16, or low-rank factors (PowerSGD)."""
     powersgd_rank: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Rank of PowerSGD's factors."""
     seed: int = Field(default=0, strict=True, ge=0, lt=MOST)

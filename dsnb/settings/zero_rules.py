@@ -2,6 +2,9 @@
 
 from dsnb.settings.rules import HALF, SHARED, Rule, Settings, is_default, only_deepspeed
 
+FIRST_BUCKET = 2**18
+"""Gradients in torch's first bucket of DDP (1 MiB); a compiled model is not split into smaller parts."""
+
 
 def _only_zero(name: str, stages: tuple[int, ...], why: str) -> Rule:
     """Return a rule against a setting at ZeRO stages that it does not apply to."""
@@ -13,6 +16,20 @@ def _only_zero(name: str, stages: tuple[int, ...], why: str) -> Rule:
         return f"{name} is {s[name]!r}, but zero_stage is {s['zero_stage']}: {why}; use zero_stage {allowed}"
 
     return rule
+
+
+def _buckets(s: Settings) -> str | None:
+    if not s["bucket_elements"] or s["strategy"] == "deepspeed":
+        return None
+    if s["strategy"] == "ddp":
+        fits = s["compile"] == "off" or s["bucket_elements"] >= FIRST_BUCKET
+        return (
+            None if fits else f"bucket_elements is {s['bucket_elements']}: compiled DDP needs at least {FIRST_BUCKET}"
+        )
+    return (
+        f"bucket_elements is {s['bucket_elements']}, but strategy is '{s['strategy']}', which has no buckets; "
+        "use strategy 'deepspeed' or 'ddp'"
+    )
 
 
 def _grad_accum_dtype(s: Settings) -> str | None:
@@ -53,6 +70,8 @@ def accumulates_in_fp32(s: Settings) -> bool:
 def _zeropp(s: Settings) -> str | None:
     if s["zeropp"] in {"weights", "all"} and s["mixed_precision"] == "autocast":
         return f"zeropp is '{s['zeropp']}', but mixed_precision is 'autocast': DeepSpeed cannot do both; use 'native'"
+    if s["zeropp"] in {"gradients", "all"} and s["nodes"] == 1:
+        return f"zeropp is '{s['zeropp']}', but nodes is 1: gradients are quantized between nodes only; use 'weights'"
     if s["zeropp"] == "none" or s["device"] != "cpu" or s["zeropp"] == "partition":
         return None
     return f"zeropp is '{s['zeropp']}', but device is 'cpu': DeepSpeed quantizes on GPUs only; use 'partition'"
@@ -73,7 +92,7 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"grad_accum_dtype", "precision", "mixed_precision", "zero_stage"}, _grad_accum_dtype),
     ({"strategy", "overlap_comm"}, only_deepspeed("overlap_comm", "it is ZeRO's")),
     ({"overlap_comm", "zero_stage", "strategy"}, _only_zero("overlap_comm", (1, 2, 3), "there are no buckets")),
-    ({"strategy", "bucket_elements"}, only_deepspeed("bucket_elements", "the buckets are ZeRO's")),
+    ({"strategy", "bucket_elements", "compile"}, _buckets),
     ({"bucket_elements", "zero_stage", "strategy"}, _only_zero("bucket_elements", (1, 2, 3), "there are no buckets")),
     ({"strategy", "gradient_checks"}, only_deepspeed("gradient_checks", "the checks are ZeRO's")),
     ({"gradient_checks", "zero_stage", "strategy"}, _only_zero("gradient_checks", (1, 2), "they cannot be left out")),
@@ -85,6 +104,6 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"leaf_modules", "zero_stage", "strategy"}, _only_zero("leaf_modules", (3,), "nothing is gathered")),
     ({"strategy", "zeropp"}, only_deepspeed("zeropp", "it is DeepSpeed's")),
     ({"zeropp", "zero_stage", "strategy"}, _only_zero("zeropp", (3,), "ZeRO++ extends ZeRO 3")),
-    ({"zeropp", "device", "mixed_precision"}, _zeropp),
+    ({"zeropp", "device", "mixed_precision", "nodes"}, _zeropp),
     ({"optimizer", "strategy", "zero_stage", *SHARED}, _muon),
 ]

@@ -30,10 +30,13 @@ def use_fused_attention(model: Any, flex_length: int = 0) -> None:
         torch's SDPA.
     """
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
-    blocks = _causal_blocks(flex_length, model.device) if flex_length else None
+    if flex_length:
+        blocks, slopes = _causal_blocks(flex_length, model.device), _exact_slopes(model)
     for block in model.transformer.h:
         attention = block.self_attention
-        attention.alibi_masks, attention.causal_blocks = masks, blocks
+        attention.alibi_masks = masks
+        if flex_length:
+            attention.causal_blocks, attention.slopes = blocks, slopes
         attention.attend = types.MethodType(_flex if flex_length else _sdpa, attention)
         attention.forward = types.MethodType(_forward, attention)
     model.config._attn_implementation_internal = FLEX_NAME if flex_length else NAME
@@ -44,6 +47,12 @@ def _causal_blocks(length: int, device: torch.device) -> BlockMask:
         return query >= key
 
     return create_block_mask(is_causal, None, None, length, length, device=str(device))
+
+
+def _exact_slopes(model: Any) -> torch.Tensor:
+    """Return the slope of each head, shape (heads,), in fp32 and made once: the model's own ALiBi is in its dtype."""
+    heads, two = model.config.n_head, torch.ones(1, 2, device=model.device, dtype=torch.long)
+    return _slopes(model.transformer.build_alibi_tensor(two, heads, torch.float32), heads)
 
 
 def _forward(
@@ -68,10 +77,8 @@ def _sdpa(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _flex(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor) -> Any:
-    slopes = _slopes(alibi, query.shape[1])
-
     def add_alibi(score: torch.Tensor, batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return score + slopes[head] * (key - query)
+        return score + self.slopes[head] * (key - query)
 
     return flex_attention(
         query, key, value, score_mod=add_alibi, block_mask=self.causal_blocks, scale=self.inv_norm_factor

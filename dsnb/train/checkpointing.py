@@ -20,6 +20,8 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
             block._gradient_checkpointing_func = offloaded_checkpoint(pin_memory=experiment.device == "cuda")
     if experiment.checkpoint_offload:
         model.enable_input_require_grads()  # else a reentrant checkpoint behind frozen layers trains nothing
+    elif experiment.lora_rank:
+        model.disable_input_require_grads()  # peft's hook for reentrant checkpoints breaks a compiled graph
 
 
 def offloaded_checkpoint(pin_memory: bool) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import set_z3_leaf_modules
 
+from dsnb.settings.compile_rules import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import verify_engine
 from dsnb.train.causal_loss import with_loss
@@ -34,7 +35,7 @@ class DeepSpeedTrainer:
         self.section: Section = no_section
         self.experiment = experiment
         whole = with_loss(experiment, model)
-        if experiment.leaf_modules == "blocks":
+        if experiment.zero_stage == 3 and gathers_blocks(experiment.model_dump()):
             set_z3_leaf_modules(whole, [type(blocks(whole)[0])])
         outside = compiles_outside(experiment)
         if not outside:
@@ -82,7 +83,8 @@ class DeepSpeedTrainer:
 
 def compiles_outside(experiment: Experiment) -> bool:
     """Return whether the engine compiles: its hooks are part of the graph, such as ZeRO 3's, which gather weights."""
-    return experiment.compile == "deepcompile" or (experiment.compile != "off" and experiment.zero_stage == 3)
+    whole = experiment.compile != "off" and not compiles_blocks(experiment.model_dump())
+    return whole and (experiment.compile == "deepcompile" or experiment.zero_stage == 3)
 
 
 def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextManager[Any]:

@@ -135,7 +135,8 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
 
 def uses_flex(experiment: Experiment) -> bool:
     """Return whether BLOOM's attention is computed by FlexAttention, which is fast only if it is compiled for a GPU."""
-    return experiment.compile != "off" and experiment.device == "cuda" and not experiment.dropout
+    is_whole = experiment.tensor_parallel == 1 and not experiment.dropout
+    return experiment.compile != "off" and experiment.device == "cuda" and is_whole
 
 
 def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrainedModel:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -14,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsnb.settings.experiment import Experiment
 from dsnb.train.causal_loss import CausalLoss, with_loss
-from dsnb.train.compiling import begin_graphs, compile_blocks, compile_model
+from dsnb.train.compiling import begin_graphs, compile_model
 from dsnb.train.model import DTYPES
 from dsnb.train.model_parts import blocks, count_parameters
 from dsnb.train.optimizers import make_optimizer
 from dsnb.train.trainer import Section, no_section
 
-ONE_BUCKET_MB = 1 << 20
+ONE_BUCKET_MIB = 1 << 20
 """With several buckets, gloo confuses PowerSGD's messages and aborts the process."""
 
 
@@ -46,14 +47,14 @@ class TorchTrainer:
         return model
 
     def _ddp(self, model: CausalLoss) -> nn.Module:
-        compressed = self.experiment.gradient_compression == "powersgd"
-        bucket_mb = ONE_BUCKET_MB if compressed and self.device.type == "cpu" else None
         compile_model(self.experiment, model)
         devices = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
-            model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
+            model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=self._bucket_mib()
         )
-        if compressed:
+        if self.experiment.gradient_compression == "bf16":
+            wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        if self.experiment.gradient_compression == "powersgd":
             state = powersgd.PowerSGDState(
                 process_group=None,
                 matrix_approximation_rank=self.experiment.powersgd_rank,
@@ -63,12 +64,18 @@ class TorchTrainer:
             wrapped.register_comm_hook(state, powersgd.powerSGD_hook)
         return wrapped
 
+    def _bucket_mib(self) -> float | None:
+        """Return the size of DDP's buckets of gradients, which are fp32; None for torch's default."""
+        if self.experiment.gradient_compression == "powersgd" and self.device.type == "cpu":
+            return ONE_BUCKET_MIB
+        return self.experiment.bucket_elements * 4 / 2**20 or None
+
     def _fsdp(self, model: CausalLoss) -> Any:
         mesh = init_device_mesh(self.device.type, (self.experiment.gpus,))
         how: dict[str, Any] = {"mesh": mesh}
         if self.experiment.precision == "bf16" and self.experiment.mixed_precision == "native":
             how["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        compile_blocks(self.experiment, model, blocks(model))
+        compile_model(self.experiment, model)
         for block in blocks(model):
             fully_shard(block, **how)
         return fully_shard(model, **how)

@@ -3,6 +3,7 @@
 import pytest
 
 from dsnb.errors import SettingsError
+from dsnb.settings.compile_rules import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
 
 GRAPHS = "compile is 'reduce-overhead', which uses CUDA graphs"
@@ -41,6 +42,16 @@ def test_truth_values_are_modes():
             {"compile": "off", "loss": "chunked", "pipeline_parallel": 2, "gpus": 2},
             "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'",
         ),
+        ({"compile": "off", "compile_unit": "block"}, "compile_unit is 'block', but compile is 'off': nothing is"),
+        ({"compile_unit": "block"}, "compile_unit is 'block', but compile is 'reduce-overhead': a CUDA graph is of"),
+        (
+            {"compile": "default", "compile_unit": "model", "strategy": "fsdp"},
+            "compile_unit is 'model', but strategy is 'fsdp': its hooks gather weights block by block; use 'block'",
+        ),
+        (
+            {"compile": "default", "zero_stage": 3, "leaf_modules": "none"},
+            "leaf_modules is 'none', but blocks are compiled one by one: gathering single layers would break their",
+        ),
         (
             {"strategy": "plain", "gpus": 2},
             "gpus is 2, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'",
@@ -51,3 +62,21 @@ def test_what_cannot_be_right_is_refused(settings, message):
     with pytest.raises(SettingsError) as caught:
         Experiment(device="cpu", **{"compile": "reduce-overhead", "model": "gpt2-tiny", **settings})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "by_blocks", "gathered_whole"),
+    [
+        ({"zero_stage": 3}, True, True),
+        ({"zero_stage": 3, "compile_unit": "model"}, False, False),
+        ({"zero_stage": 3, "compile_unit": "model", "leaf_modules": "blocks"}, False, True),
+        ({"zero_stage": 3, "compile": "off"}, False, False),
+        ({"strategy": "fsdp"}, True, True),
+        ({"zero_stage": 2}, False, False),
+        ({"strategy": "ddp", "compile_unit": "block"}, True, True),
+    ],
+    ids=str,
+)
+def test_what_gathers_weights_is_compiled_by_blocks(settings, by_blocks, gathered_whole):
+    settings = Experiment(**{"device": "cpu", "compile": "default", **settings}).model_dump()
+    assert (compiles_blocks(settings), gathers_blocks(settings)) == (by_blocks, gathered_whole)

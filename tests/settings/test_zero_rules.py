@@ -16,12 +16,20 @@ from dsnb.settings.zero_rules import accumulates_in_fp32
             "overlap_comm is 'on', but zero_stage is 0: there are no buckets; use zero_stage 1 or 2 or 3",
         ),
         (
-            {"bucket_elements": 10, "strategy": "ddp"},
-            "bucket_elements is 10, but strategy is 'ddp': the buckets are ZeRO's; use strategy 'deepspeed'",
+            {"bucket_elements": 10, "strategy": "ddp", "compile": "default"},
+            "bucket_elements is 10: compiled DDP needs at least 262144",
+        ),
+        (
+            {"bucket_elements": 10, "strategy": "fsdp"},
+            "bucket_elements is 10, but strategy is 'fsdp', which has no buckets; use strategy 'deepspeed' or 'ddp'",
         ),
         (
             {"leaf_modules": "blocks", "zero_stage": 2},
             "leaf_modules is 'blocks', but zero_stage is 2: nothing is gathered; use zero_stage 3",
+        ),
+        (
+            {"zeropp": "gradients", "zero_stage": 3, "device": "cuda"},
+            "zeropp is 'gradients', but nodes is 1: gradients are quantized between nodes only; use 'weights'",
         ),
         (
             {"zeropp": "weights", "zero_stage": 3},
@@ -52,7 +60,7 @@ from dsnb.settings.zero_rules import accumulates_in_fp32
 )
 def test_what_cannot_work_is_refused(settings, message):
     with pytest.raises(SettingsError) as caught:
-        Experiment(device="cpu", **settings)
+        Experiment(**{"device": "cpu", **settings})
     assert str(caught.value) == message
 
 
@@ -76,8 +84,10 @@ def test_several_micro_batches_are_accumulated_in_fp32(settings, is_fp32):
     assert (deepspeed_config(experiment).get("data_types") == {"grad_accum_dtype": "fp32"}) is is_fp32
 
 
-def test_every_axis_reaches_deepspeed():
-    zero = {"zero_stage": 3, "device": "cuda", "gpus": 8, "nodes": 1}
+def test_every_axis_reaches_deepspeed(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=8\nb slots=8\n")
+    zero = {"zero_stage": 3, "device": "cuda", "gpus": 16, "nodes": 2, "hostfile": str(hosts)}
     config = deepspeed_config(Experiment(**zero, zeropp="all", overlap_comm=False, bucket_elements=7))
     assert config["zero_optimization"] == {
         "stage": 3, "overlap_comm": False, "reduce_bucket_size": 7, "allgather_bucket_size": 7,

@@ -1,5 +1,8 @@
 """torch.compile: no graph breaks in any family, and what is counted."""
 
+import functools
+from unittest import mock
+
 import pytest
 import torch
 
@@ -18,7 +21,7 @@ def made(**settings):
     ("model", "settings"),
     [
         ("gpt2-tiny", {"loss": "chunked"}),
-        ("opt-tiny", {}),
+        ("opt-tiny", {"lora_rank": 4, "activation_checkpointing": True}),
         ("bloom-tiny", {"activation_checkpointing": True}),
     ],
 )
@@ -32,6 +35,20 @@ def test_each_family_is_one_graph(model, settings):
         module(torch.randint(500, (2, 16))).backward()
         made_in.append(compiling.compiled_graphs() - graphs)
     assert made_in == [1, 1, 1]
+    assert compiling.graph_breaks() == breaks
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
+def test_compiled_blocks_share_one_graph(model):
+    """A graph a block would exceed dynamo's limit: the rest of them would not be compiled."""
+    torch._dynamo.reset()
+    graphs, breaks = compiling.compiled_graphs(), compiling.graph_breaks()
+    experiment, module = made(model=model, compile="default", compile_unit="block")
+    with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="eager")):
+        compiling.compile_model(experiment, module)
+    for _ in range(2):
+        module(torch.randint(500, (2, 16))).backward()
+    assert compiling.compiled_graphs() - graphs == 2, "a block, and the loss"
     assert compiling.graph_breaks() == breaks
 
 
