@@ -1,6 +1,6 @@
-"""How near DeepSpeed comes to the plain loop on this GPU: `python -m benchmarks.bars OUTPUT [WORK ...]`.
+"""How near DeepSpeed comes to the plain loop on these GPUs: `python -m benchmarks.bars OUTPUT [WORK ...]`.
 
-First all works are compiled at once, which takes longest and fills torch's caches; then each run has the GPU to
+First all works are compiled at once, which takes longest and fills torch's caches; then each run has the GPUs to
 itself. The settings of a work are interleaved and repeated, so that a drift of the machine affects all of them alike.
 Finished runs are kept: a second call goes on where the first one stopped. At the end a table is printed and written to
 `OUTPUT/bars.csv`.
@@ -20,11 +20,13 @@ from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.load import load_runs
 from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
 
 REPEATS = 3
 COMPILE = "--compile"
 AUTOCAST: dict[str, Any] = {"mixed_precision": "autocast"}
 GRAPHS = "reduce-overhead"
+TWO: dict[str, Any] = {"compile": "default", "gpus": 2}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "graphs": [
         {"strategy": "plain", "compile": GRAPHS},
@@ -34,6 +36,21 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"strategy": "plain", "compile": "default"},
         {"zero_stage": 0, "compile": "default", **AUTOCAST},
     ],
+    "two-small": [
+        {"strategy": "plain", "compile": GRAPHS},
+        {"strategy": "ddp", "compile": GRAPHS, "bucket_elements": 100_000_000, "gpus": 2},
+        {"zero_stage": 0, "compile": GRAPHS, **AUTOCAST, "gpus": 2},
+    ],
+    "two-shared": [
+        {"zero_stage": 1, "gradient_checks": "off", **TWO},
+        {"zero_stage": 3, **TWO},
+        {"strategy": "fsdp", **TWO},
+    ],
+    "two-lora": [
+        {"zero_stage": 1, "lora_rank": 128, "activation_checkpointing": True, "checkpoint_every": every, **TWO}
+        for every in (1, 2)
+    ],
+    "four": [{"zero_stage": 1, "grad_accum": 8, "compile": "default", "gpus": 4}],
 }
 WORKS: dict[str, tuple[str, int, int, str]] = {
     "gpt2-short": ("gpt2", 32, 128, "graphs"),
@@ -42,15 +59,28 @@ WORKS: dict[str, tuple[str, int, int, str]] = {
     "opt-1.3b": ("opt-1.3b", 8, 2048, "compiled"),
     "bloom-560m": ("bloom-560m", 8, 512, "graphs"),
     "gpt2-medium": ("gpt2-medium", 8, 512, "graphs"),
+    "two-opt-350m": ("opt-350m", 24, 512, "two-small"),
+    "two-opt-1.3b": ("opt-1.3b", 8, 2048, "two-shared"),
+    "two-gpt2-xl": ("gpt2-xl", 24, 1024, "two-shared"),
+    "two-opt-13b": ("opt-13b", 16, 512, "two-lora"),
+    "four-bloom-7b1": ("bloom-7b1", 4, 1024, "four"),
 }
 """Model, micro-batch, sequence length and kind of settings."""
+LONG = ("two-opt-1.3b", "two-gpt2-xl", "two-opt-13b", "four-bloom-7b1")
+"""Works whose steps take so long that ten are enough."""
 
 
 def experiments(work: str) -> list[Experiment]:
-    """Return the settings of a work, the plain loop first."""
+    """Return the settings of a work, the one first that the others are compared with."""
     model, micro_batch_size, seq_len, kind = WORKS[work]
-    common = {"model": model, "micro_batch_size": micro_batch_size, "seq_len": seq_len, "warmup_steps": 10, "steps": 40}
+    shape = {"model": model, "micro_batch_size": micro_batch_size, "seq_len": seq_len}
+    common = {**shape, "warmup_steps": 4, "steps": 10} if work in LONG else {**shape, "warmup_steps": 10, "steps": 40}
     return [Experiment(**common, **settings) for settings in SETTINGS[kind]]
+
+
+def fits(work: str) -> bool:
+    """Return whether this machine has the GPUs that a work needs."""
+    return max(experiment.gpus for experiment in experiments(work)) <= len(hardware.gpus())
 
 
 def compile_all(works: list[str]) -> None:
@@ -98,8 +128,9 @@ def main() -> None:
     if output == COMPILE:
         compile_one(works[0])
         return
-    compile_all(works or list(WORKS))
-    measure(Path(output), works or list(WORKS))
+    works = works or [work for work in WORKS if fits(work)]
+    compile_all(works)
+    measure(Path(output), works)
     found = table(Path(output))
     found.to_csv(Path(output) / "bars.csv")
     print(found.to_string())
