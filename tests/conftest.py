@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import gc
 import json
 import os
 import signal
@@ -54,22 +55,27 @@ LONGEST = [
     "sweep/slurm/test_jobs.py",
     "train/test_strategies.py",
     "sweep/test_run_stopped.py",
-    "sweep/test_run.py",
-    "train/test_parallel.py",
-    "launcher/hosts/test_host_faults.py",
-    "launcher/hosts/test_remote.py",
     "launcher/test_run.py",
+    "train/test_parallel.py",
     "explorer/test_page.py",
+    "launcher/hosts/test_host_faults.py",
     "train/test_worker.py",
+    "launcher/hosts/test_remote.py",
+    "sweep/test_run.py",
+    "test_report.py",
     "sweep/test_subclusters.py",
+    "test_published_notebooks.py",
+    "explorer/test_live.py",
     "cli/test_app.py",
+    "test_architecture.py",
+    "launcher/test_figures.py",
+    "system/test_signals.py",
     "launcher/test_auto_batch_size.py",
     "sweep/test_prepare.py",
     "launcher/test_bandwidth.py",
     "sweep/test_schedule.py",
-    "test_published_notebooks.py",
 ]
-"""Two workers take whole files, these first, so that both end at about the same time."""
+"""Workers take whole files, these first, so that all end at about the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,6 +85,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.process)
     order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave the half million objects that test files import to no garbage collection, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 _session = contextlib.ExitStack()

@@ -194,19 +194,17 @@ def test_only_training_imports_torch(package):
 
 
 @pytest.mark.parametrize(
-    ("module", "unwanted"),
+    ("modules", "unwanted"),
     [
-        ("dsnb.report", ["torch", "deepspeed", "transformers"]),
-        ("dsnb.render.plots", ["torch", "deepspeed", "transformers"]),
-        ("dsnb.explorer.explore", ["torch", "deepspeed", "transformers"]),
+        ("dsnb.report, dsnb.render.plots, dsnb.explorer.explore", ["torch", "deepspeed", "transformers"]),
         ("dsnb.launcher.run", ["torch", "pandas"]),
         ("dsnb.train.worker", ["pandas", "seaborn", "matplotlib", "papermill", "altair"]),
         ("dsnb", ["pydantic", "pandas", "torch"]),
     ],
 )
 @pytest.mark.process
-def test_what_is_not_needed_is_not_loaded(module, unwanted):
-    code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
+def test_what_is_not_needed_is_not_loaded(modules, unwanted):
+    code = f"import sys, {modules}; print([name for name in {unwanted!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().splitlines()[-1] == "[]"
 
@@ -305,7 +303,7 @@ def distribution(name):
 
 def foreign_imports(path):
     """Yield the top-level packages outside dsnb and the standard library that a module imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         yield from {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"dsnb"}

@@ -1,5 +1,6 @@
 """The params files of the published benchmarks, row by row against the tables, and their small versions."""
 
+import functools
 import re
 import shlex
 
@@ -42,14 +43,18 @@ COMPARED = [
 GPU_GIB = {"V100-32GB": 32, "V100-16GB": 16}
 
 
+@functools.cache
 def published(table):
     """Give the settings of each row: those that its publication tells, strategies by dsnb's names."""
+    rows = []
     for row in dsnb.published(table).to_dict("records"):
         told = {name: row[name] for name in COMPARED if row[name] is not None and row[name] == row[name]}
         told["strategy"] = told["strategy"].removeprefix("megatron-")
-        yield told | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {})
+        rows.append(told | ({"memory_limit_gib": GPU_GIB[row["gpu_name"]]} if row["gpu_name"] in GPU_GIB else {}))
+    return rows
 
 
+@functools.cache
 def experiments(name):
     return {run.name: run.experiment for run in load_sweep(PARAMS / f"{name}.yaml").runs}
 
@@ -68,7 +73,7 @@ def test_every_published_row_is_one_experiment(name, table):
     ("name", "count"), [("opt_scaling", 16), ("gpt1b3_parallelism", 27), ("bloom7b_strategies", 27)]
 )
 def test_every_experiment_is_a_published_row(name, count):
-    rows = list(published(TABLES[name]))
+    rows = published(TABLES[name])
     found = experiments(name)
     assert len(found) == count
     for one in found.values():

@@ -58,7 +58,8 @@ class KernelWatch:
             return
         with profile(use_device=None, use_kineto=False) as found:
             yield
-        self.kernel = kernel_of(event.name for event in found.function_events or [])
+        # The raw events: to make a tree of them, which nobody asks for here, takes longer than the step.
+        self.kernel = kernel_of(event.name() for event in found.kineto_results.events())
 
 
 def kernel_of(operators: Any) -> str | None:

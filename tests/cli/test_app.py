@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.cli.test_odd_words import dsnb as in_this_process
 from tests.support.small_sweep import NAMES
 
 
@@ -88,15 +89,17 @@ def test_dry_runs_say_who_would_make_what(tmp_path):
     assert done.stdout.endswith("2 runs; nothing was started\n")
 
 
-@pytest.mark.process
-def test_summary_in_every_format(folder):
-    csv = dsnb("summary", folder, "--format", "csv").stdout.splitlines()
+def test_summary_in_every_format(folder, monkeypatch):
+    csv, one, markdown = (
+        in_this_process(monkeypatch, "summary", folder, "--format", name)[1] for name in ("csv", "json", "markdown")
+    )
+    csv = csv.splitlines()
     assert csv[0].startswith("experiment,n,n_failed,tokens_per_s_median,tokens_per_s_std,tokens_per_s_per_gpu_median,")
     assert csv[1].startswith(f"{NAMES[0]},2,0,")
-    (row,) = json.loads(dsnb("summary", folder, "--format", "json").stdout)
+    (row,) = json.loads(one)
     assert row["tokens_per_s_median"] > 0
     assert row["mfu_median"] is None
-    assert dsnb("summary", folder, "--format", "markdown").stdout.startswith("| experiment ")
+    assert markdown.startswith("| experiment ")
     table = dsnb("summary", folder).stdout
     assert NAMES[0] in table
     assert f"{row['tokens_per_s_median']:,.0f} ±" in table
@@ -142,10 +145,9 @@ def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
          "'none' is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"),
     ],
 )  # fmt: skip
-@pytest.mark.process
-def test_trouble_is_one_line(words, message):
-    done = dsnb(*words)
-    assert (done.returncode, done.stderr, done.stdout) == (1, f"error: {message}\n", "")
+def test_trouble_is_one_line(words, message, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert in_this_process(monkeypatch, *words) == (1, "", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("command", ["summary", "report"])

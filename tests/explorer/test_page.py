@@ -77,12 +77,12 @@ def positions(explorer):
     return [int(explorer.data.runs.index.get_loc(index)) for index in explorer.selection.index]
 
 
-def test_two_hundred_states_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
+def test_a_hundred_states_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
     page = watched(saved)
     explorer, draw = dsnb.explore(runs), random.Random(0)
     sizes = set()
     select = f"(states) => states.map((state) => ({ROOT}.set({{...state, brush: null}}), [...{ROOT}.selected]))"
-    for _ in range(20):  # ten at a time: the page draws what the last of them selects
+    for _ in range(10):  # ten at a time: the page draws what the last of them selects
         changes = [chosen(draw, explorer) for _ in range(10)]
         for change, selected in zip(changes, page.tab.evaluate(select, changes), strict=True):
             explorer.set(**change, brush=None)
@@ -96,7 +96,7 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
     page = watched(saved)
     explorer, draw = dsnb.explore(runs), random.Random(1)
     compared = fronts = 0
-    for _ in range(60):
+    for _ in range(40):
         changes = {**chosen(draw, explorer), "y": draw.choice(["tokens_per_s_per_gpu", "step_time_s", "power_w"])}
         changes["x"] = draw.choice(["peak_allocated_gib", "gpu_util_pct", "device_memory_gib"])
         explorer.set(**changes)
@@ -451,7 +451,7 @@ def test_a_click_on_a_point_opens_the_run(tmp_path, watched, where, region):
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
 def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched, scheme, width):
-    made_up.write_folders(made_up.runs(90), tmp_path / "s")
+    made_up.write_folders(made_up.runs(45), tmp_path / "s")
     saved = dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html")
     page = watched(saved, color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
     page.tab.evaluate(f"{ROOT}.set({{ run: 2, zero_stage: [1, 3], brush: {{ x: [0, 50], y: [0, 1e6] }} }})")

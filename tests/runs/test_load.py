@@ -17,12 +17,25 @@ from tests.support import foreign_logs, made_up
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def keeping(tmp_path, monkeypatch):
+    """Keep whatever is loaded."""
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "SLOW_S", 0.0)
     monkeypatch.setattr(cache, "SETTLED_S", -60.0)
+
+
+@pytest.fixture
+def folder(keeping, tmp_path):
+    """Give a folder of runs and logs."""
     made_up.write_folders(made_up.runs(12), tmp_path / "out", steps=8)
     foreign_logs.write_all(tmp_path / "out" / "logs")
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def few(keeping, tmp_path):
+    """Give a folder of two runs."""
+    made_up.write_folders(made_up.runs(2), tmp_path / "out", steps=3)
     return tmp_path / "out"
 
 
@@ -119,7 +132,7 @@ def test_no_cache_can_be_written(folder, monkeypatch):
 @pytest.mark.parametrize(
     "place", ["file", "file/below", "~nosuchuser/cache", "/proc/none", "/sys/none", "a\0b", "no_home", "", "off"]
 )
-def test_a_cache_that_cannot_be_is_none(folder, monkeypatch, tmp_path, place):
+def test_a_cache_that_cannot_be_is_none(few, monkeypatch, tmp_path, place):
     """A file in its place, a folder that nobody may write to, nobody's home: a load is the same without one."""
     (tmp_path / "file").write_text("kept")
     monkeypatch.chdir(tmp_path)
@@ -133,7 +146,7 @@ def test_a_cache_that_cannot_be_is_none(folder, monkeypatch, tmp_path, place):
         monkeypatch.setenv("DSNB_CACHE", place if place[:1] in {"/", "~", "", "o"} else str(tmp_path / place))
     before = sorted(path.name for path in tmp_path.iterdir())
     for loader in (dsnb.load_runs, dsnb.load_steps):
-        pd.testing.assert_frame_equal(loader(folder), loader(folder))
+        pd.testing.assert_frame_equal(loader(few), loader(few))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (tmp_path / "file").read_text() == "kept"
 

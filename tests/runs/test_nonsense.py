@@ -142,13 +142,13 @@ def campaign(draw, home, real, batches, runs_a_batch, charts_every):
 
 def test_nonsense_in_records_is_rows_errors_and_warnings(tmp_path, real, monkeypatch):
     monkeypatch.setenv("DSNB_CACHE", "off")
-    assert campaign(random.Random(5), tmp_path, real, batches=2, runs_a_batch=130, charts_every=2) >= 1_500
+    assert campaign(random.Random(5), tmp_path, real, batches=2, runs_a_batch=60, charts_every=2) >= 700
 
 
 def test_nonsense_in_params_files_is_one_line_errors(tmp_path):
     draw = random.Random(7)
     path = tmp_path / "t.yaml"
-    for _ in range(700):
+    for _ in range(250):
         path.write_bytes(nonsense.params(draw, PARAMS))
         with only_our_warnings():
             problems = refused(path)

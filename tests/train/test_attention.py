@@ -40,6 +40,7 @@ def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
     assert (found - expected).norm() < 2e-5 * expected.norm()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in attention.MASKLESS))
 def test_no_mask_is_made_even_if_a_compiler_traces_the_model(name):
     model, masks = built(name, attention.CAUSAL), []

@@ -17,6 +17,7 @@ def made(**settings):
     return experiment, with_loss(experiment, build(experiment, {}, torch.device("cpu")))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("model", "settings"),
     [

@@ -40,7 +40,7 @@ def alone(losses):
     """Give the losses of one process with the whole model and the whole batch, trained once a setting."""
 
     def train(**settings):
-        settings = {"steps": 9, "learning_rate": 1e-3, "gpus": 1, "micro_batch_size": 4, **settings}
+        settings = {"steps": 5, "learning_rate": 1e-3, "gpus": 1, "micro_batch_size": 4, **settings}
         key = json.dumps(settings, sort_keys=True)
         if key not in _curves:
             _curves[key] = losses(**settings)
@@ -55,7 +55,7 @@ def together(losses):
 
     def train(gpus, shared, **settings):
         ranks = gpus // (shared.get("tensor_parallel", 1) * shared.get("pipeline_parallel", 1))
-        same = {"steps": 9, "learning_rate": 1e-3, "grad_accum": 2, "micro_batch_size": 2 // ranks}
+        same = {"steps": 5, "learning_rate": 1e-3, "grad_accum": 2, "micro_batch_size": 2 // ranks}
         return losses(gpus=gpus, **shared, **{**same, **settings})
 
     return train
@@ -85,7 +85,7 @@ def test_a_wrong_norm_would_be_seen(alone):
 @pytest.mark.parametrize(("fake", "model", "shared"), [("otherheads", "bloom-tiny", TP), ("untied", "gpt2-tiny", PP)])
 def test_a_wrong_model_would_be_seen(alone, run_small, fake, model, shared):
     """Fakes: ALiBi slopes of half the heads; tied weights of which each stage keeps its own gradient."""
-    settings = {"model": model, "gpus": 2, "micro_batch_size": 4, "learning_rate": 1e-3, "steps": 9}
+    settings = {"model": model, "gpus": 2, "micro_batch_size": 4, "learning_rate": 1e-3, "steps": 5}
     _, paths = run_small(worker=f"tests.workers.{fake}", **settings, **shared)
     curve = [row["loss"] for row in records.read_lines(paths.steps)]
     assert max(abs(one - two) for one, two in zip(curve, alone(model=model), strict=True)) > 10 * ADAM

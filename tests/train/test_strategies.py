@@ -13,7 +13,7 @@ from dsnb.files import records
 
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 2e-2
 SGD = "tests.workers.sgd"
-TEN = {"steps": 9, "learning_rate": 1e-3}
+SIX = {"steps": 5, "learning_rate": 1e-3}
 OFFLOADED = {"activation_checkpointing": True, "checkpoint_every": 2, "checkpoint_offload": True}
 ACCUMULATED = {"micro_batch_size": 1, "grad_accum": 2}
 CLIP = {"gradient_clipping": 0.5}
@@ -43,15 +43,15 @@ DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_comp
 )
 def test_gradients_are_those_of_one_process(losses, model, settings):
     same = {name: settings[name] for name in ("gradient_clipping", "attention") if name in settings}
-    curve = losses(worker=SGD, model=model, **TEN, micro_batch_size=4, **same)
+    curve = losses(worker=SGD, model=model, **SIX, micro_batch_size=4, **same)
     assert len(set(curve)) == len(curve)
-    assert losses(worker=SGD, model=model, gpus=2, **{**TEN, **settings}) == pytest.approx(curve, abs=PLAIN)
+    assert losses(worker=SGD, model=model, gpus=2, **{**SIX, **settings}) == pytest.approx(curve, abs=PLAIN)
 
 
 @pytest.mark.parametrize("settings", [{}, {"loss": "chunked"}, {**ACCUMULATED, "micro_batch_size": 2}, CLIP], ids=str)
 def test_the_plain_loop_trains_the_same(losses, settings):
-    curve = losses(worker=SGD, **TEN, micro_batch_size=4, **(CLIP if settings == CLIP else {}))
-    plain = losses(worker=SGD, strategy="plain", **{**TEN, "micro_batch_size": 4, **settings})
+    curve = losses(worker=SGD, **SIX, micro_batch_size=4, **(CLIP if settings == CLIP else {}))
+    plain = losses(worker=SGD, strategy="plain", **{**SIX, "micro_batch_size": 4, **settings})
     assert plain == pytest.approx(curve, abs=PLAIN)
 
 
@@ -73,19 +73,19 @@ def test_a_key_of_deepspeed_is_compared_with_the_engine(run_small):
 
 def test_the_comparison_would_notice_a_gradient_that_is_summed_instead_of_averaged(losses):
     """As Ulysses' gradients are at ZeRO 0 to 2: twice as large on two ranks."""
-    curve = losses(worker=SGD, **TEN, micro_batch_size=4)
-    assert losses(worker="tests.workers.doubled", gpus=2, **DDP, **TEN) != pytest.approx(curve, abs=100 * PLAIN)
+    curve = losses(worker=SGD, **SIX, micro_batch_size=4)
+    assert losses(worker="tests.workers.doubled", gpus=2, **DDP, **SIX) != pytest.approx(curve, abs=100 * PLAIN)
 
 
 @pytest.mark.parametrize("settings", [(1, "optimizer-cpu"), (2, "optimizer-cpu"), (3, "all-cpu")], ids=str)
 def test_offload_changes_no_loss(losses, settings):
     stage, offload = settings
-    curve = losses(gpus=2, **TEN)
-    assert losses(gpus=2, **TEN, zero_stage=stage, offload=offload) == pytest.approx(curve, abs=ADAM)
+    curve = losses(gpus=2, **SIX)
+    assert losses(gpus=2, **SIX, zero_stage=stage, offload=offload) == pytest.approx(curve, abs=ADAM)
 
 
 def test_adafactor_is_the_same_with_and_without_deepspeed(losses):
-    settings = {"optimizer": "adafactor", "gpus": 2, "steps": 9, "learning_rate": 1e-2}
+    settings = {"optimizer": "adafactor", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     curve = losses(**settings)
     assert losses(**settings, **DDP) == pytest.approx(curve, abs=ADAM)
     assert curve != pytest.approx(losses(**{**settings, "optimizer": "adamw"}), abs=0.01)
@@ -95,7 +95,7 @@ def test_autocast_keeps_fp32_weights_and_stays_near(run_small):
     curves = {}
     for mixed, stage in (("native", 1), ("autocast", 0), ("autocast", 3)):
         settings = {"precision": "bf16", "mixed_precision": mixed, "zero_stage": stage, "gpus": 2}
-        result, paths = run_small(**settings, **TEN)
+        result, paths = run_small(**settings, **SIX)
         result.raise_for_status()
         curves[mixed, stage] = [row["loss"] for row in records.read_lines(paths.steps)]
         expected = "bfloat16" if mixed == "native" else "float32"
@@ -106,7 +106,7 @@ def test_autocast_keeps_fp32_weights_and_stays_near(run_small):
 
 @pytest.mark.parametrize("settings", [DDP, {"zero_stage": 2}], ids=str)
 def test_lora_changes_adapters_alone(run_small, settings):
-    result, paths = run_small(worker="tests.workers.frozen", **TEN, **settings, lora_rank=4, precision="bf16", gpus=2)
+    result, paths = run_small(worker="tests.workers.frozen", **SIX, **settings, lora_rank=4, precision="bf16", gpus=2)
     result.raise_for_status()
     found = records.read_json(paths.dir / "parameters.json")
     assert {name for name, one in found.items() if one["changed"]} == {name for name in found if "lora_" in name}
@@ -117,7 +117,7 @@ def test_lora_changes_adapters_alone(run_small, settings):
 
 
 def test_lora_trains_the_same_with_every_strategy(losses):
-    settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 9, "learning_rate": 1e-2}
+    settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     curve = losses(**settings)
     assert curve[-1] < curve[0] - 0.3
     for other in (DDP, FSDP, {"zero_stage": 3, **OFFLOADED}):
@@ -125,7 +125,7 @@ def test_lora_trains_the_same_with_every_strategy(losses):
 
 
 def test_powersgd_compresses_and_converges(losses):
-    settings = {**DDP, "gpus": 2, "steps": 60, "learning_rate": 1e-3, "seq_len": 48}
+    settings = {**DDP, "gpus": 2, "steps": 30, "learning_rate": 1e-3, "seq_len": 48}
     plain, compressed = losses(**settings), losses(**settings, **POWERSGD, powersgd_rank=2)
     assert compressed != pytest.approx(plain, abs=1e-3)
     assert sum(compressed[-5:]) / 5 == pytest.approx(sum(plain[-5:]) / 5, abs=0.15)
@@ -137,7 +137,7 @@ def test_a_compiled_model_trains_as_it_did(losses, tmp_path, how):
     """ZeRO 3 gathers whole blocks, each of which is a graph of its own."""
     shape = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 1, "n_positions": 64, "vocab_size": 256}
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    settings = {**TEN, "model": str(tmp_path / "config.json"), "time_limit_s": 280}
+    settings = {**SIX, "model": str(tmp_path / "config.json"), "time_limit_s": 280}
     assert losses(**{**settings, "compile": True, **how}) == pytest.approx(losses(**settings), abs=ADAM)
 
 

@@ -1,4 +1,4 @@
-"""Two thousand damaged logs: no exception but `LogError`, and no number that is not in the log."""
+"""Six hundred damaged logs: no exception but `LogError`, and no number that is not in the log."""
 
 import random
 import re
@@ -26,7 +26,7 @@ SAMPLES = {
     + logs.CONFIG
     + "Traceback (most recent call last):\nValueError: CUDA out of memory\n",
 }
-MUTATIONS_EACH = 200
+MUTATIONS_EACH = 60
 PLAIN = re.compile(rb"(?<![\d.])(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\d)")
 WITH_COMMAS = re.compile(rb"(?<![\d.])\d+(?:,\d{3})+\.?\d*(?!\d)")
 SUMS = {"skipped_steps", "nan_steps", "timed_steps"}
