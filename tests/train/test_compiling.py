@@ -39,6 +39,7 @@ def test_each_family_is_one_graph(model, settings):
     assert compiling.graph_breaks() == breaks
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
 def test_compiled_blocks_share_one_graph(model):
     """A graph a block would exceed dynamo's limit: the rest of them would not be compiled."""
