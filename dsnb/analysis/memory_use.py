@@ -14,6 +14,7 @@ from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings.zero_rules import accumulates_in_fp32
 from dsnb.system.hardware import GIB
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
@@ -95,6 +96,8 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
 
 def _accumulated(run: Mapping[str, Any], states: memory.States) -> float:
     """Return the bytes of gradients that are kept between the micro-batches of a step."""
+    if accumulates_in_fp32(run):
+        return states.gradients * 2  # a buffer in fp32 beside the gradients of a micro-batch in bf16
     if run["grad_accum"] == 1:
         return 0.0
     # FSDP reduces gradients after the last micro-batch and keeps them whole until then; ZeRO 2 and 3 reduce at once.

@@ -188,6 +188,8 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
     if name == _RUN.experiment.name:
         record = with_current_names(record)
     content: dict[str, Any] = _cleaned(record, FORMS[name], "", problems)
+    if name == _RUN.experiment.name:
+        content = aliases.with_former_defaults(content)
     return content, f"{name}: {problems[0]}" if problems else None
 
 

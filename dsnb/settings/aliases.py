@@ -1,9 +1,10 @@
-"""Former names of settings: params files, `--set`, notebooks and old run folders may still use them."""
+"""Former names and defaults of settings: params files, `--set`, notebooks and old run folders may still use them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from dsnb.settings.training import compile_mode
+from dsnb.settings.training import Training, compile_mode
+from dsnb.settings.zero_rules import accumulates_in_fp32
 
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
@@ -17,6 +18,17 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(settings.get("compile"), bool):
         settings["compile"] = compile_mode(settings["compile"])
     return settings
+
+
+def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with what it did where its record has no such setting yet.
+
+    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise.
+    """
+    every = {**{name: field.default for name, field in Training.model_fields.items()}, **settings}
+    if "grad_accum_dtype" not in settings and accumulates_in_fp32(every):
+        return {**settings, "grad_accum_dtype": "bf16"}
+    return dict(settings)
 
 
 def conflicts(settings: Mapping[str, Any]) -> list[str]:

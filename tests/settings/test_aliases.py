@@ -145,3 +145,10 @@ def test_a_record_with_both_names_counts_by_the_current_one():
     assert (content, problem) == ({"model": "gpt2", "step_timeout_s": 6.0}, None)
     _, problem = record_schema.cleaned("experiment.json", {"hang_limit_s": "soon"})
     assert problem == "experiment.json: step_timeout_s is 'soon', not a number, 0 or more"
+
+
+def test_older_records_keep_what_they_did():
+    older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2}
+    assert aliases.with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
+    for same in ({**older, "zero_stage": 0}, {**older, "grad_accum": 1}, {**older, "grad_accum_dtype": "auto"}, {}):
+        assert aliases.with_former_defaults(same) == same

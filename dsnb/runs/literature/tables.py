@@ -11,6 +11,7 @@ from dsnb.run_folder import paths
 from dsnb.run_folder.table_columns import RUN_COLUMNS, RUN_NUMBERS
 from dsnb.runs.logs import rows
 from dsnb.runs.logs.logged_run import DERIVED, PUBLISHED, LoggedRun
+from dsnb.settings import aliases
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.system import hardware
 from dsnb.system.nvml import POWER_AVERAGE
@@ -75,8 +76,10 @@ def names() -> list[str]:
 
 def _own(name: str) -> pd.DataFrame:
     """Load a table measured with dsnb, one row per run; figures that older tables lack are derived."""
-    table = pd.read_csv(paths.literature(name)).reindex(columns=RUN_COLUMNS)
+    raw = pd.read_csv(paths.literature(name))
+    table = pd.DataFrame([aliases.with_former_defaults(row) for row in raw.to_dict("records")], columns=RUN_COLUMNS)
     table = table.assign(**{name: DEFAULTS[name] for name in DEFAULTS if name in table and table[name].isna().all()})
+    table["grad_accum_dtype"] = table["grad_accum_dtype"].fillna(DEFAULTS["grad_accum_dtype"])
     table = table.assign(source=f"published: {name}", nodes=1)
     table["data_parallel"] = table["gpus"] // (table["tensor_parallel"] * table["pipeline_parallel"])
     table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["data_parallel"]
