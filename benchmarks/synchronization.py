@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -22,8 +23,8 @@ def main(run_dir: str) -> int:
     """Run the ordinary worker, but wait for the device and read the loss after every step."""
     original_step = Meter.step
 
-    def step(self: Meter, loss: torch.Tensor, skipped: bool) -> None:
-        original_step(self, loss, skipped)
+    def step(self: Meter, loss: torch.Tensor, skipped: bool, grad_norm: Any = None) -> None:
+        original_step(self, loss, skipped, grad_norm)
         loss.item()
 
     Meter.step = step  # type: ignore[method-assign]

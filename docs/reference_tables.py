@@ -174,7 +174,7 @@ def run_fields() -> str:
     parts = []
     for file, kind in FORMS.items():
         names = [name for name in kind.fields if name not in Experiment.model_fields or file != "experiment.json"]
-        rows = [[f"`{name}`", kind.fields[name].says, field_meaning(file, name)] for name in names]
+        rows = [[f"`{name}`", kind.fields[name].name, field_meaning(file, name)] for name in names]
         begin = "All settings, and:\n\n" if file == "experiment.json" else ""
         parts.append(f"### `{file}`\n\n{begin}{table(['field', 'holds', 'meaning'], rows)}")
     return "\n\n".join(parts)

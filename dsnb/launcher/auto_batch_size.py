@@ -138,7 +138,7 @@ def _recorded_status(probe: Experiment, paths: RunPaths) -> tuple[str, str | Non
     result = record_schema.read(paths.result) or {}
     status = result.get("status")
     usable = status in FITS and _has_settings_of(probe, paths, status)
-    if usable and (problem := finished.trouble(paths)):
+    if usable and (problem := finished.problem(paths)):
         records.warn(f"{paths.dir}: {problem}; the probe is repeated")
         usable = False
     if not usable:

@@ -52,7 +52,7 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         If the folder cannot be written or the disk is full.
     """
     before = records.read_json(run.result)
-    if before and before.get("status") in finished.ENDED and not finished.trouble(run):
+    if before and before.get("status") in finished.ENDED and not finished.problem(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)

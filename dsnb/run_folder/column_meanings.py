@@ -84,6 +84,7 @@ RUNS = {
     "notebook_s": "Execution of the run's notebook, its kernel's start included.",
     "host": "Name of the machine, of the first one where there are several.",
     "gpu_name": "Model of the GPU.",
+    "gpu_memory_gib": "Memory that a GPU has, or `memory_limit_gib` if that is less.",
     "cpu": "Model of the CPU.",
     "cores": "CPU cores that the run could use.",
     "driver": "Version of the NVIDIA driver.",

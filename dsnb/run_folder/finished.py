@@ -19,7 +19,7 @@ CUT_OFF = "it was cut off before its end"
 AGAIN = "start the sweep again"
 
 
-def lacking(
+def missing_record(
     settings: dict[str, Any] | None,
     environment: dict[str, Any] | None,
     result: dict[str, Any] | None,
@@ -48,21 +48,21 @@ def lacking(
     return None if has_steps else f"{STEPS} is missing"
 
 
-def trouble(run: RunPaths) -> str | None:
+def problem(run: RunPaths) -> str | None:
     """Return why a run that has ended has to be executed again, in words; None if it is finished.
 
-    In addition to the checks of `lacking`, the timed steps of an `ok` run are counted.
+    In addition to the checks of `missing_record`, the timed steps of an `ok` run are counted.
     """
     found: list[dict[str, Any] | None] = []
     for path in (run.experiment, run.environment, run.result):
         record = records.read_json(path)
-        content, problem = record_schema.cleaned(path.name, record) if record is not None else (None, None)
-        if problem:
-            return problem
+        content, invalid = record_schema.cleaned(path.name, record) if record is not None else (None, None)
+        if invalid:
+            return invalid
         found.append(content)
     settings, environment, result = found
-    if (problem := lacking(settings, environment, result, run.steps.is_file())) or not (settings and result):
-        return problem or CUT_OFF
+    if (missing := missing_record(settings, environment, result, run.steps.is_file())) or not (settings and result):
+        return missing or CUT_OFF
     if result["status"] != "ok":
         return None
     timed = sum(step.get("phase") == "timed" for step in record_schema.read_lines(run.steps))

@@ -29,7 +29,7 @@ _NUMBERS = frozenset({int, float})
 class Kind:
     """One kind of value; None, a missing measurement, is of every kind."""
 
-    says: str
+    name: str
     """Allowed values, for messages."""
     types: frozenset[type]
     least: float = -LARGEST
@@ -94,8 +94,8 @@ FLAG = Kind("true or false", frozenset({bool}))
 STATUS = Kind(f"one of {', '.join(STATUSES)}", frozenset({str}), allowed=frozenset(STATUSES))
 
 
-def _object(says: str = "an object", **more: Any) -> Kind:
-    return Kind(says, frozenset({dict}), **more)
+def _object(name: str = "an object", **more: Any) -> Kind:
+    return Kind(name, frozenset({dict}), **more)
 
 
 def _list_of(each: Kind) -> Kind:
@@ -121,7 +121,7 @@ SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRIC_COLUMNS
 TEXTS = ("attention_used", "attention_kernel", "oom_phase", "note")
 """Columns of a run's summary that are texts."""
 SUMMARY |= dict.fromkeys((*TEXTS, "profile_missing"), TEXT)
-MACHINE = {name: TEXT for name in ENVIRONMENT if name != "gpu_name"} | {"os": TEXT, "nccl_package": TEXT}
+MACHINE = {name: TEXT for name in (*ENVIRONMENT, "os", "nccl_package") if not name.startswith("gpu_")}
 MACHINE |= {
     "cores": COUNT,
     "memory_gib": AMOUNT,
@@ -203,7 +203,7 @@ def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _cleaned(value: Any, kind: Kind, where: str, problems: list[str]) -> Any:
     if not kind.holds(value):
-        problems.append(f"{where} is {plain_text.short_repr(value)}, not {kind.says}")
+        problems.append(f"{where} is {plain_text.short_repr(value)}, not {kind.name}")
         return None
     if type(value) is dict:
         content = {key: _inside(value, key, kind, where, problems) for key in value}

@@ -70,8 +70,8 @@ METRIC_COLUMNS = [
     "trainable_parameters",
 ]
 PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
-ENVIRONMENT = ["host", "gpu_name", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl", "deepspeed"]
-ENVIRONMENT += ["transformers", "power_source", "dsnb", "git_commit", "date_utc"]
+ENVIRONMENT = ["host", "gpu_name", "gpu_memory_gib", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl"]
+ENVIRONMENT += ["deepspeed", "transformers", "power_source", "dsnb", "git_commit", "date_utc"]
 KEYS = ["sweep", "experiment", "repeat"]
 RUN_COLUMNS = [
     *KEYS,
@@ -100,6 +100,7 @@ RUN_NUMBERS = [
     *METRIC_COLUMNS,
     *(f"{phase}_s" for phase in PHASES),
     "notebook_s",
+    "gpu_memory_gib",
     "cores",
 ]
 STEP_COLUMNS = [

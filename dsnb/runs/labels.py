@@ -200,6 +200,8 @@ AXES = {
     "nodes": Axis("nodes", "nodes {}"),
     "micro_batch_size": Axis("micro-batch", "micro-batch {}"),
     "seq_len": Axis("sequence length", "sequence {}"),
+    "data": Axis("data", "{} data"),
+    "trained": Axis("trained", "{}"),
     "gpu_name": Axis("GPU", "{}"),
     "source": Axis("source", "{}"),
     "sweep": Axis("sweep", "{}"),

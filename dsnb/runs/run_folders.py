@@ -42,6 +42,7 @@ def read_columns(folders: Sequence[str], without_steps: Collection[str] = ()) ->
     """
     found, settings = run_records.read(folders, without_steps)
     found |= _parallelism(found) | _all_hosts(folders, settings)
+    found["gpu_memory_gib"] = [_usable_gib(*one) for one in zip(found["gpu_memory_gib"], settings, strict=True)]
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
     found |= _costs(found, settings)
     found["samples_per_s"] = _each(metrics.samples_per_s, found["tokens_per_s"], found["seq_len"])
@@ -92,6 +93,12 @@ def _requested_hosts(settings: dict[str, Any]) -> str | None:
 
 def _plain(host: str) -> str:
     return plain_text.line(host[:LONGEST_HOST]).replace(",", "?").replace(" ", "?")
+
+
+def _usable_gib(memory_gib: Any, settings: dict[str, Any] | None) -> Any:
+    """Return the memory that a run could use on a GPU, in GiB; None on a machine without one."""
+    limit_gib = (settings or {}).get("memory_limit_gib") or 0
+    return min(memory_gib, limit_gib) if memory_gib and limit_gib else memory_gib
 
 
 def _costs(found: dict[str, list[Any]], settings: run_records.Records) -> dict[str, list[float | None]]:

@@ -13,7 +13,7 @@ from dsnb.files import records
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, PHASES, SETTINGS
-from dsnb.settings import deepspeed_keys
+from dsnb.settings import aliases, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS
 
 Records = list[dict[str, Any] | None]
@@ -26,6 +26,7 @@ _KINDS = {
     **{name: record_schema.SUMMARY[name] for name in (*METRIC_COLUMNS, *record_schema.TEXTS)},
     **{name: record_schema.MACHINE[name] for name in ENVIRONMENT if name in record_schema.MACHINE},
     "gpu_name": record_schema.TEXT,
+    "gpu_memory_gib": record_schema.AMOUNT,
     **dict.fromkeys((f"{phase}_s" for phase in PHASES), record_schema.AMOUNT),
 }
 """Kinds of the columns that are fields of the records."""
@@ -82,7 +83,8 @@ def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
     columns = _fields(settings, ["device"]) | _settings(settings)
     columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
-    columns |= _fields(machines, ENVIRONMENT) | {"gpu_name": [_gpu(machine.get("gpus")) for machine in machines]}
+    columns |= _fields(machines, ENVIRONMENT)
+    columns |= {f"gpu_{field}": [_gpu(machine, field) for machine in machines] for field in ("name", "memory_gib")}
     phases = _fields([get_mapping(result, "phases_s") for result in results], PHASES)
     return columns | {f"{phase}_s": times for phase, times in phases.items()}
 
@@ -110,8 +112,8 @@ def _clean(found: dict[str, Records]) -> dict[int, str]:
 
 
 def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the settings; a missing one was added after the run was made, so its default applied."""
-    known = [{**DEFAULTS, **record} if record else {} for record in records_of_runs]
+    """Return the settings; a missing one was added after the run was made, so its former default applied."""
+    known = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in records_of_runs]
     return {name: [record.get(name) for record in known] for name in SETTINGS} | _keys(known)
 
 
@@ -140,15 +142,17 @@ def _fields(records_of_runs: list[dict[str, Any]], names: list[str]) -> dict[str
     }
 
 
-def _gpu(gpus: Any) -> str | None:
-    return gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
+def _gpu(machine: dict[str, Any], field: str) -> Any:
+    """Return a field of the first GPU of a machine; None if it has none."""
+    gpus = machine.get("gpus")
+    return gpus[0].get(field) if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
 
 
 def _status_and_cause(
     settings: Any, machine: Any, result: Any, has_steps: bool, problem: str | None
 ) -> tuple[str, str | None]:
     """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
-    if reason := problem or finished.lacking(settings, machine, result, has_steps):
+    if reason := problem or finished.missing_record(settings, machine, result, has_steps):
         return "interrupted", f"{reason}; {finished.AGAIN}"
     return result["status"], result.get("cause")
 

@@ -8,6 +8,7 @@ from dsnb.settings.zero_rules import accumulates_in_fp32
 
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
+_DEFAULTS = {name: field.default for name, field in Training.model_fields.items()}
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,10 +26,11 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise.
     """
-    every = {**{name: field.default for name, field in Training.model_fields.items()}, **settings}
-    if "grad_accum_dtype" not in settings and accumulates_in_fp32(every):
-        return {**settings, "grad_accum_dtype": "bf16"}
-    return dict(settings)
+    if "grad_accum_dtype" in settings:
+        return dict(settings)
+    every = {**_DEFAULTS, **settings}
+    is_valid = all(isinstance(every[name], int) for name in ("grad_accum", "zero_stage", "pipeline_parallel"))
+    return {**settings, "grad_accum_dtype": "bf16"} if is_valid and accumulates_in_fp32(every) else dict(settings)
 
 
 def conflicts(settings: Mapping[str, Any]) -> list[str]:

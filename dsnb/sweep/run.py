@@ -190,6 +190,6 @@ def is_finished(run: Run, retry: bool = False) -> bool:
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
-    if message := finished.trouble(run.paths):
+    if message := finished.problem(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message

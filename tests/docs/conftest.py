@@ -22,7 +22,7 @@ def home(tmp_path_factory):
     shutil.copytree(ROOT / "outputs" / "examples", folder / "outputs" / "examples")
     quickstart = yaml.safe_load((ROOT / "params" / "quickstart.yaml").read_text())
     quickstart["defaults"] |= SMALLER
-    quickstart |= {"grid": {"zero_stage": [0, 1, 3], "precision": ["fp32"]}, "repeats": 1}
+    quickstart |= {"grid": {"zero_stage": [0, 1, 3], "precision": ["fp32"]}, "include": [], "repeats": 1}
     (folder / "params" / "quickstart.yaml").write_text(yaml.safe_dump(quickstart))
     (folder / "logs").mkdir()
     (folder / "logs" / "chat.log").write_text(foreign_logs.chat())

@@ -15,18 +15,19 @@ PRIVATE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|var|mnt|opt|srv)/[
 
 def test_the_example_is_the_whole_quickstart():
     runs = load_runs(RUNS)
-    assert len(runs) == 16
+    assert len(runs) == 22
     assert set(runs["status"]) == {"ok"}
     assert set(runs["device"]) == {"cpu"}
     assert sorted(set(runs["zero_stage"])) == [0, 1, 2, 3]
     steps = load_steps(RUNS)
-    assert len(steps) == 16 * 45
-    assert runs.groupby("precision")["loss_last"].nunique().max() <= 8
+    assert len(steps) == 22 * 45
+    assert runs.groupby("precision")["loss_last"].nunique().max() <= 14
+    assert set(runs.loc[runs["strategy"] == "plain", "of_plain"].round(1)) == {1.0}
 
 
 def test_the_example_names_no_machine_user_or_path():
     files = [path for path in RUNS.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    assert len(files) == 16 * len(make_example.RECORDS) + 4
+    assert len(files) == 22 * len(make_example.RECORDS) + 4
     for path in files:
         assert not PRIVATE.search(path.read_text()), path
         if path.name == "environment.json":

@@ -309,6 +309,14 @@ def test_a_sweep_leaves_one(swept, read_in_full):
     assert len(loaded)
 
 
+def test_runs_from_before_a_setting_have_what_it_was_then(sweep):
+    """Their gradients were accumulated in bf16; no record says so."""
+    runs = dsnb.load_runs(sweep)
+    older = (runs["precision"] == "bf16") & (runs["grad_accum"] > 1) & (runs["zero_stage"] > 0)
+    assert older.any()
+    assert list(runs["grad_accum_dtype"]) == ["bf16" if one else "auto" for one in older]
+
+
 def test_keys_of_deepspeeds_configuration_stay_columns(tmp_path):
     """They are columns of their runs only: the explorer's filters come from them."""
     folder = tmp_path / "sweep"

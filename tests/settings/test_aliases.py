@@ -125,7 +125,7 @@ def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):
 
 
 def test_an_old_run_is_finished_for_a_sweep_of_the_same_settings(old_run):
-    assert finished.trouble(old_run) is None
+    assert finished.problem(old_run) is None
     sweep = load_sweep(old_run.dir.parents[1] / "params.yaml", output=old_run.dir.parents[1])
     (run,) = sweep.runs
     assert run.experiment.step_timeout_s == 120.0

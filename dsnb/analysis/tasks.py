@@ -1,0 +1,57 @@
+"""Tasks: what must be trained, whatever trains it. Runs of different tasks are never compared.
+
+A task is a model, a sequence length, the data, and whether all weights or LoRA adapters are trained. Everything else
+is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
+
+TRAINED = "trained"
+"""Derived column: what is trained, `all weights` or `LoRA adapters`."""
+TASK = ("model", "seq_len", "data", TRAINED)
+"""The columns that make a task."""
+_USUAL = {"data": "synthetic", TRAINED: "all weights"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task and its runs; `title` says what is trained, as in "opt-350m, sequence 512"."""
+
+    title: str
+    runs: pd.DataFrame
+
+
+def tasks(runs: pd.DataFrame) -> list[Task]:
+    """Split runs by task, the one with the most runs first, then in order of appearance.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it; columns may be missing, and count as equal then.
+    """
+    runs = rename_old_columns(runs)
+    keys = with_trained(runs).reindex(columns=list(TASK))
+    keys = keys.astype(object).where(keys.notna(), None)
+    codes = pd.Series(pd.factorize(pd.Series(list(map(tuple, keys.to_numpy())), dtype=object))[0], index=runs.index)
+    varying = [name for name in TASK if keys[name].map(labels.text).nunique() > 1]
+    parts = [Task(_title(keys.loc[part.index[0]], varying), part) for _, part in runs.groupby(codes, sort=False)]
+    return sorted(parts, key=lambda task: -len(task.runs))
+
+
+def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the column `trained`; other programs' logs without a LoRA rank train all weights."""
+    rank = pd.to_numeric(runs.get("lora_rank", pd.Series(0, index=runs.index)), errors="coerce").fillna(0)
+    return runs.assign(**{TRAINED: ["LoRA adapters" if one > 0 else "all weights" for one in rank]})
+
+
+def _title(key: "pd.Series", varying: Sequence[str]) -> str:
+    """Name a task by model, sequence length, and whatever is unusual or differs from other tasks."""
+    shown = [name for name in TASK if name in {"model", "seq_len", *varying} or key[name] != _USUAL.get(name)]
+    known = [name for name in shown if labels.text(key[name]) != "-"]
+    return ", ".join(labels.axis(name).describe(key[name]) for name in known)

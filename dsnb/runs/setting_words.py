@@ -1,0 +1,69 @@
+"""A setting in words, as an engineer would say it: "ZeRO 1, bf16 autocast, compiled, micro-batch 24"."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsnb.runs import labels
+
+STRATEGIES = {"plain": "the plain loop", "ddp": "DDP", "fsdp": "FSDP"}
+COMPILED = {"default": "compiled", "reduce-overhead": "compiled with CUDA graphs"}
+_SAID = {"strategy", "zero_stage", "tensor_parallel", "pipeline_parallel", "precision", "mixed_precision", "compile"}
+_LAST = {"micro_batch_size", "grad_accum", "gpus", "nodes", "gpu_name"}
+_NOT_SETTINGS = {"model", "seq_len", "data", "trained", "source", "sweep", "status"}
+
+
+def strategy(run: Mapping[str, Any]) -> str:
+    """Return how the training is shared among GPUs, as one phrase: "FSDP", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
+    name = run.get("strategy")
+    own = STRATEGIES.get(str(name), f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else "")
+    sizes = [("TP", run.get("tensor_parallel")), ("PP", run.get("pipeline_parallel"))]
+    shares = [f"{short} {size:g}" for short, size in sizes if isinstance(size, int | float) and size > 1]
+    return " x ".join(filter(None, [*shares, own]))
+
+
+def setting(run: Mapping[str, Any]) -> str:
+    """Return the settings of a run in words, without its task, and without what is usual or unknown."""
+    unusual = [
+        labels.axis(name).describe_unusual(run[name])
+        for name in labels.AXES
+        if name not in {*_SAID, *_LAST, *_NOT_SETTINGS} and _is_known(run, name) and not _is_off(run, name)
+    ]
+    batch = [f"micro-batch {_text(run, 'micro_batch_size')}"] if _is_known(run, "micro_batch_size") else []
+    accumulated = run.get("grad_accum")
+    if isinstance(accumulated, int | float) and accumulated > 1:
+        batch.append(f"{accumulated:g} accumulated")
+    return ", ".join(filter(None, [strategy(run), _arithmetic(run), _compiled(run), *unusual, *batch]))
+
+
+def place(run: Mapping[str, Any]) -> str:
+    """Return where a run ran: "4 NVIDIA H200", "2 CPU ranks", "512 GPUs"."""
+    if not _is_known(run, "gpus"):
+        return "an unknown number of GPUs"
+    count = float(run["gpus"])
+    if _is_known(run, "gpu_name"):
+        return f"{count:g} {_text(run, 'gpu_name')}"
+    kind = "CPU rank" if run.get("device") == "cpu" else "GPU"
+    return f"{count:g} {kind}{'' if count == 1 else 's'}"
+
+
+def _arithmetic(run: Mapping[str, Any]) -> str:
+    if not _is_known(run, "precision"):
+        return ""
+    return f"{_text(run, 'precision')}{' autocast' if run.get('mixed_precision') == 'autocast' else ''}"
+
+
+def _compiled(run: Mapping[str, Any]) -> str:
+    mode = _text(run, "compile")
+    return "" if mode in {"-", "off", "false"} else COMPILED.get(mode, f"compiled ({mode})")
+
+
+def _is_off(run: Mapping[str, Any], name: str) -> bool:
+    return _text(run, name).lower() in {"false", "0"}
+
+
+def _is_known(run: Mapping[str, Any], name: str) -> bool:
+    return _text(run, name) != "-"
+
+
+def _text(run: Mapping[str, Any], name: str) -> str:
+    return labels.text(run.get(name))

@@ -1,0 +1,70 @@
+"""What to train with: the published tables have a known answer to each question."""
+
+import pytest
+
+import dsnb
+from dsnb.analysis.decision import Question, options
+from dsnb.analysis.tasks import tasks
+from dsnb.errors import SettingsError
+from dsnb.formulas import metrics
+
+
+@pytest.fixture(scope="module")
+def opt():
+    """The published OPT-350M on 1 to 512 GPUs."""
+    return tasks(dsnb.published("lambda_1cc_opt"))[0].runs
+
+
+def best(runs, **question):
+    return options(runs, Question(**question)).iloc[0]
+
+
+def test_soonest_and_cheapest_are_not_the_same(opt):
+    soonest, cheapest = (best(opt, objective=what, prices={"": 2.5}) for what in ("time", "cost"))
+    assert soonest["gpus"] == opt["gpus"].max() == 512
+    rates = (opt["tokens_per_s"] / opt["gpus"]).to_list()
+    assert cheapest["gpus"] == opt["gpus"].iloc[rates.index(max(rates))] < 512
+    assert cheapest["cost"] < soonest["cost"]
+
+
+def test_only_the_gpus_at_hand_count(opt):
+    found = options(opt, Question(gpus=16))
+    assert set(found["gpus"]) == {1, 8, 16}
+    assert set(options(opt, Question(gpus=7))["gpus"]) == {1}
+
+
+def test_figures_are_those_of_the_formulas(opt):
+    row = best(opt, tokens=1e12, prices={"": 3.0})
+    assert row["days"] == pytest.approx(metrics.days(1e12, row["tokens_per_s"]))
+    assert row["gpu_hours"] == pytest.approx(row["days"] * 24 * 512)
+    assert row["cost"] == pytest.approx(3 * row["gpu_hours"])
+
+
+def test_each_kind_of_gpu_has_its_price():
+    question = Question(prices={"NVIDIA H200": 4.0, "": 2.0})
+    assert (question.price("NVIDIA H200"), question.price("NVIDIA A100")) == (4.0, 2.0)
+    assert Question(prices={"NVIDIA H200": 4.0}).price("NVIDIA A100") is None
+    memory = tasks(dsnb.published("h200_memory"))[0].runs
+    assert options(memory, Question())["cost"].isna().all()
+
+
+def test_least_memory_is_a_question_too():
+    runs = tasks(dsnb.published("h200_gpt2_zero_precision"))[0].runs
+    found = options(runs, Question(objective="memory"))["memory_gib"]
+    assert found.iloc[0] == found.min() == runs.groupby("experiment")["peak_allocated_gib"].median().min()
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"objective": "speed"}, "objective is 'speed': choose one of time, gpu_hours, cost, memory"),
+        ({"tokens": 0}, "tokens is 0: give a number above 0, such as 100e9"),
+        ({"tokens": float("nan")}, "tokens is nan: give a number above 0"),
+        ({"gpus": -1}, "gpus is -1: give the number of GPUs at hand, or 0 for any"),
+        ({"prices": {"": -2}}, "prices has {'': -2}: give prices of 0 or more"),
+    ],
+)
+def test_what_has_no_answer_is_refused(question, message):
+    with pytest.raises(SettingsError) as caught:
+        Question(**question)
+    assert str(caught.value).startswith(message)

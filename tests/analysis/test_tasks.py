@@ -1,0 +1,32 @@
+"""Tasks: what must be trained; no two of them are ever compared."""
+
+import pandas as pd
+
+import dsnb
+from dsnb.analysis.tasks import tasks
+from tests.support import made_up
+
+
+def test_a_task_is_model_length_data_and_what_is_trained():
+    titles = {task.title: len(task.runs) for task in tasks(dsnb.published("lambda_1cc_opt"))}
+    assert titles == {"opt-350m, sequence 512, all weights": 8, "opt-13b, sequence 512, LoRA adapters": 8}
+
+
+def test_everything_else_is_a_way_to_do_it():
+    runs = made_up.runs(60, model=["gpt2"], seq_len=[512])
+    (task,) = tasks(runs)
+    assert task.title == "gpt2, sequence 512"
+    assert runs.drop(columns=["model", "seq_len"]).nunique().max() > 3
+    pd.testing.assert_frame_equal(task.runs, runs)
+
+
+def test_the_task_with_the_most_runs_comes_first():
+    few, many = made_up.runs(6, seq_len=[128], model=["gpt2"]), made_up.runs(12, seq_len=[512], model=["gpt2"])
+    found = tasks(pd.concat([few, many], ignore_index=True))
+    assert [task.title for task in found] == ["gpt2, sequence 512", "gpt2, sequence 128"]
+    assert [len(task.runs) for task in found] == [12, 6]
+
+
+def test_runs_of_other_programs_may_not_say_what_they_trained():
+    runs = pd.DataFrame({"experiment": ["a", "b"], "repeat": 1, "status": "ok", "model": [None, None]})
+    assert [(task.title, len(task.runs)) for task in tasks(runs)] == [("", 2)]
