@@ -65,17 +65,15 @@ def compare(
         If either set has no such figure, or `relevance` or `confidence` is out of range.
     """
     sets = [rename_old_columns(runs) for runs in (before, after)]
-    better = next(iter({direction(runs, figure, better) for runs in sets}))
+    ways = [direction(runs, figure, better) for runs in sets]
     keys = _settings_of(sets)
     known = [replicates.of_runs(runs.assign(_key=own), "_key", figure) for runs, own in zip(sets, keys, strict=True)]
-    experiments = dict(
-        zip([*keys[1], *keys[0]][::-1], [*sets[1]["experiment"], *sets[0]["experiment"]][::-1], strict=True)
-    )
-    matched = list(dict.fromkeys([*keys[0], *keys[1]]))
-    pairs = [(known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in matched]
-    rules = Rules(relevance, confidence, better, hosts_alike, fewest_runs)
+    # The name in `after` replaces that in `before`; the order is that of `before`.
+    names = dict(zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True))
+    pairs = [(known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names]
+    rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs)
     table = table_of(pairs, None, rules)
-    table.index = pd.Index([experiments[key] for key in matched], name="experiment")
+    table.index = pd.Index(list(names.values()), name="experiment")
     return table
 
 

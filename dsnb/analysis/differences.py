@@ -122,5 +122,5 @@ def page_note(comparisons: int, is_chosen: bool, confidence: float = 0.95) -> st
     several = f"the {comparisons} comparisons of this page" if comparisons > 1 else "the comparison of this page"
     return (
         f"The {100 * confidence:g} % intervals hold for {several} together, {which}: where all settings are equal, "
-        f"at most {100 * (1 - confidence):.3g} % of such pages call any two different."
+        f"at most about {100 * (1 - confidence):.3g} % of such pages call any two different."
     )

@@ -159,7 +159,7 @@ def test_equal_tables_err_on_at_most_one_page_in_20():
 def test_the_page_says_what_its_verdicts_control():
     assert page_note(7, is_chosen=True) == (
         "The 95 % intervals hold for the 7 comparisons of this page together, the choice of the best setting included "
-        "(Games and Howell 1976): where all settings are equal, at most 5 % of such pages call any two different."
+        "(Games and Howell 1976): where all settings are equal, at most about 5 % of such pages call any two different."
     )
     assert "by Holm's method (1979)" in page_note(3, is_chosen=False)
 
