@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 import dsnb
+from dsnb.analysis import comparison_table, flags
 from dsnb.cli.app import app
 from dsnb.run_folder import column_meanings as meanings
 from dsnb.run_folder.field_meanings import FIELDS
@@ -129,6 +130,21 @@ def summary_columns() -> str:
     return f"{table(['column', 'meaning'], rows)}\n\n`<metric>` is one of {listed}."
 
 
+def comparison_columns() -> str:
+    """Return the columns of a comparison of settings."""
+    return described_columns(comparison_table.COLUMNS)
+
+
+def flag_columns() -> str:
+    """Return the columns of what is unusual about runs."""
+    return described_columns(flags.COLUMNS)
+
+
+def described_columns(about: dict[str, str]) -> str:
+    """Return columns with their meanings."""
+    return table(["column", "meaning"], ([f"`{name}`", described(name, text)] for name, text in about.items()))
+
+
 def files(paths: type[RunPaths] | type[SweepPaths]) -> dict[str, str]:
     """Return the files that a class of paths names, each with its meaning."""
     example = paths(Path())
@@ -231,6 +247,8 @@ TABLES: dict[str, Callable[[], str]] = {
         step_columns,
         gpu_columns,
         summary_columns,
+        comparison_columns,
+        flag_columns,
         former_names,
         run_files,
         sweep_files,

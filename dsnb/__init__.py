@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from dsnb.analysis.compare import compare
     from dsnb.analysis.summary import summarize
     from dsnb.errors import DsnbError, SettingsError
     from dsnb.explorer.explore import explore
@@ -23,6 +24,7 @@ _HOME = {
     "DsnbError": "errors",
     "SettingsError": "errors",
     "Experiment": "settings.experiment",
+    "compare": "analysis.compare",
     "explore": "explorer.explore",
     "launch": "launcher.run",
     "load_sweep": "sweep.params",
@@ -38,6 +40,7 @@ __all__ = [
     "DsnbError",
     "Experiment",
     "SettingsError",
+    "compare",
     "explore",
     "launch",
     "load_runs",

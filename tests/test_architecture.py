@@ -47,6 +47,8 @@ MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
 # The test file of a module is found by its name; that of these modules is another one, which is named here.
 TESTED_ELSEWHERE = {
+    "analysis/test_differences.py": "analysis/comparison_table analysis/replicates",
+    "analysis/test_flags.py": "analysis/steps_within",
     "analysis/test_node_groups.py": "analysis/node_differences analysis/slow_nodes render/node_plots train/skew",
     "analysis/test_tradeoffs.py": "analysis/noise runs/labels",
     "cli/test_app.py": "cli/doctor cli/doctor_hosts cli/dry_run",
@@ -214,6 +216,7 @@ def test_public_names():
         "DsnbError",
         "Experiment",
         "SettingsError",
+        "compare",
         "explore",
         "launch",
         "load_runs",

@@ -80,8 +80,8 @@ def options(runs: pd.DataFrame, question: Question) -> pd.DataFrame:
     -------
     pandas.DataFrame
         Indexed by experiment: `n`, `n_failed`, `gpu_name`, `gpus`, `tokens_per_s` (of all GPUs), `days`, `gpu_hours`,
-        `energy_kwh`, `cost`, `memory_gib` (the most informative figure of memory that was measured), `gpu_memory_gib`. Settings without
-        the figure that is to be least come last.
+        `energy_kwh`, `cost`, `memory_gib` (the most informative figure of memory that was measured), `gpu_memory_gib`
+        (what a GPU has). Settings without the figure that is to be least come last.
     """
     runs = qualify_experiments(rename_old_columns(runs))
     table = plan(runs, question.tokens).set_index("experiment").drop(columns=["source", "cost"])

@@ -9,6 +9,7 @@ import dsnb
 from docs import reference_tables
 from docs.code_blocks import ROOT
 from docs.reference_tables import MissingMeaning
+from dsnb.analysis.flags import flags
 from dsnb.analysis.summary import summarize
 from dsnb.cli.app import app
 from dsnb.run_folder import column_meanings as meanings
@@ -60,6 +61,12 @@ def test_every_column_of_the_summary_has_a_meaning():
     for column in summarize(load_runs(EXAMPLE)).columns:
         stem = re.sub(r"_(median|std)$", "", column)
         assert column in known or (stem in METRIC_LABELS and f"`{stem}`" in text), column
+
+
+def test_every_column_of_comparisons_and_flags_has_a_meaning():
+    runs = load_runs(EXAMPLE)
+    assert list(entries(reference_tables.comparison_columns())) == list(dsnb.compare(runs, runs).columns)
+    assert list(entries(reference_tables.flag_columns())) == list(flags(runs).columns[3:])  # after the run's names
 
 
 def test_nothing_is_described_that_is_gone():

@@ -1,0 +1,92 @@
+"""Two sets of runs, such as one sweep before and after an upgrade -> what changed, setting by setting."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from dsnb.analysis import replicates
+from dsnb.analysis.comparison_table import Better, Rules, table_of
+from dsnb.analysis.differences import direction
+from dsnb.analysis.intervals import FEWEST_RUNS
+from dsnb.analysis.replicates import Setting
+from dsnb.run_folder.table_columns import SETTINGS, key_columns
+from dsnb.runs.column_aliases import rename_old_columns
+
+NOT_RUN = Setting(logs=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
+
+
+def compare(
+    before: pd.DataFrame,
+    after: pd.DataFrame,
+    figure: str = "tokens_per_s",
+    relevance: float = 0.02,
+    confidence: float = 0.95,
+    better: Better | None = None,
+    hosts_alike: bool = False,
+    fewest_runs: int = FEWEST_RUNS,
+) -> pd.DataFrame:
+    """Compare two sets of runs setting by setting, such as one sweep before and after an upgrade.
+
+    Settings match if they are equal in every setting that is a column, keys of DeepSpeed's configuration included;
+    names of experiments and sweeps, versions and hosts may differ. Runs of one set with equal settings are repeats.
+
+    Parameters
+    ----------
+    before, after
+        One row per run, as `load_runs` returns it. `before` is what the changes are relative to.
+    figure
+        The column to compare; its values must be positive.
+    relevance
+        Smallest change that matters: 0.02 is 2 %.
+    confidence
+        Probability that all intervals hold: they are Welch's on the log scale, adjusted for the number of settings
+        (Bonferroni for bounds, Holm 1979 for p values).
+    better
+        Which direction of the figure is better, by default that of the tables.
+    hosts_alike
+        Whether runs on different hosts count as independent. By default, a setting that ran on one host before and on
+        another one after has a single independent run in each set: the hosts may differ, not the versions.
+    fewest_runs
+        Runs of either setting below which the verdict is `too few runs`. From four on, a test by ranks alone can reach
+        5 %; with two or three, a verdict relies on noise that is about normal on the log scale.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by `experiment` (its name in `after`, or in `before` if it is only there), a row for every setting of
+        either set: `n` and `n_failed` (of `after`), `base_n` and `base_n_failed` (of `before`), `change_pct`,
+        `low_pct`, `high_pct`, `largest_pct`, `p`, `verdict` (`likely`, `unclear`, `no larger difference`, `too few
+        runs`), `better`, `note`, `words`.
+
+    Raises
+    ------
+    SettingsError
+        If either set has no such figure, or `relevance` or `confidence` is out of range.
+    """
+    sets = [rename_old_columns(runs) for runs in (before, after)]
+    ways = [direction(runs, figure, better) for runs in sets]
+    keys = _settings_of(sets)
+    known = [replicates.of_runs(runs.assign(_key=own), "_key", figure) for runs, own in zip(sets, keys, strict=True)]
+    # The name in `after` replaces that in `before`; the order is that of `before`.
+    names = dict(zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True))
+    pairs = [(known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names]
+    rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs)
+    table = table_of(pairs, None, rules)
+    table.index = pd.Index(list(names.values()), name="experiment")
+    return table
+
+
+def _settings_of(sets: list[pd.DataFrame]) -> list[list[int]]:
+    """Return for each run of each set the number of its settings, the same number for equal ones."""
+    names = [*SETTINGS, *key_columns({name for runs in sets for name in runs})]
+    rows = [list(runs.reindex(columns=names).itertuples(index=False, name=None)) for runs in sets]
+    numbers: dict[tuple[object, ...], int] = {}
+    return [[numbers.setdefault(tuple(map(_comparable, row)), len(numbers)) for row in own] for own in rows]
+
+
+def _comparable(value: object) -> object:
+    """Return a setting in one form: a column with a missing value holds floats, and one read from CSV numpy's."""
+    if pd.isna(value):  # type: ignore[call-overload]
+        return None
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,126 @@
+"""Runs of several settings -> how far each is from the best, or from a named one, with interval and verdict.
+
+The interval is over runs, never over steps: the steps of a run share whatever happened to it. Changes are ratios of
+geometric means, so they can differ slightly from the ratio of the medians that tables show. Nothing is left out because
+it is extreme; `dsnb.analysis.flags` says what is.
+"""
+
+import pandas as pd
+
+from dsnb.analysis import replicates
+from dsnb.analysis.comparison_table import Better, Rules, table_of
+from dsnb.analysis.intervals import FEWEST_RUNS
+from dsnb.analysis.replicates import Setting
+from dsnb.analysis.summary import qualify_experiments
+from dsnb.errors import SettingsError
+from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.yardstick import with_plain_ratio
+
+
+def differences(
+    runs: pd.DataFrame,
+    by: str | list[str] = "experiment",
+    figure: str = "tokens_per_s",
+    baseline: object = None,
+    relevance: float = 0.02,
+    confidence: float = 0.95,
+    better: Better | None = None,
+    hosts_alike: bool = False,
+    fewest_runs: int = FEWEST_RUNS,
+) -> pd.DataFrame:
+    """Compare every setting with the best one, or with a baseline.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it: all settings of a page, since error rates hold for a page.
+    by
+        The column or columns that name a setting. With several sweeps, experiments are named `sweep/experiment`.
+    figure
+        The column to compare; its values must be positive.
+    baseline
+        A setting that was to be compared with before the runs were looked at. By default the one with the best median,
+        whose choice the intervals then account for (`dsnb.analysis.intervals.chosen_base`).
+    relevance
+        Smallest change that matters: 0.02 is 2 %.
+    confidence
+        Probability that all intervals of the page hold.
+    better
+        Which direction of the figure is better, by default that of `dsnb.runs.labels`.
+    hosts_alike
+        Whether runs on different hosts count as independent, even if two settings did not use the same hosts.
+    fewest_runs
+        Runs of either setting below which the verdict is `too few runs`. From four on, a test by ranks alone can reach
+        5 %; with two or three, a verdict relies on noise that is about normal on the log scale.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by `by`, a row for every setting but the base: `base`, and what is listed in
+        `dsnb.analysis.comparison_table.COLUMNS`. Empty if no setting has a figure.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
+        if `relevance` or `confidence` is out of range.
+    """
+    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    better = direction(runs, figure, better)
+    rules = Rules(relevance, confidence, better, hosts_alike, fewest_runs)
+    settings = replicates.of_runs(runs, by, figure)
+    base = _best(settings, figure, better) if baseline is None else baseline
+    if baseline is not None and baseline not in settings:
+        raise SettingsError(f"baseline {baseline!r} is not among the settings: {', '.join(map(str, settings))}")
+    others = {name: setting for name, setting in settings.items() if name != base and base is not None}
+    several = sum(len(setting.logs) > 1 for setting in settings.values()) if baseline is None else None
+    pairs = [(settings[base], other) for other in others.values()]
+    table = table_of(pairs, several, rules)
+    table.insert(0, "base", [base] * len(table))
+    names = [by] if isinstance(by, str) else by
+    keys = [name if isinstance(name, tuple) else (name,) for name in others]
+    table.index = (
+        pd.MultiIndex.from_tuples(keys, names=names) if len(names) > 1 else pd.Index(list(others), name=names[0])
+    )
+    return table
+
+
+def direction(runs: pd.DataFrame, figure: str, better: Better | None) -> Better:
+    """Return which direction of a figure is better, or raise `SettingsError` if there is no such figure."""
+    if figure not in runs:
+        raise SettingsError(f"runs have no column {figure!r}: choose a figure such as 'tokens_per_s' or 'step_time_s'")
+    metric = labels.METRIC_LABELS.get(figure)
+    return better if better is not None else metric.better if metric else ""
+
+
+def _best(settings: dict[object, Setting], figure: str, better: Better) -> object:
+    """Return the setting with the best median; None if none has one."""
+    if not better:
+        raise SettingsError(f"neither direction of {figure!r} is better: give a baseline, or say which is (better=...)")
+    medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
+    if not medians:
+        return None
+    return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
+
+
+def page_note(comparisons: int, is_chosen: bool, confidence: float = 0.95) -> str:
+    """Return a sentence on what the intervals and verdicts of a page control.
+
+    Parameters
+    ----------
+    comparisons
+        Number of rows of the table.
+    is_chosen
+        Whether the base was chosen by its runs, which is the default of `differences`.
+    confidence
+        As for `differences`.
+    """
+    which = (
+        "the choice of the best setting included (Games and Howell 1976)" if is_chosen else "by Holm's method (1979)"
+    )
+    several = f"the {comparisons} comparisons of this page" if comparisons > 1 else "the comparison of this page"
+    return (
+        f"The {100 * confidence:g} % intervals hold for {several} together, {which}: where all settings are equal, "
+        f"at most about {100 * (1 - confidence):.3g} % of such pages call any two different."
+    )

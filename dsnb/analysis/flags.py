@@ -1,0 +1,217 @@
+"""What is unusual about runs: stalls, drift, recompilations, throttling, outliers. Nothing is left out because of it.
+
+A flag says that the figures of a run need a look, not that they are wrong: a stall may come from the machine, or belong
+to the setting, as recompilations do.
+"""
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dsnb.analysis import steps_within
+from dsnb.analysis.comparison_table import signed
+from dsnb.analysis.summary import qualify_experiments
+from dsnb.run_folder.table_columns import KEYS
+from dsnb.runs.column_aliases import rename_old_columns
+
+STALLED = 1.1
+"""Mean over median step time."""
+DRIFT_PCT, DRIFT_P = 2.0, 0.01
+CLOCK_DROP_PCT = 5.0
+BUSY_PCT = 50.0
+"""An idle GPU lowers its clock, so only samples of a GPU at least this busy count."""
+FEWEST_SAMPLES = 6
+OUTLIER_PCT, OUTLIER_DEVIATIONS = 5.0, 3.5
+"""Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
+NORMAL_MAD = 1.4826
+"""Standard deviation of normal values over their median absolute deviation."""
+
+
+class Flag(StrEnum):
+    """What is unusual about a run."""
+
+    STALLED = "stalled"
+    SLOW_STEPS = "slow steps"
+    DRIFT = "drift"
+    RECOMPILED = "recompiled"
+    THROTTLED = "throttled"
+    OUTLIER = "outlier"
+
+
+COLUMNS = {
+    "step_spread_pct": "Standard deviation of the timed steps in per cent of their mean: spread within the run.",
+    "mean_over_median": "Mean over median of the timed step times; above 1.1, the run `stalled`.",
+    "slow_steps": "Timed steps of more than twice the median.",
+    "drift_pct": "Rise of the step time over the timed steps (Theil and Sen), in per cent of the median.",
+    "drift_p": "p value of that trend (Mann and Kendall); `drift` is 2 % or more with a p value below 0.01.",
+    "recompilations": "Graphs that were compiled during the timed steps.",
+    "clock_drop_pct": "How much lower a GPU's clock was in the last third of the timed steps than in the first.",
+    "clock_off_pct": "Deviation of the mean clock from the highest of the setting's runs.",
+    "off_pct": "Deviation of the figure from the median of the setting's runs; missing for fewer than three.",
+    "flags": "Those of `Flag` that apply; an empty tuple if none does.",
+    "words": "The same in words with the numbers; empty if none applies.",
+}
+"""Columns of `flags` and their meanings; percentages are stored as such."""
+
+
+def flags(
+    runs: pd.DataFrame,
+    steps: pd.DataFrame | None = None,
+    samples: Mapping[object, pd.DataFrame] | None = None,
+    figure: str = "tokens_per_s",
+) -> pd.DataFrame:
+    """Return what is unusual about each run.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it.
+    steps
+        Their steps, as `dsnb.load_steps` returns them. Without them, spread and drift are unknown.
+    samples
+        GPU samples (`dsnb.runs.load.load_gpu`) by the run's label in the index of `runs`.
+    figure
+        The figure by which a run is an outlier among the repeats of its setting.
+
+    Returns
+    -------
+    pandas.DataFrame
+        With the index of `runs`: `sweep`, `experiment`, `repeat`, and `COLUMNS`. Unknown numbers are NaN.
+    """
+    runs = rename_old_columns(runs)
+    timed = _timed(steps)
+    nothing = np.empty(0)
+    times = {
+        label: timed[key]["step_time_s"].to_numpy(float) if key in timed else nothing
+        for label, *key_parts in runs[KEYS].itertuples()
+        for key in [tuple(key_parts)]
+    }
+    table = runs[KEYS].copy()
+    table["step_spread_pct"] = [steps_within.spread_pct(times[label]) for label in runs.index]
+    table["mean_over_median"] = [steps_within.mean_over_median(times[label]) for label in runs.index]
+    table["mean_over_median"] = table["mean_over_median"].fillna(
+        _numbers(runs, "step_time_s") / _numbers(runs, "step_time_median_s")
+    )
+    counted = [
+        float(steps_within.is_slow(times[label]).sum()) if len(times[label]) else math.nan for label in runs.index
+    ]
+    table["slow_steps"] = pd.Series(counted, index=runs.index).fillna(_numbers(runs, "slow_steps"))
+    drifts = [steps_within.drift(times[label]) for label in runs.index]
+    table["drift_pct"], table["drift_p"] = [one[0] for one in drifts], [one[1] for one in drifts]
+    table["recompilations"] = _numbers(runs, "recompilations")
+    table["clock_drop_pct"] = [
+        clock_drop_pct((samples or {}).get(label), timed.get(tuple(key))) for label, *key in runs[KEYS].itertuples()
+    ]
+    table["clock_off_pct"], table["off_pct"] = _clock_off_pct(runs), _off_pct(runs, figure)
+    limit_pct = _outlier_limit_pct(table["off_pct"])
+    rows = table.to_dict("records")
+    table["flags"] = [tuple(_reasons(row, limit_pct)) for row in rows]
+    table["words"] = ["; ".join(_reasons(row, limit_pct).values()) for row in rows]
+    return table
+
+
+def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
+    """Return the timed steps of each run that have a time."""
+    if steps is None:
+        return {}
+    own = steps[(steps["phase"] == "timed") & (steps["step_time_s"] > 0)]
+    return dict(iter(own.groupby(KEYS, sort=False)))
+
+
+def flag_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return all timed steps, each with its time over the median of its run and whether it counts as slow.
+
+    Parameters
+    ----------
+    steps
+        As `dsnb.load_steps` returns them.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The timed steps with the further columns `over_median` (1 is the median of the run's timed steps) and `is_slow`
+        (more than twice the median).
+    """
+    own = steps[steps["phase"] == "timed"]
+    over = own["step_time_s"] / own.groupby(KEYS, sort=False)["step_time_s"].transform("median")
+    return own.assign(over_median=over, is_slow=over > steps_within.SLOW)
+
+
+def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> float:
+    """Return the largest drop of a GPU's clock from the first to the last third of the timed steps, in per cent.
+
+    Parameters
+    ----------
+    samples
+        GPU samples of one run with `t_s`, `gpu`, `util_pct` and `sm_clock_mhz`.
+    timed
+        The run's timed steps, whose `t_s` limit the samples; all samples count without them.
+
+    Returns
+    -------
+    float
+        Medians are compared; NaN for fewer than `FEWEST_SAMPLES` samples of a busy GPU.
+    """
+    if samples is None or "sm_clock_mhz" not in samples:
+        return math.nan
+    busy = samples[(samples["util_pct"] >= BUSY_PCT) & samples["sm_clock_mhz"].notna()]
+    if timed is not None and timed["t_s"].notna().any():
+        busy = busy[busy["t_s"].between(timed["t_s"].min() - timed["step_time_s"].iloc[0], timed["t_s"].max())]
+    drops = [
+        100 * (1 - np.median(clock[-(len(clock) // 3) :]) / np.median(clock[: len(clock) // 3]))
+        for _, part in busy.groupby([name for name in ("host", "gpu") if name in busy], dropna=False)
+        if len(clock := part.sort_values("t_s")["sm_clock_mhz"].to_numpy()) >= FEWEST_SAMPLES
+    ]
+    return float(max(drops, default=math.nan))
+
+
+def _numbers(runs: pd.DataFrame, name: str) -> pd.Series:
+    return pd.to_numeric(runs.get(name, pd.Series(index=runs.index, dtype=float)), errors="coerce").astype(float)
+
+
+def _clock_off_pct(runs: pd.DataFrame) -> pd.Series:
+    clock = _numbers(runs, "sm_clock_mhz")
+    return 100 * (clock / clock.groupby(qualify_experiments(runs)["experiment"]).transform("max") - 1)
+
+
+def _off_pct(runs: pd.DataFrame, figure: str) -> pd.Series:
+    values = _numbers(runs, figure).where(runs["status"] == "ok")
+    same = values.groupby(qualify_experiments(runs)["experiment"])
+    return (100 * (values / same.transform("median") - 1)).where(same.transform("count") > 2)
+
+
+def _outlier_limit_pct(off_pct: pd.Series) -> float:
+    """Return how far a run must be off; deviations of 0 are the medians themselves and show no spread."""
+    spread = NORMAL_MAD * off_pct.abs().where(off_pct != 0).median()
+    return max(OUTLIER_PCT, 0 if math.isnan(spread) else OUTLIER_DEVIATIONS * float(spread))
+
+
+def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
+    """Return the flags of a run, each with its number in words."""
+    found = {}
+    if row["mean_over_median"] > STALLED:
+        found[Flag.STALLED] = f"mean step {row['mean_over_median']:.2f} times the median"
+    if row["slow_steps"] > 0:
+        found[Flag.SLOW_STEPS] = f"{row['slow_steps']:.0f} timed steps of more than twice the median"
+    if abs(row["drift_pct"]) >= DRIFT_PCT and row["drift_p"] < DRIFT_P:
+        found[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
+    if row["recompilations"] > 0:
+        found[Flag.RECOMPILED] = f"{row['recompilations']:.0f} graphs compiled during the timed steps"
+    if row["clock_drop_pct"] >= CLOCK_DROP_PCT:
+        found[Flag.THROTTLED] = f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
+    elif row["clock_off_pct"] <= -CLOCK_DROP_PCT:
+        found[Flag.THROTTLED] = f"clock {-row['clock_off_pct']:.1f} % below that of another run of the setting"
+    if abs(row["off_pct"]) > limit_pct:
+        found[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
+    return found
+
+
+def single_run_words(step_spread_pct: float) -> str:
+    """Return what a single run shows of its spread: that of its steps, named as such."""
+    if math.isnan(step_spread_pct):
+        return "one run: its spread is unknown"
+    return f"one run: its steps vary by {step_spread_pct:.1f} % (standard deviation within the run, not between runs)"

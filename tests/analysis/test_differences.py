@@ -1,0 +1,175 @@
+"""Tables of runs compared: who is the base, what counts as a run, and the words."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis import replicates
+from dsnb.analysis.comparison_table import COLUMNS, signed
+from dsnb.analysis.differences import differences, page_note
+from dsnb.analysis.intervals import FEWEST_RUNS
+from dsnb.errors import SettingsError
+from dsnb.run_folder.table_columns import RUN_COLUMNS
+
+FAST = [1000.0, 1010, 990, 1005, 995]
+
+
+def runs_of(figure="tokens_per_s", hosts=None, **values):
+    """Give a run for each value of each experiment; None is a run out of memory."""
+    rows = [
+        {"sweep": "s", "experiment": name, "repeat": place, "status": "oom" if value is None else "ok", figure: value,
+         "host": (hosts or {}).get(name, ["h"] * len(own))[place - 1]}
+        for name, own in values.items() for place, value in enumerate(own, 1)
+    ]  # fmt: skip
+    return pd.DataFrame(rows).reindex(columns=RUN_COLUMNS).astype({figure: float})
+
+
+def test_two_settings_by_hand():
+    """Welch's t of the logarithms: 0.0953 apart, each with a variance of 6.25e-5 over 5 runs; t(8, 97.5 %) = 2.306."""
+    found = differences(runs_of(fast=FAST, slow=[value / 1.1 for value in FAST]))
+    assert list(found.columns) == ["base", *COLUMNS]
+    (row,) = found.reset_index().to_dict("records")
+    assert (row["experiment"], row["base"], row["n"], row["base_n"], row["n_failed"]) == ("slow", "fast", 5, 5, 0)
+    margin = 2.306 * math.sqrt(2 * np.log(FAST).var(ddof=1) / 5)
+    assert row["change_pct"] == pytest.approx(100 * (1 / 1.1 - 1))
+    assert row["low_pct"] == pytest.approx(100 * (math.exp(-margin) / 1.1 - 1), abs=1e-3)
+    assert row["high_pct"] == pytest.approx(100 * (math.exp(margin) / 1.1 - 1), abs=1e-3)
+    assert row["largest_pct"] == -row["low_pct"]
+    assert row["p"] < 1e-6
+    assert row["words"] == "likely: \N{MINUS SIGN}9.1 % (\N{MINUS SIGN}10.1 % to \N{MINUS SIGN}8.0 %)"
+    assert (row["better"], row["note"]) == (False, "")
+
+
+def test_lower_is_better_for_step_times():
+    found = differences(runs_of("step_time_s", a=FAST, b=[value / 1.1 for value in FAST]), figure="step_time_s")
+    assert list(found["base"]) == ["b"]
+    assert found["change_pct"]["a"] == pytest.approx(10)
+    assert not found["better"]["a"]
+
+
+def test_a_named_baseline_and_other_columns():
+    runs = runs_of(a=FAST, b=[1.1 * value for value in FAST], c=FAST).assign(
+        zero_stage=lambda t: t["experiment"] == "b"
+    )
+    found = differences(runs, baseline="a")
+    assert list(found["base"]) == ["a", "a"]
+    assert list(found["better"].astype(object)) == [True, None]
+    assert list(found["verdict"]) == ["likely", "no larger difference"]
+    grouped = differences(runs, by="zero_stage")
+    assert (list(grouped.index), grouped["n"][False], grouped["base_n"][False]) == ([False], 10, 5)
+    both = differences(runs, by=["zero_stage", "precision"])
+    assert both.index.names == ["zero_stage", "precision"]
+
+
+def test_the_choice_of_the_best_widens_the_intervals():
+    random = np.random.default_rng(0)
+    runs = runs_of(**{f"e{number}": list(1000 * np.exp(0.02 * random.standard_normal(5))) for number in range(8)})
+    chosen = differences(runs)
+    named = differences(runs[runs["experiment"].isin([chosen["base"].iloc[0], "e0"])], baseline=chosen["base"].iloc[0])
+    assert chosen["high_pct"]["e0"] > named["high_pct"]["e0"]
+    assert chosen["p"]["e0"] > named["p"]["e0"]
+
+
+def test_one_run_says_nothing_about_differences():
+    found = differences(runs_of(a=[100.0], b=[50.0], c=[80.0, 81.0]))
+    assert set(found["verdict"]) == {"too few runs"}
+    assert found["low_pct"].isna().all()
+    assert found["words"]["b"] == f"too few runs: \N{MINUS SIGN}50.0 % (1 and 1 runs; {FEWEST_RUNS} of each are needed)"
+
+
+def test_three_runs_are_too_few_unless_normal_noise_is_assumed():
+    runs = runs_of(a=FAST[:3], b=[value / 2 for value in FAST[:3]])
+    assert differences(runs)["verdict"]["b"] == "too few runs"
+    assert differences(runs)["high_pct"]["b"] < -40  # the interval is there
+    assert differences(runs, fewest_runs=3)["verdict"]["b"] == "likely"
+
+
+def test_failed_and_unusable_runs_count_and_have_no_value():
+    found = differences(
+        runs_of(a=FAST, b=[*FAST, None, None], c=[*FAST, math.nan, 0.0, -1.0, math.inf], d=[None, None])
+    )
+    assert list(found["n"]) == [5, 5, 0]
+    assert list(found["n_failed"]) == [0 + 2, 0, 2]
+    assert found["note"]["c"] == "4 ok runs have no positive figure"
+    assert found["verdict"]["d"] == "too few runs"
+    assert found["words"]["d"] == "too few runs (0 and 5 runs; 4 of each are needed)"
+    assert differences(runs_of(a=[None], b=[None])).empty
+    assert differences(runs_of(a=FAST)).empty
+
+
+def test_figures_without_spread():
+    found = differences(
+        runs_of("peak_allocated_gib", a=[10.0] * 4, b=[10.0] * 4, c=[12.5] * 4), figure="peak_allocated_gib"
+    )
+    assert list(found["words"]) == ["no difference larger than 0 %", "likely: +25.0 % (+25.0 % to +25.0 %)"]
+    assert set(found["note"]) == {"the figure is the same in every run"}
+
+
+def test_runs_on_a_host_of_their_own_count_as_one():
+    slow = [value / 1.1 for value in FAST]
+    found = differences(runs_of(hosts={"a": 5 * ["h1"], "b": 5 * ["h2"]}, a=FAST, b=slow))
+    assert (found["n"]["b"], found["base_n"]["b"], found["verdict"]["b"]) == (1, 1, "too few runs")
+    assert found["note"]["b"] == "the settings ran on different hosts, so runs on one host count as one"
+    apart = [f"h{number}" for number in range(10)]
+    shared = ["h1", "h1", "h1", "h2", "h2"]
+    for one, other in ((apart[:5], apart[5:]), (apart[:5], apart[1:6]), (shared, shared), ([None] * 5, ["h"] * 5)):
+        assert differences(runs_of(hosts={"a": one, "b": other}, a=FAST, b=slow))["n"]["b"] == 5
+    alike = differences(runs_of(hosts={"a": 5 * ["h1"], "b": 5 * ["h2"]}, a=FAST, b=slow), hosts_alike=True)
+    assert alike["verdict"]["b"] == "likely"
+
+
+def test_two_runs_that_share_a_host_are_one():
+    """Shares 2/5, 1/5, 1/5, 1/5 on hosts of its own each: 0.56 of the hosts' variance is added, 0.36 is shown."""
+    one = replicates.Setting(np.array([0.0, 2, 3, 4, 5]), ("a", "a", "b", "c", "d"), 0, 0, 0)
+    other = replicates.Setting(np.arange(5.0), ("e", "e", "f", "g", "h"), 0, 0, 0)
+    assert replicates.is_confounded(one, other)
+    assert list(one.by_host()) == [1, 3, 4, 5]
+
+
+def test_wrong_questions_are_refused():
+    runs = runs_of(a=FAST, b=FAST)
+    neither = "neither direction of 'grad_norm_last' is better: give a baseline, or say which is (better=...)"
+    unknown = "runs have no column 'speed': choose a figure such as 'tokens_per_s' or 'step_time_s'"
+    for wrong, message in (
+        ({"figure": "speed"}, unknown),
+        ({"figure": "grad_norm_last"}, neither),
+        ({"baseline": "z"}, "baseline 'z' is not among the settings: a, b"),
+        ({"relevance": -1}, "relevance is -1: must be 0 or more and less than 1 (0.02 is 2 %)"),
+        ({"confidence": 95}, "confidence is 95: must be between 0 and 1 (0.95 is 95 %)"),
+        ({"fewest_runs": 1}, "fewest_runs is 1: must be 2 or more, a single run has no spread"),
+    ):  # fmt: skip
+        with pytest.raises(SettingsError) as caught:
+            differences(runs, **wrong)
+        assert str(caught.value) == message
+
+
+def test_equal_tables_err_on_at_most_one_page_in_20():
+    """The whole way from a table: 100 pages of four settings with runs that fail here and there."""
+    random, wrong, pages = np.random.default_rng(5), 0, 100
+    for _ in range(pages):
+        runs = runs_of(**{name: list(1000 * np.exp(0.02 * random.standard_normal(6))) for name in "abcd"})
+        runs.loc[random.random(len(runs)) < 0.1, "status"] = "failed"
+        wrong += bool((differences(runs, relevance=0)["verdict"] == "likely").any())
+    assert wrong / pages <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
+
+
+def test_the_page_says_what_its_verdicts_control():
+    assert page_note(7, is_chosen=True) == (
+        "The 95 % intervals hold for the 7 comparisons of this page together, the choice of the best setting included "
+        "(Games and Howell 1976): where all settings are equal, at most about 5 % of such pages call any two different."
+    )
+    assert "by Holm's method (1979)" in page_note(3, is_chosen=False)
+
+
+def test_signs():
+    texts = [signed(value) for value in (9.84, -0.04, 0.0, -12.3, 1234.5)]
+    assert texts == ["+9.8 %", "0 %", "0 %", "\N{MINUS SIGN}12.3 %", "+1,234 %"]
+
+
+def test_published_runs_are_compared():
+    found = differences(dsnb.published("h200_gpt2_zero_precision"), figure="tokens_per_s_per_gpu")
+    assert len(found) == 11
+    assert set(found["verdict"]) == {"too few runs"}  # three repeats each

@@ -1,0 +1,152 @@
+"""Intervals and verdicts: known answers, and how often they err, simulated page by page."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dsnb.analysis import intervals
+from dsnb.analysis.intervals import Moments, Verdict
+from tests.support.noisy_pages import KINDS, against_the_best, moments, noise
+
+RELEVANCE, CONFIDENCE = 0.02, 0.95
+
+
+def test_welch_by_hand():
+    """Means 2 and 5; variances 1 and 4 over 3 and 4 runs: error^2 = 1/3 + 1; df = (4/3)^2 / (1/18 + 1/3) = 4.57."""
+    base = Moments(np.array([2.0]), np.array([1.0]), np.array([3.0]))
+    other = Moments(np.array([5.0]), np.array([4.0]), np.array([4.0]))
+    found = intervals.welch(base, other)
+    assert (found.estimate[0], found.error[0], found.degrees[0]) == (3, pytest.approx(math.sqrt(4 / 3)), 4)
+    bounds = intervals.given_base(base, other, CONFIDENCE)
+    assert bounds.low[0] == pytest.approx(3 - 2.7764 * math.sqrt(4 / 3), abs=1e-3)
+    assert bounds.high[0] == pytest.approx(3 + 2.7764 * math.sqrt(4 / 3), abs=1e-3)
+    two = intervals.chosen_base(base, other, 2, CONFIDENCE)
+    assert (two.low[0], two.high[0]) == pytest.approx((bounds.low[0], bounds.high[0]))
+    three = intervals.chosen_base(base, other, 3, CONFIDENCE)
+    assert three.high[0] == pytest.approx(3 + 5.040 / math.sqrt(2) * math.sqrt(4 / 3), abs=2e-3)  # Harter: q(3, 4)
+
+
+def test_holm_by_hand():
+    """Holm (1979): the smallest times 3, the next times 2, never less than the one before."""
+    adjusted = intervals.holm(np.array([0.04, math.nan, 0.01, 0.03]))
+    assert adjusted == pytest.approx([0.06, math.nan, 0.03, 0.06], nan_ok=True)
+    assert intervals.holm(np.array([0.9, 0.8])) == pytest.approx([1, 1])
+
+
+def test_where_holm_excludes_equality_the_interval_does_too():
+    """Three p values of 1, 2 and 4 %: all of Holm's adjusted ones are below 5 %, and one of Bonferroni's is not."""
+    t4 = {0.01: 4.6041, 0.02: 3.7469, 0.04: 2.9985}  # two-sided, 4 degrees of freedom; Abramowitz and Stegun 26.10
+    base = Moments(np.zeros(3), np.full(3, 1.5), np.full(3, 3.0))
+    bounds = intervals.given_base(base, Moments(-np.array([*t4.values()]), base.variance, base.count), CONFIDENCE)
+    p = intervals.given_base_p(base, Moments(-np.array([*t4.values()]), base.variance, base.count))
+    assert p == pytest.approx([0.03, 0.04, 0.04], abs=2e-4)
+    assert list(bounds.excludes_zero) == [True] * 3
+    assert bounds.high[0] < 0
+    assert list(bounds.high[1:]) == [0, 0]
+
+
+def verdict(estimate, low, high, fewest=5, relevance=RELEVANCE):
+    bounds = intervals.Intervals(*(np.log1p(np.array([value])) for value in (estimate, low, high)))
+    return intervals.verdicts(bounds, np.array([fewest]), relevance)[0]
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        ((0.1, 0.07, 0.13), Verdict.LIKELY),
+        ((-0.1, -0.13, -0.07), Verdict.LIKELY),
+        ((0.03, 0.001, 0.06), Verdict.LIKELY),
+        ((0.03, -0.001, 0.06), Verdict.UNCLEAR),
+        ((0.015, 0.005, 0.025), Verdict.UNCLEAR),  # different, but perhaps by less than matters
+        ((0.015, 0.011, 0.019), Verdict.NO_LARGER),  # different, and by less than matters
+        ((0.001, -0.015, 0.019), Verdict.NO_LARGER),
+        ((0.0, -0.021, 0.019), Verdict.UNCLEAR),
+        ((0.0, 0.0, 0.0), Verdict.NO_LARGER),
+        ((math.nan, math.nan, math.nan), Verdict.UNCLEAR),
+    ],
+)
+def test_verdicts(interval, expected):
+    assert verdict(*interval) == expected
+    assert verdict(*interval, fewest=3) == Verdict.TOO_FEW
+
+
+def test_four_is_the_fewest_for_which_a_rank_test_reaches_five_per_cent():
+    assert [2 / math.comb(2 * n, n) <= 0.05 for n in (3, 4)] == [False, True]
+    assert intervals.FEWEST_RUNS == 4
+
+
+def test_equal_runs_have_an_interval_without_width():
+    same, less = Moments(np.ones(1), np.zeros(1), np.full(1, 4.0)), Moments(np.zeros(1), np.zeros(1), np.full(1, 4.0))
+    bounds = intervals.chosen_base(same, less, 2, CONFIDENCE)
+    assert (bounds.low[0], bounds.high[0]) == (-1, -1)
+    assert intervals.chosen_base_p(same, less, 2) == [0]
+    assert intervals.chosen_base_p(same, same, 2) == [1]
+    assert intervals.verdicts(intervals.chosen_base(same, same, 2, CONFIDENCE), same.count, 0) == [Verdict.NO_LARGER]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", [2, 5, 20])
+def test_at_most_one_page_in_20_calls_equal_settings_different(kind, settings):
+    """Also below four runs, where no verdict is given by default. Margin: three standard errors of the simulation."""
+    random, pages = np.random.default_rng(settings), 6000 if settings < 20 else 2500
+    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
+    for runs in (2, 3, 4, 5, 6):
+        logs = noise(kind, random, pages, settings, runs)
+        if logs.shape[-1] < 2:
+            continue
+        bounds, others = against_the_best(logs)
+        likely = intervals.verdicts(bounds, np.full(others.shape, runs), 0.0, fewest_runs=2) == Verdict.LIKELY
+        rate = float((likely & others).any(-1).mean())
+        assert rate <= limit, (runs, rate)
+        given = intervals.verdicts(bounds, np.full(others.shape, runs), RELEVANCE)
+        assert runs >= 4 or set(given.flat) == {Verdict.TOO_FEW}
+
+
+@pytest.mark.parametrize(("settings", "runs", "least"), [(2, 4, 0.99), (2, 5, 0.99), (8, 5, 0.97), (20, 5, 0.88)])
+def test_a_difference_of_ten_per_cent_is_found(settings, runs, least):
+    """At 2 % noise, in nine of ten comparisons at five runs."""
+    logs = 0.02 * np.random.default_rng(0).standard_normal((3000, settings, runs))
+    logs[:, 0] += math.log(1.1)
+    bounds, others = against_the_best(logs)
+    likely = intervals.verdicts(bounds, np.full(others.shape, runs), RELEVANCE) == Verdict.LIKELY
+    assert likely[others].mean() >= least
+
+
+@pytest.mark.parametrize("spread", [0.002, 0.005, 0.02])
+def test_all_intervals_of_a_page_hold_and_no_difference_is_denied(spread):
+    """Settings that differ by about 2 %: nineteen of twenty pages cover, and deny no difference that there is."""
+    random, pages = np.random.default_rng(1), 4000
+    truth = 0.02 * random.standard_normal((pages, 8, 1))
+    logs = truth + spread * random.standard_normal((pages, 8, 5))
+    bounds, _ = against_the_best(logs)
+    best = np.median(logs, axis=-1).argmax(-1)[:, None]
+    actual = truth[..., 0] - np.take_along_axis(truth[..., 0], best, 1)
+    holds = (bounds.low <= actual) & (actual <= bounds.high)
+    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
+    assert (~holds).any(-1).mean() <= limit
+    denied = intervals.verdicts(bounds, np.full(actual.shape, 5), RELEVANCE) == Verdict.NO_LARGER
+    assert (denied & (np.abs(np.expm1(actual)) > RELEVANCE)).any(-1).mean() <= limit
+
+
+@pytest.mark.parametrize(("settings", "spread"), [(2, 0.005), (8, 0.003)])
+def test_equality_is_found_where_noise_is_small(settings, spread):
+    bounds, others = against_the_best(spread * np.random.default_rng(3).standard_normal((2000, settings, 5)))
+    found = intervals.verdicts(bounds, np.full(others.shape, 5), RELEVANCE) == Verdict.NO_LARGER
+    assert found[others].mean() > 0.9
+
+
+@pytest.mark.parametrize("settings", [1, 8])
+def test_pairs_given_in_advance_err_on_at_most_one_page_in_20(settings):
+    """As `dsnb.compare`: each setting before and after, half of them 5 % faster after, all with 2 % noise."""
+    random, pages = np.random.default_rng(2), 500
+    changed = np.arange(settings) % 2 * 0.05
+    wrong = found = 0
+    for _ in range(pages):
+        logs = 0.02 * random.standard_normal((2, settings, 5))
+        bounds = intervals.given_base(moments(logs[0]), moments(logs[1] + changed[:, None]), CONFIDENCE)
+        likely = intervals.verdicts(bounds, np.full(settings, 5), 0.0) == Verdict.LIKELY
+        wrong += bool(likely[changed == 0].any())
+        found += int(likely[changed > 0].sum())
+    assert wrong / pages <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
+    assert settings == 1 or found / (pages * 4) > 0.3
