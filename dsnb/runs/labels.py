@@ -70,7 +70,7 @@ METRIC_LABELS = {
         1,
         "higher",
         "tokens/s/GPU divided by the median of the fastest plain loop (one process without an engine) that does the "
-        "same work on the same GPU.",
+        "same work on the same GPU; on a CPU tokens/s of all ranks, which share its cores.",
     ),
     "trained_tokens_per_s": Metric(
         "trained tokens/s", better="higher", about="Without the tokens of steps that the fp16 loss scaler skipped."

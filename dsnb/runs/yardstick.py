@@ -3,7 +3,7 @@
 import pandas as pd
 
 COLUMN = "of_plain"
-RATE = "tokens_per_s_per_gpu"
+RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"
 WORK = ["model", "micro_batch_size", "seq_len", "precision", "lora_rank", "gpu_name"]
 """Runs that are equal in these do the same work per GPU and micro-batch."""
 
@@ -20,15 +20,21 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
     -------
     pandas.DataFrame
         `of_plain` is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) of the same
-        model, micro-batch, sequence length, precision, LoRA rank and GPU; NaN where there is none. A table without a
-        plain run keeps the column that it has.
+        model, micro-batch, sequence length, precision, LoRA rank and GPU; NaN where there is none. On a CPU it is
+        tokens/s of all ranks, which share the cores that a plain process has to itself. A table without a plain run
+        keeps the column that it has.
     """
     work = runs.reindex(columns=WORK).astype(object)
     keys = pd.Series(list(map(tuple, work.where(work.notna(), None).to_numpy())), index=runs.index, dtype=object)
-    rates = pd.to_numeric(runs.get(RATE, pd.Series(index=runs.index, dtype=float)), errors="coerce")
+    on_cpu = runs.get("device", pd.Series(index=runs.index, dtype=object)) == "cpu"
+    rates = _numbers(runs, RATE).mask(on_cpu, _numbers(runs, RATE_OF_ALL))
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
         return runs if COLUMN in runs else runs.assign(**{COLUMN: float("nan")})
     names = [keys[plain], runs["experiment"][plain]]
     fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
     return runs.assign(**{COLUMN: rates / keys.map(dict(fastest))})
+
+
+def _numbers(runs: pd.DataFrame, name: str) -> pd.Series:
+    return pd.to_numeric(runs.get(name, pd.Series(index=runs.index, dtype=float)), errors="coerce")

@@ -44,3 +44,10 @@ def test_without_a_plain_run_or_its_columns_it_is_missing():
     assert with_plain_ratio(table(("zs0", 1, "ok", "deepspeed", 128, 80)))["of_plain"].isna().all()
     assert with_plain_ratio(pd.DataFrame({"experiment": ["a"], "status": ["ok"]}))["of_plain"].isna().all()
     assert list(with_plain_ratio(pd.DataFrame())["of_plain"]) == []
+
+
+def test_ranks_on_a_cpu_share_the_cores_of_the_plain_process():
+    runs = table(("plain", 1, "ok", "plain", 128, 100), ("zs1", 1, "ok", "deepspeed", 128, 45))
+    runs = runs.assign(device="cpu", tokens_per_s=[100.0, 90.0])
+    assert with_plain_ratio(runs)["of_plain"].tolist() == pytest.approx([1.0, 0.9])
+    assert with_plain_ratio(runs.assign(device="cuda"))["of_plain"].tolist() == pytest.approx([1.0, 0.45])
