@@ -74,7 +74,8 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
     runs = qualify_experiments(runs.reindex(columns=[*runs.columns, *missing]))
     ok = runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)]
-    filled = {name: ok[name].astype(object).where(ok[name].notna(), default) for name, default in DEFAULTS.items()}
+    others = DEFAULTS | {"grad_accum_dtype": "bf16"}  # other programs accumulate in the weights' format
+    filled = {name: ok[name].astype(object).where(ok[name].notna(), default) for name, default in others.items()}
     return ok.assign(**filled)
 
 

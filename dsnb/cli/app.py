@@ -11,19 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from dsnb.cli import sweep
+from dsnb.cli.help import Command, Group
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show
 from dsnb.cli.sweep import Set, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
 from dsnb.system import signals
+from dsnb.version import __version__
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Which DeepSpeed settings should I train with on my hardware? Answered by measuring.",
-)
-app.command()(sweep.sweep)
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command(cls=Command)(sweep.sweep)
 
 
 Folder = Annotated[Path, typer.Argument(help="Folder of outputs, or a log.", show_default=False)]
@@ -35,10 +32,26 @@ Output = Annotated[
 ]
 
 
-@app.command()
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"dsnb {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Which DeepSpeed settings should I train with on my hardware? Answered by measuring."""
+
+
+@app.command(cls=Command)
 def summary(
     folder: Folder,
     format_: TableFormat = Format.table,
+    wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False,
     timing: Annotated[bool, typer.Option("--timing", help="Print the wall time of each phase (s) instead.")] = False,
     groups: Annotated[bool, typer.Option("--groups", help="Print groups of nodes and slow nodes instead.")] = False,
 ) -> None:
@@ -58,10 +71,10 @@ def summary(
 
         show(seconds(runs), format_timing(seconds(runs)), format_)
     else:
-        print_summary(runs, format_)
+        print_summary(runs, format_, wide)
 
 
-@app.command()
+@app.command(cls=Command)
 def report(folder: Folder, output: Output = None) -> None:
     """Execute the report notebook over a folder and write one HTML file."""
     from dsnb.report import write_report
@@ -69,7 +82,7 @@ def report(folder: Folder, output: Output = None) -> None:
     say(write_report(folder, output))
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     hostfile: Hostfile = None,
     set_: Set = None,
@@ -90,7 +103,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def prepare(
     params: Params,
     cache: Annotated[Path | None, typer.Option(help="Folder that all nodes see.", show_default="$DSNB_SHARED")] = None,
@@ -101,7 +114,7 @@ def prepare(
     say(fetch(params, cache))
 
 
-@app.command()
+@app.command(cls=Command)
 def bandwidth(
     output: Annotated[Path | None, typer.Option(help="Sweep's folder for the results.", show_default=False)] = None,
     most_bytes: Annotated[int | None, typer.Option(help="Largest message in bytes.", show_default="by device")] = None,

@@ -1,4 +1,4 @@
-"""The plan of a sweep in full: its runs, their settings, DeepSpeed's configuration, and every command."""
+"""The plan of a sweep: a line a run; in full, its settings, DeepSpeed's configuration, and every command as well."""
 
 import shlex
 from collections.abc import Iterator
@@ -15,20 +15,41 @@ from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from dsnb.sweep.params import Run, Sweep
+from dsnb.sweep.run import is_finished
 from dsnb.sweep.slurm.allocation import Allocation
 
+FINISHED, TO_RUN = "finished", "to run"
 
-def lines(planned: Sweep, asked: Allocation | None = None) -> Iterator[str]:
-    """Yield the lines of a dry run: settings once per experiment, commands for every run."""
-    for run in planned.runs:
-        yield str(run.paths.dir)
-        if run.repeat == 1:
-            settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
-            yield yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2)
-        yield from commands(run.experiment, run.paths.dir)
-        if asked:
-            yield f"  {submission(asked, run)}"
-    yield f"{len(planned.runs)} runs; nothing was started"
+
+def lines(planned: Sweep, asked: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
+    """Yield the lines of a dry run.
+
+    Parameters
+    ----------
+    planned
+        The sweep.
+    asked
+        What a Slurm job may use, if runs are submitted.
+    in_full
+        Whether settings follow once per experiment, and commands for every run.
+    """
+    names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
+    states = [FINISHED if is_finished(run) else TO_RUN for run in planned.runs]
+    widest = max(map(len, names), default=0)
+    yield f"{planned.paths.dir}:"
+    for run, name, state in zip(planned.runs, names, states, strict=True):
+        yield f"  {name.ljust(widest)}  {state}"
+        yield from _in_full(run, asked) if in_full else ()
+    yield f"{len(planned.runs)} runs, {states.count(TO_RUN)} to run; nothing was started"
+
+
+def _in_full(run: Run, asked: Allocation | None) -> Iterator[str]:
+    if run.repeat == 1:
+        settings = {"dsnb": run.experiment.model_dump(), "deepspeed": deepspeed_config(run.experiment)}
+        yield yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=110, indent=2)
+    yield from commands(run.experiment, run.paths.dir)
+    if asked:
+        yield f"  {submission(asked, run)}"
 
 
 def submission(asked: Allocation, run: Run) -> str:

@@ -14,6 +14,8 @@ from dsnb.files import plain_text
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of a text that a spreadsheet takes for a formula."""
+UNLIMITED = 10_000
+"""Width of a table that nobody cuts; no line is padded to it."""
 MARKDOWN = frozenset("\\|`[]")
 """Characters that end a Markdown cell, or start code or a link in it."""
 
@@ -27,13 +29,20 @@ class Format(StrEnum):
     json = "json"
 
 
-def print_summary(runs: Any, format_: Format) -> None:
-    """Print the aggregated table."""
+def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
+    """Print the aggregated table: the columns that fit for each task, or all columns of all experiments."""
     from dsnb.analysis.summary import summarize
+    from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
 
-    table = summarize(runs)
-    show(table, format_summary(table), format_)
+    if wide or format_ is not Format.table:
+        table = summarize(runs)
+        show(table, format_summary(table), format_)
+        return
+    for place, (title, table) in enumerate(summary_table.blocks(runs)):
+        say(f"{chr(10) if place else ''}{title}")
+        width = Console().width if sys.stdout.isatty() else UNLIMITED
+        _print_table(summary_table.fitted(table, width))
 
 
 def print_groups(runs: Any, format_: Format) -> None:
@@ -55,13 +64,17 @@ def show(numbers: Any, texts: Any, format_: Format) -> None:
     elif format_ is Format.markdown:
         typer.echo(_markdown_table(_each_text(texts, _in_markdown)))
     else:
-        table = Table(texts.index.name or "", box=None, pad_edge=False)
-        for name in texts.columns:
-            table.add_column(name, justify="right")
-        for key, row in texts.iterrows():
-            table.add_row(plain_text.line(key), *map(plain_text.line, row))
-        # A table that is cut to a narrow terminal would hide figures.
-        Console(width=max(Console().width, 200) if not sys.stdout.isatty() else None).print(table, markup=False)
+        _print_table(texts)
+
+
+def _print_table(texts: Any) -> None:
+    """Print a table of texts as wide as it is: one that is cut to a terminal would hide figures."""
+    table = Table(texts.index.name or "", box=None, pad_edge=False)
+    for name in texts.columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, row in texts.iterrows():
+        table.add_row(plain_text.line(key), *map(plain_text.line, row))
+    Console(width=UNLIMITED).print(table, markup=False)
 
 
 def say(text: object, err: bool = False) -> None:

@@ -97,7 +97,10 @@ def sweep(
     output: Annotated[
         Path | None, typer.Option(help="Folder of the sweep instead of outputs/NAME.", show_default=False)
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs and commands, and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs, and start nothing.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --dry-run: print settings, configurations and commands.")
+    ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs as well as unfinished ones.")] = False,
     hostfile: Annotated[str | None, _hosts_option("Hostfile (DeepSpeed's format) of the hosts to run on.")] = None,
     sub_cluster: Annotated[
@@ -137,7 +140,7 @@ def sweep(
     for note in notes:
         say(f"note: {note}", err=True)
     if dry_run:
-        print_plan(planned, allocation)
+        print_plan(planned, allocation, verbose)
     else:
         _execute(planned, options)
 
@@ -206,12 +209,12 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def print_plan(planned: "Sweep", allocation: "Allocation | None" = None) -> None:
-    """Print the runs of a sweep with their settings and commands, and what this machine cannot run of them."""
+def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full: bool = False) -> None:
+    """Print the runs of a sweep, in full with settings and commands, and what this machine cannot run of them."""
     from dsnb.cli.dry_run import lines
     from dsnb.sweep.run import unsupported
 
-    for line in lines(planned, allocation):
+    for line in lines(planned, allocation, in_full):
         say(line)
     for problem in [] if allocation else unsupported(planned):
         say(f"this machine cannot run it: {problem}", err=True)

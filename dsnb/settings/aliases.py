@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsnb.settings.training import Training, compile_mode
-from dsnb.settings.zero_rules import accumulates_in_fp32
 
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
@@ -29,8 +28,9 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "grad_accum_dtype" in settings:
         return dict(settings)
     every = {**_DEFAULTS, **settings}
-    is_valid = all(isinstance(every[name], int) for name in ("grad_accum", "zero_stage", "pipeline_parallel"))
-    return {**settings, "grad_accum_dtype": "bf16"} if is_valid and accumulates_in_fp32(every) else dict(settings)
+    native_bf16 = (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native")
+    several = isinstance(every["grad_accum"], int) and every["grad_accum"] > 1
+    return {**settings, "grad_accum_dtype": "bf16"} if native_bf16 and several else dict(settings)
 
 
 def conflicts(settings: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dsnb.version import __version__
 from tests import ROOT
 from tests.cli.test_odd_words import dsnb as in_this_process
 from tests.support.small_sweep import NAMES
@@ -65,18 +66,31 @@ def test_doctor_takes_a_hostfile_from_either_place(tmp_path):
 
 @pytest.mark.process
 def test_dry_run_starts_nothing(tmp_path):
-    done = dsnb("sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out")
+    few = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
+    done = dsnb(*few, "-v")
     assert done.returncode == 0
     assert "zero_optimization: {stage: 3}" in done.stdout
     assert "bf16: {enabled: true}" in done.stdout
-    assert done.stdout.endswith("2 runs; nothing was started\n")
+    assert done.stdout.endswith("2 runs, 2 to run; nothing was started\n")
     assert list(tmp_path.iterdir()) == []
+    head, *runs, end = dsnb(*few).stdout.splitlines()
+    assert (head, end) == (f"{tmp_path}/out:", "2 runs, 2 to run; nothing was started")
+    assert [run.split() for run in runs] == [[run.split()[0], "to", "run"] for run in runs]
+    assert [run.split()[0].rpartition("/")[2] for run in runs] == ["run1", "run2"]
+
+
+@pytest.mark.process
+def test_a_dry_run_knows_what_is_finished(swept):
+    done = dsnb("sweep", swept / "params.yaml", "--dry-run", "--output", swept)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line.split()[-1] for line in done.stdout.splitlines()[1:-1]} == {"finished"}
+    assert done.stdout.endswith("4 runs, 0 to run; nothing was started\n")
 
 
 @pytest.mark.process
 def test_dry_runs_say_who_would_make_what(tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
-    few = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
+    few = ["sweep", "params/quickstart.yaml", "--dry-run", "-v", "--only", "zs3_bf16*", "--output", tmp_path / "out"]
     done = dsnb(*few, "--set", "repeats=1", "--hostfile", tmp_path / "hosts", "--sub-cluster", "2")
     assert done.returncode == 0, done.stderr
     assert done.stderr == "note: sub-clusters of 2: unused hosts: c\n"
@@ -86,7 +100,20 @@ def test_dry_runs_say_who_would_make_what(tmp_path):
     wanted = "  sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --partition=gpu "
     rows = [row for row in done.stdout.splitlines() if row.startswith(wanted)]
     assert [Path(row.split()[-1]).parent.name for row in rows] == ["run1", "run2"]
-    assert done.stdout.endswith("2 runs; nothing was started\n")
+    assert done.stdout.endswith("2 runs, 2 to run; nothing was started\n")
+
+
+def test_the_version_is_said(monkeypatch):
+    code, out, _ = in_this_process(monkeypatch, "--version")
+    assert (code, out) == (0, f"dsnb {__version__}\n")
+
+
+@pytest.mark.parametrize("command", [[], ["sweep"], ["summary"], ["doctor"]], ids=str)
+def test_help_names_no_type_of_an_option_without_a_value(monkeypatch, command):
+    code, out, _ = in_this_process(monkeypatch, *command, "--help")
+    assert code == 0
+    assert "--help" in out
+    assert "bool" not in out
 
 
 def test_summary_in_every_format(folder, monkeypatch):
@@ -100,9 +127,10 @@ def test_summary_in_every_format(folder, monkeypatch):
     assert row["tokens_per_s_median"] > 0
     assert row["mfu_median"] is None
     assert markdown.startswith("| experiment ")
-    table = dsnb("summary", folder).stdout
-    assert NAMES[0] in table
-    assert f"{row['tokens_per_s_median']:,.0f} ±" in table
+    for words in ([], ["--wide"]):
+        table = dsnb("summary", folder, *words).stdout
+        assert NAMES[0] in table
+        assert f"{row['tokens_per_s_median']:,.0f} ±" in table
 
 
 @pytest.mark.process
@@ -193,7 +221,7 @@ def test_papermill_refuses_a_misspelled_parameter(tmp_path):
 @pytest.mark.process
 def test_a_dry_run_over_64_nodes_prints_every_command(tmp_path):
     (tmp_path / "hosts").write_text("".join(f"n{number} slots=8\n" for number in range(64)))
-    words = ["--dry-run", "--only", "opt-350m*gpus512_*", "--hostfile", tmp_path / "hosts", "--set", "repeats=1"]
+    words = ["--dry-run", "-v", "--only", "opt-350m*gpus512_*", "--hostfile", tmp_path / "hosts", "--set", "repeats=1"]
     done = dsnb("sweep", "params/opt_scaling.yaml", *words, "--set", "launcher=deepspeed", "--set", "ssh_port=2222")
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if " ssh " in line]

@@ -89,7 +89,7 @@ def test_every_command_and_option_has_a_meaning():
         found = entries(section)
         for parameter in command.params:
             if parameter.name != "help":
-                (row,) = [row for form, row in found.items() if form.split()[0] == parameter.opts[0]]
+                (row,) = [row for form, row in found.items() if parameter.opts[0] in form.replace(",", " ").split()]
                 assert len(row[0]) > 5, f"dsnb {name} {parameter.opts[0]}"
 
 

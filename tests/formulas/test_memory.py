@@ -135,7 +135,7 @@ def theory(**settings):
 
 def test_a_runs_settings_become_the_formulas_numbers():
     settings = {"zero_stage": 1, "gpus": 4, "tensor_parallel": 2, "micro_batch_size": 2, "seq_len": 1024}
-    parts = theory(model="opt-1.3b", grad_accum=2, **settings)
+    parts = theory(model="opt-1.3b", grad_accum=2, grad_accum_dtype="bf16", **settings)
     own = model_shapes.PRESETS["opt-1.3b"].parameters / 2 / GIB
     assert parts["weights"] == parts["gradients"] == pytest.approx(2 * own)
     assert parts["optimizer"] == pytest.approx(12 * own / 2)

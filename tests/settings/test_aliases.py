@@ -150,5 +150,6 @@ def test_a_record_with_both_names_counts_by_the_current_one():
 def test_older_records_keep_what_they_did():
     older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2}
     assert aliases.with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
-    for same in ({**older, "zero_stage": 0}, {**older, "grad_accum": 1}, {**older, "grad_accum_dtype": "auto"}, {}):
+    known = {**older, "grad_accum_dtype": "auto"}
+    for same in ({**older, "strategy": "ddp"}, {**older, "grad_accum": 1}, {**older, "precision": "fp16"}, known, {}):
         assert aliases.with_former_defaults(same) == same

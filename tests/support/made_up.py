@@ -89,7 +89,7 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
 
 def records_of(run, row, steps):
     summary = {name: value for name, value in row.items() if name not in {*GRID, "sweep", "experiment", "repeat"}}
-    setting = {name: row[name] for name in GRID}
+    setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
     run.experiment.write_text(records.line(setting))
     run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))
     run.result.write_text(records.line({"status": row["status"], "cause": row["cause"], "summary": summary}))

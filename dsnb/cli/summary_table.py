@@ -1,0 +1,88 @@
+"""The summary as a terminal shows it: for each task what decides, the fastest first, in the columns that fit."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+from rich.cells import cell_len
+
+from dsnb.analysis.summary import summarize
+from dsnb.analysis.tasks import tasks
+from dsnb.formulas import metrics
+from dsnb.render.tables import format_value
+from dsnb.runs.labels import MEMORY, METRIC_LABELS
+
+RATE = "tokens_per_s"
+TOKENS = 100e9
+BEST, OTHER = "* ", "  "
+BETWEEN = 2
+"""Spaces between two columns."""
+NEEDED = 2
+"""Columns that are never left out: runs and tokens/s."""
+
+
+def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield a title and a table of texts for each task, most important columns first.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it.
+
+    Yields
+    ------
+    tuple
+        The task with what all names have in common, and a table indexed by the rest of the names.
+    """
+    for task in tasks(runs):
+        summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
+        shared, names = short_names([str(name) for name in summary.index])
+        title = ", ".join(filter(None, [task.title, f"all {shared}" if shared else ""]))
+        table = _texts(summary)
+        marks = [BEST if place == 0 and len(names) > 1 else OTHER for place in range(len(names))]
+        yield title, table.set_axis([mark + name for mark, name in zip(marks, names, strict=True)])
+
+
+def short_names(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the parts that all names have in common, and the names without them; whole names if these would clash."""
+    parts = [name.split("_") for name in names]
+    shared = [part for part in parts[0] if all(part in other for other in parts[1:])] if len(names) > 1 else []
+    rest = ["_".join(part for part in own if part not in shared) for own in parts]
+    return ("_".join(shared), rest) if all(rest) and len(set(rest)) == len(set(names)) else ("", list(names))
+
+
+def fitted(table: pd.DataFrame, width: int) -> pd.DataFrame:
+    """Leave out columns from the right until the table is at most `width` wide; figures are never cut."""
+    while len(table.columns) > NEEDED and _width(table) > width:
+        table = table.iloc[:, :-1]
+    return table
+
+
+def _width(table: pd.DataFrame) -> int:
+    columns = [table.index, *(table[name] for name in table.columns)]
+    headings = [table.index.name or "", *table.columns]
+    widest = [max(map(cell_len, [heading, *column])) for heading, column in zip(headings, columns, strict=True)]
+    return sum(widest) + BETWEEN * len(table.columns)
+
+
+def _texts(summary: pd.DataFrame) -> pd.DataFrame:
+    rates = summary[f"{RATE}_median"]
+    table = pd.DataFrame(index=summary.index)
+    counts = zip(summary["n"], summary["n_failed"], strict=True)
+    table["runs"] = [f"{n}, {failed} not ok" if failed else f"{n}" for n, failed in counts]
+    table["tokens/s"] = _values(summary, RATE)
+    table["to the best"] = [_change(rate / rates.max() - 1) for rate in rates]
+    memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
+    for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
+        table[METRIC_LABELS[metric].heading] = _values(summary, metric)
+    table["days/100 B tokens"] = ["" if pd.isna(rate) else f"{metrics.days(TOKENS, rate):,.3g}" for rate in rates]
+    return table
+
+
+def _values(summary: pd.DataFrame, metric: str) -> list[str]:
+    label = METRIC_LABELS[metric]
+    pairs = zip(summary[f"{metric}_median"], summary[f"{metric}_std"], strict=True)
+    return [format_value(value * label.factor, std * label.factor, label.digits) for value, std in pairs]
+
+
+def _change(change: float) -> str:
+    return "" if pd.isna(change) else "best" if change == 0 else f"{100 * change:+.1f} %".replace("-", "\N{MINUS SIGN}")

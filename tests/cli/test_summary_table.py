@@ -1,0 +1,89 @@
+"""The summary of a terminal: columns are left out, never digits, never what tells settings apart."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.cli import printing, summary_table
+from dsnb.cli.printing import Format
+from tests.support import made_up
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return dsnb.published("h200_gpt2_zero_precision")
+
+
+def test_what_all_names_have_in_common_stands_above(runs):
+    ((title, table),) = summary_table.blocks(runs)
+    assert title == "gpt2, sequence 128, stdlib data, all gpus1_bs32_sl128_stdlib"
+    assert sorted(name[2:] for name in table.index) == sorted(
+        f"zs{stage}_{precision}" for stage in range(4) for precision in ("bf16", "fp16", "fp32")
+    )
+
+
+def test_the_fastest_is_first_and_marked(runs):
+    ((_, table),) = summary_table.blocks(runs)
+    rates = [float(text.split(" ±")[0].replace(",", "")) for text in table["tokens/s"]]
+    assert rates == sorted(rates, reverse=True)
+    assert [name.startswith("* ") for name in table.index] == [True] + [False] * 11
+    assert table["to the best"].iloc[0] == "best"
+    medians = runs.groupby("experiment")["tokens_per_s"].median()
+    worst = f"{100 * (medians.min() / medians.max() - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
+    assert table["to the best"].iloc[-1] == worst
+    assert float(table["days/100 B tokens"].iloc[0]) == pytest.approx(100e9 / medians.max() / 86_400, rel=0.01)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_columns_are_left_out_until_it_fits(runs, width):
+    ((_, table),) = summary_table.blocks(runs)
+    shown = summary_table.fitted(table, width)
+    assert list(shown.columns) == list(table.columns[: len(shown.columns)])
+    pd.testing.assert_frame_equal(shown, table[shown.columns])
+    assert summary_table._width(shown) <= width or len(shown.columns) == summary_table.NEEDED
+    assert (
+        len(shown.columns) == len(table.columns)
+        or summary_table._width(table.iloc[:, : len(shown.columns) + 1]) > width
+    )
+
+
+def test_names_that_would_clash_stay_whole():
+    assert summary_table.short_names(["a_x", "a_y"]) == ("a", ["x", "y"])
+    assert summary_table.short_names(["a_x", "a"]) == ("", ["a_x", "a"])
+    assert summary_table.short_names(["a_b_c", "c_a_b", "a_b_c_d"]) == ("", ["a_b_c", "c_a_b", "a_b_c_d"])
+    assert summary_table.short_names(["a_x"]) == ("", ["a_x"])
+
+
+@pytest.mark.parametrize("columns", [None, "40"])
+def test_pipes_get_every_column_and_whole_names(monkeypatch, capsys, columns):
+    """Whatever COLUMNS says: nobody reads a pipe through a window."""
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    runs = made_up.runs(60, model=["opt-350m"], seq_len=[512])
+    printing.print_summary(runs, Format.table)
+    out = capsys.readouterr().out
+    ((_, table),) = summary_table.blocks(runs)
+    for name, row in table.iterrows():
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
+        assert all(text in line for text in row)
+    assert "…" not in out
+
+
+def test_each_task_has_a_table_of_its_own(capsys):
+    runs = made_up.runs(90, model=["gpt2", "opt-350m"], seq_len=[128])
+    printing.print_summary(runs, Format.table)
+    titles = [title for title, _ in summary_table.blocks(runs)]
+    assert len(titles) == 2
+    assert all(title in capsys.readouterr().out for title in titles[:1])
+
+
+def test_runs_that_failed_are_counted_and_last():
+    runs = made_up.runs(12, model=["gpt2"], seq_len=[128], gpus=[1], micro_batch_size=[8], grad_accum=[1])
+    figures = [name for name in runs if runs[name].dtype == float]
+    worst = runs["experiment"] == runs["experiment"].iloc[0]
+    runs.loc[worst, figures] = np.nan
+    runs.loc[worst, "status"] = "oom"
+    ((_, table),) = summary_table.blocks(runs)
+    assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
+    assert set(table.iloc[-1, 1:]) == {""}
