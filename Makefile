@@ -1,5 +1,5 @@
 # make demo: set up, sweep a small model, write a report.    make test: set up, run every check and test.
-# make check: set up, run lint, types and the tests that start no process: under a minute.
+# make check: set up, run lint, types and the tests that start no process and draw no random cases: about a minute.
 # make docs: set up, build the documentation into docs/_build/html, run its code blocks.
 # make example: measure the example in outputs/ again.
 PYTHON ?= python3
@@ -14,7 +14,7 @@ demo: env
 	$(BIN)/dsnb report outputs/quickstart
 
 check: lint
-	$(PYTEST) -m "not process" -n 2 $(PARALLEL)
+	$(PYTEST) -m "not process and not draws" -n 2 $(PARALLEL)
 
 # Three workers on two cores: tests that start processes spend much of their time waiting for them.
 test: lint

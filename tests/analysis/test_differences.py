@@ -146,6 +146,7 @@ def test_wrong_questions_are_refused():
         assert str(caught.value) == message
 
 
+@pytest.mark.draws
 def test_equal_tables_err_on_at_most_one_page_in_20():
     """The whole way from a table: 100 pages of four settings with runs that fail here and there."""
     random, wrong, pages = np.random.default_rng(5), 0, 100

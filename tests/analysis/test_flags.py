@@ -64,6 +64,7 @@ def test_drift_by_hand():
     assert row["words"] == "step time drifted by +9.3 %"  # from the middle of the first block to that of the last
 
 
+@pytest.mark.draws
 def test_drift_is_rarely_seen_where_there_is_none():
     random = np.random.default_rng(0)
     found = [steps_within.drift(1 + 0.05 * random.standard_normal(40))[1] < 0.01 for _ in range(2000)]

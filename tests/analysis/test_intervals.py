@@ -87,6 +87,7 @@ def test_equal_runs_have_an_interval_without_width():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [2, 5, 20])
+@pytest.mark.draws
 def test_at_most_one_page_in_20_calls_equal_settings_different(kind, settings):
     """Also below four runs, where no verdict is given by default. Margin: three standard errors of the simulation."""
     random, pages = np.random.default_rng(settings), 6000 if settings < 20 else 2500
@@ -104,6 +105,7 @@ def test_at_most_one_page_in_20_calls_equal_settings_different(kind, settings):
 
 
 @pytest.mark.parametrize(("settings", "runs", "least"), [(2, 4, 0.99), (2, 5, 0.99), (8, 5, 0.97), (20, 5, 0.88)])
+@pytest.mark.draws
 def test_a_difference_of_ten_per_cent_is_found(settings, runs, least):
     """At 2 % noise, in nine of ten comparisons at five runs."""
     logs = 0.02 * np.random.default_rng(0).standard_normal((3000, settings, runs))
@@ -130,6 +132,7 @@ def test_all_intervals_of_a_page_hold_and_no_difference_is_denied(spread):
 
 
 @pytest.mark.parametrize(("settings", "spread"), [(2, 0.005), (8, 0.003)])
+@pytest.mark.draws
 def test_equality_is_found_where_noise_is_small(settings, spread):
     bounds, others = against_the_best(spread * np.random.default_rng(3).standard_normal((2000, settings, 5)))
     found = intervals.verdicts(bounds, np.full(others.shape, 5), RELEVANCE) == Verdict.NO_LARGER
@@ -137,6 +140,7 @@ def test_equality_is_found_where_noise_is_small(settings, spread):
 
 
 @pytest.mark.parametrize("settings", [1, 8])
+@pytest.mark.draws
 def test_pairs_given_in_advance_err_on_at_most_one_page_in_20(settings):
     """As `dsnb.compare`: each setting before and after, half of them 5 % faster after, all with 2 % noise."""
     random, pages = np.random.default_rng(2), 500

@@ -66,6 +66,7 @@ def alone(*rates):
     return [(host, rate) for host, rate in zip("abcdefgh", rates, strict=False)]
 
 
+@pytest.mark.draws
 def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster, monkeypatch):
     monkeypatch.setenv("DSNB_CACHE", "off")
     began = time.perf_counter()
@@ -101,6 +102,7 @@ def test_efficiency_is_relative_to_one_node(cluster):
 
 
 @pytest.mark.parametrize("slow", [True, False])
+@pytest.mark.draws
 def test_noise_is_no_reason_to_accuse_anybody(tmp_path, slow):
     """Over six clusters of 64 nodes with noise: the slow host each time, and never another one."""
     for seed in range(6):

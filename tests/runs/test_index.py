@@ -283,6 +283,7 @@ def test_other_tables_are_refused(sweep, read_in_full, change):
     assert len(dsnb.load_runs(sweep)) == len(read_in_full) == 12
 
 
+@pytest.mark.draws
 def test_random_damage_under_a_right_digest(sweep):
     """Whatever pyarrow makes of it: no exception, no crash."""
     raw = SweepPaths(sweep).index.read_bytes()[32:]

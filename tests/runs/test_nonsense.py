@@ -145,6 +145,7 @@ def test_nonsense_in_records_is_rows_errors_and_warnings(tmp_path, real, monkeyp
     assert campaign(random.Random(5), tmp_path, real, batches=2, runs_a_batch=60, charts_every=2) >= 700
 
 
+@pytest.mark.draws
 def test_nonsense_in_params_files_is_one_line_errors(tmp_path):
     draw = random.Random(7)
     path = tmp_path / "t.yaml"

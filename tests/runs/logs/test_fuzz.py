@@ -75,6 +75,7 @@ def near(value: float, known: set[float]) -> bool:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.draws
 def test_damaged_logs(tmp_path, name):
     chance, whole = random.Random(name), SAMPLES[name].encode()
     path = tmp_path / name

@@ -99,6 +99,7 @@ def told(runs):
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.draws
 def test_generated_logs(tmp_path, monkeypatch, seed):
     """No exception at all, not even a contained one, and the same as the naive way, however small the blocks are."""
     chance = random.Random(seed)
