@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsnb.cli.summary_table import short_names
 from dsnb.cli.sweep import SweepOptions
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
@@ -102,8 +103,9 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     assert stopping.startswith("stop with ")
     assert len(lines) == 3, done.stderr
     assert all(" in job " in line and ": ok, " in line and " left)" not in line for line in lines)
+    _, names = short_names([run.dir.parent.name for run in runs])
+    assert all(f" {name} " in done.stdout for name in names)
     for run in runs:
-        assert run.dir.parent.name in done.stdout
         assert len(records.read_lines(run.steps)) == 4
         assert records.read_json(run.slurm)["state"] == "COMPLETED"
         assert run.job_log.read_text() == "ok: as planned\n"
