@@ -18,7 +18,7 @@ from dsnb.sweep.params import Run, Sweep
 from dsnb.sweep.run import is_finished
 from dsnb.sweep.slurm.allocation import Allocation
 
-FINISHED, TO_RUN = "finished", "to run"
+FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings", "to run"
 
 
 def lines(planned: Sweep, asked: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
@@ -34,13 +34,21 @@ def lines(planned: Sweep, asked: Allocation | None = None, in_full: bool = False
         Whether settings follow once per experiment, and commands for every run.
     """
     names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
-    states = [FINISHED if is_finished(run) else TO_RUN for run in planned.runs]
+    states = [_state(run) for run in planned.runs]
     widest = max(map(len, names), default=0)
     yield f"{planned.paths.dir}:"
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()
     yield f"{len(planned.runs)} runs, {states.count(TO_RUN)} to run; nothing was started"
+
+
+def _state(run: Run) -> str:
+    """Return whether a run would be executed; one that was finished with other settings would stop the sweep."""
+    try:
+        return FINISHED if is_finished(run) else TO_RUN
+    except SettingsError:
+        return CHANGED
 
 
 def _in_full(run: Run, asked: Allocation | None) -> Iterator[str]:
