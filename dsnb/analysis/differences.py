@@ -51,8 +51,7 @@ def differences(
     hosts_alike
         Whether runs on different hosts count as independent, even if two settings did not use the same hosts.
     fewest_runs
-        Runs of either setting below which the verdict is `too few runs`. From four on, a test by ranks alone can reach
-        5 %; with two or three, a verdict relies on noise that is about normal on the log scale.
+        As for `dsnb.compare`.
 
     Returns
     -------

@@ -15,8 +15,10 @@ import pandas as pd
 from dsnb.analysis import steps_within
 from dsnb.analysis.comparison_table import signed
 from dsnb.analysis.summary import qualify_experiments
+from dsnb.formulas import metrics
 from dsnb.run_folder.table_columns import KEYS
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.columns import numbers
 
 STALLED = 1.1
 """Mean over median step time."""
@@ -94,15 +96,15 @@ def flags(
     table["step_spread_pct"] = [steps_within.spread_pct(times[label]) for label in runs.index]
     table["mean_over_median"] = [steps_within.mean_over_median(times[label]) for label in runs.index]
     table["mean_over_median"] = table["mean_over_median"].fillna(
-        _numbers(runs, "step_time_s") / _numbers(runs, "step_time_median_s")
+        numbers(runs, "step_time_s") / numbers(runs, "step_time_median_s")
     )
     counted = [
         float(steps_within.is_slow(times[label]).sum()) if len(times[label]) else math.nan for label in runs.index
     ]
-    table["slow_steps"] = pd.Series(counted, index=runs.index).fillna(_numbers(runs, "slow_steps"))
+    table["slow_steps"] = pd.Series(counted, index=runs.index).fillna(numbers(runs, "slow_steps"))
     drifts = [steps_within.drift(times[label]) for label in runs.index]
     table["drift_pct"], table["drift_p"] = [one[0] for one in drifts], [one[1] for one in drifts]
-    table["recompilations"] = _numbers(runs, "recompilations")
+    table["recompilations"] = numbers(runs, "recompilations")
     table["clock_drop_pct"] = [
         clock_drop_pct((samples or {}).get(label), timed.get(tuple(key))) for label, *key in runs[KEYS].itertuples()
     ]
@@ -138,7 +140,7 @@ def flag_steps(steps: pd.DataFrame) -> pd.DataFrame:
     """
     own = steps[steps["phase"] == "timed"]
     over = own["step_time_s"] / own.groupby(KEYS, sort=False)["step_time_s"].transform("median")
-    return own.assign(over_median=over, is_slow=over > steps_within.SLOW)
+    return own.assign(over_median=over, is_slow=over > metrics.SLOW_STEP)
 
 
 def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> float:
@@ -169,17 +171,13 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
     return float(max(drops, default=math.nan))
 
 
-def _numbers(runs: pd.DataFrame, name: str) -> pd.Series:
-    return pd.to_numeric(runs.get(name, pd.Series(index=runs.index, dtype=float)), errors="coerce").astype(float)
-
-
 def _clock_off_pct(runs: pd.DataFrame) -> pd.Series:
-    clock = _numbers(runs, "sm_clock_mhz")
+    clock = numbers(runs, "sm_clock_mhz")
     return 100 * (clock / clock.groupby(qualify_experiments(runs)["experiment"]).transform("max") - 1)
 
 
 def _off_pct(runs: pd.DataFrame, figure: str) -> pd.Series:
-    values = _numbers(runs, figure).where(runs["status"] == "ok")
+    values = numbers(runs, figure).where(runs["status"] == "ok")
     same = values.groupby(qualify_experiments(runs)["experiment"])
     return (100 * (values / same.transform("median") - 1)).where(same.transform("count") > 2)
 

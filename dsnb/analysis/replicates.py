@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from dsnb.analysis.intervals import Moments
+from dsnb.runs.columns import numbers
 
 Array = npt.NDArray[np.float64]
 
@@ -48,7 +49,7 @@ def of_runs(runs: pd.DataFrame, by: str | list[str], figure: str) -> dict[object
         The column that is compared.
     """
     ok = runs["status"] == "ok"
-    values = pd.to_numeric(runs.get(figure, pd.Series(index=runs.index, dtype=float)), errors="coerce")
+    values = numbers(runs, figure)
     table = pd.DataFrame({"ok": ok, "value": values.where(ok & np.isfinite(values)), "host": _hosts(runs)})
     names = runs[by] if isinstance(by, str) else [runs[name] for name in by]
     return {name: _setting(part) for name, part in table.groupby(names, sort=False, dropna=False)}

@@ -9,11 +9,12 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from dsnb.formulas.metrics import SLOW_STEP
+
 Array = npt.NDArray[np.float64]
 FEWEST_STEPS = 10
 """A trend over fewer values could not reach the significance that is asked of it."""
 BLOCKS = 20
-SLOW = 2.0
 
 
 def spread_pct(times_s: Array) -> float:
@@ -28,7 +29,7 @@ def mean_over_median(times_s: Array) -> float:
 
 def is_slow(times_s: Array) -> npt.NDArray[np.bool_]:
     """Return which steps took more than twice the median, as the column `slow_steps` counts them."""
-    return times_s > SLOW * np.median(times_s) if len(times_s) else np.zeros(0, dtype=bool)
+    return times_s > SLOW_STEP * np.median(times_s) if len(times_s) else np.zeros(0, dtype=bool)
 
 
 def drift(times_s: Array) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.columns import numbers
 
 TRAINED = "trained"
 """Derived column: what is trained, `all weights` or `LoRA adapters`."""
@@ -46,11 +47,12 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
 
 def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs with the column `trained`; other programs' logs without a LoRA rank train all weights."""
-    rank = pd.to_numeric(runs.get("lora_rank", pd.Series(0, index=runs.index)), errors="coerce").fillna(0)
-    return runs.assign(**{TRAINED: ["LoRA adapters" if one > 0 else "all weights" for one in rank]})
+    return runs.assign(
+        **{TRAINED: ["LoRA adapters" if rank > 0 else "all weights" for rank in numbers(runs, "lora_rank")]}
+    )
 
 
-def _title(key: "pd.Series", varying: Sequence[str]) -> str:
+def _title(key: pd.Series, varying: Sequence[str]) -> str:
     """Name a task by model, sequence length, and whatever is unusual or differs from other tasks."""
     shown = [name for name in TASK if name in {"model", "seq_len", *varying} or key[name] != _USUAL.get(name)]
     known = [name for name in shown if labels.text(key[name]) != "-"]

@@ -40,7 +40,9 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         show(table, format_summary(table), format_)
         return
     for place, (title, table) in enumerate(summary_table.blocks(runs)):
-        say(f"{chr(10) if place else ''}{title}")
+        if place:
+            say("")
+        say(title)
         width = Console().width if sys.stdout.isatty() else UNLIMITED
         _print_table(summary_table.fitted(table, width))
 

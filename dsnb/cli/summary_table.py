@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 from rich.cells import cell_len
 
+from dsnb.analysis.decision import DEFAULT_TOKENS
 from dsnb.analysis.summary import summarize
 from dsnb.analysis.tasks import tasks
 from dsnb.formulas import metrics
@@ -12,7 +13,6 @@ from dsnb.render.tables import format_value
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 
 RATE = "tokens_per_s"
-TOKENS = 100e9
 BEST, OTHER = "* ", "  "
 BETWEEN = 2
 """Spaces between two columns."""
@@ -74,7 +74,7 @@ def _texts(summary: pd.DataFrame) -> pd.DataFrame:
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
         table[METRIC_LABELS[metric].heading] = _values(summary, metric)
-    table["days/100 B tokens"] = ["" if pd.isna(rate) else f"{metrics.days(TOKENS, rate):,.3g}" for rate in rates]
+    table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = [_days(rate) for rate in rates]
     return table
 
 
@@ -82,6 +82,11 @@ def _values(summary: pd.DataFrame, metric: str) -> list[str]:
     label = METRIC_LABELS[metric]
     pairs = zip(summary[f"{metric}_median"], summary[f"{metric}_std"], strict=True)
     return [format_value(value * label.factor, std * label.factor, label.digits) for value, std in pairs]
+
+
+def _days(rate: float) -> str:
+    days = metrics.days(DEFAULT_TOKENS, rate)
+    return "" if days is None else f"{days:,.3g}"
 
 
 def _change(change: float) -> str:

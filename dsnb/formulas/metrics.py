@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dsnb.formulas.memory import recomputed_blocks
 
 SECONDS_PER_DAY = 86_400
+SLOW_STEP = 2.0
+"""A timed step that took more than this many times the median is reported."""
 
 
 def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float | None:

@@ -15,8 +15,6 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
 STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
-SLOW = 2.0
-"""A timed step that took more than this many times the median is reported."""
 MAX_NAMED = 5
 FAILED_ALLOCATION = {"phase": "oom_phase", "step": "oom_step", "allocated_gib": "oom_allocated_gib"}
 FAILED_ALLOCATION |= {"requested_gib": "oom_requested_gib"}
@@ -91,7 +89,9 @@ def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
     """Return the timed steps that took more than twice the median: step -> multiple of the median."""
     times_s = {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
     middle = median(times_s.values()) if times_s else 0.0
-    return {step: time_s / middle for step, time_s in times_s.items() if middle > 0 and time_s > SLOW * middle}
+    return {
+        step: time_s / middle for step, time_s in times_s.items() if middle > 0 and time_s > metrics.SLOW_STEP * middle
+    }
 
 
 def _notes(

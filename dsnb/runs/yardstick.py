@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+from dsnb.runs.columns import numbers
+
 COLUMN = "of_plain"
 RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"
 WORK = ["model", "micro_batch_size", "seq_len", "precision", "lora_rank", "gpu_name"]
@@ -27,14 +29,10 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
     work = runs.reindex(columns=WORK).astype(object)
     keys = pd.Series(list(map(tuple, work.where(work.notna(), None).to_numpy())), index=runs.index, dtype=object)
     on_cpu = runs.get("device", pd.Series(index=runs.index, dtype=object)) == "cpu"
-    rates = _numbers(runs, RATE).mask(on_cpu, _numbers(runs, RATE_OF_ALL))
+    rates = numbers(runs, RATE).mask(on_cpu, numbers(runs, RATE_OF_ALL))
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
         return runs if COLUMN in runs else runs.assign(**{COLUMN: float("nan")})
     names = [keys[plain], runs["experiment"][plain]]
     fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
     return runs.assign(**{COLUMN: rates / keys.map(dict(fastest))})
-
-
-def _numbers(runs: pd.DataFrame, name: str) -> pd.Series:
-    return pd.to_numeric(runs.get(name, pd.Series(index=runs.index, dtype=float)), errors="coerce")

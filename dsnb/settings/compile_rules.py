@@ -48,7 +48,7 @@ def compiles_blocks(s: Settings) -> bool:
 
 
 def gathers_blocks(s: Settings) -> bool:
-    """Return whether ZeRO 3 gathers whole blocks: its hooks are then outside of the blocks' graphs."""
+    """Return whether blocks are gathered whole where weights are gathered at all: hooks are then outside of graphs."""
     return bool(s["leaf_modules"] == "blocks" or (s["leaf_modules"] == "auto" and compiles_blocks(s)))
 
 

@@ -134,9 +134,13 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def uses_flex(experiment: Experiment) -> bool:
-    """Return whether BLOOM's attention is computed by FlexAttention, which is fast only if it is compiled for a GPU."""
-    is_whole = experiment.tensor_parallel == 1 and not experiment.dropout
-    return experiment.compile != "off" and experiment.device == "cuda" and is_whole
+    """Return whether BLOOM's attention is computed by FlexAttention, which is fast only if it is compiled for a GPU.
+
+    It has no dropout, and its slopes are those of all heads, not of a tensor-parallel rank's.
+    """
+    if experiment.dropout or experiment.tensor_parallel > 1:
+        return False
+    return experiment.compile != "off" and experiment.device == "cuda"
 
 
 def _from_config(experiment: Experiment, config: Any, attention: str) -> PreTrainedModel:

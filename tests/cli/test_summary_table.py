@@ -87,3 +87,9 @@ def test_runs_that_failed_are_counted_and_last():
     ((_, table),) = summary_table.blocks(runs)
     assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
     assert set(table.iloc[-1, 1:]) == {""}
+
+
+def test_a_speed_of_nothing_takes_for_ever():
+    assert summary_table._days(0.0) == ""
+    assert summary_table._days(float("nan")) == ""
+    assert summary_table._days(100e9 / 86_400) == "1"
