@@ -27,6 +27,9 @@ COMPILE = "--compile"
 AUTOCAST: dict[str, Any] = {"mixed_precision": "autocast"}
 GRAPHS = "reduce-overhead"
 TWO: dict[str, Any] = {"compile": "default", "gpus": 2}
+KEPT = {"stage3_max_live_parameters": 10**10, "stage3_max_reuse_distance": 10**10}
+KEPT["stage3_prefetch_bucket_size"] = 2 * 10**8
+"""Weights gathered for the forward pass stay for the backward pass."""
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "graphs": [
         {"strategy": "plain", "compile": GRAPHS},
@@ -44,6 +47,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "two-shared": [
         {"zero_stage": 1, "gradient_checks": "off", **TWO},
         {"zero_stage": 3, **TWO},
+        {"zero_stage": 3, "deepspeed": {"zero_optimization": KEPT}, **TWO},
         {"strategy": "fsdp", **TWO},
     ],
     "two-lora": [

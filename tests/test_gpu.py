@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
-SGD = "tests.workers.sgd"
+SGD, SLOW_SGD = "tests.workers.sgd", "tests.workers.slow_sgd"
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
 
@@ -91,7 +91,7 @@ def test_strategies_agree(losses, settings):
 )
 def test_compiled_gradients_are_those_of_eager_fp32(losses, model, settings):
     """Gradient descent, in bf16 as users compile, against one eager process in fp32."""
-    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD, "learning_rate": 1e-3}
+    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SLOW_SGD}
     curve = losses(**common, precision="fp32", attention="eager")
     assert losses(**{**common, "precision": "bf16", **settings}) == pytest.approx(curve, abs=2e-2)
 
@@ -99,7 +99,7 @@ def test_compiled_gradients_are_those_of_eager_fp32(losses, model, settings):
 @pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
 def test_compiled_attention_computes_exact_gradients(losses, model):
     """In fp32, where nothing but the order of sums differs; BLOOM's is FlexAttention here."""
-    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD, "precision": "fp32", "learning_rate": 1e-2}
+    common = {**ON_GPU, "model": model, "seq_len": 128, "worker": SGD, "precision": "fp32"}
     curve = losses(**common, attention="eager")
     assert losses(**common, strategy="plain", compile="default") == pytest.approx(curve, abs=1e-4)
 

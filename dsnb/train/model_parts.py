@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 
 def blocks(model: Any) -> list[Any]:
@@ -11,6 +12,11 @@ def blocks(model: Any) -> list[Any]:
     layers = model.config.num_hidden_layers
     found = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == layers)
     return list(next(found))
+
+
+def output_layer(model: nn.Module) -> Any:
+    """Return the layer that computes the logits."""
+    return next(one for one in model.modules() if isinstance(one, PreTrainedModel)).get_output_embeddings()
 
 
 def has_own_parameters(module: nn.Module) -> bool:

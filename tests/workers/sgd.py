@@ -1,4 +1,4 @@
-def main(run_dir: str) -> int:
+def main(run_dir: str, rate: float = 0.1) -> int:
     """Train with plain gradient descent, which shows a gradient that is wrong by a factor; Adam divides it out."""
     import deepspeed
     import torch
@@ -6,7 +6,7 @@ def main(run_dir: str) -> int:
     from dsnb.train import torch_trainer, worker
 
     initialize = deepspeed.initialize
-    plain = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}
+    plain = {"optimizer": {"type": "SGD", "params": {"lr": rate}}, "zero_allow_untested_optimizer": True}
     deepspeed.initialize = lambda *, config, **named: initialize(config={**config, **plain}, **named)
-    torch_trainer.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=0.1)
+    torch_trainer.make_optimizer = lambda _, parameters: torch.optim.SGD(parameters, lr=rate)
     return worker.main(run_dir)
