@@ -23,7 +23,7 @@ from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
 from dsnb.settings.prepared import hub, lookup, model_files
-from dsnb.settings.prepared.lookup import SHARED, Need
+from dsnb.settings.prepared.lookup import SHARED, ExternalItem
 from dsnb.settings.prepared.paths import SharedPaths
 from dsnb.sweep.params import load_sweep
 
@@ -37,8 +37,8 @@ class Prepared:
     """The external files of a params file in a shared folder."""
 
     shared: SharedPaths
-    fetched: list[Need] = field(default_factory=list)
-    there: list[Need] = field(default_factory=list)
+    fetched: list[ExternalItem] = field(default_factory=list)
+    there: list[ExternalItem] = field(default_factory=list)
     """Files that were present before."""
 
     def __str__(self) -> str:
@@ -46,9 +46,9 @@ class Prepared:
             return "nothing to fetch: presets with random weights, synthetic tokens, stdlib and bytes need none"
         index = lookup.read_index(self.shared)
         lines = [
-            f"{state} {need} ({sum(index[need.key]['files'].values()) / MIB:,.1f} MiB)"
-            for state, needs in (("fetched:", self.fetched), ("already there:", self.there))
-            for need in needs
+            f"{state} {item} ({sum(index[item.key]['files'].values()) / MIB:,.1f} MiB)"
+            for state, items in (("fetched:", self.fetched), ("already there:", self.there))
+            for item in items
         ]
         return "\n".join(
             [*lines, f"Runs read from there without a network: export {SHARED}={shlex.quote(str(self.shared.dir))}"]
@@ -77,9 +77,9 @@ def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
     shared = SharedPaths(_home(folder)) if folder else lookup.shared_folder()
     if shared is None:
         raise SettingsError(f"no folder is named: give --cache DIR, a folder that all nodes see, or set {SHARED}")
-    wanted = all_needs(params)
+    wanted = all_external_items(params)
     index = lookup.read_index(shared)
-    if all(_is_there(shared, index, need) for need in wanted):
+    if all(_is_there(shared, index, item) for item in wanted):
         return Prepared(shared, there=wanted)
     with _locked(shared):
         return _fetch_all(shared, wanted)
@@ -92,18 +92,18 @@ def _home(folder: str | Path) -> Path:
         raise SettingsError(f"--cache is {str(folder)!r}: {error}; give a folder") from error
 
 
-def all_needs(params: str | Path) -> list[Need]:
+def all_external_items(params: str | Path) -> list[ExternalItem]:
     """Return the external files that the runs of a params file need, each once, local files before those of the hub."""
-    found: dict[str, Need] = {}
+    found: dict[str, ExternalItem] = {}
     for run in load_sweep(params).runs:
-        for need in lookup.needs(run.experiment.model_dump()):
-            known = found.setdefault(need.key, need)
-            found[need.key] = replace(known, parts=known.parts | need.parts)
-    return sorted(found.values(), key=lambda need: need.hub_id is not None)
+        for item in lookup.external_items(run.experiment.model_dump()):
+            known = found.setdefault(item.key, item)
+            found[item.key] = replace(known, parts=known.parts | item.parts)
+    return sorted(found.values(), key=lambda item: item.hub_id is not None)
 
 
-def _is_there(shared: SharedPaths, index: dict[str, Any], need: Need) -> bool:
-    return lookup.place(shared, index, need) is not None and not lookup.has_changed(index, need)
+def _is_there(shared: SharedPaths, index: dict[str, Any], item: ExternalItem) -> bool:
+    return lookup.place(shared, index, item) is not None and not lookup.has_changed(index, item)
 
 
 @contextmanager
@@ -116,28 +116,28 @@ def _locked(shared: SharedPaths) -> Iterator[None]:
         yield
 
 
-def _fetch_all(shared: SharedPaths, wanted: list[Need]) -> Prepared:
+def _fetch_all(shared: SharedPaths, wanted: list[ExternalItem]) -> Prepared:
     done, index = Prepared(shared), lookup.read_index(shared)
     troubles: list[str] = []
-    unreached: list[Need] = []
+    unreached: list[ExternalItem] = []
     why = ""
-    for need in wanted:
-        if _is_there(shared, index, need):
-            done.there.append(need)
-        elif unreached and need.hub_id:
-            unreached.append(need)
+    for item in wanted:
+        if _is_there(shared, index, item):
+            done.there.append(item)
+        elif unreached and item.hub_id:
+            unreached.append(item)
         else:
             try:
-                index[need.key] = _from_hub(shared, index, need) if need.hub_id else _copied(shared, need)
+                index[item.key] = _from_hub(shared, index, item) if item.hub_id else _copied(shared, item)
             except FetchError as error:
                 if error.unreachable:
-                    unreached.append(need)
+                    unreached.append(item)
                     why = str(error)
                 else:
                     troubles.append(str(error))
                 continue
             records.write_json(shared.index, index)
-            done.fetched.append(need)
+            done.fetched.append(item)
     if unreached:
         troubles.append(
             f"{hub.host()} cannot be reached ({why}), and {shared.dir} lacks {', '.join(map(str, unreached))}: "
@@ -148,20 +148,20 @@ def _fetch_all(shared: SharedPaths, wanted: list[Need]) -> Prepared:
     return done
 
 
-def _from_hub(shared: SharedPaths, index: dict[str, Any], need: Need) -> dict[str, Any]:
+def _from_hub(shared: SharedPaths, index: dict[str, Any], item: ExternalItem) -> dict[str, Any]:
     """Fetch from the hub; further parts are of the same commit as those already fetched."""
-    known = index.get(need.key) or {}
-    parts = need.parts | {part for part in known.get("parts") or () if isinstance(part, str)}
+    known = index.get(item.key) or {}
+    parts = item.parts | {part for part in known.get("parts") or () if isinstance(part, str)}
     commit = known.get("commit")
-    snapshot = hub.fetch(str(need.hub_id), parts, shared.hub, commit if isinstance(commit, str) else None)
+    snapshot = hub.fetch(str(item.hub_id), parts, shared.hub, commit if isinstance(commit, str) else None)
     home = snapshot.folder.resolve().relative_to(shared.dir.resolve())
     files = {str(home / name): size for name, size in snapshot.sizes.items()}
     return {"path": str(home), "parts": sorted(parts), "commit": snapshot.commit, "files": files}
 
 
-def _copied(shared: SharedPaths, need: Need) -> dict[str, Any]:
+def _copied(shared: SharedPaths, item: ExternalItem) -> dict[str, Any]:
     """Copy local files into a folder named by the hash of their names and content."""
-    named, sources = _own_files(need)
+    named, sources = _own_files(item)
     before = {str(source): lookup.state(source) for source in sources}
     part = shared.files / f"{PART}{secrets.token_hex(4)}"
     part.mkdir()
@@ -182,7 +182,7 @@ def _copied(shared: SharedPaths, need: Need) -> dict[str, Any]:
         str((home / source.name).relative_to(shared.dir)): (home / source.name).stat().st_size for source in sources
     }
     target = home if named.is_dir() else home / named.name
-    own = {"path": str(target.relative_to(shared.dir)), "parts": sorted(need.parts)}
+    own = {"path": str(target.relative_to(shared.dir)), "parts": sorted(item.parts)}
     return {**own, "files": files, "originals": before}
 
 
@@ -190,14 +190,14 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _own_files(need: Need) -> tuple[Path, list[Path]]:
+def _own_files(item: ExternalItem) -> tuple[Path, list[Path]]:
     """Return the file or folder that a setting names, and the files in it that a run reads."""
-    named = Path(need.name).expanduser().absolute()
-    config = model_shapes.local_config(need.name) if "config" in need.parts else None
+    named = Path(item.name).expanduser().absolute()
+    config = model_shapes.local_config(item.name) if "config" in item.parts else None
     folder = config.absolute().parent if config else named
     if config is None and not named.is_dir():
         if not named.is_file():
-            raise FetchError(f"{need.setting} is {need.name[:200]!r}: it is not a file")
+            raise FetchError(f"{item.setting} is {item.name[:200]!r}: it is not a file")
         return named, [named]
     there = {path.name for path in folder.iterdir() if path.is_file()}
 
@@ -206,9 +206,9 @@ def _own_files(need: Need) -> tuple[Path, list[Path]]:
 
     try:
         if config and config.name != model_files.CONFIG:
-            names = [config.name, *(model_files.weights(there, read) if "weights" in need.parts else [])]
+            names = [config.name, *(model_files.weights(there, read) if "weights" in item.parts else [])]
         else:
-            names = model_files.chosen(there, need.parts, read)
+            names = model_files.chosen(there, item.parts, read)
     except (FetchError, ValueError) as error:
-        raise FetchError(f"{need.setting} is {need.name[:200]!r}: {error}") from error
+        raise FetchError(f"{item.setting} is {item.name[:200]!r}: {error}") from error
     return named, [folder / name for name in names]

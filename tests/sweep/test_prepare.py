@@ -124,7 +124,7 @@ def test_a_model_a_tokenizer_and_a_text_are_fetched_once_and_trained_from_withou
     ],
 )
 def test_what_runs_need(settings, needed):
-    assert [str(need) for need in lookup.needs(Experiment(**settings).model_dump())] == needed
+    assert [str(need) for need in lookup.external_items(Experiment(**settings).model_dump())] == needed
 
 
 @pytest.mark.process
@@ -313,9 +313,11 @@ def test_a_hostile_index_serves_nothing(tmp_path, entry):
         (folder / "config.json").write_text("{}")
     (shared / "link").symlink_to(outside)
     (shared / "prepared.json").write_text(json.dumps({"hub:owner/small": entry}))
-    (need,) = lookup.needs({"model": "owner/small", "weights": "random", "tokenizer": "bytes", "data": "stdlib"})
+    (need,) = lookup.external_items(
+        {"model": "owner/small", "weights": "random", "tokenizer": "bytes", "data": "stdlib"}
+    )
     paths = SharedPaths(shared)
-    assert lookup.place(paths, lookup.read_index(paths), need) is None
+    assert lookup.place(paths, lookup.read_index(paths), item) is None
 
 
 @pytest.mark.process

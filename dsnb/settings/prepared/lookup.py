@@ -20,7 +20,7 @@ NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}
 
 
 @dataclass(frozen=True)
-class Need:
+class ExternalItem:
     """One item that a run reads from the hub or from a file.
 
     Attributes
@@ -50,22 +50,22 @@ class Need:
         return f"{what} of {(self.hub_id or self.name)[:200]!r}"
 
 
-def needs(settings: Mapping[str, Any]) -> list[Need]:
+def external_items(settings: Mapping[str, Any]) -> list[ExternalItem]:
     """Return the external items of a run; presets with random weights, synthetic tokens and bytes need none."""
     found = []
     model, weights = settings["model"], settings["weights"]
     parts = frozenset({"config", "weights"} if weights == "pretrained" else {"config"})
     preset = model_shapes.PRESETS.get(model)
     if model_shapes.local_config(model):
-        found.append(Need("model", model, None, parts))
+        found.append(ExternalItem("model", model, None, parts))
     elif preset is None or weights == "pretrained":
         hub_id = preset.hub_id if preset else model if model_shapes.is_hub_id(model) else None
-        found.append(Need("model", model, hub_id, parts))
+        found.append(ExternalItem("model", model, hub_id, parts))
     for setting, part in (("tokenizer", "tokenizer"), ("data", "text")):
         name = settings[setting]
         if name not in NO_FILE[setting]:
             hub_id = name if setting == "tokenizer" and model_shapes.is_hub_id(name) and not _exists(name) else None
-            found.append(Need(setting, name, hub_id, frozenset({part})))
+            found.append(ExternalItem(setting, name, hub_id, frozenset({part})))
     return found
 
 
@@ -85,12 +85,12 @@ def read_index(shared: SharedPaths) -> dict[str, Any]:
     return {key: entry for key, entry in index.items() if isinstance(entry, dict)}
 
 
-def place(shared: SharedPaths, index: Mapping[str, Any], need: Need) -> Path | None:
+def place(shared: SharedPaths, index: Mapping[str, Any], item: ExternalItem) -> Path | None:
     """Return the file or folder of an item; None if it is missing or incomplete."""
-    entry = index.get(need.key)
+    entry = index.get(item.key)
     home = shared.dir.resolve()
     try:
-        if entry is None or not need.parts <= set(entry["parts"]):
+        if entry is None or not item.parts <= set(entry["parts"]):
             return None
         sizes = {shared.dir / name: size for name, size in entry["files"].items()}
         whole = all(path.stat().st_size == size and path.resolve().is_relative_to(home) for path, size in sizes.items())
@@ -100,10 +100,10 @@ def place(shared: SharedPaths, index: Mapping[str, Any], need: Need) -> Path | N
         return None
 
 
-def has_changed(index: Mapping[str, Any], need: Need) -> bool:
+def has_changed(index: Mapping[str, Any], item: ExternalItem) -> bool:
     """Return whether an original file has changed since it was copied; one that is missing here counts as unchanged."""
     try:
-        states = dict(index[need.key].get("originals", {}))
+        states = dict(index[item.key].get("originals", {}))
         return any(os.path.exists(path) and state(Path(path)) != list(was) for path, was in states.items())
     except (KeyError, AttributeError, TypeError, ValueError):
         return False
@@ -121,19 +121,19 @@ def problems(settings: Mapping[str, Any], originals: bool = True) -> list[str]:
     Local files may be missing there: all nodes may see the originals. Copies must be up to date with the `originals`
     on the machine that has them: another host may have its own copy with another date.
     """
-    shared, wanted = shared_folder(), needs(settings)
+    shared, wanted = shared_folder(), external_items(settings)
     if shared is None or not wanted:
         return []
     index, found = read_index(shared), []
-    for need in wanted:
-        says = f"{need.setting} is {need.name[:200]!r}: "
-        if need.hub_id and place(shared, index, need) is None:
-            what = " and ".join(sorted(need.parts))
+    for item in wanted:
+        says = f"{item.setting} is {item.name[:200]!r}: "
+        if item.hub_id and place(shared, index, item) is None:
+            what = " and ".join(sorted(item.parts))
             found.append(
                 f"{says}{SHARED} ({shared.dir}) does not contain its {what}; "
                 f"run `dsnb prepare` with the params file, or unset {SHARED}"
             )
-        elif originals and has_changed(index, need):
+        elif originals and has_changed(index, item):
             found.append(f"{says}it has changed since it was copied to {shared.dir}; run `dsnb prepare` again")
     return found
 
@@ -152,4 +152,4 @@ def places(settings: Mapping[str, Any]) -> dict[str, str]:
     if shared is None:
         return {}
     index = read_index(shared)
-    return {need.setting: str(path) for need in needs(settings) if (path := place(shared, index, need))}
+    return {item.setting: str(path) for item in external_items(settings) if (path := place(shared, index, item))}
