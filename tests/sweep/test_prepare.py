@@ -313,7 +313,7 @@ def test_a_hostile_index_serves_nothing(tmp_path, entry):
         (folder / "config.json").write_text("{}")
     (shared / "link").symlink_to(outside)
     (shared / "prepared.json").write_text(json.dumps({"hub:owner/small": entry}))
-    (need,) = lookup.external_items(
+    (item,) = lookup.external_items(
         {"model": "owner/small", "weights": "random", "tokenizer": "bytes", "data": "stdlib"}
     )
     paths = SharedPaths(shared)
