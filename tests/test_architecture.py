@@ -50,7 +50,7 @@ TESTED_ELSEWHERE = {
     "analysis/test_differences.py": "analysis/comparison_table analysis/replicates",
     "analysis/test_flags.py": "analysis/steps_within",
     "analysis/test_node_groups.py": "analysis/node_differences analysis/slow_nodes render/node_plots train/skew",
-    "analysis/test_tradeoffs.py": "analysis/noise runs/labels",
+    "analysis/test_tradeoffs.py": "runs/labels",
     "cli/test_app.py": "cli/doctor cli/doctor_hosts cli/dry_run cli/help",
     "cli/test_printing.py": "files/plain_text",
     "docs/test_reference_tables.py": (

@@ -7,8 +7,8 @@ import pandas as pd
 
 from dsnb.analysis import replicates
 from dsnb.analysis.comparison_table import Better, Rules, table_of
-from dsnb.analysis.differences import direction
-from dsnb.analysis.intervals import FEWEST_RUNS
+from dsnb.analysis.differences import direction, percent_factor
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.replicates import Setting
 from dsnb.run_folder.table_columns import SETTINGS, key_columns
 from dsnb.runs.column_aliases import rename_old_columns
@@ -20,8 +20,8 @@ def compare(
     before: pd.DataFrame,
     after: pd.DataFrame,
     figure: str = "tokens_per_s",
-    relevance: float = 0.02,
-    confidence: float = 0.95,
+    relevance: float = RELEVANCE,
+    confidence: float = CONFIDENCE,
     better: Better | None = None,
     hosts_alike: bool = False,
     fewest_runs: int = FEWEST_RUNS,
@@ -71,7 +71,7 @@ def compare(
     # The name in `after` replaces that in `before`; the order is that of `before`.
     names = dict(zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True))
     pairs = [(known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names]
-    rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs)
+    rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs, percent_factor(figure))
     table = table_of(pairs, None, rules)
     table.index = pd.Index(list(names.values()), name="experiment")
     return table

@@ -31,6 +31,8 @@ class Rules:
     better: Better
     hosts_alike: bool
     fewest_runs: int
+    percent_factor: float = 0
+    """What the figure is multiplied by to be a percentage, whose changes are then worded in percentage points."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.relevance < 1:
@@ -106,7 +108,9 @@ def table_of(pairs: Sequence[tuple[Setting, Setting]], chosen_from: int | None, 
     table["better"] = [_is_better(change, rules.better) for change in table["change_pct"]]
     spreads = intervals.welch(base, other).error
     table["note"] = [_note(*parts) for parts in zip(pairs, by_host, spreads, strict=True)]
-    table["words"] = [_words(row, rules.fewest_runs) for row in table.to_dict("records")]
+    levels = rules.percent_factor * np.exp(base.mean) if rules.percent_factor else np.full(len(pairs), math.nan)
+    rows = zip(table.to_dict("records"), levels, strict=True)
+    table["words"] = [_words(row, rules.fewest_runs, float(level)) for row, level in rows]
     return table[list(COLUMNS)]
 
 
@@ -124,15 +128,35 @@ def _note(pair: tuple[Setting, Setting], by_host: bool, error: float) -> str:
     return "; ".join(notes)
 
 
-def _words(row: dict[Any, Any], fewest_runs: int) -> str:
+def _words(row: dict[Any, Any], fewest_runs: int, level_pct: float) -> str:
     """Return a comparison as text; the largest change is rounded up, so that the sentence stays true."""
-    change, low, high = (row[name] for name in ("change_pct", "low_pct", "high_pct"))
+    change, low, high = (change_text(row[name], level_pct) for name in ("change_pct", "low_pct", "high_pct"))
     if row["verdict"] == Verdict.NO_LARGER:
-        return f"no difference larger than {math.ceil(10 * row['largest_pct'] - 1e-6) / 10:g} %"
+        return f"no difference larger than {_rounded_up(row['largest_pct'], level_pct)}"
     if row["verdict"] == Verdict.TOO_FEW:
         runs = f"{row['n']} and {row['base_n']} runs; {fewest_runs} of each are needed"
-        return f"too few runs: {signed(change)} ({runs})" if not math.isnan(change) else f"too few runs ({runs})"
-    return f"{row['verdict']}: {signed(change)} ({signed(low)} to {signed(high)})"
+        return f"too few runs: {change} ({runs})" if not math.isnan(row["change_pct"]) else f"too few runs ({runs})"
+    return f"{row['verdict']}: {change} ({low} to {high})"
+
+
+def change_text(change_pct: float, level_pct: float = math.nan) -> str:
+    """Return a change as text: `+9.8 %`, or `+4.1 points` if the figure is a percentage.
+
+    Parameters
+    ----------
+    change_pct
+        Change relative to the base.
+    level_pct
+        The percentage that the base is at; NaN for figures that are no percentages.
+    """
+    if math.isnan(level_pct):
+        return signed(change_pct)
+    return signed(change_pct * level_pct / 100).replace("%", "points")
+
+
+def _rounded_up(largest_pct: float, level_pct: float) -> str:
+    points = largest_pct if math.isnan(level_pct) else largest_pct * level_pct / 100
+    return f"{math.ceil(10 * points - 1e-6) / 10:g} {'%' if math.isnan(level_pct) else 'points'}"
 
 
 def signed(change_pct: float) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from dsnb.analysis import replicates
 from dsnb.analysis.comparison_table import Better, Rules, table_of
-from dsnb.analysis.intervals import FEWEST_RUNS
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.replicates import Setting
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
@@ -23,8 +23,8 @@ def differences(
     by: str | list[str] = "experiment",
     figure: str = "tokens_per_s",
     baseline: object = None,
-    relevance: float = 0.02,
-    confidence: float = 0.95,
+    relevance: float = RELEVANCE,
+    confidence: float = CONFIDENCE,
     better: Better | None = None,
     hosts_alike: bool = False,
     fewest_runs: int = FEWEST_RUNS,
@@ -67,7 +67,7 @@ def differences(
     """
     runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
     better = direction(runs, figure, better)
-    rules = Rules(relevance, confidence, better, hosts_alike, fewest_runs)
+    rules = Rules(relevance, confidence, better, hosts_alike, fewest_runs, percent_factor(figure))
     settings = replicates.of_runs(runs, by, figure)
     base = _best(settings, figure, better) if baseline is None else baseline
     if baseline is not None and baseline not in settings:
@@ -93,6 +93,12 @@ def direction(runs: pd.DataFrame, figure: str, better: Better | None) -> Better:
     return better if better is not None else metric.better if metric else ""
 
 
+def percent_factor(figure: str) -> float:
+    """Return what a figure is multiplied by to be a percentage; 0 for figures that are none."""
+    metric = labels.METRIC_LABELS.get(figure)
+    return metric.factor if metric and metric.unit == "%" else 0
+
+
 def _best(settings: dict[object, Setting], figure: str, better: Better) -> object:
     """Return the setting with the best median; None if none has one."""
     if not better:
@@ -103,7 +109,7 @@ def _best(settings: dict[object, Setting], figure: str, better: Better) -> objec
     return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
 
 
-def page_note(comparisons: int, is_chosen: bool, confidence: float = 0.95) -> str:
+def page_note(comparisons: int, is_chosen: bool, confidence: float = CONFIDENCE) -> str:
     """Return a sentence on what the intervals and verdicts of a page control.
 
     Parameters

@@ -18,6 +18,10 @@ from dsnb.analysis import studentized_range
 Array = npt.NDArray[np.float64]
 FEWEST_RUNS = 4
 """Below four runs of each of two settings, no exact rank test reaches 5 %: the smallest p value of 3 and 3 is 10 %."""
+RELEVANCE = 0.02
+"""Smallest change that matters unless another one is asked for."""
+CONFIDENCE = 0.95
+"""Probability that all intervals of a page hold unless another one is asked for."""
 
 
 class Verdict(StrEnum):

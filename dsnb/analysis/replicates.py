@@ -50,13 +50,13 @@ def of_runs(runs: pd.DataFrame, by: str | list[str], figure: str) -> dict[object
     """
     ok = runs["status"] == "ok"
     values = numbers(runs, figure)
-    table = pd.DataFrame({"ok": ok, "value": values.where(ok & np.isfinite(values)), "host": _hosts(runs)})
+    table = pd.DataFrame({"ok": ok, "value": values.where(ok & np.isfinite(values)), "host": hosts(runs)})
     names = runs[by] if isinstance(by, str) else [runs[name] for name in by]
     return {name: _setting(part) for name, part in table.groupby(names, sort=False, dropna=False)}
 
 
-def _hosts(runs: pd.DataFrame) -> list[str | None]:
-    """Return the hosts of each run: those of its hostfile, otherwise the one machine."""
+def hosts(runs: pd.DataFrame) -> list[str | None]:
+    """Return the hosts of each run: those of its hostfile, otherwise the one machine; None if unknown."""
     known = runs.reindex(columns=["hosts", "host"]).astype(object)
     return [next((name for name in row if isinstance(name, str)), None) for row in known.itertuples(index=False)]
 

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.noise import beyond_noise
-from dsnb.analysis.summary import qualify_experiments, summarize
+from dsnb.analysis import replicates
+from dsnb.analysis.comparison_table import Rules, table_of
+from dsnb.analysis.differences import direction, percent_factor
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
+from dsnb.analysis.summary import qualify_experiments
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.yardstick import with_plain_ratio
 
 
 def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str) -> list[str]:
@@ -40,48 +44,79 @@ def _lower_is_better(values: pd.Series, better: str) -> pd.Series:
     return -values if better == "higher" else values
 
 
-def effects(runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
+def effects(
+    runs: pd.DataFrame,
+    base: str,
+    axes: Sequence[str],
+    metrics: Sequence[str],
+    relevance: float = RELEVANCE,
+    confidence: float = CONFIDENCE,
+) -> pd.DataFrame:
     """Compare an experiment with every one that differs from it in a single setting.
+
+    The intervals of all figures hold together, whichever experiment of these runs is the base: those of each figure
+    hold for all its pairs (`dsnb.analysis.intervals.chosen_base`) with an equal share of the error rate.
 
     Parameters
     ----------
     runs
-        One row per run, as `dsnb.load_runs` returns it.
+        One row per run, as `dsnb.load_runs` returns it: all that the base was chosen from.
     base
         The experiment to compare with, by its name in `summarize`.
     axes
         The settings that distinguish experiments; others are assumed equal.
     metrics
         The figures to compare.
+    relevance
+        Smallest change that matters: 0.02 is 2 %.
+    confidence
+        Probability that all intervals of the table hold.
 
     Returns
     -------
     pandas.DataFrame
         One row per other experiment, ordered by axis and value: `axis`, `before`, `after` (the setting's values),
-        `experiment`, `n`, `n_failed`, and for each metric `<metric>_change` (0.1 is 10 % more than the base; NaN if
-        either was not measured) and `<metric>_beyond_noise` (see `dsnb.analysis.noise`; None if unknown).
+        `experiment`, `n` and `n_failed` (runs that are ok, and others), and for each metric `<metric>_change` (0.1 is
+        10 % more than the base; NaN if either was not measured) and `<metric>_<column>` for the columns of
+        `dsnb.analysis.comparison_table.COLUMNS`.
     """
-    summary = summarize(runs)
-    runs = qualify_experiments(rename_old_columns(runs))
+    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
     settings = runs.drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     settings = settings.where(settings.notna(), None)
-    own = settings.loc[base]
+    rows = _single_changes(settings, base)
+    is_ok = (runs["status"] == "ok").groupby(runs["experiment"])
+    ok, all_runs = is_ok.sum(), is_ok.size()
+    for row in rows:
+        name = row["experiment"]
+        row |= {"n": int(ok[name]), "n_failed": int(all_runs[name] - ok[name])}
+    table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed"])
+    share = 1 - (1 - confidence) / max(len(metrics), 1)
+    parts = [_compared(runs, base, list(table["experiment"]), metric, relevance, share) for metric in metrics]
+    return pd.concat([table, *parts], axis=1)
+
+
+def _single_changes(settings: pd.DataFrame, base: str) -> list[dict[str, Any]]:
+    """Return the experiments that differ from the base in one setting, ordered by setting and value."""
+    own, axes = settings.loc[base], list(settings.columns)
     rows: list[dict[str, Any]] = []
     for name, other in settings.iterrows():
         changed = [axis for axis in axes if other[axis] != own[axis]]
         if len(changed) == 1:
-            row = {"axis": changed[0], "before": own[changed[0]], "after": other[changed[0]], "experiment": name}
-            rows.append({**row, **_comparison(summary.loc[base], summary.loc[str(name)], metrics)})
-    names = [f"{metric}_{what}" for metric in metrics for what in ("change", "beyond_noise")]
-    rows.sort(key=lambda row: (list(axes).index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))
-    return pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed", *names])
+            (axis,) = changed
+            rows.append({"axis": axis, "before": own[axis], "after": other[axis], "experiment": name})
+    return sorted(rows, key=lambda row: (axes.index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))
 
 
-def _comparison(own: pd.Series, other: pd.Series, metrics: Sequence[str]) -> dict[str, object]:
-    result: dict[str, object] = {"n": int(other["n"]), "n_failed": int(other["n_failed"])}
-    for metric in metrics:
-        before, after = own[f"{metric}_median"], other[f"{metric}_median"]
-        result[f"{metric}_change"] = after / before - 1 if before else float("nan")
-        spreads = own[f"{metric}_std"], other[f"{metric}_std"]
-        result[f"{metric}_beyond_noise"] = beyond_noise(before, after, *spreads)
-    return result
+def _compared(
+    runs: pd.DataFrame, base: str, others: list[str], metric: str, relevance: float, confidence: float
+) -> pd.DataFrame:
+    """Return how one figure of other experiments differs from that of the base, a row for each in their order."""
+    known = replicates.of_runs(runs, "experiment", metric)
+    repeated = sum(len(setting.logs) > 1 for setting in known.values())
+    rules = Rules(relevance, confidence, direction(runs, metric, None), False, FEWEST_RUNS, percent_factor(metric))
+    table = table_of([(known[base], known[name]) for name in others], repeated, rules)
+    table.insert(0, "change", table["change_pct"] / 100)
+    # dsnb.render.answer still reads this column.
+    differs = {Verdict.LIKELY: True, Verdict.NO_LARGER: False}
+    table["beyond_noise"] = pd.Series([differs.get(one) for one in table["verdict"]], dtype=object)
+    return table.add_prefix(f"{metric}_")

@@ -8,11 +8,14 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis import replicates, studentized_range
+from dsnb.analysis.comparison_table import NO_SPREAD
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
 from dsnb.explorer import charts, series
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.render import palette
-from dsnb.render.answer import NEGLIGIBLE_CHANGE, RATE
+from dsnb.render.answer import RATE
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
 from dsnb.runs.labels import Metric
@@ -26,6 +29,26 @@ FILES = {
 """The files of a run that the explorer links to, and the texts of the links."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
 """Marks by value of the setting that is chosen for colour, so that colour is never the only difference."""
+
+
+METHOD = {
+    "confidence": CONFIDENCE,
+    "relevance": RELEVANCE,
+    "fewestRuns": FEWEST_RUNS,
+    "noSpread": NO_SPREAD,
+    "step": studentized_range.STEP,
+    "widest": studentized_range.WIDEST,
+    "verdicts": {
+        "likely": Verdict.LIKELY.value,
+        "noLarger": Verdict.NO_LARGER.value,
+        "unclear": Verdict.UNCLEAR.value,
+        "tooFew": Verdict.TOO_FEW.value,
+    },
+    "note": f"The unit is a run. A change is {Verdict.LIKELY.value} if its {100 * CONFIDENCE:g} % interval excludes 0 "
+    f"and it is at least {100 * RELEVANCE:g} %. The intervals of this table hold together, whichever selected setting "
+    "is the baseline (Games and Howell 1976).",
+}
+"""The constants of `dsnb.analysis` that `web/differences.js` compares settings with."""
 
 
 def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
@@ -60,7 +83,9 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "defaults": default(data),
         "state": state,
         "labels": LABELS,
-        "rules": {"okStatus": "ok", "negligibleChange": NEGLIGIBLE_CHANGE, "openEdge": OPEN_EDGE},
+        "rules": {"okStatus": "ok", "openEdge": OPEN_EDGE},
+        "method": METHOD,
+        "hosts": _hosts(data),
         "colours": {"unselected": palette.UNSELECTED, "run": palette.ONE_RUN},
         "series": series.load_all(data),
         "seriesCharts": series.CHARTS,
@@ -119,6 +144,13 @@ def _notes(data: Data) -> dict[int, str]:
     if "note" not in data.runs:
         return {}
     return {position: str(note) for position, note in enumerate(map(plain, data.runs["note"])) if note is not None}
+
+
+def _hosts(data: Data) -> list[int | None]:
+    """Return the number of the host, or group of hosts, of each run; None if unknown."""
+    names = replicates.hosts(data.runs)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
+    return [numbers.get(name) if name else None for name in names]
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:

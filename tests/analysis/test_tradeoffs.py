@@ -1,9 +1,12 @@
 """The Pareto front and what one change costs, with figures that can be done in the head."""
 
+import math
+
 import pandas as pd
 import pytest
 
-from dsnb.analysis.noise import beyond_noise
+from dsnb.analysis.comparison_table import MINUS
+from dsnb.analysis.differences import differences
 from dsnb.analysis.tradeoffs import effects, pareto_front
 from dsnb.render import answer
 from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
@@ -55,26 +58,46 @@ def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
     assert list(found["n_failed"]) == [2, 0, 0]
     changes = found["tokens_per_s_per_gpu_change"]
     assert changes.isna().tolist() == [True, False, False]
-    assert changes[1] == pytest.approx(52 / 102 - 1)
-    assert changes[2] == pytest.approx(99 / 102 - 1)
+    middle = math.sqrt(100 * 104)  # of logarithms
+    assert changes[1] == pytest.approx(math.sqrt(50 * 54) / middle - 1)
+    assert changes[2] == pytest.approx(99 / middle - 1)
     assert found["peak_allocated_gib_change"][1] == pytest.approx(-0.3)
-    assert found["tokens_per_s_per_gpu_beyond_noise"].tolist() == [None, True, None]
+    assert set(found["tokens_per_s_per_gpu_verdict"]) == {"too few runs"}
+    assert found["tokens_per_s_per_gpu_words"][0] == "too few runs (0 and 2 runs; 4 of each are needed)"
 
 
-def test_noise_is_what_repeats_differ_by():
-    assert beyond_noise(100, 110, 4, 5) is True
-    assert beyond_noise(100, 109, 4, 5) is False
-    assert beyond_noise(100, 91, 4, 5) is False
-    assert beyond_noise(100, 200, float("nan"), 5) is None
+def test_a_table_of_changes_is_one_family():
+    """Three settings and two figures: every interval is that of all pairs of three, at half of the error rate."""
+    rates = {"a": [100, 101, 99, 100.5], "b": [80, 81, 79.5, 80.5], "c": [100.2, 99.8, 100.9, 99.1]}
+    made = [
+        (name, at, stage, "bf16", rate, 7)
+        for stage, (name, own) in enumerate(rates.items())
+        for at, rate in enumerate(own)
+    ]
+    runs = table(*made).assign(mfu=lambda t: t["tokens_per_s_per_gpu"] / 250)
+    figures = ["tokens_per_s_per_gpu", "mfu"]
+    both = effects(runs, "a", ["zero_stage"], figures).set_index("experiment")
+    alone = effects(runs, "a", ["zero_stage"], figures[:1], confidence=0.975).set_index("experiment")
+    bounds = [f"{figures[0]}_low_pct", f"{figures[0]}_high_pct"]
+    pd.testing.assert_frame_equal(both[bounds], alone[bounds])
+    known = differences(runs, figure=figures[0], baseline=None, confidence=0.975)  # chosen among three as well
+    assert known["base"].unique() == ["a"]
+    pd.testing.assert_frame_equal(alone[bounds], known[["low_pct", "high_pct"]].set_axis(bounds, axis=1))
+    assert both[f"{figures[0]}_verdict"].tolist() == ["likely", "unclear"]
+    assert both["mfu_words"]["b"] == f"likely: {MINUS}7.9 points ({MINUS}8.7 points to {MINUS}7.2 points)"
+    relevant = effects(runs, "a", ["zero_stage"], figures, relevance=0.3).set_index("experiment")
+    assert relevant["mfu_words"].tolist() == [
+        "no difference larger than 8.7 points",
+        "no difference larger than 1 points",
+    ]
 
 
-def test_one_run_alone_says_nothing_about_noise_in_any_view():
+def test_one_run_alone_says_nothing_about_differences():
     twins = table(("a", 1, 0, "bf16", 100, 7), ("b", 1, 1, "bf16", 100, 7), ("b", 2, 1, "bf16", 98, 7))
     (change,) = effects(twins, "a", ["zero_stage"], ["tokens_per_s_per_gpu"]).to_dict("records")
-    assert change["tokens_per_s_per_gpu_beyond_noise"] is None
-    text = answer.answer(twins).text
-    assert "(noise unknown)" in text
-    assert "as fast" not in text
+    assert change["tokens_per_s_per_gpu_verdict"] == "too few runs"
+    assert math.isnan(change["tokens_per_s_per_gpu_low_pct"])
+    assert "as fast" not in answer.answer(twins).text
 
 
 def test_the_answer_says_what_each_axis_is_worth():
@@ -95,7 +118,7 @@ def test_the_answer_hides_no_failed_repeat_and_no_missing_figure():
     text = answer.answer(table(*rows)).text
     assert "(median of 2 runs; 1 of 3 runs not ok)" in text
     assert "with 7.00 GiB of GPU memory, 5 % slower; 1 of 3 runs not ok." in text
-    assert f"at 1, {answer.MINUS}5.2 % tokens/s (1 of 3 runs not ok)." in text
+    assert f"at 1, {answer.MINUS}5.2 % tokens/s (noise unknown) (1 of 3 runs not ok)." in text
     assert "nan" not in text
     unknown = table(("a", 1, 0, "bf16", 100, 7)).assign(tokens_per_s_per_gpu=float("nan"))
     assert "No run measured speed, so the fastest setting is unknown." in answer.answer(unknown).text

@@ -1,5 +1,6 @@
 """The explorer in a real Chromium with no network: it selects what pandas selects, and lets nobody out or in."""
 
+import collections
 import csv
 import io
 import math
@@ -9,12 +10,12 @@ import numpy as np
 import pytest
 
 import dsnb
-from dsnb.analysis import tradeoffs
+from dsnb.analysis import studentized_range, tradeoffs
+from dsnb.analysis.intervals import Verdict
 from dsnb.analysis.summary import summarize
 from dsnb.explorer import series
 from dsnb.explorer.state import options, values
 from dsnb.files import records
-from dsnb.render import answer
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
@@ -33,9 +34,6 @@ HOSTILE = [
     "javascript:window.hacked=1",
     "{{ 7 * 7 }} $x$ [a](b)",
 ]
-
-
-VERDICTS = {True: ["beyond noise"], False: ["within noise", "unchanged"], None: ["noise unknown", "unchanged"]}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +57,16 @@ def runs():
 @pytest.fixture(scope="module")
 def saved(runs, tmp_path_factory):
     return dsnb.explore(runs).save(tmp_path_factory.mktemp("page") / "page.html")
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    """Give settings with one to six runs that count, on one host or on several."""
+    few = {"seq_len": [128, 1024], "micro_batch_size": [8, 64], "gpus": [1], "model": ["gpt2"], "grad_accum": [1]}
+    table = made_up.runs(240, seed=2, repeats=6, **few).sample(frac=0.8, random_state=3).sort_index()
+    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
+    table["peak_allocated_gib"] = table["peak_allocated_gib"].round(2)
+    return table.assign(host=[f"h{host}" for host in hosts])
 
 
 def chosen(random_state, explorer):
@@ -92,13 +100,13 @@ def test_a_hundred_states_select_in_the_page_what_they_select_in_pandas(runs, sa
     assert page.said == []
 
 
-def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
-    page = watched(saved)
-    explorer, draw = dsnb.explore(runs), random.Random(1)
-    compared = fronts = 0
-    for _ in range(40):
-        changes = {**chosen(draw, explorer), "y": draw.choice(["tokens_per_s_per_gpu", "step_time_s", "power_w"])}
-        changes["x"] = draw.choice(["peak_allocated_gib", "gpu_util_pct", "device_memory_gib"])
+def test_the_fronts_and_the_costs_are_those_of_pandas(repeated, tmp_path, watched):
+    explorer, draw = dsnb.explore(repeated), random.Random(1)
+    page = watched(explorer.save(tmp_path / "page.html"))
+    fronts, verdicts, points, notes = 0, collections.Counter(), 0, set()
+    for _ in range(16):
+        changes = {**chosen(draw, explorer), "y": draw.choice(["tokens_per_s_per_gpu", "step_time_s", "mfu"])}
+        changes["x"] = draw.choice(["peak_allocated_gib", "power_w", "device_memory_gib"])
         explorer.set(**changes)
         page.tab.evaluate(f"(state) => {ROOT}.set(state)", changes)
         found = page.tab.evaluate(
@@ -106,7 +114,7 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
             " front: frontier.map((point) => model.experiments.names[point.experiment]),"
             " effects: effects.map((one) => [one.axis, model.experiments.names[one.experiment], one.changes]),"
             " texts: [...effectBox.querySelectorAll('.dsnb-figure')].map((node) => node.textContent),"
-            " verdicts: [...effectBox.querySelectorAll('.dsnb-verdict')].map((node) => node.textContent) }))"
+            " reasons: [...effectBox.querySelectorAll('.dsnb-verdict')].map((node) => node.textContent) }))"
             f"({ROOT})"
         )
         selection = exact(explorer)
@@ -121,15 +129,38 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(runs, saved, watched):
         assert [row[:2] for row in found["effects"]] == table[["axis", "experiment"]].to_numpy().tolist()
         for (_, _, changed), row in zip(found["effects"], table.to_dict("records"), strict=True):
             for name, one in zip(found["compared"], changed, strict=True):
-                assert one["change"] == pytest.approx(row[f"{name}_change"], rel=1e-9, nan_ok=True)
-                assert one["beyond"] == row[f"{name}_beyond_noise"]
+                for mine, column in (("change", "change_pct"), ("low", "low_pct"), ("high", "high_pct")):
+                    own = math.nan if one[mine] is None else 100 * one[mine]
+                    assert own == pytest.approx(row[f"{name}_{column}"], rel=1e-5, abs=1e-9, nan_ok=True)
+                assert (one["verdict"], one["note"]) == (row[f"{name}_verdict"], row[f"{name}_note"])
                 if not math.isnan(row[f"{name}_change"]):
-                    assert found["texts"].pop(0) == answer.percent(row[f"{name}_change"])
-                    assert found["verdicts"].pop(0) in VERDICTS[row[f"{name}_beyond_noise"]]
-                compared += not math.isnan(row[f"{name}_change"])
-        assert found["texts"] == found["verdicts"] == []
-    assert fronts > 60
-    assert compared > 100
+                    assert words(found["texts"].pop(0), found["reasons"].pop(0)) == row[f"{name}_words"]
+                    verdicts[one["verdict"]] += 1
+                    points += row[f"{name}_words"].endswith("points)")
+                    notes.add(one["note"])
+        assert found["texts"] == found["reasons"] == []
+    assert fronts > 15
+    assert set(verdicts) == set(Verdict)
+    assert verdicts.total() > 60
+    assert points > 3
+    assert len(notes) > 2
+
+
+def words(text, reason):
+    """Put the parts of a cell together as `dsnb.analysis.comparison_table` words them."""
+    verdict, bracket, rest = reason.partition(" (")
+    return f"{verdict}: {text}{bracket}{rest}" if bracket else reason
+
+
+def test_critical_values_are_those_of_python(saved, watched):
+    page = watched(saved)
+    asked = [
+        (probability, groups, degrees)
+        for probability, groups in ((0.05, 2), (0.025, 9), (0.05 / 3, 120))
+        for degrees in (1, 2, 3, 7, 30)
+    ]
+    found = page.tab.evaluate(f"(asked) => asked.map((one) => {ROOT}.model.differences.range.quantile(...one))", asked)
+    assert found == pytest.approx([studentized_range.quantile(*one) for one in asked], rel=1e-6)
 
 
 def test_the_page_has_seconds_and_shows_milliseconds(tmp_path, watched):

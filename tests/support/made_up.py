@@ -27,15 +27,15 @@ GRID = {
 SIZE = {"gpt2": 0.12, "opt-350m": 0.33, "bloom-560m": 0.56}
 
 
-def runs(count: int, seed: int = 0, **narrower: list[object]) -> pd.DataFrame:
-    """Give `count` runs, three repeats of each setting, settings drawn from the grid or from a narrower one."""
+def runs(count: int, seed: int = 0, repeats: int = 3, **narrower: list[object]) -> pd.DataFrame:
+    """Give `count` runs, some repeats of each setting, settings drawn from the grid or from a narrower one."""
     random = np.random.default_rng(seed)
     settings = list(itertools.product(*{**GRID, **narrower}.values()))
     random.shuffle(settings)
     rows = [
         one_run(dict(zip(GRID, setting, strict=True)), repeat, random)
-        for setting in settings[: -(-count // 3)]
-        for repeat in (1, 2, 3)
+        for setting in settings[: -(-count // repeats)]
+        for repeat in range(1, repeats + 1)
     ]
     return pd.DataFrame(rows[:count])
 

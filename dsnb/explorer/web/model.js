@@ -7,18 +7,6 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-const deviation = (values) => {
-  if (values.length < 2) return NaN;
-  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
-  return Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1));
-};
-
-// Whether two medians differ by more than the noise between repeats, as dsnb/analysis/noise.py; null if unknown.
-const beyondNoise = (one, other) => {
-  const known = [one.median, other.median, one.deviation, other.deviation].every((value) => !Number.isNaN(value));
-  return known ? Math.abs(other.median - one.median) > one.deviation + other.deviation : null;
-};
-
 class Model {
   constructor(payload) {
     Object.assign(this, payload);
@@ -36,6 +24,7 @@ class Model {
       this.settings[experiment] ??= payload.experimentAxes.map((name) => this.axis.get(name).codes[run]);
     });
     this.short = this.shortNames();
+    this.differences = new Differences(this);
   }
 
   // Each experiment by the settings that vary, as in "ZeRO 3, bf16"; by its full name where that is not unique.
@@ -98,14 +87,12 @@ class Model {
     return groups;
   }
 
-  // Count, median, sample standard deviation, minimum and maximum of a figure over runs.
+  // Count, median, minimum and maximum of a figure over runs.
   spread(values, runs) {
     const known = [];
     for (const run of runs) if (!Number.isNaN(values[run])) known.push(values[run]);
-    if (!known.length) return { n: 0, median: NaN, deviation: NaN, low: NaN, high: NaN };
-    return {
-      n: known.length, median: median(known), deviation: deviation(known), low: Math.min(...known), high: Math.max(...known),
-    };
+    if (!known.length) return { n: 0, median: NaN, low: NaN, high: NaN };
+    return { n: known.length, median: median(known), low: Math.min(...known), high: Math.max(...known) };
   }
 
   better(name) {
@@ -146,25 +133,25 @@ class Model {
     return best;
   }
 
-  // The effect of changing one setting: [{axis, before, after, experiment, runs, changes: [{change, beyond}]}].
+  // The effect of changing one setting: [{axis, before, after, experiment, runs, changes}], a change for each figure.
   effects(groups, base, metrics, state) {
     const own = this.settings[base];
-    const figures = metrics.map((name) => this.values(name, state));
-    const ours = figures.map((values) => this.spread(values, groups.get(base)));
     const found = [];
     for (const [experiment, runs] of groups) {
       const other = this.settings[experiment];
       const changed = own.flatMap((code, index) => (code === other[index] ? [] : [index]));
       if (changed.length !== 1) continue;
       const [index] = changed;
-      const changes = figures.map((values, which) => {
-        const theirs = this.spread(values, runs);
-        const change = ours[which].median ? theirs.median / ours[which].median - 1 : NaN;
-        return { change, beyond: beyondNoise(ours[which], theirs) };
-      });
-      found.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs, changes });
+      found.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs });
     }
-    return found.sort((a, b) => a.index - b.index || a.after - b.after);
+    found.sort((a, b) => a.index - b.index || a.after - b.after);
+    const others = found.map(({ experiment }) => experiment);
+    const compared = metrics.map((name) => {
+      const values = this.values(name, state);
+      const settings = new Map([...groups].map(([experiment, runs]) => [experiment, this.differences.setting(values, runs)]));
+      return this.differences.compare(settings, base, others, name, metrics.length);
+    });
+    return found.map((one, row) => ({ ...one, changes: compared.map((changes) => changes[row]) }));
   }
 
   // The value of an axis or figure of one run, as text.

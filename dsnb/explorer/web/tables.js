@@ -104,24 +104,6 @@ class RunTable {
   }
 }
 
-// A change as a signed percentage, formatted as dsnb.render.answer does.
-const percent = (model, value) => {
-  if (Math.abs(value) < model.rules.negligibleChange) return "0 %";
-  return `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)} %`;
-};
-
-// A change as text, with a bar coloured by whether it is an improvement; grey if within the noise.
-const changeCell = (model, name, { change, beyond }) => {
-  if (Number.isNaN(change)) return element("td", {}, "");
-  const negligible = Math.abs(change) < model.rules.negligibleChange;
-  const good = (change > 0) === (model.better(name) === "higher");
-  const kind = !model.better(name) || beyond === false || negligible ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
-  const bar = element("span", { class: `dsnb-change ${kind}`, "aria-hidden": "true" });
-  bar.style.setProperty("--share", Math.min(Math.abs(change), 1));
-  const verdict = negligible ? "unchanged" : beyond === null ? "noise unknown" : beyond ? "beyond noise" : "within noise";
-  return element("td", {}, element("span", { class: "dsnb-figure" }, percent(model, change)), bar, element("span", { class: "dsnb-verdict" }, verdict));
-};
-
 // The effect of changing one setting on these figures.
 const effectTable = (model, effects, metrics) => {
   if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
@@ -136,7 +118,8 @@ const effectTable = (model, effects, metrics) => {
   });
   const top = element("tr", {}, ...head.map((name, index) => element("th", { scope: "col", class: index ? null : "dsnb-text" }, name)));
   const table = element("table", {}, element("caption", {}, "Effect of one change"), element("thead", {}, top), element("tbody", {}, ...rows));
-  return element("div", { class: "dsnb-scroll", tabindex: "0", role: "region", "aria-label": "Effect of one change" }, table);
+  const box = element("div", { class: "dsnb-scroll", tabindex: "0", role: "region", "aria-label": "Effect of one change" }, table);
+  return element("div", {}, box, verdictNotes(model, effects));
 };
 
 // The Pareto front as a list, numbered as its points are in the chart.
