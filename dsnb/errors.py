@@ -16,6 +16,10 @@ from pathlib import Path
 class DsnbError(Exception):
     """Base of all exceptions of dsnb."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback: the message says what is wrong."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class SettingsError(DsnbError, ValueError):
     """Invalid settings; `problems` has one sentence for each."""

@@ -243,6 +243,7 @@ PUBLIC = {
         "notes",
         "plan_answer",
         "plots",
+        "run_card",
         "scaling_plots",
         "tables",
     ],
@@ -335,7 +336,10 @@ def test_notebooks_are_thin_and_clean(path):
 
 
 def test_the_run_notebook_takes_exactly_the_settings():
-    known = papermill.inspect_notebook(str(ROOT / "notebooks" / "10_run.ipynb"))
+    path = ROOT / "notebooks" / "10_run.ipynb"
+    (tagged,) = [cell for cell in nbformat.read(path, 4).cells if "parameters" in cell.metadata.get("tags", [])]
+    assert tagged.metadata["jupyter"] == {"source_hidden": True}  # folded: the result is not below sixty lines
+    known = papermill.inspect_notebook(str(path))
     assert list(known) == [*Experiment.model_fields, "run_dir"]
     for name, field in Experiment.model_fields.items():
         assert ast.literal_eval(known[name]["default"]) == field.default

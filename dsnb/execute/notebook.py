@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nbformat import NotebookNode
 from traitlets.config import Config
 
 from dsnb.errors import KernelDiedError
@@ -89,12 +90,23 @@ class Interruption:
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
 
 
+def fold_parameters(cell: NotebookNode) -> None:
+    """Fold the input of the cell of parameters that papermill adds: it can be as long as the one it overrides."""
+    if "injected-parameters" in cell.metadata.get("tags", []):
+        cell.metadata["jupyter"] = {"source_hidden": True}
+
+
 @contextlib.contextmanager
 def _interruptible(config: Config) -> Iterator[None]:
     """Raise KeyboardInterrupt at the end of the block if a signal cancelled the notebook that it executes."""
     interruption = Interruption()
+
+    def begin_cell(cell: NotebookNode, **_: object) -> None:
+        fold_parameters(cell)
+        interruption.begin_cell()
+
     # traitlets copies configuration values deeply: a bound method would come with a copy of its object.
-    config.NotebookClient.on_cell_start = lambda **_: interruption.begin_cell()
+    config.NotebookClient.on_cell_start = begin_cell
     try:
         with signals.on_stop(interruption.request):
             yield

@@ -5,11 +5,9 @@ A finished run has a `result.json` and no process left.
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from tqdm.auto import tqdm
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
@@ -19,6 +17,7 @@ from dsnb.launcher.folder import FolderGuard, create_single_run_dir, prepare, wr
 from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
 from dsnb.launcher.outcome import exception_status, run_status
+from dsnb.launcher.progress import REFRESH_S, PhaseTimer, phase, progress_bar, start_phase, ticking
 from dsnb.launcher.rank_group import WORKER, RankGroup
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
@@ -28,8 +27,6 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system.launch_clock import Stopwatch
 
 POLL_S = 0.05
-REFRESH_S = 0.5
-"""Seconds between refreshes of the progress bar."""
 GRACE_PERIOD_S = 5.0
 """How long the other ranks may continue after one has failed: some would wait for it for ever."""
 
@@ -78,15 +75,15 @@ def launch(
     return _run_once(experiment, run, experiment, progress, worker)
 
 
-def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, progress: bool, worker: str) -> Result:
+def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, shown: bool, worker: str) -> Result:
     """Run an experiment whose batch size is known; the requested settings are recorded beside those used."""
     prepare(run, experiment, requested)
     with FolderGuard(run.dir) as guard:
-        return _supervise(experiment, run, requested, guard, progress, worker)
+        return _supervise(experiment, run, requested, guard, shown, worker)
 
 
 def _supervise(
-    experiment: Experiment, run: RunPaths, requested: Experiment, guard: FolderGuard, progress: bool, worker: str
+    experiment: Experiment, run: RunPaths, requested: Experiment, guard: FolderGuard, shown: bool, worker: str
 ) -> Result:
     """Start the ranks of a run in its prepared folder, wait for their end, and write the result."""
     stopwatch = Stopwatch()
@@ -96,8 +93,10 @@ def _supervise(
         experiment = ranks.experiment
         if isinstance(ranks, RemoteRanks):  # the device and the machine are known only now
             write_description(run, experiment, requested, ranks.environment)
-        ranks.start(worker, stopwatch.began_s)
-        ended_by = Supervisor(experiment, run, ranks, guard, stopwatch).until_end(progress)
+        with progress_bar(experiment, shown) as bar:
+            with ticking(bar, start_phase(experiment)):
+                ranks.start(worker, stopwatch.began_s)
+            ended_by = Supervisor(experiment, run, ranks, guard, stopwatch, bar).until_end()
         codes = ranks.exit_codes()  # of the ranks that ended by themselves
         ranks.end()
     except BaseException as error:
@@ -123,12 +122,16 @@ class Supervisor:
     ranks: RankGroup
     guard: FolderGuard
     stopwatch: Stopwatch
+    bar: Any
+    """The progress bar, which may be disabled."""
     refreshed_s: float = 0.0
     """When the progress bar was last refreshed, in seconds since the launch."""
     last_step_s: float = 0.0
     """When the last step was seen, in seconds since the launch."""
+    steps_done: int = 0
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
 
-    def until_end(self, progress: bool) -> tuple[str, str] | None:
+    def until_end(self) -> tuple[str, str] | None:
         """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended.
 
         Raises
@@ -139,27 +142,21 @@ class Supervisor:
         total = self.experiment.warmup_steps + self.experiment.steps
         tail = records.Tail(self.run.steps)
         failed_s: float | None = None
-        with tqdm(total=total, unit="step", disable=not progress, desc=self.experiment.name) as bar:
-            while not self.ranks.ended():
-                time.sleep(POLL_S)
-                self.guard.check()
-                self._update(bar, tail)
-                if interruption := self._interruption():
-                    return interruption
-                if (limit := self._exceeded_limit(bar.n, total)) and not self.ranks.ended():
-                    return "timeout", f"{limit}, {bar.n} of {total} steps done"
-                if failure := self.ranks.external_failure():
-                    return "failed", failure
-                if failed_s is None and any(self.ranks.exit_codes().values()):
-                    failed_s = self.stopwatch.elapsed_s()
-                if failed_s is not None and self.stopwatch.elapsed_s() > failed_s + GRACE_PERIOD_S:
-                    break
-            self._update(bar, tail, last=True)
-        if hasattr(bar, "container"):
-            # A saved notebook would keep the widget's first state, 0 %.
-            from IPython.display import clear_output
-
-            clear_output(wait=True)
+        while not self.ranks.ended():
+            time.sleep(POLL_S)
+            self.guard.check()
+            self._update(tail)
+            if interruption := self._interruption():
+                return interruption
+            if (limit := self._exceeded_limit(total)) and not self.ranks.ended():
+                return "timeout", f"{limit}, {self.steps_done} of {total} steps done"
+            if failure := self.ranks.external_failure():
+                return "failed", failure
+            if failed_s is None and any(self.ranks.exit_codes().values()):
+                failed_s = self.stopwatch.elapsed_s()
+            if failed_s is not None and self.stopwatch.elapsed_s() > failed_s + GRACE_PERIOD_S:
+                break
+        self._update(tail, last=True)
         return self._interruption()
 
     def _interruption(self) -> tuple[str, str] | None:
@@ -172,24 +169,27 @@ class Supervisor:
             f"the machine was suspended for {suspended_s:,.0f} s during the run; start the sweep again",
         )
 
-    def _exceeded_limit(self, done: int, total: int) -> str | None:
+    def _exceeded_limit(self, total: int) -> str | None:
         """Return which time limit was exceeded, None if none was."""
         elapsed_s, limits = self.stopwatch.elapsed_s(), self.experiment
         if elapsed_s > limits.time_limit_s:
             return f"no end within the time limit of {limits.time_limit_s:g} s"
-        if done < total and elapsed_s > self.last_step_s + limits.step_timeout_s:
+        if self.steps_done < total and elapsed_s > self.last_step_s + limits.step_timeout_s:
             return f"no step within step_timeout_s of {limits.step_timeout_s:g} s"
         return None
 
-    def _update(self, bar: Any, tail: records.Tail, last: bool = False) -> None:
-        """Update the progress bar with the steps that were written since the last call."""
+    def _update(self, tail: records.Tail, last: bool = False) -> None:
+        """Update the progress bar with the steps that were written since the last call, before them with the phase."""
         for step in record_schema.steps(tail):
-            bar.n, self.last_step_s = step["step"], self.stopwatch.elapsed_s()
+            self.steps_done = self.bar.n = step["step"]
+            self.last_step_s = self.stopwatch.elapsed_s()
             rate = self.experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
             loss = step["loss"] if step.get("loss") is not None else float("nan")
-            bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
+            self.bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
         if self.stopwatch.elapsed_s() > self.refreshed_s + REFRESH_S or last:
-            bar.refresh()
+            if not self.steps_done:
+                self.bar.set_postfix_str(self.timer.text(phase(self.experiment, self.run)), refresh=False)
+            self.bar.refresh()
             self.refreshed_s = self.stopwatch.elapsed_s()
 
 

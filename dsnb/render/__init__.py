@@ -8,6 +8,7 @@ __all__ = [
     "notes",
     "plan_answer",
     "plots",
+    "run_card",
     "scaling_plots",
     "tables",
 ]

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from dsnb.files import plain_text
 from dsnb.files.records import Tail
+from dsnb.launcher.progress import PhaseTimer, phase
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.result import Result
 from dsnb.sweep.params import Run
@@ -55,7 +56,7 @@ class Progress:
             disable=not enabled or not self.console.is_terminal,
             transient=True,
         )
-        self._task = self._bar.add_task("", total=1, note="")
+        self._task = self._bar.add_task("starting", total=1, note="")
 
     def __enter__(self) -> Self:
         if self._done:
@@ -140,9 +141,12 @@ class Progress:
         return max(0.0, rounds * run_s - running_s / now)
 
     def _watch(self, run: Run) -> None:
-        tail = Tail(run.paths.steps)
+        tail, timer, stepped = Tail(run.paths.steps), PhaseTimer(), False
         while not self._stop.wait(REFRESH_S):
             steps = list(record_schema.steps(tail))
+            stepped = stepped or bool(steps)
+            if not stepped:
+                self._bar.update(self._task, note=timer.text(phase(run.experiment, run.paths)))
             if not steps:
                 continue
             last = steps[-1]

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from tqdm import tqdm
 
 from dsnb.files import records
 from dsnb.launcher.folder import FolderGuard
@@ -61,7 +62,7 @@ def watch(tmp_path, small, monkeypatch):
     def until_end(happens, **limits):
         with FolderGuard(tmp_path) as place:
             run = RunPaths(tmp_path)
-            return Supervisor(small(**limits), run, Ranks(happens), place, Stopwatch()).until_end(progress=False)
+            return Supervisor(small(**limits), run, Ranks(happens), place, Stopwatch(), tqdm(disable=True)).until_end()
 
     return until_end
 

@@ -15,7 +15,7 @@ from dsnb.analysis.summary import summarize
 from dsnb.files import records
 from dsnb.launcher import run
 from dsnb.launcher.folder import remove_leftovers
-from dsnb.render import plots
+from dsnb.render import plots, run_card
 from dsnb.render.tables import format_summary
 from dsnb.run_folder.paths import RunPaths
 from dsnb.train import flops, traces
@@ -267,7 +267,7 @@ def test_a_run_shows_its_profile(profiled, monkeypatch):
     folder = profiled / "profiled" / "run1"
     monkeypatch.chdir(profiled)
     stored = records.read_json(RunPaths(folder).result)
-    shown = run.Result(**stored, run_dir=folder)._repr_html_()
+    shown = run_card.card(run.Result(**stored, run_dir=folder)).text
     assert '<a href="profiled/run1/trace.json.gz">' in shown
     assert '<a href="profiled/run1/flops.txt">' in shown
     assert "profile_missing" not in shown

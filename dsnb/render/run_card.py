@@ -1,0 +1,108 @@
+"""One run in a notebook: its most important figures, or why it failed and what to do, then everything else folded."""
+
+import html
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+from dsnb.render.tables import Html, bullet_list, format_value
+from dsnb.run_folder.memory_shortage import Shortage
+from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Result, last_lines
+from dsnb.runs.labels import MEMORY, METRIC_LABELS
+
+HEADLINES = ("tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "MEMORY", "mfu", "power_w", "loss_last")
+"""Figures at the top, in this order; `MEMORY` stands for the most informative figure of memory that was measured."""
+PHASES = {"build": "building the model", "optimizer": "optimizer step", "forward": "forward pass"}
+PHASES |= {"backward": "backward pass", "communication": "communication between pipeline stages"}
+
+
+def card(result: Result) -> Html:
+    """Return how a run ended: its figures if it is ok, otherwise the cause, the memory that was lacking, and advice."""
+    caption = f"<h3>{_text(result.run_dir.parent.name)}: {_text(result.status)}</h3>"
+    parts = [_figures(result)] if result.status == "ok" else [_failure(result)]
+    parts += [_all_figures(result), _links(result.run_dir)]
+    return Html(caption + "".join(parts))
+
+
+def _figures(result: Result) -> str:
+    memory = next((name for name in MEMORY if result.summary.get(name) is not None), MEMORY[0])
+    names = [memory if name == "MEMORY" else name for name in HEADLINES]
+    if result.summary.get("tokens_per_s") == result.summary.get("tokens_per_s_per_gpu"):
+        names.remove("tokens_per_s_per_gpu")  # one rank
+    note = result.summary.get("note")
+    return _table(_labelled(result, names)) + (f"<p>Note: {_text(note)}</p>" if note else "")
+
+
+def _failure(result: Result) -> str:
+    shortage = result.shortage()
+    log = "\n".join(last_lines(RunPaths(result.run_dir).console))
+    parts = [f"<p><strong>Cause:</strong> {_text(result.cause)}</p>"]
+    parts += [_table(_memory(shortage))] if shortage else []
+    parts += ["<p><strong>What could help:</strong></p>", bullet_list(result.advice()).text]
+    parts += [f"<details><summary>Last lines of the log</summary><pre>{_text(log)}</pre></details>"] if log else []
+    return "".join(parts)
+
+
+def _memory(shortage: Shortage) -> list[tuple[str, str]]:
+    """Return the rows about the memory that was lacking; those whose figure is unknown are left out."""
+    where = "machine" if shortage.of_host else "GPU"
+    limited = bool(shortage.settings["memory_limit_gib"])
+    rows = [
+        ("allocated (GiB)", shortage.allocated_gib),
+        ("requested on top (GiB)", shortage.requested_gib),
+        ("memory_limit_gib" if limited else f"memory of the {where} (GiB)", shortage.capacity_gib),
+    ]
+    shown = [(title, f"{value:,.2f}") for title, value in rows if value is not None]
+    return shown + ([("phase", PHASES.get(shortage.phase, shortage.phase))] if shortage.phase else [])
+
+
+def _labelled(result: Result, names: Iterable[str]) -> list[tuple[str, str]]:
+    rows = []
+    for name in names:
+        value, label = result.summary.get(name), METRIC_LABELS[name]
+        if value is not None:
+            shown = value * label.factor
+            rows.append((label.heading, format_value(shown, math.nan, label.digits + 2 * (abs(shown) < 1))))
+    return rows
+
+
+def _all_figures(result: Result) -> str:
+    rows = _labelled(result, METRIC_LABELS)
+    others = {name: value for name, value in result.summary.items() if value is not None and name not in METRIC_LABELS}
+    rows += [(name, _short(value)) for name, value in others.items()]
+    rows += [(f"wall time: {name} (s)", f"{seconds:,.1f}") for name, seconds in result.phases_s.items()]
+    return f"<details><summary>All figures</summary>{_table(rows)}</details>" if rows else ""
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    cells = "".join(
+        f"<tr><th scope='row' style='text-align:left'>{_text(title)}</th><td>{_text(value)}</td></tr>"
+        for title, value in rows
+    )
+    return f"<table>{cells}</table>" if rows else ""
+
+
+def _short(value: object) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _links(run_dir: Path) -> str:
+    """Return links to the files of a profile, relative to its notebook or to the current folder."""
+    run = RunPaths(run_dir)
+    home = run_dir if run.notebook.exists() else Path.cwd()
+    files = [(run.trace, "trace of one step, for https://ui.perfetto.dev"), (run.flops, "FLOPs by module")]
+    links = []
+    for path, title in files:
+        if path.exists():
+            target = os.path.relpath(path, home)
+            links.append(f'<a href="{html.escape(quote(target))}">{html.escape(target)}</a> ({title})')
+    return f"<p>{', '.join(links)}</p>" if links else ""

@@ -1,0 +1,124 @@
+"""What an out-of-memory run lacked, and which changes of its settings address that.
+
+The advice follows the phase: activations peak in the forward and backward passes, model states in the build and the
+optimizer step. A change that the other settings rule out is not proposed.
+"""
+
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import checks
+from dsnb.settings.experiment import Experiment
+
+STATE_PHASES = {"build", "optimizer"}
+"""Phases that allocate weights, gradients or optimizer states; all others allocate activations too."""
+Proposal = tuple[dict[str, Any], str]
+"""Settings to change, and the change in words."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The settings and figures of a run that ran out of memory.
+
+    Attributes
+    ----------
+    settings
+        All settings of the run.
+    phase
+        Phase of the failed rank (see `failures.jsonl`); empty if unknown.
+    of_host
+        Whether the memory of the machine ran out, not that of a GPU.
+    capacity_gib
+        Memory that was there: `memory_limit_gib`, that of the smallest GPU, or the machine's; None if unknown.
+    allocated_gib, requested_gib
+        Memory allocated when an allocation failed, and the size of that allocation; None if unknown.
+    """
+
+    settings: dict[str, Any]
+    phase: str = ""
+    of_host: bool = False
+    capacity_gib: float | None = None
+    allocated_gib: float | None = None
+    requested_gib: float | None = None
+
+    @classmethod
+    def of(cls, run: RunPaths, summary: Mapping[str, Any], exit_codes: Mapping[int, int]) -> Self:
+        """Return the shortage of a run from its records and its result."""
+        settings = Experiment.recorded(record_schema.read(run.experiment) or {}).model_dump()
+        machine = record_schema.read(run.environment) or {}
+        of_host = settings["device"] != "cuda" or -signal.SIGKILL in exit_codes.values()
+        memory = [gpu["memory_gib"] for gpu in machine.get("gpus") or [] if gpu.get("memory_gib")]
+        at_hand = machine.get("memory_gib") if of_host else min(memory, default=None)
+        return cls(
+            settings,
+            summary.get("oom_phase") or "",
+            of_host,
+            settings["memory_limit_gib"] or at_hand,
+            summary.get("oom_allocated_gib"),
+            summary.get("oom_requested_gib"),
+        )
+
+    def advice(self) -> list[str]:
+        """Return what could be changed, one sentence each."""
+        texts = [text for change, text in self._proposals() if self._is_allowed(change)]
+        return texts or ["use a smaller model, or a device with more memory"]
+
+    def _is_allowed(self, change: dict[str, Any]) -> bool:
+        """Return whether no rule forbids a change."""
+        return not checks.contradictions({**self.settings, **change}, change, checks.HOSTS)
+
+    def _proposals(self) -> Iterator[Proposal]:
+        s = self.settings
+        if limit_gib := s["memory_limit_gib"]:
+            yield {}, f"raise memory_limit_gib ({limit_gib:g})"
+        if not self.of_host:
+            if self.phase not in STATE_PHASES:
+                yield from self._fewer_activations()
+            yield from self._smaller_states()
+            return
+        if s["device"] != "cuda":
+            yield from self._fewer_activations()
+        elif s["offload"] != "none":
+            yield {}, f"offload less, or to NVMe (offload is {s['offload']})"
+        if not limit_gib:
+            yield {}, "free memory on the machine, or request more of it under Slurm"
+        if s["gpus"] > 1:
+            yield {}, f"start fewer ranks on one machine (gpus is {s['gpus']})"
+
+    def _fewer_activations(self) -> Iterator[Proposal]:
+        s = self.settings
+        size = s["micro_batch_size"]
+        if s["loss"] == "whole" and self.phase in {"loss", "backward"}:
+            yield {"loss": "chunked"}, "set loss to chunked"
+        if isinstance(size, int) and size > 1:
+            yield {}, f"lower micro_batch_size ({size}); a higher grad_accum keeps the global batch"
+        if not s["activation_checkpointing"]:
+            yield {"activation_checkpointing": True}, "turn activation_checkpointing on"
+        elif s["checkpoint_every"] > 1:
+            yield {}, f"lower checkpoint_every ({s['checkpoint_every']})"
+        yield {}, f"lower seq_len ({s['seq_len']})"
+
+    def _smaller_states(self) -> Iterator[Proposal]:
+        s = self.settings
+        ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
+        if s["strategy"] == "deepspeed" and ranks > 1 and s["zero_stage"] < 3:
+            stages = ({"zero_stage": stage} for stage in (3, 2, 1) if stage > s["zero_stage"])
+            stage = next((change["zero_stage"] for change in stages if self._is_allowed(change)), None)
+            if stage:
+                yield {}, f"raise zero_stage ({s['zero_stage']}) to {stage}: {ranks} ranks then share the model states"
+        if s["offload"] == "none":
+            change = {"zero_stage": max(s["zero_stage"], 1), "offload": "optimizer-cpu"}
+            yield change, f"move the optimizer states to host memory ({_words(change)})"
+        elif s["offload"] == "optimizer-cpu":
+            change = {"zero_stage": 3, "offload": "all-cpu"}
+            yield change, f"move the weights to host memory too ({_words(change)})"
+        if ranks == 1:
+            yield {}, "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
+
+
+def _words(change: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in change.items())
