@@ -53,9 +53,10 @@ def test_scaling_of_published_data_alone(tmp_path):
 
 
 def test_a_plan_from_published_data_alone(tmp_path):
-    outputs = execute("40_plan", tmp_path)
+    outputs = execute("40_plan", tmp_path, prices={"A100": 2.5}, currency="€")
     text = shown(outputs)
-    assert "on 48 GPUs, 19 days, 21,888 GPU-hours, 54,720 at the given price" in text
+    assert "on 48 GPUs, 19 days, 21,888 GPU-hours, €54,720" in text
+    assert "No price is given for MI150X" in text
     assert "147, but 91,168 tokens/s would be 12.7" in text
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
 

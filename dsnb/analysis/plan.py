@@ -1,8 +1,11 @@
 """Cost of a training at measured throughput: days, GPU-hours, energy, money."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from dsnb.analysis.summary import qualify_experiments
+from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.runs.column_aliases import rename_old_columns
 
@@ -21,7 +24,7 @@ COLUMNS = [
 
 
 def plan(
-    runs: pd.DataFrame, tokens: float, price_per_gpu_hour: float | None = None, power_w: float | None = None
+    runs: pd.DataFrame, tokens: float, prices: Mapping[str, float] | None = None, power_w: float | None = None
 ) -> pd.DataFrame:
     """Return what training on `tokens` takes with each measured experiment.
 
@@ -31,8 +34,9 @@ def plan(
         One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
     tokens
         Tokens to train on.
-    price_per_gpu_hour
-        In any currency; without it, `cost` is missing.
+    prices
+        Price of a GPU-hour by `gpu_name`, in any currency; the key `""` is for all others. Without a price, the cost of
+        a setting is missing.
     power_w
         Mean power of a GPU for runs without measured power; without it, their energy is missing.
 
@@ -41,7 +45,13 @@ def plan(
     pandas.DataFrame
         One row per experiment, the fastest first: medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
         only), `cost`. Days assume uninterrupted training: restarts, checkpoints and evaluation are not included.
+
+    Raises
+    ------
+    SettingsError
+        If the tokens, a price or the power is not a number of the allowed size.
     """
+    _check(tokens, prices or {}, power_w)
     known = qualify_experiments(rename_old_columns(runs))
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
     groups = ok.groupby("experiment", sort=False)
@@ -53,6 +63,30 @@ def plan(
     table["days"] = [metrics.days(tokens, rate) for rate in table["tokens_per_s"]]
     table["gpu_hours"] = [metrics.gpu_hours(tokens, rate, gpus) for rate, gpus in rates]
     table["energy_kwh"] = table["gpu_hours"] * table["power_w"] / 1000
-    table["cost"] = [metrics.cost(hours, price_per_gpu_hour) for hours in table["gpu_hours"]]
-    table["cost"] = pd.to_numeric(table["cost"])
+    price = pd.Series([price_of(name, prices or {}) for name in table["gpu_name"]], index=table.index, dtype=float)
+    table["cost"] = table["gpu_hours"] * price
     return table.reset_index().sort_values("days", ignore_index=True)[COLUMNS]
+
+
+def price_of(gpu_name: object, prices: Mapping[str, float]) -> float | None:
+    """Return the price of an hour of a GPU; None if none is given."""
+    return prices.get(str(gpu_name), prices.get(""))
+
+
+def _check(tokens: object, prices: Mapping[str, float], power_w: object) -> None:
+    if not isinstance(prices, Mapping):
+        raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
+    allowed: dict[str, tuple[object, str]] = {
+        f"prices[{name!r}]": (price, "0 or more") for name, price in prices.items()
+    }
+    allowed |= {"tokens": (tokens, "more than 0")} | ({} if power_w is None else {"power_w": (power_w, "0 or more")})
+    problems = [
+        f"{name} is {value!r}: give a finite number of {limit}"
+        for name, (value, limit) in allowed.items()
+        if isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < float("inf")
+        or (name == "tokens" and not value)
+    ]
+    if problems:
+        raise SettingsError(problems)

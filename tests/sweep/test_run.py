@@ -43,7 +43,9 @@ def test_a_sweep_leaves_complete_folders_and_a_table(swept):
     notebook = nbformat.read(folder / "run.ipynb", as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
-    assert "tokens_per_s" in html
+    assert "tokens/s" in html
+    (given,) = [cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", [])]
+    assert given.metadata["jupyter"] == {"source_hidden": True}
     assert 'alt="Loss and step time of one run' in html
     assert "%|" not in json.dumps(outputs)  # the progress bar is gone, not frozen at 0 %
 

@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.analysis import plan, scaling
-from dsnb.errors import PublishedError
+from dsnb.errors import PublishedError, SettingsError
 from dsnb.formulas import metrics
 from dsnb.render import plan_answer
 from dsnb.run_folder import paths
@@ -187,18 +187,55 @@ def test_workloads_are_not_mixed_and_bad_runs_do_not_count():
 
 
 def test_a_plan_by_hand():
-    table = plan.plan(runs_of(100, 180, 320), tokens=3600 * 24 * 640, price_per_gpu_hour=2)
+    table = plan.plan(runs_of(100, 180, 320), tokens=3600 * 24 * 640, prices={"": 2})
     assert list(table["experiment"]) == ["gpus4", "gpus2", "gpus1"]
     assert list(table["days"]) == pytest.approx([2, 640 / 180, 6.4])
     assert list(table["gpu_hours"]) == pytest.approx([192, 640 / 180 * 48, 153.6])
     assert list(table["energy_kwh"]) == pytest.approx(list(table["gpu_hours"] / 2))
     assert list(table["cost"]) == pytest.approx(list(2 * table["gpu_hours"]))
     said = plan_answer.answer(table, 3600 * 24 * 640).text
-    assert "<code>gpus4</code> on 4 GPUs, 2 days, 192 GPU-hours, 96 kWh, 384 at the given price" in said
-    assert "Fewest GPU-hours: <code>gpus1</code>" in said
+    assert "<code>gpus4</code> on 4 GPUs, 2 days, 192 GPU-hours, 96 kWh, $384." in said
+    assert "Fewest GPU-hours: <code>gpus1</code> on 1 GPU, 6.4 days, 154 GPU-hours, 77 kWh, $307." in said
+    assert "Lowest cost of the settings with a price: <code>gpus1</code>, as above." in said
     nothing = plan.plan(runs_of(100, 1, 1, status="failed"), 1e9)
     assert nothing.empty
     assert "No setting has a measured throughput" in plan_answer.answer(nothing, 1e9).text
+
+
+def test_each_gpu_has_its_own_price():
+    runs = runs_of(100, 180, 320).assign(gpu_name=["A", "<B>", "C"])
+    prices = {"A": 3.0, "<B>": 1.5, "D": 9.0}
+    needed = plan.plan(runs, tokens=3600 * 24 * 640, prices=prices).set_index("gpu_name")
+    assert needed["cost"]["A"] == pytest.approx(153.6 * 3)
+    assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
+    assert math.isnan(needed["cost"]["C"])  # no price, no cost
+    said = plan_answer.answer(needed.reset_index(), 3600 * 24 * 640, "<€>").text
+    assert "Lowest cost of the settings with a price: <code>gpus2</code> on 2 GPUs" in said
+    assert "&lt;€&gt;256" in said
+    assumed = plan_answer.assumptions(needed.reset_index(), prices, "€").text
+    assert "Assumed: €3 per GPU-hour of A." in assumed
+    assert "Assumed: €1.5 per GPU-hour of &lt;B&gt;." in assumed
+    assert "No price is given for C: no cost is shown for these" in assumed
+    assert "The price for D is not used" in assumed
+    shown = plan_answer.table(needed.reset_index(), "€").text
+    assert '<th scope="col">cost (€)</th>' in shown
+    assert "cost" not in plan_answer.table(plan.plan(runs, 1e9)).text
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"prices": {"A": -1}}, r"prices['A'] is -1: give a finite number of 0 or more"),
+        ({"prices": {"A": "2 €"}}, r"prices['A'] is '2 €': give a finite number of 0 or more"),
+        ({"prices": 2.5}, r"prices is 2.5: give the price of a GPU-hour by GPU, such as {'A100': 1.5}"),
+        ({"tokens": 0}, r"tokens is 0: give a finite number of more than 0"),
+        ({"power_w": float("inf")}, r"power_w is inf: give a finite number of 0 or more"),
+    ],
+)
+def test_wrong_parameters_of_a_plan(given, problem):
+    with pytest.raises(SettingsError) as caught:
+        plan.plan(runs_of(100, 180, 320), **{"tokens": 1e9, **given})
+    assert str(caught.value) == problem
 
 
 def test_what_nobody_told_is_missing_in_a_plan():
