@@ -76,10 +76,9 @@ def price_of(gpu_name: object, prices: Mapping[str, float]) -> float | None:
 def _check(tokens: object, prices: Mapping[str, float], power_w: object) -> None:
     if not isinstance(prices, Mapping):
         raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
-    allowed: dict[str, tuple[object, str]] = {
-        f"prices[{name!r}]": (price, "0 or more") for name, price in prices.items()
-    }
-    allowed |= {"tokens": (tokens, "more than 0")} | ({} if power_w is None else {"power_w": (power_w, "0 or more")})
+    allowed: dict[str, tuple[object, str]] = {"tokens": (tokens, "more than 0")}
+    allowed |= {f"prices[{name!r}]": (price, "0 or more") for name, price in prices.items()}
+    allowed |= {} if power_w is None else {"power_w": (power_w, "0 or more")}
     problems = [
         f"{name} is {value!r}: give a finite number of {limit}"
         for name, (value, limit) in allowed.items()
