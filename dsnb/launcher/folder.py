@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from dsnb.launcher import environment
 from dsnb.launcher.config import deepspeed_config
 from dsnb.run_folder import finished, paths
 from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.table_columns import ORDER
 from dsnb.settings.experiment import Experiment
 
 MIN_FREE_BYTES = 64 * 2**20
@@ -71,14 +73,29 @@ def write_description(run: RunPaths, experiment: Experiment, requested: Experime
     records.write_json(run.environment, machine)
 
 
-def write_experiment(run: RunPaths, experiment: Experiment, requested: Experiment | None = None) -> None:
-    """Write `experiment.json`: the settings, the experiment's name, and the requested values of resolved settings."""
+def write_experiment(
+    run: RunPaths,
+    experiment: Experiment,
+    requested: Experiment | None = None,
+    order: Mapping[str, int | None] | None = None,
+) -> None:
+    """Write `experiment.json`: the settings, the experiment's name, and the requested values of resolved settings.
+
+    Parameters
+    ----------
+    order
+        The run's place in a sweep (`ORDER`); by default as the sweep wrote it before.
+    """
     requested = requested or experiment
+    if order is None:
+        before = records.read_json(run.experiment) or {}
+        order = {name: before.get(name) for name in ORDER}
     settings, given = experiment.model_dump(), requested.model_dump()
     resolved = {name: given[name] for name in settings if settings[name] != given[name]}
-    records.write_json(
-        run.experiment, {**settings, "name": requested.name, **({"asked": resolved} if resolved else {})}
-    )
+    further: dict[str, Any] = {name: value for name, value in order.items() if value is not None}
+    if resolved:
+        further["asked"] = resolved
+    records.write_json(run.experiment, {**settings, "name": requested.name, **further})
 
 
 def check_free_space(folder: Path) -> None:

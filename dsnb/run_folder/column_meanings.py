@@ -97,6 +97,8 @@ RUNS = {
     "power_source": "What power and energy were measured with: the GPU's energy counter, or samples of its power.",
     "dsnb": "Version of dsnb.",
     "git_commit": "Commit of the dsnb checkout; `-dirty` where files differ from it.",
+    "order_seed": "Seed of the random order in which the sweep planned its runs; missing for the listed order.",
+    "order_place": "Place of the run in that order, from 1; in a sub-cluster, among its own runs.",
     "date_utc": "Date and time of the launch, UTC.",
     "note": "What is unusual about this run, such as skipped or slow steps.",
     "provenance": "Which figures of a log or table are as logged (or published) and which are derived.",

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from dsnb.files import plain_text, records
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, GPU_COLUMNS, METRIC_COLUMNS, STEP_COLUMNS
+from dsnb.run_folder.table_columns import ENVIRONMENT, GPU_COLUMNS, METRIC_COLUMNS, ORDER, STEP_COLUMNS
 from dsnb.settings import aliases
 from dsnb.settings.experiment import Experiment
 
@@ -143,14 +143,14 @@ FAILURE = {"rank": COUNT, "status": STATUS, "cause": TEXT, "phase": TEXT, "step"
 FAILURE |= dict.fromkeys(("allocated_gib", "reserved_gib", "requested_gib"), AMOUNT)
 BANDWIDTH = dict.fromkeys(("bytes", "count", "ranks", "calls", "errors"), COUNT) | {"dtype": TEXT}
 BANDWIDTH |= dict.fromkeys(("time_us", "algbw_gb_per_s", "busbw_gb_per_s"), AMOUNT)
-OBJECT, PHASES = _object(), _object(each=AMOUNT)
+OBJECT, PHASES, PLACE = _object(), _object(each=AMOUNT), dict.fromkeys(ORDER, COUNT)
 _CODE = Kind("a whole number", frozenset({int}), -(2**31), 2**31)
 _CODES = _object("exit codes by rank", each=_CODE, keys=r"-?[0-9]{1,9}")
 _NODE = _object(fields={"host": TEXT, "environment": _object(fields=MACHINE)})
 
 _RUN = RunPaths(Path())
 FORMS = {
-    _RUN.experiment.name: _object(fields={**SETTINGS, "name": TEXT, "asked": _object(fields=SETTINGS)}),
+    _RUN.experiment.name: _object(fields={**SETTINGS, **PLACE, "name": TEXT, "asked": _object(fields=SETTINGS)}),
     _RUN.result.name: _object(
         fields={
             "status": STATUS,

@@ -73,6 +73,8 @@ PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
 ENVIRONMENT = ["host", "gpu_name", "gpu_memory_gib", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl"]
 ENVIRONMENT += ["deepspeed", "transformers", "power_source", "dsnb", "git_commit", "date_utc"]
 KEYS = ["sweep", "experiment", "repeat"]
+ORDER = ["order_seed", "order_place"]
+"""Where a run is in the planned order of its sweep."""
 RUN_COLUMNS = [
     *KEYS,
     "status",
@@ -88,6 +90,7 @@ RUN_COLUMNS = [
     "oom_phase",
     *(f"{phase}_s" for phase in PHASES),
     "notebook_s",
+    *ORDER,
     *ENVIRONMENT,
     "note",
     "provenance",
@@ -100,6 +103,7 @@ RUN_NUMBERS = [
     *METRIC_COLUMNS,
     *(f"{phase}_s" for phase in PHASES),
     "notebook_s",
+    *ORDER,
     "gpu_memory_gib",
     "cores",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 from dsnb.files import records
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, PHASES, SETTINGS
+from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS
 from dsnb.settings import aliases, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS
 
@@ -25,6 +25,7 @@ _KINDS = {
     **{name: record_schema.SETTINGS[name] for name in (*SETTINGS, "device")},
     **{name: record_schema.SUMMARY[name] for name in (*METRIC_COLUMNS, *record_schema.TEXTS)},
     **{name: record_schema.MACHINE[name] for name in ENVIRONMENT if name in record_schema.MACHINE},
+    **dict.fromkeys(ORDER, record_schema.COUNT),
     "gpu_name": record_schema.TEXT,
     "gpu_memory_gib": record_schema.AMOUNT,
     **dict.fromkeys((f"{phase}_s" for phase in PHASES), record_schema.AMOUNT),
@@ -81,7 +82,7 @@ def _text(value: Any) -> str | None:
 
 def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
-    columns = _fields(settings, ["device"]) | _settings(settings)
+    columns = _fields(settings, ["device", *ORDER]) | _settings(settings)
     columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
     columns |= {f"gpu_{field}": [_gpu(machine, field) for machine in machines] for field in ("name", "memory_gib")}

@@ -4,7 +4,7 @@
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,6 +32,10 @@ class ParamsFile(BaseModel):
     """Combinations of the grid to leave out: those with all the values of one entry."""
     repeats: int = Field(default=1, strict=True, ge=1, le=1000)
     """Number of runs of every experiment."""
+    order: Literal["random", "listed"] = "random"
+    """Order of the experiments within each repeat: random by `order_seed`, or as listed."""
+    order_seed: int = Field(default=0, strict=True, ge=0, lt=2**32)
+    """Seed of the random order; the same seed gives the same order."""
     expect_samples_per_s: float | None = Field(default=None, strict=True, gt=0, allow_inf_nan=False)
     """Least sequences per second of every node; a slower group of nodes has failed."""
 

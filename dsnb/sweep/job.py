@@ -84,7 +84,8 @@ def initialize(run: Run) -> None:
     """
     check_free_space(run.paths.dir)
     remove_leftovers(run.paths)
-    write_experiment(run.paths, run.experiment)
+    order = {"order_seed": run.order_seed, "order_place": run.place} if run.place else None
+    write_experiment(run.paths, run.experiment, order=order)
 
 
 def was_launched(run: RunPaths) -> bool:

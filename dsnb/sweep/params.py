@@ -6,7 +6,8 @@ defaults: {model: gpt2}    # settings of every run
 grid: {zero_stage: [0, 1]} # every combination of the lists
 exclude: [{zero_stage: 1, precision: fp32}]
 include: [{zero_stage: 3, grad_accum: [1, 8]}] # further runs on top of the defaults; lists are multiplied
-repeats: 3
+repeats: 4
+order: random              # of the experiments within each repeat; `listed` for that of this file
 """
 
 import itertools
@@ -23,9 +24,10 @@ from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.settings import aliases, checks, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
+from dsnb.sweep import order
 
 MOST_RUNS = 10_000
-SWEEP_SETTINGS = ("repeats", "expect_samples_per_s")
+SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s")
 """Fields of the params file that `--set` can change, besides settings of runs."""
 
 
@@ -41,11 +43,15 @@ class Run:
     """Hosts of a sub-cluster: runs of one lane are executed one after the other, lanes in parallel."""
     stage: int = 0
     """Later stages wait for earlier ones, with which they share hosts."""
+    place: int = 0
+    """Place in the planned order of the sweep, or of the runs of a sub-cluster, from 1; 0 outside sweeps."""
+    order_seed: int | None = None
+    """The seed of that order; None for the listed one."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a params file, repeats outermost, so that a drift of the machine affects every setting alike."""
+    """All runs of a params file; by their order (`dsnb.sweep.order`), drift of the machine favours no setting."""
 
     name: str
     question: str
@@ -71,8 +77,8 @@ def load_sweep(
     path
         The params file.
     overrides
-        Settings that replace those of the file in every run; a list becomes an axis. `repeats` and
-        `expect_samples_per_s` can be replaced too. Experiments that become equal are one.
+        Settings that replace those of the file in every run; a list becomes an axis. `repeats`, `order`, `order_seed`
+        and `expect_samples_per_s` can be replaced too. Experiments that become equal are one.
     only
         A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are checked.
     output
@@ -98,10 +104,13 @@ def load_sweep(
     ]
     experiments = _experiments(combinations, only, adapt)
     folder = SweepPaths(_output_folder(output, file.name))
+    seed = file.order_seed if file.order == "random" else None
+    planned = [
+        (name, repeat) for repeat in range(1, file.repeats + 1) for name in order.of_repeat(experiments, repeat, seed)
+    ]
     runs = tuple(
-        Run(name, experiment, repeat, folder.run(name, repeat))
-        for repeat in range(1, file.repeats + 1)
-        for name, experiment in experiments.items()
+        Run(name, experiments[name], repeat, folder.run(name, repeat), place=place, order_seed=seed)
+        for place, (name, repeat) in enumerate(planned, start=1)
     )
     return Sweep(file.name, file.question, runs, folder, content(file))
 

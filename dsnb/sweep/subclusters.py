@@ -142,7 +142,8 @@ def _runs_on_groups(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[
         for group, lane in enumerate(lanes, start=1):
             number = (run.repeat - 1) * len(lanes) + group
             experiment = run.experiment.model_copy(update={"include": lane})
-            yield Run(run.name, experiment, number, sweep.paths.run(run.name, number), lane, stage)
+            paths = sweep.paths.run(run.name, number)
+            yield Run(run.name, experiment, number, paths, lane, stage, run.place, run.order_seed)
 
 
 def _names(group: Group, whole: Sequence[Host]) -> str:

@@ -112,7 +112,7 @@ def test_deepspeeds_own_models_find_misspellings():
 def test_a_key_is_an_axis_of_a_sweep(tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text(
-        "name: keys\n"
+        "name: keys\norder: listed\n"
         "defaults: {model: gpt2-tiny, device: cpu, precision: fp32, deepspeed: {communication_data_type: fp32}}\n"
         "grid:\n  zero_stage: [1, 2]\n  deepspeed: {zero_optimization: {overlap_comm: [false, true]}}\n"
         "exclude: [{zero_stage: 2, deepspeed.zero_optimization.overlap_comm: true}]\n"

@@ -9,7 +9,7 @@ from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
 from dsnb.sweep.params import load_sweep
 
-SMALL = "name: t\ndefaults: {model: gpt2-tiny, precision: fp32}\n"
+SMALL = "name: t\norder: listed\ndefaults: {model: gpt2-tiny, precision: fp32}\n"
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ repeats: 2
 
 
 def test_several_models_prefix_the_names(params):
-    sweep = load_sweep(params("name: t\ndefaults: {precision: fp32}\ngrid: {model: [gpt2-tiny, opt-tiny]}\n"))
+    sweep = load_sweep(
+        params("name: t\norder: listed\ndefaults: {precision: fp32}\ngrid: {model: [gpt2-tiny, opt-tiny]}\n")
+    )
     assert names(sweep) == ["gpt2-tiny_zs0_fp32_gpus1_bs8_sl128", "opt-tiny_zs0_fp32_gpus1_bs8_sl128"]
 
 
@@ -130,7 +132,7 @@ def test_what_only_leaves_out_is_not_judged(params):
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{micro_batch_size: 8}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "grid: !!map foo",
-         "params file 'F': line 3: this is not valid YAML (expected a mapping node, but found scalar)"),
+         "params file 'F': line 4: this is not valid YAML (expected a mapping node, but found scalar)"),
         (SMALL + "grid: {learning_rate: [.inf]}", "learning_rate is inf: give a finite number"),
         (SMALL + "grid: {steps: [10, 20]}",
          "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; "

@@ -28,6 +28,7 @@ from tests.support.waiting import wait_until, wait_until_ended
 
 PARAMS = """
 name: small
+order: listed
 defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
            warmup_steps: 1, steps: 2}
 grid: {zero_stage: [0, 3]}

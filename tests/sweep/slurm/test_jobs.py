@@ -36,6 +36,7 @@ from tests.support.waiting import wait_until
 
 PARAMS = """
 name: small
+order: listed
 defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
            warmup_steps: 1, steps: 3, time_limit_s: 120}
 """
