@@ -1,13 +1,12 @@
 """Measure params files as fast as a host with several GPUs allows: `python -m benchmarks.h200 OUTPUT SECONDS FILE ...`.
 
 Runs that need one GPU are made on all GPUs at once, then those that need two, then four: each set of GPUs makes one
-run after the other. All settings are measured once before any is repeated, in random order, so that a drift of the
-machine favours none. Runs that are finished in OUTPUT, or listed in OUTPUT/finished.txt, are kept: a further call goes
+run after the other. All settings are measured once before any is repeated, so that a drift of the machine favours
+none. Runs that are finished in OUTPUT, or listed in OUTPUT/finished.txt, are kept: a further call goes
 on where the last one ended. After SECONDS no run is started any more.
 """
 
 import os
-import random
 import sys
 import time
 from collections.abc import Iterable
@@ -22,18 +21,16 @@ from dsnb.system import hardware
 
 FINISHED = "finished.txt"
 """Run folders, relative to OUTPUT, whose results are elsewhere already: one a line."""
-SEED = 0
 
 
 def runs_left(output: Path, files: Iterable[str]) -> list[Run]:
-    """Return the runs that are not finished, first repeats first, otherwise in random order."""
+    """Return the runs that are not finished, first repeats first, each file's in its own random order."""
     listed = output / FINISHED
     known = set(listed.read_text().split()) if listed.exists() else set()
     runs = [run for file in files for run in load_sweep(file, output=output / Path(file).stem).runs]
     left = [
         run for run in runs if not run.paths.result.exists() and str(run.paths.dir.relative_to(output)) not in known
     ]
-    random.Random(SEED).shuffle(left)
     return sorted(left, key=lambda run: run.repeat)
 
 
