@@ -19,6 +19,7 @@ from dsnb.formulas import metrics
 from dsnb.run_folder.table_columns import KEYS
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
+from dsnb.runs.load import load_gpu
 
 STALLED = 1.1
 """Mean over median step time."""
@@ -29,6 +30,8 @@ BUSY_PCT = 50.0
 FEWEST_SAMPLES = 6
 OUTLIER_PCT, OUTLIER_DEVIATIONS = 5.0, 3.5
 """Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
+MOST_SAMPLED = 500
+"""Each run's samples are a file of their own, of some milliseconds."""
 NORMAL_MAD = 1.4826
 """Standard deviation of normal values over their median absolute deviation."""
 
@@ -116,6 +119,13 @@ def flags(
     return table
 
 
+def load_samples(runs: pd.DataFrame) -> dict[object, pd.DataFrame]:
+    """Return GPU samples by the labels of their runs, as `flags` takes them: of the first runs with a clock."""
+    recorded = runs[numbers(runs, "sm_clock_mhz").notna()].head(MOST_SAMPLED)
+    folders = recorded.get("run_dir", pd.Series(dtype=object))
+    return {label: load_gpu(folder) for label, folder in folders.items() if isinstance(folder, str)}
+
+
 def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
     """Return the timed steps of each run that have a time."""
     if steps is None:
@@ -194,11 +204,11 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
     if row["mean_over_median"] > STALLED:
         found[Flag.STALLED] = f"mean step {row['mean_over_median']:.2f} times the median"
     if row["slow_steps"] > 0:
-        found[Flag.SLOW_STEPS] = f"{row['slow_steps']:.0f} timed steps of more than twice the median"
+        found[Flag.SLOW_STEPS] = f"{_count(row['slow_steps'], 'timed step')} of more than twice the median"
     if abs(row["drift_pct"]) >= DRIFT_PCT and row["drift_p"] < DRIFT_P:
         found[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
     if row["recompilations"] > 0:
-        found[Flag.RECOMPILED] = f"{row['recompilations']:.0f} graphs compiled during the timed steps"
+        found[Flag.RECOMPILED] = f"{_count(row['recompilations'], 'graph')} compiled during the timed steps"
     if row["clock_drop_pct"] >= CLOCK_DROP_PCT:
         found[Flag.THROTTLED] = f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
     elif row["clock_off_pct"] <= -CLOCK_DROP_PCT:
@@ -206,6 +216,10 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
     if abs(row["off_pct"]) > limit_pct:
         found[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
     return found
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def single_run_words(step_spread_pct: float) -> str:

@@ -45,6 +45,8 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         say(title)
         width = Console().width if sys.stdout.isatty() else UNLIMITED
         _print_table(summary_table.fitted(table, width))
+    for line in summary_table.footnotes(runs):
+        say(line)
 
 
 def print_groups(runs: Any, format_: Format) -> None:

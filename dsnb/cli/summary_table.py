@@ -6,14 +6,19 @@ import pandas as pd
 from rich.cells import cell_len
 
 from dsnb.analysis.decision import DEFAULT_TOKENS
-from dsnb.analysis.summary import summarize
+from dsnb.analysis.flags import flags
+from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.analysis.tasks import tasks
 from dsnb.formulas import metrics
 from dsnb.render.tables import format_value
+from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 
 RATE = "tokens_per_s"
 BEST, OTHER = "* ", "  "
+UNUSUAL = " !"
+"""Mark behind the name of an experiment with an unusual run."""
+MOST_FOOTNOTES = 8
 BETWEEN = 2
 """Spaces between two columns."""
 NEEDED = 2
@@ -39,7 +44,26 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         title = ", ".join(filter(None, [task.title, f"all {shared}" if shared else ""]))
         table = _texts(summary)
         marks = [BEST if place == 0 and len(names) > 1 else OTHER for place in range(len(names))]
-        yield title, table.set_axis([mark + name for mark, name in zip(marks, names, strict=True)])
+        unusual = set(_unusual(task.runs)["experiment"])
+        ends = [UNUSUAL if name in unusual else "" for name in summary.index]
+        yield title, table.set_axis([mark + name + end for mark, name, end in zip(marks, names, ends, strict=True)])
+
+
+def footnotes(runs: pd.DataFrame) -> list[str]:
+    """Return a line for each run that is unusual by its columns, at most `MOST_FOOTNOTES`; none if no run is.
+
+    Drift and clocks over time, which need the steps and samples of each run, are in the report.
+    """
+    rows = list(_unusual(runs).itertuples())
+    lines = [f"{UNUSUAL.strip()} {row.experiment} run {row.repeat}: {row.words}" for row in rows[:MOST_FOOTNOTES]]
+    more = len(rows) - MOST_FOOTNOTES
+    return [*lines, f"{UNUSUAL.strip()} and {more} more runs: see the report"] if more > 0 else lines
+
+
+def _unusual(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that `dsnb.analysis.flags` finds unusual, with experiments named as in `summarize`."""
+    table = flags(qualify_experiments(rename_old_columns(runs)))
+    return table[table["words"] != ""]
 
 
 def short_names(names: Sequence[str]) -> tuple[str, list[str]]:

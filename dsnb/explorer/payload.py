@@ -14,6 +14,7 @@ from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
 from dsnb.explorer import charts, series
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
+from dsnb.explorer.unusual import remarks
 from dsnb.render import palette
 from dsnb.render.answer import RATE
 from dsnb.run_folder.paths import RunPaths
@@ -62,6 +63,8 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         The folder that links to the runs' files are relative to; None for no links.
     """
     names = list(dict.fromkeys(data.experiments))
+    shown = series.load_all(data)
+    unusual, alone = remarks(data, shown)
     position = {name: code for code, name in enumerate(names)}
     return {
         "runs": len(data.runs),
@@ -77,6 +80,8 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "repeats": json_numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
         "notes": _notes(data),
+        "unusual": unusual,
+        "alone": alone,
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
@@ -87,7 +92,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "method": METHOD,
         "hosts": _hosts(data),
         "colours": {"unselected": palette.UNSELECTED, "run": palette.ONE_RUN},
-        "series": series.load_all(data),
+        "series": shown,
         "seriesCharts": series.CHARTS,
         "charts": charts.specifications(),
     }  # fmt: skip

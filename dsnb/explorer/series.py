@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.explorer.data import Data, json_numbers, run_folder, run_log
+from dsnb.run_folder.table_columns import GPU_COLUMNS, STEP_COLUMNS
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.load import load_gpu, load_steps
 
@@ -47,13 +48,7 @@ def load_all(data: Data) -> dict[int, dict[str, Any]]:
 
 def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
     """Load one run's steps and samples, at most `points` of each, evenly spaced; empty if the run recorded none."""
-    place = run_folder(data, position) or run_log(data, position)
-    if place is None:
-        return {}
-    steps, samples = load_steps(place), load_gpu(place)
-    if place.is_file():  # a log may hold several runs
-        row = data.runs.iloc[position]
-        steps = steps[(steps["experiment"] == row["experiment"]) & (steps["repeat"] == row["repeat"])]
+    steps, samples = read(data, position)
     result: dict[str, Any] = {}
     if len(steps):
         every = math.ceil(len(steps) / points)
@@ -66,6 +61,18 @@ def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
         result |= {name: _rounded(thin[name]) for name in SAMPLED}
         result |= {"sample_s": _rounded(thin["t_s"]), "gpus": samples.groupby(GPU, dropna=False).ngroups}
     return result
+
+
+def read(data: Data, position: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read the steps and samples of one run; empty tables if it recorded none."""
+    place = run_folder(data, position) or run_log(data, position)
+    if place is None:
+        return pd.DataFrame(columns=STEP_COLUMNS), pd.DataFrame(columns=GPU_COLUMNS)
+    steps, samples = load_steps(place), load_gpu(place)
+    if place.is_file():  # a log may hold several runs
+        row = data.runs.iloc[position]
+        steps = steps[(steps["experiment"] == row["experiment"]) & (steps["repeat"] == row["repeat"])]
+    return steps, samples
 
 
 def mean_over_gpus(samples: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import html
 
 import pandas as pd
 
+from dsnb.analysis.flags import flags, load_samples
 from dsnb.analysis.summary import summarize
 from dsnb.render import tables
 from dsnb.render.tables import Html
@@ -38,3 +39,22 @@ def remarks(runs: pd.DataFrame) -> Html:
     table = noted[["experiment", "repeat", "note"]].astype({"repeat": "Int64"}).head(tables.MAX_ROWS)
     rows = tables.to_html(table, text_columns=("experiment", "note"), index=False)
     return Html(f"<h3>Remarks</h3>{rows}")
+
+
+def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Html:
+    """Return the runs that `dsnb.analysis.flags` finds unusual, and why; nothing if there are none."""
+    found = flags(runs, steps, load_samples(runs))
+    found = found[found["words"] != ""]
+    if found.empty:
+        return Html("")
+    table = found[["experiment", "repeat", "words"]].rename(columns={"words": "what is unusual"})
+    rows = tables.to_html(
+        table.astype({"repeat": "Int64"}).head(tables.MAX_ROWS), ("experiment", "what is unusual"), index=False
+    )
+    more = (
+        f"<p>Only the first {tables.MAX_ROWS} of {len(table):,} are listed.</p>" if len(table) > tables.MAX_ROWS else ""
+    )
+    about = (
+        "They count in every figure: if it is a disturbance, repeat the run; if the setting causes it, it is a result."
+    )
+    return Html(f"<h3>Runs to look at</h3><p>{about}</p>{rows}{more}")

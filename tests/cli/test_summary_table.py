@@ -18,7 +18,7 @@ def runs():
 def test_what_all_names_have_in_common_stands_above(runs):
     ((title, table),) = summary_table.blocks(runs)
     assert title == "gpt2, sequence 128, stdlib data, all gpus1_bs32_sl128_stdlib"
-    assert sorted(name[2:] for name in table.index) == sorted(
+    assert sorted(name[2:].removesuffix(" !") for name in table.index) == sorted(
         f"zs{stage}_{precision}" for stage in range(4) for precision in ("bf16", "fp16", "fp32")
     )
 
@@ -93,3 +93,17 @@ def test_a_speed_of_nothing_takes_for_ever():
     assert summary_table._days(0.0) == ""
     assert summary_table._days(float("nan")) == ""
     assert summary_table._days(100e9 / 86_400) == "1"
+
+
+def test_unusual_runs_have_a_mark_and_a_footnote(runs, capsys):
+    calm = runs.assign(slow_steps=0, recompilations=0, sm_clock_mhz=1980, step_time_median_s=runs["step_time_s"])
+    calm["tokens_per_s"] = calm.groupby("experiment")["tokens_per_s"].transform("median")
+    assert summary_table.footnotes(calm) == []
+    odd = calm.assign(recompilations=[2, *[0] * 35])
+    ((_, table),) = summary_table.blocks(odd)
+    name = odd["experiment"].iloc[0]
+    assert [name.startswith(each[2:-2]) for each in table.index if each.endswith(" !")] == [True]
+    printing.print_summary(odd, Format.table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"! {name} run 1: 2 graphs compiled during the timed steps"
+    assert summary_table.footnotes(calm.assign(recompilations=1))[-1] == "! and 28 more runs: see the report"

@@ -448,7 +448,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
 @pytest.mark.parametrize("region", [False, True])
 def test_a_click_on_a_point_opens_the_run(tmp_path, watched, where, region):
     """On the front or off it, under a region or not."""
-    made_up.write_folders(made_up.runs(60).query("repeat == 1"), tmp_path / "s")
+    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), tmp_path / "s")
     page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
     if region:
         page.tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [-1, 1e9], y: [-1, 1e9] }} }})")
@@ -477,6 +477,7 @@ def test_a_click_on_a_point_opens_the_run(tmp_path, watched, where, region):
     assert page.tab.evaluate(f"{ROOT}.state.brush") == ({"x": [-1, 1e9], "y": [-1, 1e9]} if region else None)
     page.tab.evaluate(SETTLED)
     assert page.tab.locator(".dsnb-series canvas").count() == 6
+    assert page.tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
     assert page.said == []
 
 

@@ -166,6 +166,14 @@ def test_what_figures_mean_stands_beside_them(swept):
     assert "A GPU that waits for others in NCCL counts as busy" in notes.meanings(gpus).text
     assert notes.remarks(runs.assign(note=None)).text == ""
     assert '<td class="text">odd &lt;b&gt;</td>' in notes.remarks(runs.assign(note="odd <b>")).text
+    assert (
+        notes.runs_to_look_at(runs.assign(slow_steps=0, recompilations=0, step_time_s=1, step_time_median_s=1)).text
+        == ""
+    )
+    odd = notes.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
+    assert "<h3>Runs to look at</h3>" in odd
+    assert '<td class="text">&lt;b&gt;</td>' in odd
+    assert "3 graphs compiled during the timed steps" in odd
 
 
 def test_an_untrained_result_says_what_to_do(run_small):

@@ -38,6 +38,7 @@ class Detail {
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
     if (settings) lines.push(element("p", {}, settings));
     if (model.notes[run]) lines.push(element("p", {}, `Note: ${model.notes[run]}.`));
+    if (model.unusual[run]) lines.push(element("p", {}, element("strong", {}, "Look at this run: "), `${model.unusual[run]}. It counts in every figure.`));
     const note = (text) => lines.push(element("p", { class: "dsnb-soft" }, text));
     if (!one) note(`The steps of this run ${model.leftOut}`);
     else if (!one.step && !one.sample_s) note("This run recorded no steps.");

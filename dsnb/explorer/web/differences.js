@@ -61,7 +61,8 @@ class Differences {
     const ok = runs.filter((run) => model.ok[run]);
     const used = ok.filter((run) => values[run] > 0);
     const hosts = used.map((run) => model.hosts[run]);
-    return { logs: used.map((run) => Math.log(values[run])), hosts, unusable: ok.length - used.length };
+    const within = used.length === 1 ? model.alone[used[0]] : undefined; // what a single run shows of its spread
+    return { logs: used.map((run) => Math.log(values[run])), hosts, unusable: ok.length - used.length, within };
   }
 
   // One figure of several settings compared with a base, as effects in dsnb/analysis/tradeoffs.py does.
@@ -82,7 +83,7 @@ class Differences {
     const found = {
       n: theirs.count, baseN: ours.count, change: Math.expm1(estimate), low, high,
       largest: Math.max(Math.abs(low), Math.abs(high)), level: figure.unit === "%" ? figure.factor * Math.exp(ours.mean) : NaN,
-      note: this.note([base, other], confounded, error),
+      note: this.note([base, other], confounded, error), within: other.within,
     };
     return { ...found, ...this.inWords({ ...found, verdict: this.verdict(found) }) };
   }
@@ -120,13 +121,15 @@ class Differences {
 }
 
 // A change with a bar, coloured by whether it is for the better; grey unless the verdict is that there is one.
-const changeCell = (model, name, { change, text, verdict, reason, note }) => {
+const changeCell = (model, name, { change, text, verdict, reason, note, within }) => {
   if (Number.isNaN(change)) return element("td", {}, "");
   const good = (change > 0) === (model.better(name) === "higher");
   const kind = !model.better(name) || verdict !== model.method.verdicts.likely ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
   const bar = element("span", { class: `dsnb-change ${kind}`, "aria-hidden": "true" });
   bar.style.setProperty("--share", Math.min(Math.abs(change), 1));
-  const remark = note ? element("span", { class: "dsnb-remark" }, note) : null;
+  const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
+  const remarks = [note, timed && within].filter(Boolean).join("; ");
+  const remark = remarks ? element("span", { class: "dsnb-remark" }, remarks) : null;
   return element("td", {}, element("span", { class: "dsnb-figure" }, text), bar, element("span", { class: "dsnb-verdict" }, reason), remark);
 };
 

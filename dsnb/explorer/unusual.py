@@ -1,0 +1,44 @@
+"""What is unusual about single runs, and how far the steps of a run that has no repeats spread, as the page says it."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pandas as pd
+
+from dsnb.analysis.flags import flags, single_run_words
+from dsnb.explorer import series
+from dsnb.explorer.data import Data
+
+
+def remarks(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
+    """Return remarks on runs by their positions.
+
+    Parameters
+    ----------
+    data
+        The runs.
+    read
+        The positions of runs whose steps and samples are read; of the others, only their columns count.
+
+    Returns
+    -------
+    tuple of dict
+        What is unusual (`dsnb.analysis.flags`), without runs of which nothing is. The spread within the run, for ok
+        runs that are the only one of their experiment and whose steps are read.
+    """
+    found = {position: series.read(data, position) for position in read}
+    runs = data.runs.reset_index(drop=True).assign(sweep="", experiment=data.experiments)
+    runs["repeat"] = range(len(runs))  # tables put together may number two runs alike
+    steps = [
+        own.assign(sweep="", experiment=data.experiments[position], repeat=position)
+        for position, (own, _) in found.items()
+        if len(own)
+    ]
+    samples: dict[object, pd.DataFrame] = {position: own for position, (_, own) in found.items() if len(own)}
+    table = flags(runs, pd.concat(steps) if steps else None, samples)
+    unusual = {position: words for position, words in enumerate(table["words"]) if words}
+    ok = [position for position in found if runs["status"][position] == "ok"]
+    counts = Counter(name for name, status in zip(data.experiments, runs["status"], strict=True) if status == "ok")
+    alone = [position for position in ok if counts[data.experiments[position]] == 1]
+    spreads = table["step_spread_pct"]
+    return unusual, {at: single_run_words(spreads[at]) for at in alone if pd.notna(spreads[at])}
