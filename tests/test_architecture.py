@@ -98,7 +98,7 @@ TESTED_ELSEWHERE = {
     "sweep/test_subclusters.py": "render/node_report",
     "test_gpu.py": "launcher/gpu_sampler train/gpu",
     "test_params_files.py": "cli/sweep",
-    "test_published_notebooks.py": "render/memory_plots render/notebook_page render/scaling_plots",
+    "test_published_notebooks.py": "render/memory_plots render/notebook_page",
     "train/test_energy.py": "system/hardware system/nvml train/clock",
     "train/test_meter.py": "train/updates",
     "train/test_parallel.py": "train/data train/model_parts train/pipeline train/stages train/tensor_parallel",

@@ -23,6 +23,10 @@ NOT_WORKLOAD = (
 """Columns that depend on the number of GPUs, or do not affect throughput; all others define a workload."""
 
 
+SUPER_LINEAR = 1.05
+"""Efficiency from which scaling counts as super-linear; below, it is within the usual spread between runs."""
+
+
 def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 100e9) -> pd.DataFrame:
     """Compare runs that differ only in the number of GPUs.
 
@@ -70,6 +74,25 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
 
 
 COLUMNS = ["workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_gpus", "speed_up", "efficiency", "days"]
+
+
+def super_linear(table: pd.DataFrame) -> list[str]:
+    """Return a sentence for each workload that is more efficient on more GPUs than at its base.
+
+    Parameters
+    ----------
+    table
+        As `scaling` returns it.
+    """
+    found = table[(table["gpus"] > table["base_gpus"]) & (table["efficiency"] > SUPER_LINEAR)]
+    highest = found.loc[found.groupby("workload", sort=False)["efficiency"].idxmax()]
+    return [
+        f"{row.workload}: {100 * row.efficiency:.0f} % efficiency on {row.gpus:,} GPUs is super-linear, relative to "
+        f"the tokens/s/GPU on {row.base_gpus:,}. The base itself may be slow: limited by memory, if more GPUs leave each a "
+        "smaller part of the model states, or by communication, if its GPUs have a slower link. Compare with another "
+        "base before you extrapolate."
+        for row in highest.itertuples()
+    ]
 
 
 def gpus_per_node(runs: pd.DataFrame) -> int | None:

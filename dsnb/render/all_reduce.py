@@ -73,7 +73,7 @@ def plot(table: pd.DataFrame) -> Picture:
         drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
         axis.plot(drawn["bytes"], drawn["busbw_gb_per_s"], color=palette.BLUE, marker="o", markersize=4)
         _scales(axis)
-        axis.set(xlabel="message size", ylabel="busbw (GB/s)")
+        axis.set(xlabel="message size (bytes)", ylabel="bus bandwidth (GB/s)")
         return figure
 
     return Picture(draw, "Bus bandwidth of an all-reduce against message size")

@@ -39,7 +39,7 @@ def parts(table: pd.DataFrame) -> Picture:
             data=shown, x="measured_gib", y="experiment", ax=axis, color=palette.INK, jitter=False, size=6,
             edgecolor="white", linewidth=0.8, label="measured",
         )  # fmt: skip
-        axis.set(xlabel="GPU memory (GiB)", ylabel="", xlim=(0, None))
+        axis.set(xlabel="GPU memory (GiB)", ylabel="experiment", xlim=(0, None))
         _finish(figure, axis)
         return figure
 
@@ -68,7 +68,8 @@ def changes(table: pd.DataFrame) -> Picture:
         colours = {"measured": palette.INK, "theory": palette.GREY}
         sns.barplot(data=long, x="gib", y="change", hue="by", palette=colours, errorbar=None, ax=axis)
         axis.axvline(0, color=palette.INK, linewidth=0.8)
-        axis.set(xlabel=f"GiB more than {shown['base'].iloc[0]}", ylabel="")
+        base = shown["base"].iloc[0]
+        axis.set(xlabel=f"difference in GPU memory (GiB) to {base}", ylabel="changed setting")
         _finish(figure, axis)
         return figure
 

@@ -20,7 +20,7 @@ from matplotlib.ticker import StrMethodFormatter
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.runs.labels import MEMORY, METRIC_LABELS, Metric
 from dsnb.runs.load import load_steps
 
 STYLE = {
@@ -141,11 +141,11 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
             note(axis, "no run recorded a loss")
             return figure
         sns.lineplot(
-            data=table,
+            data=table.rename(columns={"zero_stage": "ZeRO stage"}),
             x="step",
             y="loss",
             hue="precision",
-            style="zero_stage",
+            style="ZeRO stage",
             estimator="median",
             errorbar=None,
             palette=palette.PRECISIONS,
@@ -167,10 +167,12 @@ def run_steps(run_dir: str | Path) -> Picture:
     def draw() -> Figure:
         figure, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
         warm = steps[steps["phase"] == "warmup"]["step"].max()
-        for axis, column, label in zip(axes, ("loss", "step_time_s"), ("loss", "step time (s)"), strict=True):
-            axis.set(xlabel="optimizer step", ylabel=label)
+        for axis, column in zip(axes, ("loss", "step_time_s"), strict=True):
+            label = METRIC_LABELS.get(column, Metric("loss"))
+            axis.set(xlabel="optimizer step", ylabel=label.heading)
+            axis.yaxis.set_major_formatter(PLAIN_TICKS)
             if steps[column].notna().any():
-                axis.plot(steps["step"], steps[column], color=palette.BLUE, linewidth=1.4)
+                axis.plot(steps["step"], steps[column] * label.factor, color=palette.BLUE, linewidth=1.4)
             else:
                 note(axis, "no step was recorded")
             if pd.notna(warm):
@@ -207,7 +209,7 @@ def step_parts(run_dir: str | Path) -> Picture | None:
             axis.barh(0, duration_s, left=start_s, height=0.6, color=palette.STEP_PARTS[name], label=label)
             start_s += duration_s
         axis.xaxis.set_major_formatter(lambda time_s, _: f"{1000 * time_s:,.10g}")
-        axis.set(xlabel=f"ms ({title})", yticks=[], ylim=(-0.5, 0.5))
+        axis.set(xlabel=f"time (ms) in {title}", yticks=[], ylim=(-0.5, 0.5))
         axis.grid(visible=False)
         axis.spines["left"].set_visible(False)
         figure.legend(loc="outside upper left", ncols=len(parts_s), frameon=False)

@@ -12,6 +12,10 @@ from dsnb.render.plots import PLAIN_TICKS, Picture, note
 
 MAX_LINES = len(palette.SERIES)
 MAX_LABEL_LENGTH = 120
+GPUS = "number of GPUs"
+BASE = " (base: "
+"""Between a workload and its base in a legend."""
+EFFICIENCY = "efficiency (% of tokens/s/GPU at the base)"
 
 
 def throughput(table: pd.DataFrame) -> Picture:
@@ -26,14 +30,14 @@ def throughput(table: pd.DataFrame) -> Picture:
 
     def draw() -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
-        _lines(shown, "tokens_per_s", "tokens/s", left)
+        _lines(shown, "tokens_per_s", "tokens/s of all GPUs", left)
         for colour, (_, part) in zip(palette.SERIES, shown.groupby("workload", sort=False), strict=False):
             base = part[part["gpus"] == part["base_gpus"]].iloc[0]
             ideal = base["tokens_per_s"] / base["gpus"] * part["gpus"]
             left.plot(part["gpus"], ideal, color=colour, linestyle=":", linewidth=1)
             left.vlines(part["gpus"], part["lowest"], part["highest"], color=colour, linewidth=2.5, alpha=0.6)
         left.yaxis.set_major_formatter(EngFormatter())
-        _lines(shown, "efficiency", "efficiency", right)
+        _lines(shown, "efficiency", EFFICIENCY, right)
         right.axhline(1, color=palette.GREY, linestyle=":", linewidth=1)
         right.set_yscale("linear")
         right.set_ylim(0, max(1.1, 1.05 * shown["efficiency"].max()) if len(shown) else 1.1)
@@ -71,11 +75,12 @@ def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
 
 def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
     order = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable").index[:MAX_LINES]
-    return table[table["workload"].isin(order)].sort_values(["workload", "gpus"])
+    shown = table[table["workload"].isin(order)].sort_values(["workload", "gpus"])
+    return shown.assign(workload=shown["workload"] + BASE + shown["base_gpus"].astype(str) + " GPUs)")
 
 
 def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
-    axis.set(xlabel="GPUs", ylabel=title)
+    axis.set(xlabel=GPUS, ylabel=title)
     if shown.empty:
         note(axis, "no workload was measured on two numbers of GPUs")
         return
@@ -85,7 +90,7 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
         data=shown, x="gpus", y=column, hue="workload", hue_order=names, palette=colours, marker="o",
         errorbar=None, linewidth=1.6, ax=axis,
     )  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlabel="GPUs", ylabel=title)
+    axis.set(xscale="log", yscale="log", xlabel=GPUS, ylabel=title)
     sizes = sorted(set(shown["gpus"]))
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -100,5 +105,11 @@ def _legend(figure: Figure, *axes: Axes) -> None:
         if (own := axis.get_legend()) is not None:
             own.remove()
     if handles:
-        short = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[:MAX_LABEL_LENGTH]}\u2026" for label in labels]
-        figure.legend(handles, short, loc="outside lower center", ncols=1, frameon=False, fontsize="small")
+        figure.legend(
+            handles, map(_short, labels), loc="outside lower center", ncols=1, frameon=False, fontsize="small"
+        )
+
+
+def _short(label: str) -> str:
+    name, mark, base = label.rpartition(BASE)
+    return (name if len(name) <= MAX_LABEL_LENGTH else f"{name[:MAX_LABEL_LENGTH]}\u2026") + mark + base

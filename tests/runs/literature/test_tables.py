@@ -186,6 +186,17 @@ def test_workloads_are_not_mixed_and_bad_runs_do_not_count():
     assert scaling.scaling(runs_of(100, gpus=(1,))).empty
 
 
+def test_super_linear_scaling_is_explained():
+    table = scaling.scaling(runs_of(100, 278, 500))
+    (said,) = scaling.super_linear(table)
+    assert said.startswith("gpt2: 139 % efficiency on 2 GPUs is super-linear, relative to the tokens/s/GPU on 1.")
+    assert "limited by memory" in said
+    assert "by communication" in said
+    assert scaling.super_linear(scaling.scaling(runs_of(100, 208, 400))) == []  # within the spread between runs
+    assert scaling.super_linear(scaling.scaling(runs_of(100, 150, 200), base_gpus=4)) == []  # fewer GPUs than the base
+    assert scaling.super_linear(scaling.scaling(runs_of(100, gpus=(1,)))) == []
+
+
 def test_a_plan_by_hand():
     table = plan.plan(runs_of(100, 180, 320), tokens=3600 * 24 * 640, prices={"": 2})
     assert list(table["experiment"]) == ["gpus4", "gpus2", "gpus1"]
