@@ -88,9 +88,9 @@ def super_linear(table: pd.DataFrame) -> list[str]:
     highest = found.loc[found.groupby("workload", sort=False)["efficiency"].idxmax()]
     return [
         f"{row.workload}: {100 * row.efficiency:.0f} % efficiency on {row.gpus:,} GPUs is super-linear, relative to "
-        f"the tokens/s/GPU on {row.base_gpus:,}. The base itself may be slow: limited by memory, if more GPUs leave each a "
-        "smaller part of the model states, or by communication, if its GPUs have a slower link. Compare with another "
-        "base before you extrapolate."
+        f"the tokens/s/GPU on {row.base_gpus:,}. The base itself may be slow: limited by memory, if more GPUs leave "
+        "each a smaller part of the model states, or by communication, if its GPUs have a slower link. Compare with "
+        "another base before you extrapolate."
         for row in highest.itertuples()
     ]
 
