@@ -21,7 +21,7 @@ from dsnb.runs.load import load_runs
 NOTEBOOK = "90_report"
 
 
-def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
+def write_report(folder: str | Path, output: str | Path | None = None, compare_with: str | Path | None = None) -> Path:
     """Execute the report notebook on a sweep's folder and write the HTML page.
 
     Parameters
@@ -30,6 +30,8 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
         The sweep's folder, for example `outputs/quickstart`.
     output
         The HTML file, by default `report.html` in the folder.
+    compare_with
+        A folder of earlier runs; the report then has a section on what changed since, setting by setting.
 
     Returns
     -------
@@ -39,16 +41,18 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     Raises
     ------
     SettingsError
-        If the folder contains no run.
+        If one of the folders contains no run.
     LaunchError
         If the notebook failed, or the page cannot be written.
     """
     sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
     target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
-    if load_runs(sweep.dir).empty:
-        raise SettingsError(no_runs_message(folder))
+    for each in (folder, *([compare_with] if compare_with else [])):
+        if load_runs(each).empty:
+            raise SettingsError(no_runs_message(each))
     executed = _executed_notebook(sweep, target)
     parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
+    parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
     execute(paths.notebook_template(NOTEBOOK), executed, parameters)
     content = nbformat.read(executed, as_version=4)
     try:

@@ -238,6 +238,7 @@ PUBLIC = {
     "dsnb.render": [
         "all_reduce",
         "answer",
+        "comparison",
         "memory_plots",
         "node_report",
         "notes",

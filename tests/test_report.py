@@ -34,8 +34,8 @@ def folder(swept, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(folder):
-    return write_report(folder).read_text(encoding="utf-8")
+def page(folder, swept):
+    return write_report(folder, compare_with=swept).read_text(encoding="utf-8")
 
 
 class Links(HTMLParser):
@@ -70,6 +70,10 @@ def test_the_page_says_what_was_found(page):
     for words in ("Does it resume?", "Fastest: zs", "1 of 3 runs are not ok: 1 failed.", NAMES[0], "tokens/s", "torch"):
         assert words in text
     assert len([alt for alt in Links(page).images if alt]) == 2
+    assert "Compared with" in text
+    assert "Both ran in the same recorded environment" in text
+    assert "too few runs" in text
+    assert "Only after: zs9_bad" not in text  # its settings are those of another one
     assert "Traceback" not in text
 
 
@@ -83,6 +87,11 @@ def test_the_comparison_notebook_runs(folder, tmp_path):
 def test_a_folder_without_runs(tmp_path):
     with pytest.raises(SettingsError, match="contains no runs: none of 0 files in 1 folder is a run"):
         write_report(tmp_path)
+
+
+def test_earlier_runs_that_are_none(folder, tmp_path):
+    with pytest.raises(SettingsError, match="contains no runs"):
+        write_report(folder, compare_with=tmp_path)
 
 
 @pytest.fixture

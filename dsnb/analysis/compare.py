@@ -55,9 +55,8 @@ def compare(
     -------
     pandas.DataFrame
         Indexed by `experiment` (its name in `after`, or in `before` if it is only there), a row for every setting of
-        either set: `n` and `n_failed` (of `after`), `base_n` and `base_n_failed` (of `before`), `change_pct`,
-        `low_pct`, `high_pct`, `largest_pct`, `p`, `verdict` (`likely`, `unclear`, `no larger difference`, `too few
-        runs`), `better`, `note`, `words`.
+        either set: what is listed in `dsnb.analysis.comparison_table.COLUMNS`, where `base_` stands for `before`, and
+        `only_in` (`before`, `after`, or empty for a setting of both).
 
     Raises
     ------
@@ -73,6 +72,7 @@ def compare(
     pairs = [(known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names]
     rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs, percent_factor(figure))
     table = table_of(pairs, None, rules)
+    table["only_in"] = [("before" if one[1] is NOT_RUN else "after" if one[0] is NOT_RUN else "") for one in pairs]
     table.index = pd.Index(list(names.values()), name="experiment")
     return table
 

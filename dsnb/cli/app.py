@@ -75,11 +75,17 @@ def summary(
 
 
 @app.command(cls=Command)
-def report(folder: Folder, output: Output = None) -> None:
+def report(
+    folder: Folder,
+    output: Output = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Folder of earlier runs to compare these with.", show_default=False)
+    ] = None,
+) -> None:
     """Execute the report notebook over a folder and write one HTML file."""
     from dsnb.report import write_report
 
-    say(write_report(folder, output))
+    say(write_report(folder, output, compare))
 
 
 @app.command(cls=Command)

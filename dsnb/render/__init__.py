@@ -3,6 +3,7 @@
 __all__ = [
     "all_reduce",
     "answer",
+    "comparison",
     "memory_plots",
     "node_report",
     "notes",

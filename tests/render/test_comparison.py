@@ -1,0 +1,93 @@
+"""The section of a report on what changed since an earlier sweep."""
+
+import math
+import re
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.render.comparison import compared, environments, section
+from dsnb.run_folder.table_columns import RUN_COLUMNS
+
+NOISE = [1, 1.01, 0.99, 1.005, 0.995]
+MINUS = "\N{MINUS SIGN}"
+
+
+def sweep(rates, memory=7.0, **columns):
+    """Give five runs for each ZeRO stage at the given tokens/s."""
+    rows = [
+        {"sweep": "s", "experiment": f"zs{stage}", "repeat": place, "status": "ok", "model": "gpt2",
+         "zero_stage": stage, "tokens_per_s": rate * factor, "peak_allocated_gib": memory, "host": "h", "torch": "2.0",
+         **columns}
+        for stage, rate in rates.items() for place, factor in enumerate(NOISE, 1)
+    ]  # fmt: skip
+    return pd.DataFrame(rows).reindex(columns=RUN_COLUMNS)
+
+
+def cells(parts):
+    """Give the cells of each table row, with their classes, and the text of the rest."""
+    page = "".join(part.text for part in parts)
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</th>(.*?)</tr>", page)
+    return page, [(name, re.findall(r'<td(?: class="([^"]*)")?>(.*?)</td>', rest)) for name, rest in rows]
+
+
+def test_what_changed_is_said_with_its_interval_and_in_words():
+    before, after = sweep({0: 1000, 1: 1000, 2: 1000, 3: 500}), sweep({0: 1100, 1: 900, 2: 1000, 9: 1}, torch="2.1<b>")
+    page, rows = cells(compared(before, after, "old<i>"))
+    assert "<h2>Compared with <code>old&lt;i&gt;</code></h2>" in page
+    assert rows[0] == ("torch", [("text", "2.0"), ("text", "2.1&lt;b&gt;")])
+    speed = dict(rows[1:4])
+    known = dsnb.compare(before, after, confidence=0.975)["words"]  # two figures share the error rate
+    assert speed["zs0"] == [
+        ("", "5"),
+        ("", "5"),
+        ("", "1,000"),
+        ("", "1,100"),
+        ("text better", f"▲ better, {known['zs0']}"),
+    ]
+    assert speed["zs1"][-1] == ("text worse", f"▼ worse, {known['zs1']}")
+    assert known["zs1"].startswith(f"likely: {MINUS}10.0 % (")
+    assert speed["zs2"][-1][0] == "text same"
+    memory = dict(rows[4:])
+    same = "no difference larger than 0 % (the figure is the same in every run)"
+    assert memory["zs1"] == [("", "5"), ("", "5"), ("", "7.00"), ("", "7.00"), ("text same", same)]
+    assert "<li>Only before: zs3.</li><li>Only after: zs9.</li>" in page
+    assert "the 6 comparisons of this page together, by Holm&#x27;s method (1979)" in page
+
+
+def test_memory_that_grew_is_worse():
+    _, rows = cells(compared(sweep({0: 1000}), sweep({0: 1000}, memory=8.0), "old"))
+    assert rows[-1][1][-1] == (
+        "text worse",
+        "▼ worse, likely: +14.3 % (+14.3 % to +14.3 %) (the figure is the same in every run)",
+    )
+
+
+def test_two_machines_are_compared_as_these_two():
+    page, rows = cells(compared(sweep({0: 1000}), sweep({0: 1100}, host="other"), "old"))
+    assert ("host", [("text", "h"), ("text", "other")]) in rows
+    assert "The two sets ran on different hosts, so a difference may come from the hosts" in page
+    assert any(cell.startswith("▲ better, likely: +10.0 %") for _, found in rows for _, cell in found)
+    shared = pd.concat([sweep({0: 1000}), sweep({1: 1000}, host="other")])
+    page, rows = cells(compared(shared, sweep({0: 1100}, host="other"), "old"))
+    assert "different hosts, so a difference" not in page
+    assert any("runs on one host count as one" in cell for _, found in rows for _, cell in found)
+
+
+def test_nothing_to_compare():
+    page, rows = cells(compared(sweep({0: 1000}), sweep({1: 1000}), "old"))
+    assert rows == []
+    assert "tokens/s: no setting is in both." in page
+    assert "Holm" not in page
+    page, _ = cells(compared(sweep({0: math.nan}, memory=math.nan), sweep({0: 1000}), "old"))
+    assert "Neither speed nor memory was measured in both." in page
+    assert section(sweep({0: 1}), "") == []
+
+
+@pytest.mark.parametrize("column", ["gpu_name", "driver", "torch", "deepspeed", "host"])
+def test_the_environment_names_what_differs(column):
+    one, other = sweep({0: 1000}).assign(**{column: "a"}), sweep({0: 1000}).assign(**{column: "b"})
+    _, rows = cells([environments(one, other)])
+    assert rows == [(column, [("text", "a"), ("text", "b")])]
+    assert "same recorded environment" in environments(one, one.assign(date_utc="later")).text
