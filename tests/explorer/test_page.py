@@ -269,6 +269,8 @@ def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(runs, saved, w
     drag(tab, (0.2, 0.1), (0.6, 0.7))
     state, selected = tab.evaluate(f"{ROOT}.state.brush"), tab.evaluate(f"{ROOT}.selected")
     assert 5 < len(selected) < 290
+    inside = f"(({{ canvas, view }}) => canvas.clientWidth - view.origin()[0] - view.signal('width'))({ROOT}.scatter)"
+    assert 5 <= tab.evaluate(inside) < 30  # the axes end where the canvas does
     for press in ("fp32", "fp32", "bf16", "bf16"):  # each on and off
         tab.locator(".dsnb-chip", has_text=press).click()
         tab.wait_for_timeout(60)
@@ -628,6 +630,11 @@ def test_printed_it_is_light_and_complete(saved, watched, tmp_path):
     page = watched(saved, color_scheme="dark")
     page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
+    page.tab.emulate_media(media="print")
+    page.tab.set_viewport_size({"width": 718, "height": 1000})  # A4 without its margins
+    cut = "(nodes) => nodes.filter((node) => node.getBoundingClientRect().right > innerWidth).length"
+    assert page.tab.locator(".dsnb-explorer :is(th, td)").evaluate_all(cut) == 0
+    page.tab.emulate_media(media="screen")
     page.tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#e6e9ed"
     page.tab.pdf(path=tmp_path / "page.pdf")

@@ -36,6 +36,7 @@ class Chart {
     const { view } = await vegaEmbed(this.canvas, specification, options);
     if (types !== this.types) return view.finalize(); // superseded by a later build
     this.view = view;
+    this.laidOutWidth = null;
     this.drawnBrush = null;
     const { click, brush } = this.events;
     if (click) {
@@ -99,7 +100,7 @@ class Chart {
     const { signals, data, brush } = this.picture;
     for (const [name, value] of Object.entries({ ...this.theme(), ...signals })) this.view.signal(name, value);
     for (const [name, values] of Object.entries(data)) this.view.data(name, values);
-    this.view.width(this.width()).run();
+    this.layOut();
     if ((brush || this.drawnBrush) && !this.pointer) this.drawBrush(brush);
   }
 
@@ -121,7 +122,16 @@ class Chart {
   }
 
   resize() {
-    if (this.view && this.canvas.clientWidth) this.view.width(this.width()).run();
+    if (this.view && this.canvas.clientWidth && this.laidOutWidth !== this.width()) this.layOut();
+  }
+
+  // Fit the axes into the width of the container. Vega's signal `width` is that of the plot without its labels, so it is
+  // only set when the container changed: each time would lay the plot out too wide first, and fit it in a second pass.
+  layOut() {
+    if (this.laidOutWidth === this.width()) this.view.resize();
+    else this.view.width(this.width());
+    this.laidOutWidth = this.width();
+    this.view.run();
   }
 
   theme() {
