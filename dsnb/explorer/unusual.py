@@ -8,6 +8,7 @@ import pandas as pd
 from dsnb.analysis.flags import flags, single_run_words
 from dsnb.explorer import series
 from dsnb.explorer.data import Data
+from dsnb.runs import labels
 
 
 def remarks(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
@@ -37,8 +38,8 @@ def remarks(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, 
     samples: dict[object, pd.DataFrame] = {position: own for position, (_, own) in found.items() if len(own)}
     table = flags(runs, pd.concat(steps) if steps else None, samples)
     unusual = {position: words for position, words in enumerate(table["words"]) if words}
-    ok = [position for position in found if runs["status"][position] == "ok"]
-    counts = Counter(name for name, status in zip(data.experiments, runs["status"], strict=True) if status == "ok")
-    alone = [position for position in ok if counts[data.experiments[position]] == 1]
+    is_ok = [status == "ok" for status in runs["status"].map(labels.text)]
+    counts = Counter(name for name, ok in zip(data.experiments, is_ok, strict=True) if ok)
+    alone = [position for position in found if is_ok[position] and counts[data.experiments[position]] == 1]
     spreads = table["step_spread_pct"]
     return unusual, {at: single_run_words(spreads[at]) for at in alone if pd.notna(spreads[at])}
