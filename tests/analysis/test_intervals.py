@@ -104,6 +104,26 @@ def test_at_most_one_page_in_20_calls_equal_settings_different(kind, settings):
         assert runs >= 4 or set(given.flat) == {Verdict.TOO_FEW}
 
 
+@pytest.mark.parametrize("settings", [2, 8])
+@pytest.mark.draws
+def test_a_table_of_changes_in_two_figures_errs_on_at_most_one_page_in_20(settings):
+    """As `effects` and the explorer: speed and memory share the error rate, and speed chooses the base of both."""
+    random, pages = np.random.default_rng(5), 3000
+    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
+    for runs in (2, 3, 4, 5, 6):
+        speed, memory = (noise(kind, random, pages, settings, runs) for kind in ("normal", "0.5 to 5 %"))
+        share = 1 - (1 - CONFIDENCE) / 2
+        bounds, others = against_the_best(speed, share)
+        every, best = moments(memory), np.median(speed, axis=-1).argmax(-1)[:, None]
+        base = Moments(*(np.take_along_axis(each, best, 1) for each in (every.mean, every.variance, every.count)))
+        found = [bounds, intervals.chosen_base(base, every, settings, share)]
+        wrong = np.logical_or(*(each.excludes_zero & others for each in found)).any(-1)
+        assert wrong.mean() <= limit, runs
+        counts = np.full(others.shape, runs)
+        likely = [intervals.verdicts(each, counts, RELEVANCE) == Verdict.LIKELY for each in found]
+        assert (np.logical_or(*likely) & others).any(-1).mean() <= (limit if runs >= 4 else 0)
+
+
 @pytest.mark.parametrize(("settings", "runs", "least"), [(2, 4, 0.99), (2, 5, 0.99), (8, 5, 0.97), (20, 5, 0.88)])
 @pytest.mark.draws
 def test_a_difference_of_ten_per_cent_is_found(settings, runs, least):

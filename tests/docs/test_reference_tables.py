@@ -65,7 +65,9 @@ def test_every_column_of_the_summary_has_a_meaning():
 
 def test_every_column_of_comparisons_and_flags_has_a_meaning():
     runs = load_runs(EXAMPLE)
-    assert list(entries(reference_tables.comparison_columns())) == list(dsnb.compare(runs, runs).columns)
+    described = [*entries(reference_tables.comparison_columns()), "only_in"]  # named in the text above the table
+    assert described == list(dsnb.compare(runs, runs).columns)
+    assert "`only_in`" in (ROOT / "docs" / "reference" / "columns.md").read_text()
     assert list(entries(reference_tables.flag_columns())) == list(flags(runs).columns[3:])  # after the run's names
 
 
