@@ -77,7 +77,8 @@ class Differences {
     const confounded = isConfounded(base, other);
     const [ours, theirs] = [base, other].map((one) => moments(confounded ? byHost(one) : one.logs));
     const { estimate, error, degrees } = welch(ours, theirs);
-    const margin = degrees ? (this.range.quantile(probability, groups, degrees) * error) / Math.SQRT2 : NaN;
+    const enough = Math.min(ours.count, theirs.count) >= this.method.fewestRuns; // otherwise the interval is not shown
+    const margin = enough && degrees ? (this.range.quantile(probability, groups, degrees) * error) / Math.SQRT2 : NaN;
     const [low, high] = [Math.expm1(estimate - margin), Math.expm1(estimate + margin)];
     const figure = this.model.figure.get(name);
     const found = {
