@@ -193,6 +193,15 @@ def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
     assert (done.returncode, done.stderr, done.stdout) == (1, message, "")
 
 
+def test_a_report_is_compared_with_the_folder_that_is_named(monkeypatch):
+    def write(folder, output, compare_with):
+        return f"{folder} {output} {compare_with}"
+
+    monkeypatch.setattr("dsnb.report.write_report", write)
+    assert in_this_process(monkeypatch, "report", "new", "--compare", "old") == (0, "new None old\n", "")
+    assert in_this_process(monkeypatch, "report", "new") == (0, "new None None\n", "")
+
+
 @pytest.mark.process
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
