@@ -100,8 +100,9 @@ def _table(table: pd.DataFrame, figure: str) -> Html:
     label = METRIC_LABELS[figure]
     if table.empty:
         return Html(f"<p>{html.escape(label.title)}: no setting is in both.</p>")
-    titles = {"setting": " class=text", "runs before": "", "runs after": "", "before": "", "after": ""}
-    head = "".join(f'<th scope="col"{kind}>{title}</th>' for title, kind in {**titles, "change": " class=text"}.items())
+    titles = {"setting": " class=text", "change": " class=text", "before": "", "after": ""}
+    titles |= {"runs before": "", "runs after": ""}
+    head = "".join(f'<th scope="col"{kind}>{title}</th>' for title, kind in titles.items())
     rows = "".join(
         _row(str(name), row, figure) for name, row in zip(table.index, table.to_dict("records"), strict=True)
     )
@@ -120,8 +121,8 @@ def _row(name: str, row: dict[Any, Any], figure: str) -> str:
     kind, sign = _kind(row)
     note = f" ({row['note']})" if row["note"] else ""
     text = html.escape(f"{sign}{row['words']}{note}")
-    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*counts, *medians))
-    return f'<tr><th scope="row">{html.escape(name)}</th>{cells}<td class="text {kind}">{text}</td></tr>'
+    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*medians, *counts))
+    return f'<tr><th scope="row">{html.escape(name)}</th><td class="text {kind}">{text}</td>{cells}</tr>'
 
 
 def _kind(row: dict[Any, Any]) -> tuple[str, str]:

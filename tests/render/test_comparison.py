@@ -40,25 +40,25 @@ def test_what_changed_is_said_with_its_interval_and_in_words():
     speed = dict(rows[1:4])
     known = dsnb.compare(before, after, confidence=0.975)["words"]  # two figures share the error rate
     assert speed["zs0"] == [
-        ("", "5"),
-        ("", "5"),
+        ("text better", f"▲ better, {known['zs0']}"),
         ("", "1,000"),
         ("", "1,100"),
-        ("text better", f"▲ better, {known['zs0']}"),
+        ("", "5"),
+        ("", "5"),
     ]
-    assert speed["zs1"][-1] == ("text worse", f"▼ worse, {known['zs1']}")
+    assert speed["zs1"][0] == ("text worse", f"▼ worse, {known['zs1']}")
     assert known["zs1"].startswith(f"likely: {MINUS}10.0 % (")
-    assert speed["zs2"][-1][0] == "text same"
+    assert speed["zs2"][0][0] == "text same"
     memory = dict(rows[4:])
     same = "no difference larger than 0 % (the figure is the same in every run)"
-    assert memory["zs1"] == [("", "5"), ("", "5"), ("", "7.00"), ("", "7.00"), ("text same", same)]
+    assert memory["zs1"] == [("text same", same), ("", "7.00"), ("", "7.00"), ("", "5"), ("", "5")]
     assert "<li>Only before: zs3.</li><li>Only after: zs9.</li>" in page
     assert "the 6 comparisons of this page together, by Holm&#x27;s method (1979)" in page
 
 
 def test_memory_that_grew_is_worse():
     _, rows = cells(compared(sweep({0: 1000}), sweep({0: 1000}, memory=8.0), "old"))
-    assert rows[-1][1][-1] == (
+    assert rows[-1][1][0] == (
         "text worse",
         "▼ worse, likely: +14.3 % (+14.3 % to +14.3 %) (the figure is the same in every run)",
     )
