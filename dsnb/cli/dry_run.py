@@ -40,7 +40,8 @@ def lines(planned: Sweep, asked: Allocation | None = None, in_full: bool = False
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()
-    yield f"{len(planned.runs)} runs, {states.count(TO_RUN)} to run; nothing was started"
+    count = len(planned.runs)
+    yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 
 
 def _state(run: Run) -> str:

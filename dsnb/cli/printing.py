@@ -45,7 +45,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         say(title)
         width = Console().width if sys.stdout.isatty() else UNLIMITED
         _print_table(summary_table.fitted(table, width))
-    for line in summary_table.footnotes(runs):
+    for line in (*summary_table.footnotes(runs), *summary_table.causes(runs)):
         say(line)
 
 

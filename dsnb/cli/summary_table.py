@@ -21,6 +21,8 @@ UNUSUAL = " !"
 MOST_FOOTNOTES = 8
 BETWEEN = 2
 """Spaces between two columns."""
+MAX_CAUSES = 3
+"""Runs that are not ok whose causes are printed; the report has all."""
 NEEDED = 2
 """Columns that are never left out: runs and tokens/s."""
 
@@ -43,7 +45,8 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(filter(None, [task.title, f"all {shared}" if shared else ""]))
         table = _texts(summary)
-        marks = [BEST if place == 0 and len(names) > 1 else OTHER for place in range(len(names))]
+        known = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0])
+        marks = [BEST if place == 0 and known else OTHER for place in range(len(names))]
         unusual = set(_unusual(task.runs)["experiment"])
         ends = [UNUSUAL if name in unusual else "" for name in summary.index]
         yield title, table.set_axis([mark + name + end for mark, name, end in zip(marks, names, ends, strict=True)])
@@ -64,6 +67,18 @@ def _unusual(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that `dsnb.analysis.flags` finds unusual, with experiments named as in `summarize`."""
     table = flags(qualify_experiments(rename_old_columns(runs)))
     return table[table["words"] != ""]
+
+
+def causes(runs: pd.DataFrame) -> list[str]:
+    """Return lines about the runs that are not ok: the first ones with their causes, and how many more there are."""
+    bad = runs[runs["status"] != "ok"]
+    lines = [
+        f"not ok: {row.experiment}{'' if pd.isna(row.repeat) else f' run {row.repeat:.0f}'}: {row.status}"
+        + ("" if pd.isna(row.cause) else f", {row.cause}")
+        for row in bad.head(MAX_CAUSES).itertuples()
+    ]
+    more = len(bad) - len(lines)
+    return lines + ([f"not ok: {more} more; `dsnb report` lists every cause"] if more else [])
 
 
 def short_names(names: Sequence[str]) -> tuple[str, list[str]]:

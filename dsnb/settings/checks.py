@@ -44,7 +44,10 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
         "int_parsing": whole_number,
         "int_from_float": whole_number,
         "bool_type": "give true or false",
-        "dict_type": "give sections and keys of DeepSpeed's configuration",
+        "dict_type": "give sections and keys of DeepSpeed's configuration"
+        if name == "deepspeed"
+        else "give settings as 'name: value'",
+        "list_type": "give a list",
         "string_type": "give a text",
         "float_parsing": "give a number",
         "float_type": "give a number",

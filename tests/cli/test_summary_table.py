@@ -48,6 +48,20 @@ def test_columns_are_left_out_until_it_fits(runs, width):
     )
 
 
+def test_runs_that_are_not_ok_say_why(capsys):
+    names = [f"zs{stage}_bf16" for stage in range(5)]
+    settings = {"model": "gpt2", "tokens_per_s": None, "repeat": 1, "status": "oom", "cause": "[red]no room[/]\x1b[31m"}
+    runs = pd.DataFrame([{**settings, "experiment": name} for name in names])
+    runs = pd.concat([dsnb.published("h200_gpt2_zero_precision").head(0), runs.assign(tokens_per_s=np.nan)])
+    printing.print_summary(runs, Format.table)
+    shown = capsys.readouterr().out
+    assert "* zs" not in shown  # nothing is best
+    assert shown.splitlines()[-4:] == [
+        *(f"not ok: {name} run 1: oom, [red]no room[/]?[31m" for name in names[:3]),
+        "not ok: 2 more; `dsnb report` lists every cause",
+    ]
+
+
 def test_names_that_would_clash_stay_whole():
     assert summary_table.short_names(["a_x", "a_y"]) == ("a", ["x", "y"])
     assert summary_table.short_names(["a_x", "a"]) == ("", ["a_x", "a"])

@@ -114,6 +114,8 @@ def test_what_only_leaves_out_is_not_judged(params):
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "grd: {}", "params file 'F': unknown setting 'grd': did you mean 'grid'?"),
+        (SMALL + "grid: [1]", "params file 'F': grid is [1]: give settings as 'name: value'"),
+        (SMALL + "exclude: 5", "params file 'F': exclude is 5: give a list"),
         (SMALL + "repeats: 0", "params file 'F': repeats is 0: it must be at least 1"),
         (SMALL + "name: u", "params file 'F': duplicate key 'name': remove one"),
         ("name: ../x", "params file 'F': name is '../x': use letters, digits, '.', '_' and '-' only"),
