@@ -3,6 +3,8 @@
 import os
 import sys
 
+from tests import ROOT
+
 PARAMS = """
 name: small
 question: Does it resume?
@@ -23,3 +25,9 @@ def command(params, *more):
 def own_server():
     """Return the environment without the test session's fork server: a user's sweep has one of its own."""
     return {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
+
+
+def light_server():
+    """Return the same for a server without torch, whose ranks make a step every 20 ms: for tests of the processes."""
+    path = os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)])
+    return own_server() | {"PYTHONPATH": path, "DSNB_TEST_STEP_S": "0.02"}

@@ -17,7 +17,7 @@ import pytest
 from dsnb.files import records
 from dsnb.runs.load import load_runs
 from tests import ROOT
-from tests.support.small_sweep import NAMES, PARAMS, command, own_server
+from tests.support.small_sweep import NAMES, PARAMS, command, light_server, own_server
 from tests.support.waiting import is_running, wait_until, wait_until_ended
 
 
@@ -42,7 +42,7 @@ def steps_since(out, began):
 def kill(words, out, seconds, steps):
     """Start a sweep, kill it after some time or steps, whichever is first, and say whether a run was stepping."""
     began = time.time()
-    sweep = psutil.Popen(words, cwd=ROOT, env=own_server(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    sweep = psutil.Popen(words, cwd=ROOT, env=light_server(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     while time.time() < began + seconds and steps_since(out, began)[0] < steps:
         time.sleep(0.02)
     family = sweep.children(recursive=True)
@@ -68,7 +68,7 @@ def test_killed_at_two_moments_it_still_ends_with_the_same_runs(params):
     assert kill(words, out, 60.0, 31 + draw.randint(1, 20))
     finished = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
     assert len(finished) == 1
-    done = subprocess.run(words, cwd=ROOT, env=own_server(), capture_output=True, text=True, timeout=250)
+    done = subprocess.run(words, cwd=ROOT, env=light_server(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     folders = sorted(str(file.parent.relative_to(out)) for file in out.rglob("experiment.json"))
     assert folders == [f"{NAMES[0]}/run{repeat}" for repeat in (1, 2)]
@@ -153,9 +153,9 @@ def test_what_a_sweep_writes_follows_the_umask(crowded):
 
 @pytest.mark.process
 def test_an_interrupted_sweep_says_so_and_leaves_nothing(params, tmp_path):
-    """By both signals, two sweeps at a time, one of them with the fork server of the test session."""
+    """By both signals, two sweeps at a time: one starts a server, the other trains with that of the test session."""
     with ThreadPoolExecutor(2) as pool:
-        outs, environments = [tmp_path / "one", tmp_path / "two"], [own_server(), os.environ.copy()]
+        outs, environments = [tmp_path / "one", tmp_path / "two"], [light_server(), os.environ.copy()]
         list(pool.map(interrupt, [command(params)] * 2, outs, [signal.SIGINT, signal.SIGTERM], environments))
 
 

@@ -11,14 +11,17 @@ from dsnb.system import launch_clock
 def main(run_dir: str) -> int:
     """Leave the records of a training without torch; wait where the test asks for it, after the first step.
 
-    `$DSNB_TEST_WAIT` is a file: while it exists, runs of the seed that it names wait.
+    `$DSNB_TEST_WAIT` is a file: while it exists, runs of the seed that it names wait. `$DSNB_TEST_STEP_S` is the
+    duration of a step.
     """
     run = RunPaths(Path(run_dir))
     experiment = Experiment.read(run.experiment)
     rank = os.environ["RANK"]
     print(f"rank {rank} é was here")
     wait = Path(os.environ.get("DSNB_TEST_WAIT", "none"))
+    step_s = float(os.environ.get("DSNB_TEST_STEP_S", "0"))
     for number in range(1, experiment.warmup_steps + experiment.steps + 1):
+        time.sleep(step_s)
         if rank == "0":
             phase = "warmup" if number <= experiment.warmup_steps else "timed"
             records.append_line(run.steps, {"step": number, "phase": phase, "loss": 1.0 / number, "step_time_s": 0.01})
