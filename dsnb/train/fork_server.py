@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from dsnb.system import signals
@@ -27,6 +28,8 @@ from dsnb.system import signals
 POLL_S = 0.02
 running: list[int] = []
 """Process IDs of the current run's ranks; the first is also the ID of their process group."""
+FIRST = ("transformers.models.gpt2.modeling_gpt2", "deepspeed.module_inject.auto_ep_layer")
+"""Modules that the first run needs whatever it trains; importing what they import takes 2 s in each of its ranks."""
 PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers", "peft")
 
 
@@ -63,9 +66,8 @@ def import_libraries() -> None:
 
     import dsnb.train.worker  # noqa: F401
 
-    ensure_cuda_unused()
     gc.collect()
-    gc.freeze()
+    preload(FIRST)
 
 
 def ensure_cuda_unused() -> None:
@@ -76,8 +78,8 @@ def ensure_cuda_unused() -> None:
         raise RuntimeError("an import initialised CUDA: ranks cannot be forked; use launcher 'deepspeed'")
 
 
-def preload(names: list[str]) -> None:
-    """Import the modules that the last run imported, so that the next run need not."""
+def preload(names: Iterable[str]) -> None:
+    """Import modules, such as those that the last run imported, so that the next run need not."""
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in PRELOADED:
             with contextlib.suppress(Exception):

@@ -185,8 +185,9 @@ def set_up(experiment: Experiment) -> torch.device:
     else:
         device = torch.device("cpu")
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        # Training never uses this op, which DeepSpeed would compile for 40 to 77 s at the first start on a CPU.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # Training never uses deepspeed_shm_comm, which DeepSpeed would compile for 40 to 77 s at the first start on a
+        # CPU if this table listed it. DeepSpeed fills the table when it is first read, by a compiler in every rank.
+        deepspeed.ops.__compatible_ops__ = {}
     limit_memory(experiment, device)
     limit = timedelta(seconds=min(experiment.step_timeout_s, MAX_WAIT_S))
     # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead rank.

@@ -100,8 +100,18 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run
     assert len(records.read_lines(paths.steps)) >= 2
 
 
-def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch):
+@pytest.fixture
+def own_server(monkeypatch):
+    """Let launches start a fork server of this process, without torch, in the place of the session's."""
     monkeypatch.delenv(fork.socket_variable("cpu"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)]))
+    yield
+    fork.close_servers()
+    fork._servers.clear()
+
+
+@pytest.mark.usefixtures("own_server")
+def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path):
     folder = tmp_path / "run1"
 
     def kill_the_server():
@@ -117,8 +127,8 @@ def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path, monkeypatch
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
 
 
-def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_path, monkeypatch):
-    monkeypatch.delenv(fork.socket_variable("cpu"))
+@pytest.mark.usefixtures("own_server")
+def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_path):
     launch(small(), tmp_path / "run1", progress=False)
     server = psutil.Process(fork._servers["cpu"].process.pid)
     server.suspend()
