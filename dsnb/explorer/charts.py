@@ -81,16 +81,33 @@ def _scatter() -> Any:
     line, rings, numbers = (
         layer.properties(name=f"front_{number}") for number, layer in enumerate((line, rings, numbers))
     )
-    return alt.layer(line, _points("points", 44).add_params(brush), _failed(), rings, numbers)
-
-
-def _failed() -> alt.Chart:
-    """Draw runs that are not ok in a lane at the bottom."""
-    return (
-        alt.Chart(alt.NamedData("failed"), name="failed")
-        .mark_point(shape="cross", angle=45, filled=True, size=80, clip=True)
-        .encode(x=_x(), y=alt.value(alt.ExprRef("height - 9")), color=_fill(), tooltip="id:N")
+    return alt.layer(
+        *_capacity("x"), *_capacity("y"), line, _points("points", 44).add_params(brush), *_failed(), rings, numbers
     )
+
+
+def _failed() -> list[alt.Chart]:
+    """Draw runs that are not ok: at the memory that they needed if it is an axis, otherwise in a lane at the bottom."""
+    mark = {"shape": "cross", "angle": 45, "filled": True, "size": 80, "clip": True}
+    lane = alt.Chart(alt.NamedData("failed"), name="failed").mark_point(**mark)
+    placed = alt.Chart(alt.NamedData("shortages"), name="shortages").mark_point(**mark)
+    colour, y = _fill(), alt.value(alt.ExprRef("height - 9"))
+    return [
+        lane.encode(x=_x(), y=y, color=colour, tooltip="id:N"),
+        placed.encode(x=_x(), y=_y(), color=colour, tooltip="id:N"),
+    ]
+
+
+def _capacity(side: str) -> list[alt.Chart]:
+    """Draw the memory that a GPU has as a dashed line across the axis of memory, with its amount."""
+    base = alt.Chart(alt.NamedData(f"capacity_{side}"))
+    ink = alt.ExprRef("soft")
+    place: dict[str, Any] = {"x": _x()} if side == "x" else {"y": _y()}
+    beside: dict[str, Any] = {"y": alt.value(8)} if side == "x" else {"x": alt.value(alt.ExprRef("width - 4"))}
+    offset: dict[str, Any] = {"dx": -5} if side == "x" else {"dy": -6}
+    rule = base.mark_rule(strokeDash=[5, 4], strokeWidth=1.2, clip=True, color=ink).encode(**place)
+    text = base.mark_text(align="right", fontSize=11, color=ink, **offset).encode(text="text:N", **place, **beside)
+    return [layer.properties(name=f"capacity_{side}_{number}") for number, layer in enumerate((rule, text))]
 
 
 def _medians() -> Any:
@@ -105,7 +122,7 @@ def _medians() -> Any:
     ticks = medians.mark_point(filled=True, size=90, clip=True, opacity=1).encode(
         shape=alt.Shape("shape:N", scale=None), tooltip="id:N"
     )
-    return alt.layer(_points("runs", 22, opacity=0.4), joined, ranges, ticks, _failed())
+    return alt.layer(*_capacity("y"), _points("runs", 22, opacity=0.4), joined, ranges, ticks, *_failed())
 
 
 def _lines() -> Any:
@@ -137,7 +154,7 @@ def _compile(chart: Any) -> dict[str, Any]:
     )  # fmt: skip
     vega: dict[str, Any] = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VEGA_LITE)
     for mark in vega["marks"]:
-        if mark["name"].startswith(("brush_", "front")):  # they cover points that must stay clickable
+        if mark["name"].startswith(("brush_", "front", "capacity")):  # they cover points that must stay clickable
             mark["interactive"] = False
     for axis in vega["axes"]:
         if axis.get("title") in SIGNALS:

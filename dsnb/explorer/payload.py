@@ -11,7 +11,7 @@ import pandas as pd
 from dsnb.analysis import replicates, studentized_range
 from dsnb.analysis.comparison_table import NO_SPREAD
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
-from dsnb.explorer import charts, series
+from dsnb.explorer import charts, series, shortages
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.explorer.unusual import remarks
@@ -82,6 +82,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "notes": _notes(data),
         "unusual": unusual,
         "alone": alone,
+        "memory": shortages.read(data),
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),

@@ -67,6 +67,7 @@ def one_run(setting, repeat, random):
     }  # fmt: skip
     figures["tokens_per_joule"] = figures["tokens_per_s_per_gpu"] / figures["power_w"]
     measured = figures if status == "ok" else dict.fromkeys(figures)
+    lacking = {"oom_allocated_gib": 138.0, "oom_requested_gib": min(memory - 138.0, 40.0), "oom_phase": "backward"}
     cause = None if status == "ok" else "rank 0: CUDA out of memory" if status == "oom" else "rank 1: it fell over"
     return {
         "sweep": "made_up",
@@ -76,6 +77,8 @@ def one_run(setting, repeat, random):
         "cause": cause,
         **setting,
         **measured,
+        **(lacking if status == "oom" else dict.fromkeys(lacking)),
+        "gpu_memory_gib": 140.0,
     }
 
 
@@ -88,7 +91,11 @@ def write_folders(table: pd.DataFrame, folder: Path, steps: int = 60) -> None:
 
 
 def records_of(run, row, steps):
-    summary = {name: value for name, value in row.items() if name not in {*GRID, "sweep", "experiment", "repeat"}}
+    summary = {
+        name: value
+        for name, value in row.items()
+        if name not in {*GRID, "sweep", "experiment", "repeat", "gpu_memory_gib"}
+    }
     setting = {**{name: row[name] for name in GRID}, "grad_accum_dtype": "auto"}
     run.experiment.write_text(records.line(setting))
     run.environment.write_text(records.line({"host": "h", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}]}))

@@ -36,6 +36,9 @@ class Detail {
     const status = model.status.labels[model.status.codes[run]];
     const settings = model.settingsText((index) => model.axis.get(model.experimentAxes[index]).codes[run]);
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
+    if (model.memory.advice[run]) lines.push(element("p", {}, `To change: ${model.memory.advice[run]}.`));
+    const memory = model.memory.sentences(run);
+    if (memory.length) lines.push(element("p", {}, `Memory: ${memory.join("; ")}.`));
     if (settings) lines.push(element("p", {}, settings));
     if (model.notes[run]) lines.push(element("p", {}, `Note: ${model.notes[run]}.`));
     if (model.unusual[run]) lines.push(element("p", {}, element("strong", {}, "Look at this run: "), `${model.unusual[run]}. It counts in every figure.`));

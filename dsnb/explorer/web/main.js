@@ -145,6 +145,7 @@ class Explorer {
       const range = n > 1 ? ` (median of ${n}, ${model.number(name, low)} to ${model.number(name, high)})` : "";
       if (n) lines.push(`${model.labelled(name, middle)}${range}`);
     }
+    if (!isExperiment) lines.push(...model.memory.sentences(id));
     if (!isExperiment) lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
     return [...new Set(lines)].map((line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line));
   }

@@ -25,6 +25,7 @@ class Model {
     });
     this.short = this.shortNames();
     this.differences = new Differences(this);
+    this.memory = new GpuMemory(this, payload.memory);
   }
 
   // Each experiment by the settings that vary, as in "ZeRO 3, bf16"; by its full name where that is not unique.

@@ -36,7 +36,12 @@ const scatter = (model, state, filtered, selected, front) => {
   const nominal = model.axis.has(state.x);
   const chosen = new Set(selected);
   const measured = filtered.filter((run) => !Number.isNaN(x[run]) && !Number.isNaN(y[run]));
-  const { signals, types } = frame(model, state, state.x, state.y, measured.map((run) => x[run]), measured.map((run) => y[run]));
+  const failed = filtered.filter((run) => !model.ok[run]);
+  const short = { x: model.memory.shortages(state.x, failed), y: nominal ? model.memory.shortages(state.y, failed) : [] };
+  const along = { x: measured.map((run) => x[run]), y: measured.map((run) => y[run]) };
+  for (const side of ["x", "y"]) along[side].push(...short[side].map(({ gib }) => gib));
+  const capacities = { x: model.memory.lines(state.x, filtered, along.x), y: model.memory.lines(state.y, filtered, along.y) };
+  const { signals, types } = frame(model, state, state.x, state.y, [...along.x, ...capacities.x], [...along.y, ...capacities.y]);
   const floor = signals.y_high - signals.y_low;
   if (types.y === "linear") signals.y_low -= 0.08 * floor; // room for the lane of runs without this figure
   else signals.y_low /= (signals.y_high / signals.y_low) ** 0.08;
@@ -45,18 +50,28 @@ const scatter = (model, state, filtered, selected, front) => {
     return { id: run, x: x[run] + (nominal ? jitter(run) : 0), y: y[run], ...mark, fill: chosen.has(run) ? mark.fill : unselected };
   });
   points.sort((a, b) => (b.fill === unselected) - (a.fill === unselected));
-  const failed = filtered.filter((run) => !model.ok[run]);
+  const crossFill = (run) => (chosen.has(run) ? model.status.colours[model.status.codes[run]] : unselected);
+  const needed = new Map(short.x.map(({ run, gib }) => [run, gib]));
+  const placed = new Set(short.y.map(({ run }) => run));
+  const unplaced = failed.filter((run) => !placed.has(run));
+  const unknown = unplaced.filter((run) => !needed.has(run));
   const place = (share) =>
     types.x === "log" ? signals.x_low * (signals.x_high / signals.x_low) ** share : signals.x_low + share * (signals.x_high - signals.x_low);
-  const lane = failed.map((run, index) => ({
+  const lane = unplaced.map((run) => ({
     id: run,
-    x: nominal ? x[run] + jitter(run) : place((index + 0.5) / failed.length),
-    fill: chosen.has(run) ? model.status.colours[model.status.codes[run]] : unselected,
+    x: nominal ? x[run] + jitter(run) : (needed.get(run) ?? place((unknown.indexOf(run) + 0.5) / unknown.length)),
+    fill: crossFill(run),
   }));
+  const shortages = short.y.map(({ run, gib }) => ({ id: run, x: x[run] + jitter(run), y: gib, fill: crossFill(run) }));
   const named = front.map((point, order) => ({ ...point, order, number: String(order + 1) }));
   const message = points.length || failed.length ? null : filtered.length ? "No run measured both." : "No run matches the filters: remove some.";
-  const note = failed.length && !nominal ? "Crosses were not measured: their position along the axis has no meaning." : "";
-  return { signals, types, data: { points, failed: lane, front: named }, message, note };
+  const notes = [
+    needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
+    unknown.length && !nominal ? `${needed.size ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
+    model.memory.note(state.x, filtered, along.x), model.memory.note(state.y, filtered, along.y),
+  ];
+  const lines = { capacity_x: model.memory.marks("x", capacities.x), capacity_y: model.memory.marks("y", capacities.y) };
+  return { signals, types, data: { points, failed: lane, shortages, front: named, ...lines }, message, note: notes.filter(Boolean).join(" ") };
 };
 
 // Experiments along one setting: medians, ranges, every run; lines join experiments that are otherwise equal.
@@ -69,13 +84,17 @@ const medians = (model, state, selected, groups) => {
     return state.colour === state.along || count < 2 ? 0 : (colours.codes[run] / (count - 1) - 0.5) * 0.5;
   };
   const failed = [];
+  const shortages = [];
   const marks = [];
   const equal = new Map();
   for (const [experiment, runs] of groups) {
     const spread = model.spread(y, runs);
     const bad = runs.find((run) => !model.ok[run]);
     if (!spread.n && bad !== undefined) {
-      failed.push({ id: bad, x: axis.codes[bad] + side(bad), fill: model.status.colours[model.status.codes[bad]] });
+      const cross = { id: bad, x: axis.codes[bad] + side(bad), fill: model.status.colours[model.status.codes[bad]] };
+      const [short] = model.memory.shortages(state.y, [bad]);
+      if (short) shortages.push({ ...cross, y: short.gib });
+      else failed.push(cross);
     }
     if (!spread.n) continue;
     const along = model.experimentAxes.indexOf(state.along);
@@ -92,10 +111,13 @@ const medians = (model, state, selected, groups) => {
   const runs = selected
     .filter((run) => !Number.isNaN(y[run]))
     .map((run) => ({ id: run, x: axis.codes[run] + side(run) + jitter(run, 0.08), y: y[run], ...style(model, state, run) }));
-  const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], runs.map((run) => run.y));
+  const heights = [...runs, ...shortages].map((run) => run.y);
+  const capacities = model.memory.lines(state.y, selected, heights);
+  const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities]);
   signals.y_low -= types.y === "linear" ? 0.08 * (signals.y_high - signals.y_low) : 0;
-  const message = runs.length || failed.length ? null : "No selected run measured this.";
-  return { signals, types, data: { runs, medians: marks, segments, failed }, message };
+  const message = runs.length || failed.length || shortages.length ? null : "No selected run measured this.";
+  const capacity_y = model.memory.marks("y", capacities);
+  return { signals, types, data: { runs, medians: marks, segments, failed, shortages, capacity_y }, message };
 };
 
 const linear = (signals) => ({
