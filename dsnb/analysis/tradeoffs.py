@@ -19,8 +19,17 @@ from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
 
 
-def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str) -> list[str]:
-    """Return the entries that no other entry beats in both figures (the Pareto front).
+FRONT_TOLERANCE = 0.02
+"""By how much an entry must be better to count: smaller differences in speed or memory decide nothing."""
+
+
+def pareto_front(
+    x: pd.Series, y: pd.Series, x_better: str, y_better: str, tolerance: float = FRONT_TOLERANCE
+) -> list[str]:
+    """Return the entries that no other entry beats (the Pareto front, with a tolerance).
+
+    One entry beats another if it is better by more than the tolerance in one figure, and worse by no more than the
+    tolerance in the other. Of the strict front, every entry that is left out is beaten by one that is returned.
 
     Parameters
     ----------
@@ -28,16 +37,34 @@ def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str) -> li
         One figure each, with the same index; entries that lack one are left out.
     x_better, y_better
         `higher` or `lower`.
+    tolerance
+        Relative; 0 for the strict front, which figures that are not all positive get in any case.
 
     Returns
     -------
     list of str
         From the best x to the best y; of equal entries, the first.
     """
-    table = pd.DataFrame({"x": _lower_is_better(x, x_better), "y": _lower_is_better(y, y_better)}).dropna()
+    known = pd.DataFrame({"x": x, "y": y}).dropna()
+    table = known.assign(x=_lower_is_better(known["x"], x_better), y=_lower_is_better(known["y"], y_better))
     table = table.sort_values(["x", "y"], kind="stable")
     best = table["y"].cummin().shift(fill_value=np.inf)
-    return list(table.index[table["y"] < best])
+    strict = list(table.index[table["y"] < best])
+    if not tolerance or not (known > 0).to_numpy().all():
+        return strict
+    logs = np.log(known.loc[strict]) * [_sign(x_better), _sign(y_better)]  # lower is better
+    margin = -np.log1p(-tolerance)
+    kept: list[str] = []
+    for name in logs.sum(axis=1).sort_values(kind="stable").index:  # nothing is beaten by what follows it
+        gains = logs.loc[name] - logs.loc[kept]
+        beaten = (gains.max(axis=1) > margin) & (gains.min(axis=1) >= -margin)
+        if not beaten.any():
+            kept.append(name)
+    return [name for name in strict if name in kept]
+
+
+def _sign(better: str) -> int:
+    return -1 if better == "higher" else 1
 
 
 def _lower_is_better(values: pd.Series, better: str) -> pd.Series:

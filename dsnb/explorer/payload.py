@@ -11,6 +11,7 @@ import pandas as pd
 from dsnb.analysis import replicates, studentized_range
 from dsnb.analysis.comparison_table import NO_SPREAD
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
+from dsnb.analysis.tradeoffs import FRONT_TOLERANCE
 from dsnb.explorer import charts, series, shortages
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
@@ -89,6 +90,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "defaults": default(data),
         "state": state,
         "labels": LABELS,
+        "frontTolerance": FRONT_TOLERANCE,
         "rules": {"okStatus": "ok", "openEdge": OPEN_EDGE},
         "method": METHOD,
         "hosts": _hosts(data),

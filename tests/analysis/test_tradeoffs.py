@@ -46,6 +46,22 @@ def test_the_front_is_what_nothing_else_beats():
     assert pareto_front(speed.head(0), memory.head(0), "lower", "higher") == []
 
 
+def test_the_front_leaves_out_what_is_hardly_better():
+    memory = pd.Series({"a": 10.0, "b": 10.1, "c": 10.15, "d": 20.0, "e": 20.1})
+    speed = pd.Series({"a": 100.0, "b": 101.0, "c": 110.0, "d": 111.0, "e": 130.0})
+    assert pareto_front(memory, speed, "lower", "higher", tolerance=0) == ["a", "b", "c", "d", "e"]
+    # c takes 1.5 % more than a and is 10 % faster; d is 0.9 % faster than c for twice the memory
+    assert pareto_front(memory, speed, "lower", "higher", tolerance=0.02) == ["c", "e"]
+    assert pareto_front(memory - 10, speed, "lower", "higher", tolerance=0.02) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_front_in_small_steps_keeps_entries_all_along():
+    steps = pd.Series(range(40))
+    memory, speed = 1.015**steps, 1.03**steps  # each beats the one before
+    front = pareto_front(memory, speed, "lower", "higher", tolerance=0.02)
+    assert front == list(range(1, 40, 2))
+
+
 def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
     found = effects(RUNS, "a", ["zero_stage", "precision"], ["tokens_per_s_per_gpu", "peak_allocated_gib"])
     assert list(found["experiment"]) == ["c", "b", "d"]

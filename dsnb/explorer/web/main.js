@@ -78,7 +78,7 @@ class Explorer {
     this.filtered = model.filtered(state);
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
-    this.frontier = model.front(this.groups, state);
+    this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.describeSelection();
     this.draw();
     this.compare();
@@ -107,7 +107,7 @@ class Explorer {
     const picture = scatter(model, state, this.filtered, selected, this.frontier);
     this.scatter.draw({ ...picture, brush: state.brush });
     this.laneNote.textContent = picture.message ? "" : picture.note;
-    this.front.replaceChildren(element("h4", {}, "Pareto front: no other experiment is better in both"), frontList(model, this.frontier, state));
+    this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${100 * model.frontTolerance} % do not count`), frontList(model, this.frontier, state));
     this.medians.draw(medians(model, state, selected, this.groups));
     this.drawLosses();
   }

@@ -100,22 +100,14 @@ class Model {
     return this.figure.get(name)?.better || null;
   }
 
-  // The Pareto front: experiments that no other beats in both figures, from best x to best y: [{experiment, x, y}].
+  // The Pareto front with a tolerance, as dsnb/analysis/tradeoffs.py, from best x to best y: [{experiment, x, y}].
   front(groups, state) {
     if (!this.better(state.x) || !this.better(state.y) || state.x === state.y) return [];
-    const sign = (name) => (this.better(name) === "higher" ? -1 : 1);
     const [xs, ys] = [this.values(state.x, state), this.values(state.y, state)];
     const points = [...groups]
       .map(([experiment, runs]) => ({ experiment, x: this.spread(xs, runs).median, y: this.spread(ys, runs).median }))
       .filter((point) => !Number.isNaN(point.x) && !Number.isNaN(point.y));
-    points.sort((a, b) => sign(state.x) * (a.x - b.x) || sign(state.y) * (a.y - b.y));
-    let best = Infinity;
-    return points.filter((point) => {
-      const value = sign(state.y) * point.y;
-      if (!(value < best)) return false;
-      best = value;
-      return true;
-    });
+    return paretoFront(points, this.better(state.x), this.better(state.y), this.frontTolerance);
   }
 
   // The baseline experiment: the chosen one, else the best in y, else the first.
