@@ -57,8 +57,8 @@ TESTED_ELSEWHERE = {
         "run_folder/column_meanings run_folder/field_meanings run_folder/record_schema settings/training"
     ),
     "execute/test_notebook.py": "execute/kernel_process execute/kernels system/interpreter",
-    "explorer/test_page.py": "explorer/charts",
-    "explorer/test_state.py": "explorer/data explorer/explore explorer/payload explorer/series explorer/shortages",
+    "explorer/test_page.py": "explorer/anatomy explorer/charts",
+    "explorer/test_state.py": "explorer/data explorer/explore explorer/payload explorer/series explorer/shortages explorer/view_state",
     "files/test_records.py": "files/json_text",
     "launcher/hosts/test_host_faults.py": "launcher/hosts/lifeline launcher/hosts/node",
     "launcher/hosts/test_remote.py": "launcher/hosts/servers",

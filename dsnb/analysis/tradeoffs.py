@@ -18,7 +18,6 @@ from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
 
-
 FRONT_TOLERANCE = 0.02
 """By how much an entry must be better to count: smaller differences in speed or memory decide nothing."""
 

@@ -26,6 +26,7 @@ SIGNALS: dict[str, Any] = {
     "y_high": 10.0,
     "x_factor": 1.0,
     "y_factor": 1.0,
+    "hovered": None,
 }
 MIN_TICK_STEP = alt.ExprRef("isArray(x_labels) ? 1 : 0")
 
@@ -126,18 +127,24 @@ def _medians() -> Any:
 
 
 def _lines() -> Any:
-    """Draw one line per run, with the warm-up shaded."""
+    """Draw one line per run, with the warm-up shaded and a cross where a run ended early."""
     warm = (
         alt.Chart(alt.NamedData("warm"))
         .mark_rect(opacity=0.14, color=alt.ExprRef("soft"), clip=True)
         .encode(x=_x("from"), x2="to:Q")
     )
-    lines = (
-        alt.Chart(alt.NamedData("lines"))
-        .mark_line(strokeWidth=1.4, opacity=0.85, clip=True)
-        .encode(x=_x(), y=_y(), color=_fill(), detail="id:N", order="x:Q")
+    base = alt.Chart(alt.NamedData("lines")).encode(x=_x(), y=_y(), detail="id:N", order="x:Q")
+    apart = alt.condition("hovered === null || hovered === datum.id", alt.value(0.9), alt.value(0.15))
+    lines = base.mark_line(strokeWidth=1.4, clip=True).encode(
+        color=_fill(), opacity=apart, strokeDash=alt.StrokeDash("dash:N", scale=None, legend=None)
     )
-    return alt.layer(warm, lines)
+    wide = base.mark_line(strokeWidth=9, opacity=0.001, clip=True).encode(tooltip="id:N")  # easier to point at
+    ends = (
+        alt.Chart(alt.NamedData("ends"))
+        .mark_point(shape="cross", angle=45, filled=True, size=80)
+        .encode(x=_x(), y=_y(), color=_fill(), tooltip="id:N")
+    )
+    return alt.layer(warm, lines, wide, ends)
 
 
 def _compile(chart: Any) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Explorer:
             Settings by name, with a value, a list of values or `"all"`; `y`, `x` (a figure or a setting), `colour`,
             `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `train_tokens` (for the days), `base` (the
             baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
-            as seconds for `step_time_s`, or None), `run` (the position of a run, or None).
+            as seconds for `step_time_s`, or None), `run` (the position of a run, or None), `pins` (up to two names of
+            experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None), `columns`.
 
         Raises
         ------

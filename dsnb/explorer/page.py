@@ -16,7 +16,8 @@ import vl_convert
 from dsnb.explorer.charts import VEGA_LITE
 from dsnb.run_folder import paths
 
-MODULES = ["dom", "memory", "front", "studentized_range", "differences", "model", "chart", "views", "tables", "controls", "detail", "main"]
+MODULES = ["dom", "memory", "front", "studentized_range", "differences", "model", "export", "chart", "views", "tables"]
+MODULES += ["run_table", "legend", "pins", "link", "controls", "anatomy", "detail", "main"]
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
 
 

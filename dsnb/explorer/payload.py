@@ -12,7 +12,7 @@ from dsnb.analysis import replicates, studentized_range
 from dsnb.analysis.comparison_table import NO_SPREAD
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
 from dsnb.analysis.tradeoffs import FRONT_TOLERANCE
-from dsnb.explorer import charts, series, shortages
+from dsnb.explorer import anatomy, charts, series, shortages
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.explorer.unusual import remarks
@@ -84,6 +84,8 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "unusual": unusual,
         "alone": alone,
         "memory": shortages.read(data),
+        "anatomy": anatomy.read(data),
+        "cite": citation(data),
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
@@ -94,11 +96,25 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "rules": {"okStatus": "ok", "openEdge": OPEN_EDGE},
         "method": METHOD,
         "hosts": _hosts(data),
-        "colours": {"unselected": palette.UNSELECTED, "run": palette.ONE_RUN},
+        "colours": {"unselected": palette.UNSELECTED, "run": palette.ONE_RUN, "exposed": palette.VERMILION},
         "series": shown,
         "seriesCharts": series.CHARTS,
         "charts": charts.specifications(),
     }  # fmt: skip
+
+
+CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepSpeed ", "cuda": "CUDA "}
+"""What a saved picture says about the runs: columns, and the words before their values."""
+
+
+def citation(data: Data) -> str:
+    """Return on which GPUs and with which versions the runs were measured, as far as that is known."""
+    parts = []
+    for name, before in CITED.items():
+        known = data.runs[name].dropna() if name in data.runs else pd.Series(dtype=object)
+        values = sorted({labels.text(value) for value in known})
+        parts += [f"{before}{', '.join(values)}"] if values else []
+    return "; ".join(parts)
 
 
 def _axis(data: Data, name: str) -> dict[str, Any]:

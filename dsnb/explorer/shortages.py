@@ -61,4 +61,6 @@ def _advice(data: Data, positions: list[int]) -> dict[int, str]:
 
 def _shortage(row: dict[str, object]) -> Shortage:
     settings = {name: row[name] for name in SETTINGS if row.get(name) is not None}
-    return Shortage(Experiment.recorded(settings).model_dump(), str(row.get("oom_phase") or ""), row.get("device") == "cpu")
+    return Shortage(
+        Experiment.recorded(settings).model_dump(), str(row.get("oom_phase") or ""), row.get("device") == "cpu"
+    )

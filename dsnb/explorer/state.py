@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.errors import SettingsError
+from dsnb.explorer import view_state
 from dsnb.explorer.data import Data, plain
 from dsnb.formulas import metrics
 from dsnb.runs import labels
@@ -32,6 +33,7 @@ LABELS = {
     "x_scale": "X scale",
     "train_tokens": "Training tokens (billions)",
     "reset": "Reset",
+    "link": "Copy link",
     "region": "Region: drag in the chart, or enter its limits",
     "clear": "Clear region",
 }
@@ -71,6 +73,7 @@ def default(data: Data) -> State:
         "base": None,
         "brush": None,
         "run": None,
+        **view_state.default(),
     }
 
 
@@ -172,6 +175,7 @@ _OTHERS: dict[str, Callable[[Data, Any], Any]] = {
     "base": _base,
     "brush": _brush,
     "run": _run,
+    **view_state.CHECKS,
 }
 
 

@@ -3,6 +3,7 @@
 import collections
 import csv
 import io
+import json
 import math
 import random
 
@@ -11,6 +12,7 @@ import pytest
 
 import dsnb
 from dsnb.analysis import studentized_range, tradeoffs
+from dsnb.analysis.comparison_table import change_text
 from dsnb.analysis.intervals import Verdict
 from dsnb.analysis.summary import summarize
 from dsnb.explorer import series
@@ -78,7 +80,16 @@ def chosen(random_state, explorer):
         if random_state.random() < 0.3
     }
     picked = {name: random_state.choice(allowed) for name, allowed in options(explorer.data).items()}
-    return {**{name: [] for name in choices}, **filters, **picked, "train_tokens": random_state.choice([300e9, 1e9])}
+    state = {**{name: [] for name in choices}, **filters, **picked, "train_tokens": random_state.choice([300e9, 1e9])}
+    pinned = [*range(len(explorer.data.runs)), *explorer.data.experiments]
+    pins = random_state.sample(pinned, random_state.randint(0, 2))
+    return {**state, "pins": pins, "brush": random_state.choice([None, region(random_state, explorer, state)])}
+
+
+def region(random_state, explorer, state):
+    """Draw a region whose edges are figures of runs."""
+    sides = {side: values(explorer.data, {**explorer.state, **state}, state[side]) for side in ("x", "y")}
+    return {side: sorted(random_state.sample(list(found[np.isfinite(found)]), 2)) for side, found in sides.items()}
 
 
 def positions(explorer):
@@ -89,11 +100,11 @@ def test_a_hundred_states_select_in_the_page_what_they_select_in_pandas(runs, sa
     page = watched(saved)
     explorer, draw = dsnb.explore(runs), random.Random(0)
     sizes = set()
-    select = f"(states) => states.map((state) => ({ROOT}.set({{...state, brush: null}}), [...{ROOT}.selected]))"
+    select = f"(states) => states.map((state) => ({ROOT}.set(state), [...{ROOT}.selected]))"
     for _ in range(10):  # ten at a time: the page draws what the last of them selects
         changes = [chosen(draw, explorer) for _ in range(10)]
         for change, selected in zip(changes, page.tab.evaluate(select, changes), strict=True):
-            explorer.set(**change, brush=None)
+            explorer.set(**change)
             assert selected == positions(explorer)
             sizes.add(len(explorer.selection))
     assert len(sizes) > 40
@@ -107,6 +118,8 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(repeated, tmp_path, watche
     for _ in range(16):
         changes = {**chosen(draw, explorer), "y": draw.choice(["tokens_per_s_per_gpu", "step_time_s", "mfu"])}
         changes["x"] = draw.choice(["peak_allocated_gib", "power_w", "device_memory_gib"])
+        changes["brush"] = draw.choice([None, None, None, region(draw, explorer, changes)])
+        filtered = summarize(exact(explorer.set(**{**changes, "brush": None})))
         explorer.set(**changes)
         page.tab.evaluate(f"(state) => {ROOT}.set(state)", changes)
         found = page.tab.evaluate(
@@ -120,9 +133,8 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(repeated, tmp_path, watche
         selection = exact(explorer)
         if selection.empty:
             continue
-        summary = summarize(selection)
         better = [METRIC_LABELS[changes[side]].better for side in ("x", "y")]
-        plain = tradeoffs.pareto_front(summary[f"{changes['x']}_median"], summary[f"{changes['y']}_median"], *better)
+        plain = tradeoffs.pareto_front(filtered[f"{changes['x']}_median"], filtered[f"{changes['y']}_median"], *better)
         assert found["front"] == plain
         fronts += len(plain)
         table = tradeoffs.effects(selection, found["base"], explorer.data.axes, found["compared"])
@@ -377,6 +389,66 @@ def test_hostile_text_stays_text(tmp_path, watched):
     assert tab.evaluate("document.scripts.length") == 2
     assert (dialogs, page.outside, page.said) == ([], [], [])
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, watched):
+    page = watched(saved)
+    tab = page.tab
+    explorer = dsnb.explore(runs)
+    explorer.set(zero_stage=[1, 3], y="power_w", x="device_memory_gib", colour="model", base=runs["experiment"][9])
+    explorer.set(brush={"x": [0, 60], "y": [0, 1e4]}, pins=[runs["experiment"][0], 4], run=7, columns=["mfu", "repeat"])
+    explorer.set(sort=["mfu", "ascending"], y_scale="log", train_tokens=5e9)
+    tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
+    tab.wait_for_timeout(400)  # an address is written once the controls rest
+    address, link = tab.evaluate(f"[location.href, {ROOT}.address.link({ROOT}.state)]")
+    assert address == link
+    other = tab.context.new_page()
+    other.goto(link)
+    other.evaluate(SETTLED)
+    assert other.evaluate(f"{ROOT}.state") == explorer.state
+    assert other.evaluate(f"{ROOT}.selected") == positions(explorer)
+    assert other.locator(".dsnb-runs thead th").all_inner_texts() == ["experiment", "repeat", "MFU (%)"]
+    other.get_by_role("button", name="Reset").click()
+    usual = dsnb.explore(runs).state
+    assert other.evaluate(f"{ROOT}.state") == usual
+    bad = {"y": "x", "zero_stage": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": 1, "base": 3,
+           "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "constructor": 1, "colour": None}  # fmt: skip
+    opened = f"(text) => {{ location.hash = `explorer=${{encodeURIComponent(text)}}`; return {ROOT}.address.read(); }}"
+    for text in (json.dumps(bad), "null", "[1]", "%", '{"brush": 7}', '{"pins": [true]}'):
+        assert other.evaluate(opened, text) == {}
+    other.wait_for_timeout(50)
+    assert other.evaluate(f"{ROOT}.state") == usual
+    other.close()
+    assert (page.said, page.outside) == ([], [])
+
+
+def test_two_settings_are_compared_and_charts_are_saved(runs, saved, watched):
+    page = watched(saved)
+    tab = page.tab
+    plain = runs[runs["status"] == "ok"].groupby("experiment")["tokens_per_s"].median()
+    first, second = plain.index[0], plain.index[-1]
+    tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", [first, second])
+    row = tab.locator(".dsnb-pins tr", has=tab.get_by_role("rowheader", name="tokens/s", exact=True))
+    cells = row.locator("td").all_inner_texts()
+    assert [float(text.replace(",", "")) for text in cells[:2]] == pytest.approx([plain[first], plain[second]], abs=1)
+    logs = np.log(runs["tokens_per_s"]).groupby(runs["experiment"]).mean()
+    assert cells[2].startswith(change_text(100 * np.expm1(logs[second] - logs[first])))
+    differing = tab.locator(".dsnb-pins .dsnb-differs th").count()
+    one, other = (runs[runs["experiment"] == name].iloc[0] for name in (first, second))
+    assert differing == sum(str(one[name]) != str(other[name]) for name in made_up.GRID)
+    tab.locator(".dsnb-legend button", has_text="bf16").click()
+    assert tab.evaluate(f"{ROOT}.state.precision") == ["bf16"]
+    tab.get_by_label("Save: All runs; the tables below contain the same data").click()
+    for kind, start in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with tab.expect_download() as waiting:
+            tab.locator(".dsnb-save[open]").get_by_role("button", name=kind).click()
+        assert waiting.value.suggested_filename == f"runs-tokens-s-gpu-against-memory-allocated.{kind.lower()}"
+        content = waiting.value.path().read_bytes()
+        assert content.startswith(start)
+        if kind == "SVG":
+            assert f"n = {(runs['precision'] == 'bf16').sum()} runs".encode() in content
+            assert b">bf16</text>" in content
+    assert (page.said, page.outside) == ([], [])
 
 
 def test_links_to_notebooks_lead_into_the_folder_whatever_its_name(tmp_path, watched):

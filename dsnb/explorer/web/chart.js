@@ -6,7 +6,10 @@ const LOADER = { load: reject, sanitize: reject, http: reject, file: reject };
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
   // is a run, or an experiment if it is marked so by `isExperiment`.
+  // `about()` returns what a saved picture says besides: {title, legend, cite}.
   constructor(parent, specification, label, events = {}, height = specification.height) {
+    this.label = label;
+    this.about = () => ({ title: label, legend: [], cite: "" });
     this.specification = { ...specification, height };
     this.events = events;
     this.types = null;
@@ -16,7 +19,8 @@ class Chart {
     this.canvas = element("div", { class: "dsnb-chart", role: "img", "aria-label": label });
     this.empty = element("p", { class: "dsnb-empty", hidden: true });
     this.tip = element("div", { class: "dsnb-tip", hidden: true });
-    parent.append(this.canvas, this.empty, this.tip);
+    this.menu = element("div");
+    parent.append(this.canvas, this.empty, this.tip, this.menu);
     this.resizeObserver = new ResizeObserver(() => this.resize());
     this.resizeObserver.observe(this.canvas);
     if (events.brush) this.canvas.addEventListener("pointerdown", () => this.pointerDown());
@@ -85,7 +89,7 @@ class Chart {
     const { types = {}, message = null } = picture;
     this.empty.textContent = message ?? "";
     this.empty.hidden = !message;
-    this.canvas.hidden = Boolean(message);
+    this.canvas.hidden = this.menu.hidden = Boolean(message);
     if (message) return;
     this.picture = picture;
     if (!this.types || types.x !== this.types.x || types.y !== this.types.y) {
@@ -145,9 +149,16 @@ class Chart {
     this.view.run();
   }
 
+  // Fade the lines of other runs.
+  highlight(id) {
+    if (!this.events.highlight || this.view.signal("hovered") === id) return;
+    this.view.signal("hovered", id).run();
+  }
+
   hover(handler, event, item, id) {
     const known = id !== null && id !== undefined && id !== "" && this.events.tooltip;
     this.tip.hidden = !known;
+    this.highlight(known ? item.datum.id : null);
     if (!known) return;
     this.tip.replaceChildren(...this.events.tooltip(item.datum).map((line) => element("div", {}, line)));
     const box = this.canvas.getBoundingClientRect();

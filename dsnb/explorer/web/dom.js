@@ -40,20 +40,3 @@ const mark = (shape, colour) => {
   svg.append(path);
   return svg;
 };
-
-// Let the browser save a text as a file.
-const download = (name, text) => {
-  const url = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
-  const link = element("a", { href: url, download: name });
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
-};
-
-// Format one CSV cell; a text that a spreadsheet would evaluate as a formula is quoted.
-const cell = (value) => {
-  if (value === null || value === undefined || Number.isNaN(value)) return "";
-  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-};

@@ -5,12 +5,16 @@ class Explorer {
   constructor(root, payload, { controls = true, changed = () => {}, link = relativeLink } = {}) {
     this.model = new Model(payload);
     Object.assign(this.model, { link, leftOut: payload.live ? NOT_LOADED : LEFT_OUT });
-    this.state = payload.state;
     this.changed = changed;
+    this.address = controls ? new AddressState(this.model, mounted) : null;
+    if (this.address) mounted.push(this);
+    this.state = { ...payload.state, ...this.address?.read() };
     const set = (patch) => this.set(patch);
     this.controls = controls ? new Controls(this.model, set) : null;
     this.count = element("p", { class: "dsnb-count", role: "status" });
-    this.legend = element("ul", { class: "dsnb-legend" });
+    this.legend = new Legend(this.model, set);
+    this.pins = new Pins(this.model, set);
+    this.link = this.address ? copyButton(this.model.labels.link, () => this.address.link(this.state)) : null;
     this.about = element("p", { class: "dsnb-soft" });
     this.front = element("div", { class: "dsnb-front" });
     this.effectBox = element("div");
@@ -18,11 +22,13 @@ class Explorer {
     this.laneNote = element("p", { class: "dsnb-soft" });
     this.lossNote = element("p", { class: "dsnb-soft" });
     this.region = new Region(this.model, set);
-    this.table = new RunTable(this.model, (run) => this.open(run));
-    this.detail = new Detail(this.model, set);
+    this.table = new RunTable(this.model, (run) => this.open(run), set);
+    this.detail = new Detail(this.model, set, this.pins);
     this.layOut(root);
     this.redraw();
-    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()));
+    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.table.print(printing));
+    this.followAddress = () => this.set({ ...this.model.state, ...this.address.read() });
+    if (this.address) addEventListener("hashchange", this.followAddress);
     root.dsnb = this;
   }
 
@@ -35,7 +41,7 @@ class Explorer {
     const base = field("Baseline", this.base);
     root.replaceChildren(
       ...(this.controls ? [this.controls.node] : []),
-      this.count, this.legend,
+      element("div", { class: "dsnb-bar dsnb-top" }, this.count, this.link), this.legend.node, this.pins.node,
       element(
         "div", { class: "dsnb-grid" },
         element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.region.node, this.front),
@@ -51,11 +57,23 @@ class Explorer {
     const { charts } = this.model;
     this.scatter = new Chart(scatterBox, charts.scatter, "All runs; the tables below contain the same data", { tooltip, click, brush: (region) => this.brushing(region) });
     this.medians = new Chart(mediansBox, charts.medians, "Medians of the selected experiments", { tooltip, click });
-    this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs");
+    this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs", { tooltip, click, highlight: true });
+    this.charts().forEach((chart) => {
+      chart.about = () => this.describePicture(chart);
+      chart.menu.append(saveMenu(chart, this.model));
+    });
   }
 
   charts() {
-    return [this.scatter, this.medians, this.losses, ...this.detail.charts];
+    return [this.scatter, this.medians, this.losses, ...this.pins.charts, ...this.detail.charts];
+  }
+
+  // What a saved picture of a chart says besides: title, legend, and what was measured with what.
+  describePicture(chart) {
+    const { model, state, selected } = this;
+    const title = { [this.scatter.label]: this.headings.scatter, [this.medians.label]: this.headings.medians }[chart.label]?.textContent ?? chart.label;
+    const entries = [this.scatter, this.medians, this.losses].includes(chart) ? [...legendEntries(model, state), ...statusEntries(model, selected)] : [];
+    return { title, legend: entries, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
   }
 
   // Set some controls, as explorer.set does in Python; `notify` is false for changes that come from Python.
@@ -66,8 +84,11 @@ class Explorer {
     this.state = { ...before, ...patch };
     if (!("brush" in patch) && (before.x !== this.state.x || before.y !== this.state.y)) this.state.brush = null;
     if (notify) this.changed(this.state);
+    this.address?.write(this.state);
     const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
-    if (changed.every((name) => name === "run")) this.detail.show(this.state.run);
+    const parts = { run: () => this.detail.show(this.state.run, this.state), pins: () => this.pins.show(this.state) };
+    for (const name of ["sort", "columns"]) parts[name] = () => this.table.show(this.selected, this.state);
+    if (changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
   }
 
@@ -83,7 +104,8 @@ class Explorer {
     this.draw();
     this.compare();
     this.table.show(this.selected, state);
-    this.detail.show(state.run);
+    this.pins.show(state);
+    this.detail.show(state.run, state);
   }
 
   describeSelection() {
@@ -94,7 +116,7 @@ class Explorer {
     const all = `${selected.length} of ${count(model.runs, "run")} in ${count(this.groups.size, "experiment")} selected`;
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
-    this.legend.replaceChildren(...legend(model, state, this.filtered));
+    this.legend.show(state, this.filtered);
     const heading = (name) => (name ? model.title(name) : "nothing measured");
     this.headings.scatter.textContent = `${heading(state.y)} against ${heading(state.x)}`;
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
@@ -107,16 +129,18 @@ class Explorer {
     const picture = scatter(model, state, this.filtered, selected, this.frontier);
     this.scatter.draw({ ...picture, brush: state.brush });
     this.laneNote.textContent = picture.message ? "" : picture.note;
-    this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${100 * model.frontTolerance} % do not count`), frontList(model, this.frontier, state));
+    this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${100 * model.frontTolerance} % do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
     this.drawLosses();
   }
 
   drawLosses() {
     const { model, state, selected } = this;
-    this.losses.draw(losses(model, state, selected));
+    const picture = losses(model, state, selected);
+    this.losses.draw(picture);
     const without = selected.filter((run) => !model.series[run]).length;
-    this.lossNote.textContent = without ? `The steps of ${without} of the ${count(selected.length, "selected run")} ${model.leftOut}` : "";
+    const missing = without ? `The steps of ${without} of the ${count(selected.length, "selected run")} ${model.leftOut}` : "";
+    this.lossNote.textContent = [picture.note, missing].filter(Boolean).join(" ");
   }
 
   compare() {
@@ -173,11 +197,13 @@ class Explorer {
   addSeries(series) {
     Object.assign(this.model.series, series);
     this.drawLosses();
-    this.detail.show(this.state.run);
+    this.pins.show(this.state);
+    this.detail.show(this.state.run, this.state);
   }
 
   destroy() {
     this.stopWatching();
+    removeEventListener("hashchange", this.followAddress);
     this.charts().forEach((chart) => chart.destroy());
   }
 }
@@ -195,10 +221,11 @@ const LEFT_OUT = "are left out of this file to keep it small; they are in the ru
 const NOT_LOADED = "are not loaded yet: open a run to load its steps.";
 
 // Follow the light or dark theme of the system and of JupyterLab; print is always light.
-const watchTheme = (root, recolour) => {
+const watchTheme = (root, recolour, printed) => {
   const print = (printing) => {
     root.classList.toggle("dsnb-print", printing);
     recolour();
+    printed(printing);
   };
   const listeners = new AbortController();
   const { signal } = listeners;
@@ -212,6 +239,8 @@ const watchTheme = (root, recolour) => {
     lab.disconnect();
   };
 };
+
+const mounted = []; // the explorers of a page, in their order
 
 // In a page: create every explorer from the data beside it.
 const mountAll = () => {

@@ -124,26 +124,38 @@ const linear = (signals) => ({
   signals: { x_labels: null, x_factor: 1, y_factor: 1, ...signals }, types: { x: "linear", y: "linear" },
 });
 
-// The losses of the selected runs whose steps are in this page.
+// Repeats of a setting share its colour and differ in their dashes.
+const DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3]];
+
+// The losses of the selected runs whose steps are in this page; a cross where one that is not ok ended.
 const losses = (model, state, selected) => {
   const runs = selected.filter((run) => model.series[run]?.loss?.some((value) => value !== null));
+  const known = (run) => model.series[run].step.map((step, index) => ({ x: step, y: model.series[run].loss[index] ?? NaN })).filter(({ y }) => !Number.isNaN(y));
   const lines = runs.flatMap((run) => {
     const { fill } = style(model, state, run);
-    return model.series[run].step.map((step, index) => ({ id: run, x: step, y: model.series[run].loss[index] ?? NaN, fill }));
+    const dash = DASHES[Math.max(0, (model.repeats[run] ?? 1) - 1) % DASHES.length];
+    return known(run).map((point) => ({ id: run, ...point, fill, dash }));
   });
+  const early = runs.filter((run) => !model.ok[run]);
+  const ends = early.map((run) => ({ id: run, ...known(run).at(-1), fill: model.status.colours[model.status.codes[run]] }));
   const [x, y] = [domain(lines.map((point) => point.x)), domain(lines.map((point) => point.y))];
   const signals = { x_title: "optimizer step", y_title: "loss", x_low: x[0], x_high: x[1], y_low: y[0], y_high: y[1] };
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
-  return { ...linear(signals), data: { lines, warm: [] }, message, shown: runs.length };
+  const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
+  return { ...linear(signals), data: { lines, warm: [], ends }, message, note };
 };
 
-// One chart of a run over time, or the reason why it is empty.
-const series = (model, one, { values, times, heading, factor }) => {
-  const lines = (one?.[values] ?? [])
+// One chart of a run over time, or the reason why it is empty: the timed steps, or all since the launch.
+const series = (model, one, { values, times, heading, factor }, whole) => {
+  const all = (one?.[values] ?? [])
     .map((value, index) => ({ id: 0, x: one[times][index] ?? NaN, y: value ?? NaN, fill: model.colours.run }))
     .filter((point) => !Number.isNaN(point.x) && !Number.isNaN(point.y));
-  const [x, y] = [domain([0, ...lines.map((point) => point.x)]), domain(lines.map((point) => point.y))];
-  const signals = { x_title: "time since start (s)", y_title: heading, x_low: 0, x_high: x[1], y_low: y[0], y_high: y[1], y_factor: factor };
-  const warm = one?.warm_s ? [{ from: 0, to: one.warm_s }] : [];
-  return { ...linear(signals), data: { lines, warm }, message: lines.length ? null : `${heading}: not measured in this run.` };
+  const from = one?.warm_s ?? 0;
+  const timed = all.filter(({ x }) => x > from);
+  const shown = whole || !timed.length ? all : timed;
+  const [x, y] = [domain(shown.map((point) => point.x)), domain(shown.map((point) => point.y))];
+  const low = shown === all ? 0 : from;
+  const signals = { x_title: "time since start (s)", y_title: heading, x_low: low, x_high: x[1], y_low: y[0], y_high: y[1], y_factor: factor };
+  const warm = from && shown === all ? [{ from: 0, to: from }] : [];
+  return { ...linear(signals), data: { lines: shown, warm }, message: shown.length ? null : `${heading}: not measured in this run.` };
 };
