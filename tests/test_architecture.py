@@ -58,7 +58,10 @@ TESTED_ELSEWHERE = {
     ),
     "execute/test_notebook.py": "execute/kernel_process execute/kernels system/interpreter",
     "explorer/test_page.py": "explorer/anatomy explorer/charts",
-    "explorer/test_state.py": "explorer/data explorer/explore explorer/payload explorer/series explorer/shortages explorer/view_state",
+    "explorer/test_state.py": (
+        "explorer/data explorer/explore explorer/payload explorer/series explorer/shortages explorer/view_state "
+        "explorer/watch"
+    ),
     "files/test_records.py": "files/json_text",
     "launcher/hosts/test_host_faults.py": "launcher/hosts/lifeline launcher/hosts/node",
     "launcher/hosts/test_remote.py": "launcher/hosts/servers",

@@ -15,7 +15,8 @@ from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
 
 REQUIRED = ("experiment", "repeat", "status")
-SIGNIFICANT_DIGITS = 5
+DIGITS, DIGITS_OF_MANY, MANY = 12, 5, 1000
+"""Significant digits of figures, and those of more than 1,000 runs, whose page would become too large."""
 MAX_EXACT_INTEGER = 2**53
 """The largest integer up to which JavaScript numbers are exact; a larger seed becomes text."""
 
@@ -32,6 +33,11 @@ class Choice:
     def varies(self) -> bool:
         """Whether there is more than one value."""
         return len(self.values) > 1
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether there are several known values to choose from; a single one and missing ones are no choice."""
+        return sum(value is not None for value in self.values) > 1
 
     def short_label(self, code: int) -> str:
         """Name one value, as in "ZeRO 3"; empty for the usual value of a setting."""
@@ -53,8 +59,8 @@ class Data:
     constant
         The settings that are the same for all runs.
     figures
-        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, rounded to 5 digits: the
-        page holds the same numbers, so both select the same runs.
+        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, rounded if there are
+        many: the page holds the same numbers, so both select the same runs.
     """
 
     runs: pd.DataFrame
@@ -122,13 +128,14 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
     A run that is not ok may have measured something before it ended, but that says nothing about its settings.
     """
     ok = (runs["status"] == "ok").to_numpy()
+    digits = DIGITS if len(runs) <= MANY else DIGITS_OF_MANY
     found = {}
     for name in labels.METRIC_LABELS:
         if name in runs:
             column = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype=float, na_value=math.nan)
             values = np.where(ok & np.isfinite(column), column, math.nan)
             if not np.isnan(values).all():
-                found[name] = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
+                found[name] = [float(f"{value:.{digits}g}") for value in values]
     return pd.DataFrame(found, index=runs.index, dtype=float)
 
 

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import nbformat.v4 as nbf
 import pandas as pd
 
+from dsnb.errors import SettingsError
 from dsnb.explorer import data, page
 from dsnb.explorer.payload import payload
 from dsnb.explorer.state import State, change, default, mask
+from dsnb.explorer.watch import Watch, carried_over
 from dsnb.files import records
 from dsnb.render import notebook_page, tables
+from dsnb.runs.load import load_runs
 
 if TYPE_CHECKING:
     from dsnb.explorer.live import Live
@@ -30,6 +33,7 @@ class Explorer:
         self.home = Path(home or Path.cwd()).absolute()
         self._state = default(self.data)
         self._live: Live | None = None
+        self.watch: Watch | None = None
 
     @property
     def state(self) -> State:
@@ -63,6 +67,14 @@ class Explorer:
             self._live.state = self._state
         return self
 
+    def show(self, runs: pd.DataFrame) -> None:
+        """Show other runs in the same place; what was chosen stays as far as it exists in them."""
+        before, state = self.data, self.state
+        self.data = data.read(runs)
+        self._state = carried_over(before, state, self.data)
+        if self._live:
+            self._live = self._live.replaced(self.data, self._state)
+
     @property
     def live(self) -> "Live":
         """The ipywidgets, created when they are first displayed."""
@@ -91,20 +103,31 @@ class Explorer:
         return {**bundle, "text/html": self._fragment(self.home)}, metadata
 
 
-def explore(runs: pd.DataFrame, home: str | Path | None = None) -> Explorer:
+def explore(runs: pd.DataFrame | str | Path, home: str | Path | None = None, watch: bool = False) -> Explorer:
     """Return an interactive explorer of runs, for JupyterLab and for HTML pages without a kernel.
 
     Parameters
     ----------
     runs
-        One row per run, as `dsnb.load_runs` returns it.
+        One row per run, as `dsnb.load_runs` returns it, or the folder to load them from.
     home
         The folder of the HTML page that this will be exported to: links to notebooks and profiles are relative to it.
         By default the working folder.
+    watch
+        Follow a sweep that is running: runs come in as they finish, and filters and axes stay as they are. It needs the
+        folder; `explorer.watch.stop()` ends it.
 
     Raises
     ------
     SettingsError
-        If columns of a table of runs are missing.
+        If columns of a table of runs are missing, the folder does not exist, or a table is to be watched.
     """
-    return Explorer(runs, home)
+    if isinstance(runs, pd.DataFrame):
+        if watch:
+            raise SettingsError(
+                "explore can watch a folder of runs, not a table: pass the folder, such as outputs/name"
+            )
+        return Explorer(runs, home)
+    explorer = Explorer(load_runs(runs), home)
+    explorer.watch = Watch(explorer, Path(runs).absolute()) if watch else None
+    return explorer

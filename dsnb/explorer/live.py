@@ -31,15 +31,17 @@ class View(anywidget.AnyWidget):
 class Live:
     """The widgets of one explorer. Setting `state` updates them; using one of them updates `state`."""
 
-    def __init__(self, data: Data, state: State) -> None:
+    def __init__(self, data: Data, state: State, view: View | None = None) -> None:
         self.data = data
         shown = payload(data, state, Path("/"))
-        self.view = View(
-            _esm=page.module(), _css=page.style(), payload=shown, state=state, user_home=str(Path("~").expanduser())
-        )
+        self.view = view or View(_esm=page.module(), _css=page.style(), user_home=str(Path("~").expanduser()))
+        with self.view.hold_sync():
+            self.view.set_trait("payload", shown)
+            self.view.set_trait("series", {})
+            self.view.set_trait("state", state)
         self._setting = False
         self._sent = set(shown["series"])
-        self.filters = {name: self._filter(choice) for name, choice in data.choices.items() if len(choice.values) > 1}
+        self.filters = {name: self._filter(choice) for name, choice in data.choices.items() if choice.is_filter}
         self.selects = {name: self._select(name, values) for name, values in options(data).items()}
         self.tokens = widgets.BoundedFloatText(min=0, max=1e9, description=LABELS["train_tokens"])
         self.tokens.observe(lambda change: self._set(train_tokens=(change["new"] or TRAIN_TOKENS / 1e9) * 1e9), "value")
@@ -48,6 +50,14 @@ class Live:
         self.box = widgets.VBox([*self._rows(), self.view])
         self.view.observe(self._changed, "state")
         self._show(state)
+
+    def replaced(self, data: Data, state: State) -> "Live":
+        """Return the widgets of other runs, in the place of these and with the same view."""
+        self.view.unobserve(self._changed, "state")
+        other = Live(data, state, self.view)
+        self.box.children = other.box.children
+        other.box = self.box
+        return other
 
     @property
     def state(self) -> State:

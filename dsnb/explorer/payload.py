@@ -125,6 +125,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": labels.axis(name).title,
+        "isFilter": choice.is_filter,
         "values": choice.values,
         "labels": [labels.text(value) for value in choice.values],
         "shortLabels": [choice.short_label(code) for code in range(count)],

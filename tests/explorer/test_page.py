@@ -411,8 +411,10 @@ def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, wat
     other.get_by_role("button", name="Reset").click()
     usual = dsnb.explore(runs).state
     assert other.evaluate(f"{ROOT}.state") == usual
-    bad = {"y": "x", "zero_stage": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": 1, "base": 3,
-           "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "constructor": 1, "colour": None}  # fmt: skip
+    bad = {
+        **{"y": "x", "zero_stage": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": 1},
+        **{"base": 3, "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "constructor": 1},
+    }
     opened = f"(text) => {{ location.hash = `explorer=${{encodeURIComponent(text)}}`; return {ROOT}.address.read(); }}"
     for text in (json.dumps(bad), "null", "[1]", "%", '{"brush": 7}', '{"pins": [true]}'):
         assert other.evaluate(opened, text) == {}

@@ -223,6 +223,32 @@ def test_the_widgets_follow_and_lead(runs):
     assert not any(button.value for button in live.filters["zero_stage"].values())
 
 
+def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
+    table = made_up.runs(60).assign(status="ok")
+    first, late = table[table["repeat"] < 3], table[table["repeat"] == 3]
+    made_up.write_folders(first.dropna(subset="tokens_per_s"), tmp_path / "made_up")
+    explorer = dsnb.explore(tmp_path, watch=True)
+    live, count = explorer.live, len(explorer.data.runs)
+    explorer.set(zero_stage=[3], precision="bf16", y="power_w", x="device_memory_gib")
+    explorer.set(brush={"x": [0, 90], "y": [0, 1e3]}, run=count - 1, pins=[count - 1])
+    opened = explorer.data.runs.iloc[count - 1][["experiment", "repeat"]].tolist()
+    chosen = explorer.state
+    assert not explorer.watch.look()
+    made_up.write_folders(late.dropna(subset="tokens_per_s"), tmp_path / "made_up")
+    assert explorer.watch.look()
+    assert len(explorer.data.runs) > count
+    assert explorer.state == {**chosen, "run": explorer.state["run"], "pins": [explorer.state["run"]]}
+    assert explorer.data.runs.iloc[explorer.state["run"]][["experiment", "repeat"]].tolist() == opened
+    assert explorer.live.view is live.view
+    assert explorer.live.view.payload["runs"] == len(explorer.data.runs)
+    explorer.live.filters["precision"][0].value = True
+    assert explorer.state["precision"] == ["fp32", "bf16"]
+    explorer.watch.stop()
+    assert not explorer.watch.look()
+    with pytest.raises(SettingsError, match="can watch a folder of runs, not a table"):
+        dsnb.explore(table, watch=True)
+
+
 def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(series, "MAX_NUMBERS", series.COLUMNS * series.MIN_POINTS)
     made_up.write_folders(made_up.runs(3), tmp_path / "made_up")

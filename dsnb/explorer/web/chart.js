@@ -24,6 +24,7 @@ class Chart {
     this.resizeObserver = new ResizeObserver(() => this.resize());
     this.resizeObserver.observe(this.canvas);
     if (events.brush) this.canvas.addEventListener("pointerdown", () => this.pointerDown());
+    parent.classList.toggle("dsnb-brushed", Boolean(events.brush)); // a finger scrolls up and down, and draws sideways
   }
 
   destroy() {

@@ -3,7 +3,7 @@
 class Controls {
   constructor(model, set) {
     Object.assign(this, { model, set });
-    this.boxes = model.axes.filter((axis) => axis.values.length > 1).map((axis) => this.filter(axis));
+    this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
     const { labels } = model;
     this.selects = Object.keys(model.options).map((name) => this.select(name, labels[name]));
     this.tokens = element("input", { type: "number", min: "0.001", step: "any", onchange: () => this.setTokens() });

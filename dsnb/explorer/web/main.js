@@ -40,8 +40,8 @@ class Explorer {
     const lossesBox = element("div", { class: "dsnb-box" });
     const base = field("Baseline", this.base);
     root.replaceChildren(
-      ...(this.controls ? [this.controls.node] : []),
-      element("div", { class: "dsnb-bar dsnb-top" }, this.count, this.link), this.legend.node, this.pins.node,
+      ...(this.controls ? [folded("Filters and axes", this.controls.node)] : []),
+      element("div", { class: "dsnb-bar dsnb-top" }, this.count, this.link), this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
         element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.region.node, this.front),
@@ -49,6 +49,7 @@ class Explorer {
         card("Effect of one change", base, this.effectBox),
         card("Loss", lossesBox, this.lossNote),
       ),
+      this.pins.node,
       card("One run", this.detail.node),
       card("Runs", this.table.node),
     );
@@ -239,6 +240,9 @@ const watchTheme = (root, recolour, printed) => {
     lab.disconnect();
   };
 };
+
+// A part that a small screen shows folded, so that the first chart comes soon.
+const folded = (title, content) => element("details", { class: "dsnb-fold", open: !matchMedia("(max-width: 640px)").matches }, element("summary", {}, title), content);
 
 const mounted = []; // the explorers of a page, in their order
 

@@ -28,6 +28,13 @@ const frame = (model, state, x, y, xs, ys) => {
 const JITTER = 0.3;
 const jitter = (run, width = JITTER) => (((run * 0.61803398875) % 1) - 0.5) * width;
 
+// How many ok runs a chart leaves out, and for lack of which figure.
+const unreported = (model, state, runs) => {
+  if (!runs.length) return "";
+  const without = [...new Set([state.y, state.x])].filter((name) => name && runs.some((run) => Number.isNaN(model.values(name, state)[run])));
+  return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.title(name)).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
+};
+
 // The first chart: runs, the Pareto front, and runs that are not ok.
 const scatter = (model, state, filtered, selected, front) => {
   const { unselected } = model.colours;
@@ -68,6 +75,7 @@ const scatter = (model, state, filtered, selected, front) => {
   const notes = [
     needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
     unknown.length && !nominal ? `${needed.size ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
+    unreported(model, state, filtered.filter((run) => model.ok[run] && (Number.isNaN(x[run]) || Number.isNaN(y[run])))),
     model.memory.note(state.x, filtered, along.x), model.memory.note(state.y, filtered, along.y),
   ];
   const lines = { capacity_x: model.memory.marks("x", capacities.x), capacity_y: model.memory.marks("y", capacities.y) };
@@ -101,12 +109,16 @@ const medians = (model, state, selected, groups) => {
     const joined = model.settings[experiment].filter((code, index) => index !== along).join(" ");
     const at = axis.codes[runs[0]] + side(runs[0]);
     marks.push({ id: experiment, isExperiment: true, x: at, y: spread.median, low: spread.low, high: spread.high, ...style(model, state, runs[0]) });
-    if (along >= 0) equal.set(joined, [...(equal.get(joined) ?? []), marks.at(-1)]);
+    if (along >= 0) equal.set(joined, [...(equal.get(joined) ?? []), { ...marks.at(-1), code: axis.codes[runs[0]] }]);
   }
   const segments = [];
   for (const chain of equal.values()) {
     chain.sort((a, b) => a.x - b.x);
-    chain.slice(1).forEach((to, index) => segments.push({ x: chain[index].x, y: chain[index].y, x2: to.x, y2: to.y, fill: to.fill }));
+    const isSingle = ({ code }) => chain.filter((other) => other.code === code).length === 1; // others differ in more
+    chain.slice(1).forEach((to, index) => {
+      const from = chain[index];
+      if (isSingle(from) && isSingle(to)) segments.push({ x: from.x, y: from.y, x2: to.x, y2: to.y, fill: to.fill });
+    });
   }
   const runs = selected
     .filter((run) => !Number.isNaN(y[run]))

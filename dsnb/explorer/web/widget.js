@@ -13,20 +13,29 @@ const labLink = (home) => (path) => {
 const render = ({ model, el }) => {
   const root = element("div", { class: "dsnb-explorer" });
   el.append(root);
-  const payload = { ...model.get("payload"), state: model.get("state"), live: true };
   const changed = (state) => {
     model.set("state", state);
     model.save_changes();
   };
-  const explorer = new Explorer(root, payload, { controls: false, changed, link: labLink(model.get("user_home")) });
-  explorer.addSeries(model.get("series"));
-  const state = () => explorer.set(model.get("state"), false);
-  const series = () => explorer.addSeries(model.get("series"));
-  model.on("change:state", state);
-  model.on("change:series", series);
+  let [shown, explorer] = [null, null];
+  // Other runs need another explorer; the state and the series that come with them belong to it.
+  const update = (act) => () => {
+    if (model.get("payload") === shown) return act();
+    explorer?.destroy();
+    shown = model.get("payload");
+    const payload = { ...shown, series: { ...shown.series }, state: model.get("state"), live: true };
+    explorer = new Explorer(root, payload, { controls: false, changed, link: labLink(model.get("user_home")) });
+    return explorer.addSeries(model.get("series"));
+  };
+  const followed = {
+    "change:payload": update(() => {}),
+    "change:state": update(() => explorer.set(model.get("state"), false)),
+    "change:series": update(() => explorer.addSeries(model.get("series"))),
+  };
+  followed["change:payload"]();
+  for (const [event, handler] of Object.entries(followed)) model.on(event, handler);
   return () => {
-    model.off("change:state", state);
-    model.off("change:series", series);
+    for (const [event, handler] of Object.entries(followed)) model.off(event, handler);
     explorer.destroy();
   };
 };
