@@ -48,7 +48,11 @@ def _profile(data: Data, position: int) -> dict[str, float]:
 def _theory(data: Data) -> dict[str, dict[str, float]]:
     if not 0 < len(set(data.experiments)) <= MAX_EXPERIMENTS:
         return {}
-    table = memory_use.footprint(data.runs.assign(experiment=data.experiments, sweep=""))
+    runs = data.runs.reset_index(drop=True).assign(experiment=data.experiments, sweep="")
+    try:
+        table = memory_use.footprint(runs)
+    except (TypeError, ValueError):  # a table that load_runs did not make may have settings of any kind
+        return {}
     names = [f"{part}_gib" for part in memory_use.PARTS]
     known = table.dropna(subset=names)
     return {row["experiment"]: {name: round(row[name], 3) for name in names} for row in known.to_dict("records")}

@@ -1,12 +1,15 @@
 """Memory of GPUs as the explorer draws it: how much each has, and what runs needed that ran out of it."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from dsnb.explorer.data import Data, json_numbers, plain
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.memory_shortage import Shortage
+from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import SETTINGS
 from dsnb.runs import labels
 from dsnb.settings.experiment import Experiment
@@ -60,7 +63,8 @@ def _advice(data: Data, positions: list[int]) -> dict[int, str]:
 
 
 def _shortage(row: dict[str, object]) -> Shortage:
-    settings = {name: row[name] for name in SETTINGS if row.get(name) is not None}
+    given = {name: row[name] for name in SETTINGS if row.get(name) is not None}
+    settings, _ = record_schema.cleaned(RunPaths(Path()).experiment.name, given)
     return Shortage(
         Experiment.recorded(settings).model_dump(), str(row.get("oom_phase") or ""), row.get("device") == "cpu"
     )
