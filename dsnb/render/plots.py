@@ -174,6 +174,7 @@ def run_steps(run_dir: str | Path) -> Picture:
             if steps[column].notna().any():
                 axis.plot(steps["step"], steps[column] * label.factor, color=palette.BLUE, linewidth=1.4)
             else:
+                axis.set(xticks=[], yticks=[])
                 note(axis, "no step was recorded")
             if pd.notna(warm):
                 axis.axvspan(0.5, warm + 0.5, color=palette.GREY, alpha=0.15, label="warm-up")

@@ -59,3 +59,5 @@ def test_every_axis_of_memory_and_steps_has_its_unit(tmp_path):
     steps = plots.run_steps(run.dir)
     assert labels(steps) == [("optimizer step", "loss"), ("optimizer step", "step time (ms)")]
     assert list(steps.figure.axes[1].get_lines()[0].get_ydata()) == [250.0]
+    run.steps.unlink()
+    assert [list(axis.get_xticks()) for axis in plots.run_steps(run.dir).figure.axes] == [[], []]  # no invented scale
