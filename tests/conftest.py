@@ -171,7 +171,7 @@ def watched(chromium: Any) -> Iterator[Callable[..., browser.Watched]]:
     contexts = []
 
     def open_page(path: Path, **options: Any) -> browser.Watched:
-        contexts.append(chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}))
+        contexts.append(chromium.new_context(**{"viewport": {"width": 1280, "height": 1600}, **options}))
         return browser.Watched(contexts[-1]).open(path)
 
     yield open_page

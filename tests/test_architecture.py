@@ -50,18 +50,20 @@ TESTED_ELSEWHERE = {
     "analysis/test_differences.py": "analysis/comparison_table analysis/replicates",
     "analysis/test_flags.py": "analysis/steps_within",
     "analysis/test_node_groups.py": "analysis/node_differences analysis/slow_nodes render/node_plots train/skew",
-    "analysis/test_tradeoffs.py": "analysis/noise runs/labels",
+    "analysis/test_tradeoffs.py": "runs/labels",
     "cli/test_app.py": "cli/doctor cli/doctor_hosts cli/dry_run cli/help",
     "cli/test_printing.py": "files/plain_text",
     "docs/test_reference_tables.py": (
         "run_folder/column_meanings run_folder/field_meanings run_folder/record_schema settings/training"
     ),
     "execute/test_notebook.py": "execute/kernel_process execute/kernels system/interpreter",
+    "explorer/test_decisions.py": "explorer/question",
     "explorer/test_page.py": "explorer/anatomy explorer/charts",
     "explorer/test_state.py": (
         "explorer/data explorer/explore explorer/payload explorer/series explorer/shortages explorer/view_state "
         "explorer/watch"
     ),
+    "render/test_answer.py": "render/changes render/decision_words",
     "files/test_records.py": "files/json_text",
     "launcher/hosts/test_host_faults.py": "launcher/hosts/lifeline launcher/hosts/node",
     "launcher/hosts/test_remote.py": "launcher/hosts/servers",
@@ -71,7 +73,7 @@ TESTED_ELSEWHERE = {
     "launcher/test_run.py": (
         "errors launcher/local train/failure train/fork_server train/probe train/rendezvous train/start"
     ),
-    "render/test_tables.py": "analysis/summary launcher/outcome render/answer render/palette render/plots",
+    "render/test_tables.py": "analysis/summary launcher/outcome render/palette render/plots",
     "run_folder/test_finished.py": "run_folder/result sweep/lock",
     "runs/literature/test_tables.py": "analysis/plan analysis/scaling render/plan_answer runs/literature/consistency",
     "runs/logs/test_console.py": (

@@ -6,18 +6,31 @@ restarts, checkpoints and evaluation. The number of GPUs is part of a setting: m
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis import replicates
+from dsnb.analysis.choices import varying, with_choices
+from dsnb.analysis.comparison_table import Rules, table_of
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.plan import plan
-from dsnb.analysis.summary import qualify_experiments, summarize
+from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.columns import numbers
 from dsnb.runs.labels import MEMORY
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """What is to be least, and the column that holds it."""
 DEFAULT_TOKENS = 100e9
+ASSUMED_PRICE = 2.5
+"""Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
+RULES = Rules(relevance=RELEVANCE, confidence=CONFIDENCE, better="higher", hosts_alike=False, fewest_runs=FEWEST_RUNS)
+"""How the best setting is compared with the next: the defaults of `dsnb.analysis.differences`."""
+CPU, UNKNOWN_GPU = "CPU", "GPU"
+"""Kinds of hardware without a GPU model."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,9 @@ class Question:
     gpus
         GPUs at hand; settings that need more are left out. 0 for as many as were measured.
     prices
-        Price of a GPU-hour by GPU model, in `currency`; the key `""` is for all others.
+        Price of an hour of a GPU by its model (see `kinds`), in `currency`; the key `""` is for all others.
+    assumed_price
+        Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown.
     currency
         Its sign, in front of amounts.
     """
@@ -42,6 +57,7 @@ class Question:
     objective: str = "time"
     gpus: int = 0
     prices: Mapping[str, float] = field(default_factory=dict)
+    assumed_price: float | None = None
     currency: str = "$"
 
     def __post_init__(self) -> None:
@@ -61,9 +77,25 @@ class Question:
         if bad := {gpu: price for gpu, price in self.prices.items() if not price >= 0}:
             raise SettingsError(f"prices has {bad}: give prices of 0 or more")
 
-    def price(self, gpu_name: object) -> float | None:
-        """Return the price of an hour of a GPU; None if none is given."""
-        return self.prices.get(str(gpu_name), self.prices.get(""))
+    def price(self, kind: object) -> float | None:
+        """Return the price of an hour of a kind of hardware; None if it is unknown."""
+        known = self.prices.get(str(kind), self.prices.get(""))
+        return known if known is not None or kind == CPU else self.assumed_price
+
+
+def kinds(runs: pd.DataFrame) -> pd.Series:
+    """Return the hardware of each run as prices name it: the GPU's model, `GPU` if it is unknown, or `CPU`."""
+    known = runs.reindex(columns=["gpu_name", "device"]).astype(object)
+    others = known["device"].map({"cpu": CPU}).fillna(UNKNOWN_GPU)
+    return known["gpu_name"].where(known["gpu_name"].notna(), others).map(str)
+
+
+def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
+    """Return the price of an hour by kind of hardware as runs state it, by their cost and GPU-hours."""
+    hours, cost = numbers(runs, "gpu_hours"), numbers(runs, "cost")
+    known = (hours > 0) & (cost > 0)
+    prices = (cost / hours)[known].groupby(kinds(runs)[known]).median()
+    return {str(kind): float(f"{price:.6g}") for kind, price in prices.items()}
 
 
 def options(runs: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -79,26 +111,95 @@ def options(runs: pd.DataFrame, question: Question) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Indexed by experiment: `n`, `n_failed`, `gpu_name`, `gpus`, `tokens_per_s` (of all GPUs), `days`, `gpu_hours`,
-        `energy_kwh`, `cost`, `memory_gib` (the most informative figure of memory that was measured), `gpu_memory_gib`
-        (what a GPU has). Settings without the figure that is to be least come last.
+        Indexed by experiment: `n`, `n_failed`, `gpu_name`, `kind` (of hardware, see `kinds`), `gpus`, `tokens_per_s`
+        (of all GPUs), `days`, `gpu_hours`, `energy_kwh`, `cost`, `price` (of a GPU-hour), `memory_gib` (the most
+        informative figure of memory that was measured), `gpu_memory_gib` (what a GPU has). Settings without the figure
+        that is to be least come last.
     """
     runs = qualify_experiments(rename_old_columns(runs))
     table = plan(runs, question.tokens).set_index("experiment").drop(columns=["source", "cost"])
-    counts = summarize(runs)[["n", "n_failed"]].reindex(table.index)
-    capacity = (
-        runs.groupby("experiment")["gpu_memory_gib"].min() if "gpu_memory_gib" in runs else pd.Series(dtype=float)
-    )
-    prices = pd.Series([question.price(name) for name in table["gpu_name"]], index=table.index, dtype=float)
-    table = counts.join(table).assign(cost=table["gpu_hours"] * prices, memory_gib=_memory(runs).reindex(table.index))
-    table["gpu_memory_gib"] = capacity.reindex(table.index).astype(float)
+    is_ok = runs["status"] == "ok"
+    known = pd.DataFrame({"n": is_ok, "n_failed": ~is_ok, "kind": kinds(runs)})
+    known["gpu_memory_gib"] = numbers(runs, "gpu_memory_gib")
+    how = {"n": "sum", "n_failed": "sum", "kind": "first", "gpu_memory_gib": "min"}
+    table = table.join(known.groupby(runs["experiment"]).agg(how)).assign(memory_gib=_memory(runs).reindex(table.index))
+    table["price"] = pd.Series([question.price(kind) for kind in table["kind"]], table.index, float)
+    table["cost"] = table["gpu_hours"] * table["price"]
     if question.gpus:
         table = table[table["gpus"] <= question.gpus]
     return table.sort_values(OBJECTIVES[question.objective], kind="stable", na_position="last")
 
 
-def _memory(runs: pd.DataFrame) -> pd.Series:
-    """Return the median memory of each experiment in GiB, by the figure that is the most informative of all runs'."""
+def memory_figure(runs: pd.DataFrame) -> str | None:
+    """Return the most informative figure of memory that any ok run measured; None if there is none."""
     ok = runs[runs["status"] == "ok"]
-    name = next((name for name in MEMORY if name in ok and ok[name].notna().any()), None)
-    return ok.groupby("experiment")[name].median() if name else pd.Series(dtype=float)
+    return next((name for name in MEMORY if name in ok and ok[name].notna().any()), None)
+
+
+def _memory(runs: pd.DataFrame) -> pd.Series:
+    """Return the median memory of each experiment in GiB."""
+    name = memory_figure(runs)
+    return runs[runs["status"] == "ok"].groupby("experiment")[name].median() if name else pd.Series(dtype=float)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to train a task with, and what comes next.
+
+    Attributes
+    ----------
+    question
+        What was asked.
+    runs
+        All runs of the task; with several sweeps, experiments are named `sweep/experiment`.
+    options
+        As `options` returns them, those with a known value of what is to be least; the first is the answer.
+    difference
+        The row of `dsnb.analysis.differences` that compares the second option with the first; None without one.
+    """
+
+    question: Question
+    runs: pd.DataFrame
+    options: pd.DataFrame
+    difference: "pd.Series[Any] | None"
+
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """The first run of each of the first two options, which has its settings."""
+        first = [self.runs[self.runs["experiment"] == name].head(1) for name in self.options.index[:2]]
+        return pd.concat(first).set_index("experiment")
+
+    @cached_property
+    def differing(self) -> dict[str, tuple[object, ...]]:
+        """Return the choices in which the first two options differ, with the value of each; empty without two."""
+        both = with_choices(self.settings)
+        return {name: tuple(both[name].astype(object)) for name in varying(both)}
+
+
+def decide(runs: pd.DataFrame, question: Question) -> Decision:
+    """Return the best measured setting of a task, and how far the second best is from it.
+
+    Parameters
+    ----------
+    runs, question
+        As for `options`.
+    """
+    runs = qualify_experiments(rename_old_columns(runs))
+    found = options(runs, question)
+    found = found[found[OBJECTIVES[question.objective]].notna()]
+    return Decision(question, runs, found, _difference(runs, found, question))
+
+
+def _difference(runs: pd.DataFrame, found: pd.DataFrame, question: Question) -> "pd.Series[Any] | None":
+    """Compare the second option with the first among all options, from which the first was chosen."""
+    if len(found) < 2 or question.objective == "memory":
+        return None
+    own = runs[runs["experiment"].isin(found.index)]
+    rates = numbers(own, "tokens_per_s")
+    per_gpu = rates / own["experiment"].map(found["gpus"])
+    worth = {"time": rates, "gpu_hours": per_gpu, "cost": per_gpu / own["experiment"].map(found["price"])}
+    table = own.reindex(columns=["experiment", "status", "hosts", "host"]).assign(worth=worth[question.objective])
+    settings = replicates.of_runs(table, "experiment", "worth")
+    pair = settings[found.index[0]], settings[found.index[1]]
+    several = sum(len(setting.logs) > 1 for setting in settings.values())
+    return table_of([pair], several, RULES).iloc[0]

@@ -21,6 +21,8 @@ COLUMNS = [
     "energy_kwh",
     "cost",
 ]
+MEASURED = ("source", "gpu_name", "gpus", "tokens_per_s", "power_w")
+"""What must be known of a run; tables of other programs may lack the column."""
 
 
 def plan(
@@ -53,6 +55,7 @@ def plan(
     """
     _check(tokens, prices or {}, power_w)
     known = qualify_experiments(rename_old_columns(runs))
+    known = known.reindex(columns=[*known, *(name for name in MEASURED if name not in known)])
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
     groups = ok.groupby("experiment", sort=False)
     table = groups[["source", "gpu_name"]].first()
@@ -62,10 +65,11 @@ def plan(
     rates = table[["tokens_per_s", "gpus"]].itertuples(index=False)
     table["days"] = [metrics.days(tokens, rate) for rate in table["tokens_per_s"]]
     table["gpu_hours"] = [metrics.gpu_hours(tokens, rate, gpus) for rate, gpus in rates]
+    table[["days", "gpu_hours"]] = table[["days", "gpu_hours"]].astype(float)
     table["energy_kwh"] = table["gpu_hours"] * table["power_w"] / 1000
     price = pd.Series([price_of(name, prices or {}) for name in table["gpu_name"]], index=table.index, dtype=float)
     table["cost"] = table["gpu_hours"] * price
-    return table.reset_index().sort_values("days", ignore_index=True)[COLUMNS]
+    return table.reset_index().sort_values("days", kind="stable", ignore_index=True)[COLUMNS]
 
 
 def price_of(gpu_name: object, prices: Mapping[str, float]) -> float | None:

@@ -4,7 +4,7 @@ A task is a model, a sequence length, the data, and whether all weights or LoRA 
 is a way to do it: how it is shared among GPUs, precision, batch sizes, recomputation, the GPU itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -38,22 +38,25 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     """
     runs = rename_old_columns(runs)
     keys = with_trained(runs).reindex(columns=list(TASK))
-    keys = keys.astype(object).where(keys.notna(), None)
-    codes = pd.Series(pd.factorize(pd.Series(list(map(tuple, keys.to_numpy())), dtype=object))[0], index=runs.index)
-    varying = [name for name in TASK if keys[name].map(labels.text).nunique() > 1]
-    parts = [Task(_title(keys.loc[part.index[0]], varying), part) for _, part in runs.groupby(codes, sort=False)]
+    keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
+    varying = [name for name in TASK if keys[name].nunique() > 1]
+    groups = keys.groupby(list(TASK), sort=False).indices
+    parts = [
+        Task(_title(dict(zip(TASK, key, strict=True)), varying), runs.iloc[places])
+        for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
+    ]
     return sorted(parts, key=lambda task: -len(task.runs))
 
 
 def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
     """Return runs with the column `trained`; other programs' logs without a LoRA rank train all weights."""
-    return runs.assign(
+    return runs.copy().assign(  # a copy is in one piece, which pandas asks for
         **{TRAINED: ["LoRA adapters" if rank > 0 else "all weights" for rank in numbers(runs, "lora_rank")]}
     )
 
 
-def _title(key: pd.Series, varying: Sequence[str]) -> str:
+def _title(key: Mapping[str, str], varying: Sequence[str]) -> str:
     """Name a task by model, sequence length, and whatever is unusual or differs from other tasks."""
     shown = [name for name in TASK if name in {"model", "seq_len", *varying} or key[name] != _USUAL.get(name)]
-    known = [name for name in shown if labels.text(key[name]) != "-"]
+    known = [name for name in shown if key[name] != "-"]
     return ", ".join(labels.axis(name).describe(key[name]) for name in known)

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import replicates
+from dsnb.analysis.choices import with_choices
 from dsnb.analysis.comparison_table import Rules, table_of
 from dsnb.analysis.differences import direction, percent_factor
-from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -107,7 +108,7 @@ def effects(
         `dsnb.analysis.comparison_table.COLUMNS`.
     """
     runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
-    settings = runs.drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
+    settings = with_choices(runs).drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     settings = settings.where(settings.notna(), None)
     rows = _single_changes(settings, base)
     is_ok = (runs["status"] == "ok").groupby(runs["experiment"])
@@ -142,7 +143,4 @@ def _compared(
     rules = Rules(relevance, confidence, direction(runs, metric, None), False, FEWEST_RUNS, percent_factor(metric))
     table = table_of([(known[base], known[name]) for name in others], repeated, rules)
     table.insert(0, "change", table["change_pct"] / 100)
-    # dsnb.render.answer still reads this column.
-    differs = {Verdict.LIKELY: True, Verdict.NO_LARGER: False}
-    table["beyond_noise"] = pd.Series([differs.get(one) for one in table["verdict"]], dtype=object)
     return table.add_prefix(f"{metric}_")

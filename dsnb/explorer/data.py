@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import axes, qualify_experiments, summarize
+from dsnb.analysis.choices import choices as choices_of
+from dsnb.analysis.choices import with_choices
+from dsnb.analysis.summary import qualify_experiments, summarize
+from dsnb.analysis.tasks import TASK, tasks
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -68,6 +71,10 @@ class Data:
     choices: dict[str, Choice]
     constant: list[Choice]
     figures: pd.DataFrame
+    tasks: list[str]
+    """The titles of the tasks, the one with the most runs first."""
+    task_codes: list[int]
+    """Each run's task."""
 
     @property
     def axes(self) -> list[str]:
@@ -89,10 +96,21 @@ def read(runs: pd.DataFrame) -> Data:
     runs = rename_old_columns(runs)
     known = with_plain_ratio(runs).assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
-    choices = [choice(name, known[name]) for name in [*axes(known), "sweep"]]
+    known = with_choices(known)
+    names = [name for name in choices_of(known) if name not in TASK]
+    choices = [choice(name, known[name]) for name in [*names, "sweep"]]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
-    return Data(runs, named, {one.name: one for one in shown}, constant, figures(known))
+    return Data(runs, named, {one.name: one for one in shown}, constant, figures(known), *_tasks(known))
+
+
+def _tasks(runs: pd.DataFrame) -> tuple[list[str], list[int]]:
+    """Return the titles of the tasks, and each run's."""
+    found = tasks(runs.reset_index(drop=True))
+    codes = {place: code for code, task in enumerate(found) for place in task.runs.index}
+    titles = [task.title for task in found]
+    unique = [title if titles.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
+    return unique, [codes[place] for place in range(len(runs))]
 
 
 def medians(data: Data) -> pd.DataFrame:

@@ -9,12 +9,12 @@ import nbformat.v4 as nbf
 import pandas as pd
 
 from dsnb.errors import SettingsError
-from dsnb.explorer import data, page
+from dsnb.explorer import data, decisions, page, question
 from dsnb.explorer.payload import payload
 from dsnb.explorer.state import State, change, default, mask
 from dsnb.explorer.watch import Watch, carried_over
 from dsnb.files import records
-from dsnb.render import notebook_page, tables
+from dsnb.render import answer, notebook_page, tables
 from dsnb.runs.load import load_runs
 
 if TYPE_CHECKING:
@@ -51,8 +51,10 @@ class Explorer:
         Parameters
         ----------
         controls
-            Settings by name, with a value, a list of values or `"all"`; `y`, `x` (a figure or a setting), `colour`,
-            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `train_tokens` (for the days), `base` (the
+            `task` (its title: runs of other tasks are not shown); settings by name, with a value, a list of values or
+            `"all"`; `objective`, `train_tokens`, `gpus_at_hand`, `prices` and `currency`, as in
+            `dsnb.analysis.decision.Question`; `y`, `x` (a figure or a setting), `colour`,
+            `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `base` (the
             baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
             as seconds for `step_time_s`, or None), `run` (the position of a run, or None), `pins` (up to two names of
             experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None), `columns`.
@@ -87,7 +89,7 @@ class Explorer:
     def save(self, path: str | Path, title: str = "Runs") -> Path:
         """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
-        pieces = [f"<h1>{html.escape(title)}</h1><h2>The explorer</h2>", self._fragment(target.parent)]
+        pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent)]
         pieces.append(f"<h2>Medians</h2>{tables.summary_table(data.medians(self.data))}")
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
@@ -95,7 +97,8 @@ class Explorer:
         return target
 
     def _fragment(self, home: Path) -> str:
-        return page.fragment(payload(self.data, self.state, home))
+        said = answer.answer(decisions.answered(self.data), question.of(self.state))
+        return page.fragment(payload(self.data, self.state, home), said.text)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the widget for notebooks with a kernel, and HTML for pages without."""

@@ -11,7 +11,7 @@ import traitlets
 from dsnb.explorer import page, series
 from dsnb.explorer.data import Choice, Data
 from dsnb.explorer.payload import payload
-from dsnb.explorer.state import LABELS, TRAIN_TOKENS, State, default, metric, options, same
+from dsnb.explorer.state import LABELS, State, default, metric, options, same
 from dsnb.runs import labels
 
 NARROW = widgets.Layout(width="auto", min_width="3rem")
@@ -43,10 +43,8 @@ class Live:
         self._sent = set(shown["series"])
         self.filters = {name: self._filter(choice) for name, choice in data.choices.items() if choice.is_filter}
         self.selects = {name: self._select(name, values) for name, values in options(data).items()}
-        self.tokens = widgets.BoundedFloatText(min=0, max=1e9, description=LABELS["train_tokens"])
-        self.tokens.observe(lambda change: self._set(train_tokens=(change["new"] or TRAIN_TOKENS / 1e9) * 1e9), "value")
         self.reset = widgets.Button(description=LABELS["reset"])
-        self.reset.on_click(lambda _: self._set(**default(data)))
+        self.reset.on_click(lambda _: self._set(**default(data, self.state["task"])))
         self.box = widgets.VBox([*self._rows(), self.view])
         self.view.observe(self._changed, "state")
         self._show(state)
@@ -103,11 +101,10 @@ class Live:
             widgets.HBox([widgets.Label(labels.axis(name).title), *buttons.values()], layout={"flex_flow": "row wrap"})
             for name, buttons in self.filters.items()
         ]
-        days = [self.tokens] if "tokens_per_s" in self.data.figures else []
-        for field in (*self.selects.values(), *days):
+        for field in self.selects.values():
             field.style.description_width = "initial"
             field.layout.width = "auto"
-        fields = widgets.HBox([*self.selects.values(), *days, self.reset], layout={"flex_flow": "row wrap"})
+        fields = widgets.HBox([*self.selects.values(), self.reset], layout={"flex_flow": "row wrap"})
         return [widgets.HBox(lines, layout={"flex_flow": "row wrap"}), fields]
 
     def _set(self, **changes: Any) -> None:
@@ -136,6 +133,5 @@ class Live:
             for name, select in self.selects.items():
                 select.value = state[name]
             self.selects["x_scale"].disabled = state["x"] in self.data.choices
-            self.tokens.value = state["train_tokens"] / 1e9
         finally:
             self._setting = False

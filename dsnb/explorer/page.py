@@ -16,8 +16,31 @@ import vl_convert
 from dsnb.explorer.charts import VEGA_LITE
 from dsnb.run_folder import paths
 
-MODULES = ["dom", "memory", "front", "studentized_range", "differences", "model", "export", "chart", "views", "tables"]
-MODULES += ["run_table", "legend", "pins", "link", "controls", "anatomy", "detail", "main"]
+MODULES = [
+    "dom",
+    "rounding",
+    "memory",
+    "front",
+    "studentized_range",
+    "differences",
+    "model",
+    "export",
+    "chart",
+    "views",
+]
+MODULES += [
+    "tables",
+    "run_table",
+    "legend",
+    "pins",
+    "link",
+    "decision",
+    "card",
+    "controls",
+    "anatomy",
+    "detail",
+    "main",
+]
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
 
 
@@ -31,7 +54,7 @@ def source() -> str:
 
 def style() -> str:
     """Return the explorer's CSS."""
-    return (paths.web() / "style.css").read_text(encoding="utf-8")
+    return "".join((paths.web() / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "answer"))
 
 
 @cache
@@ -54,13 +77,21 @@ def policy() -> str:
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def fragment(payload: dict[str, Any]) -> str:
-    """Return the HTML of one explorer: its root element, and its data as JSON that cannot close its own element."""
+def fragment(payload: dict[str, Any], answer: str = "") -> str:
+    """Return the HTML of one explorer: its root element, and its data as JSON that cannot close its own element.
+
+    Parameters
+    ----------
+    payload
+        The data.
+    answer
+        HTML of the answer, for readers without JavaScript.
+    """
     data = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     data = data.encode("utf-8", "replace").decode()  # replaces lone surrogates, which UTF-8 cannot encode
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
-    root = f'<div class="dsnb-explorer"><p>{WITHOUT_SCRIPT}</p></div>'
+    root = f'<div class="dsnb-explorer">{answer}<p>{WITHOUT_SCRIPT}</p></div>'
     return f'<div>{root}<script type="application/json">{data}</script></div>'
 
 

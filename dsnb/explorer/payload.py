@@ -12,14 +12,14 @@ from dsnb.analysis import replicates, studentized_range
 from dsnb.analysis.comparison_table import NO_SPREAD
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
 from dsnb.analysis.tradeoffs import FRONT_TOLERANCE
-from dsnb.explorer import anatomy, charts, series, shortages
+from dsnb.explorer import anatomy, charts, decisions, series, shortages
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.explorer.unusual import remarks
 from dsnb.render import palette
-from dsnb.render.answer import RATE
+from dsnb.render.changes import RATE
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs import labels
+from dsnb.runs import labels, setting_words
 from dsnb.runs.labels import Metric
 
 _RUN = RunPaths(Path())
@@ -67,11 +67,14 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     shown = series.load_all(data)
     unusual, alone = remarks(data, shown)
     position = {name: code for code, name in enumerate(names)}
+    named = _of_ranks if set(map(setting_words.unit, data.runs.to_dict("records"))) == {"rank"} else dict
     return {
         "runs": len(data.runs),
-        "axes": [_axis(data, name) for name in data.choices],
+        "axes": [named(_axis(data, name)) for name in data.choices],
         "experimentAxes": data.axes,
-        "figures": [_figure(name, labels.METRIC_LABELS[name], data.figures[name]) for name in data.figures]
+        "figures": [
+            named(_figure(name, labels.METRIC_LABELS[name], data.figures[name])) for name in data.figures
+        ]
         + ([_figure("days", DAYS, None)] if "tokens_per_s" in data.figures else []),
         "comparedFigures": _compared_figures(data),
         "experiments": {
@@ -89,6 +92,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
+        "decision": decisions.payload(data, names),
         "defaults": default(data),
         "state": state,
         "labels": LABELS,
@@ -128,6 +132,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "isFilter": choice.is_filter,
         "values": choice.values,
         "labels": [labels.text(value) for value in choice.values],
+        "phrases": [labels.axis(name).describe(value) for value in choice.values],
         "shortLabels": [choice.short_label(code) for code in range(count)],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],
@@ -147,6 +152,13 @@ def _figure(name: str, metric: Metric, values: pd.Series | None) -> dict[str, An
         "about": metric.about,
         "values": None if values is None else json_numbers(values),
     }
+
+
+def _of_ranks(shown: dict[str, Any]) -> dict[str, Any]:
+    """Name ranks instead of GPUs in the titles of a setting or figure."""
+    texts: dict[str, Any] = {name: shown[name].replace("GPU", "rank") for name in ("title", "heading") if name in shown}
+    lists = {"phrases", "shortLabels"} & set(shown if shown["name"] == "gpus" else ())
+    return {**shown, **texts, **{name: [text.replace("GPU", "rank") for text in shown[name]] for name in lists}}
 
 
 def _compared_figures(data: Data) -> list[str]:

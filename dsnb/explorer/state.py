@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.errors import SettingsError
-from dsnb.explorer import view_state
+from dsnb.explorer import question, view_state
 from dsnb.explorer.data import Data, plain
 from dsnb.formulas import metrics
 from dsnb.runs import labels
@@ -19,8 +19,8 @@ from dsnb.runs.labels import Metric
 
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
-TRAIN_TOKENS = 300e9
-"""The training tokens of GPT-3 (Brown et al. 2020, arXiv:2005.14165, table 2.1)."""
+OF_A_TASK = ("colour", "along", "base", "brush", "run")
+"""Controls that a change of the task sets anew, besides the filters."""
 SCALES = ["linear", "log"]
 OPEN_EDGE = 1e300
 """The limit of a brush that is open on one side: JSON has no infinity."""
@@ -31,7 +31,13 @@ LABELS = {
     "along": "Medians by",
     "y_scale": "Y scale",
     "x_scale": "X scale",
+    "task": "Task",
+    "answer": "The answer",
+    "objective": "Objective",
     "train_tokens": "Training tokens (billions)",
+    "gpus_at_hand": "{unit}s at hand",
+    "price": "Price of an hour",
+    "currency": "Currency",
     "reset": "Reset",
     "link": "Copy link",
     "region": "Region: drag in the chart, or enter its limits",
@@ -60,21 +66,30 @@ def options(data: Data) -> dict[str, list[Any]]:
     }
 
 
-def default(data: Data) -> State:
-    """Return the initial state: all runs, speed against memory."""
+def default(data: Data, task: str | None = None) -> State:
+    """Return the initial state: all runs of a task, by default the one with the most, speed against memory."""
     chosen = {name: values[0] if values else None for name, values in options(data).items()}
-    varying = [name for name in ("precision", "zero_stage", *data.axes) if name in data.axes] or ["status"]
+    task = task if task is not None else data.tasks[0] if data.tasks else None
+    axes = [name for name in data.axes if _varies(data, name, task)]
+    varying = [name for name in ("precision", "strategy", *axes) if name in axes] or ["status"]
     chosen["colour"] = varying[0]
-    chosen["along"] = next((name for name in ("zero_stage", *varying[1:], *varying) if name in varying), "status")
+    chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
     return {
+        "task": task,
         **{name: [] for name in data.choices},
         **chosen,
-        "train_tokens": TRAIN_TOKENS,
+        **question.default(data),
         "base": None,
         "brush": None,
         "run": None,
         **view_state.default(),
     }
+
+
+def _varies(data: Data, name: str, task: str | None) -> bool:
+    """Return whether a setting has several values among the runs of a task."""
+    codes = zip(data.choices[name].codes, data.task_codes, strict=True)
+    return len({code for code, own in codes if data.tasks[own] == task}) > 1
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
@@ -103,6 +118,9 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
         raise SettingsError("\n".join(problems))
     if "brush" not in changes and (changed["x"], changed["y"]) != (state["x"], state["y"]):
         changed["brush"] = None
+    if changed["task"] != state["task"]:  # what was chosen among the runs of another task
+        fresh = default(data, changed["task"])
+        changed |= {name: fresh[name] for name in (*data.choices, *OF_A_TASK) if name not in changes}
     return changed
 
 
@@ -132,12 +150,6 @@ def _one_of(name: str, value: Any, allowed: list[Any]) -> Any:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} {value!r} is not available in these runs: choose from {', '.join(map(str, allowed))}")
     return value
-
-
-def _train_tokens(data: Data, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e18:
-        raise ValueError(f"train_tokens {value!r} is not a number from 1 to 1e18: set it to a number such as 300e9")
-    return float(value)
 
 
 def _base(data: Data, value: Any) -> str | None:
@@ -170,8 +182,13 @@ def _brush(data: Data, value: Any) -> dict[str, list[float]] | None:
     return ranges
 
 
+def _task(data: Data, value: Any) -> Any:
+    return _one_of("task", value, data.tasks)
+
+
 _OTHERS: dict[str, Callable[[Data, Any], Any]] = {
-    "train_tokens": _train_tokens,
+    "task": _task,
+    **question.CHECKS,
     "base": _base,
     "brush": _brush,
     "run": _run,
@@ -190,11 +207,11 @@ def values(data: Data, state: State, name: str) -> np.ndarray:
 
 
 def mask(data: Data, state: State) -> pd.Series:
-    """Return which runs the filters and the brush select.
+    """Return which runs of the task the filters and the brush select.
 
     A filter with nothing chosen selects all runs. A brush includes its edges; it never selects runs without the figure.
     """
-    selected = np.ones(len(data.runs), dtype=bool)
+    selected = np.array([data.tasks[code] == state["task"] for code in data.task_codes], dtype=bool)
     for name, choice in data.choices.items():
         if state[name]:
             chosen = [code for code, value in enumerate(choice.values) if any(same(value, one) for one in state[name])]

@@ -72,7 +72,7 @@ def carried_over(before: Data, state: State, after: Data) -> State:
     usual, kept = default(before), default(after)
     for name, value in state.items():
         moved = _moved(before, after, value) if name in {"run", "pins"} else value
-        if value != usual.get(name):
+        if value != usual.get(name) or name == "task":
             with contextlib.suppress(DsnbError):  # not in these runs
                 kept = change(after, kept, {name: moved})
     with contextlib.suppress(DsnbError):

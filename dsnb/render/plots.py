@@ -107,7 +107,7 @@ def plot_by_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     if known.empty:
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
-        note(axis, "not measured on this machine")
+        note(axis, "no run succeeded" if ok.empty else "no run measured it")
         return
     precisions = [name for name in palette.PRECISIONS if name in set(known["precision"])]
     shared = {

@@ -169,10 +169,11 @@ METRIC_LABELS = {
 MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib")
 """Figures of memory, the most informative first: views that need one use the first that was measured."""
 
+STRATEGIES = ("plain", "DDP", "FSDP", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3")
 COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune", "deepcompile")
 AXES = {
     "model": Axis("model", "{}"),
-    "strategy": Axis("strategy", "{}"),
+    "strategy": Axis("strategy", "{}", STRATEGIES),
     "zero_stage": Axis("ZeRO stage", "ZeRO {}"),
     "offload": Axis("offload", "offload {}", usual="none"),
     "optimizer": Axis("optimizer", "{}", usual="adamw"),

@@ -5,7 +5,7 @@ from typing import Any
 
 from dsnb.runs import labels
 
-STRATEGIES = {"plain": "the plain loop", "ddp": "DDP", "fsdp": "FSDP"}
+STRATEGIES = {"plain": "plain", "ddp": "DDP", "fsdp": "FSDP"}
 COMPILED = {"default": "compiled", "reduce-overhead": "compiled with CUDA graphs"}
 _SAID = {"strategy", "zero_stage", "tensor_parallel", "pipeline_parallel", "precision", "mixed_precision", "compile"}
 _LAST = {"micro_batch_size", "grad_accum", "gpus", "nodes", "gpu_name"}
@@ -13,9 +13,10 @@ _NOT_SETTINGS = {"model", "seq_len", "data", "trained", "source", "sweep", "stat
 
 
 def strategy(run: Mapping[str, Any]) -> str:
-    """Return how the training is shared among GPUs, as one phrase: "FSDP", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
-    name = run.get("strategy")
-    own = STRATEGIES.get(str(name), f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else "")
+    """Return how the training is shared among GPUs, as one phrase: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
+    name = _text(run, "strategy")
+    named = "" if name in {"-", "deepspeed"} else name
+    own = STRATEGIES.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
     sizes = [("TP", run.get("tensor_parallel")), ("PP", run.get("pipeline_parallel"))]
     shares = [f"{short} {size:g}" for short, size in sizes if isinstance(size, int | float) and size > 1]
     return " x ".join(filter(None, [*shares, own]))
@@ -32,7 +33,14 @@ def setting(run: Mapping[str, Any]) -> str:
     accumulated = run.get("grad_accum")
     if isinstance(accumulated, int | float) and accumulated > 1:
         batch.append(f"{accumulated:g} accumulated")
-    return ", ".join(filter(None, [strategy(run), _arithmetic(run), _compiled(run), *unusual, *batch]))
+    shared = strategy(run)
+    shared = "the plain loop" if shared == STRATEGIES["plain"] else shared
+    return ", ".join(filter(None, [shared, _arithmetic(run), _compiled(run), *unusual, *batch]))
+
+
+def unit(run: Mapping[str, Any]) -> str:
+    """Return what is counted of the hardware of a run: `GPU`, or `rank` where there is none."""
+    return "rank" if run.get("device") == "cpu" and not _is_known(run, "gpu_name") else "GPU"
 
 
 def place(run: Mapping[str, Any]) -> str:

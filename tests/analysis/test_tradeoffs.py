@@ -8,7 +8,6 @@ import pytest
 from dsnb.analysis.comparison_table import MINUS
 from dsnb.analysis.differences import differences
 from dsnb.analysis.tradeoffs import effects, pareto_front
-from dsnb.render import answer
 from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
 from dsnb.runs import labels
 
@@ -113,54 +112,6 @@ def test_one_run_alone_says_nothing_about_differences():
     (change,) = effects(twins, "a", ["zero_stage"], ["tokens_per_s_per_gpu"]).to_dict("records")
     assert change["tokens_per_s_per_gpu_verdict"] == "too few runs"
     assert math.isnan(change["tokens_per_s_per_gpu_low_pct"])
-    assert "as fast" not in answer.answer(twins).text
-
-
-def test_the_answer_says_what_each_axis_is_worth():
-    text = answer.answer(RUNS).text
-    minus = answer.MINUS
-    assert f"<b>ZeRO stage</b> (1 in the fastest): at 0, none of 2 runs succeeded; at 3, {minus}49 % tokens/s" in text
-    assert f"{minus}30 % memory" in text
-    assert (
-        f"<b>precision</b> (bf16 in the fastest): at fp32, {minus}2.9 % tokens/s (noise unknown), +100 % memory."
-        in text
-    )
-    assert "2 of 8 runs are not ok: 2 oom." in text
-
-
-def test_the_answer_hides_no_failed_repeat_and_no_missing_figure():
-    rows = [("a", 1, 0, "bf16", 100, None), ("a", 2, 0, "bf16", 101, None), ("a", 3, 0, "bf16", None, None)]
-    rows += [("b", 1, 1, "bf16", 95, 7), ("b", 2, 1, "bf16", None, None), ("b", 3, 1, "bf16", 95.5, 7)]
-    text = answer.answer(table(*rows)).text
-    assert "(median of 2 runs; 1 of 3 runs not ok)" in text
-    assert "with 7.00 GiB of GPU memory, 5 % slower; 1 of 3 runs not ok." in text
-    assert f"at 1, {answer.MINUS}5.2 % tokens/s (noise unknown) (1 of 3 runs not ok)." in text
-    assert "nan" not in text
-    unknown = table(("a", 1, 0, "bf16", 100, 7)).assign(tokens_per_s_per_gpu=float("nan"))
-    assert "No run measured speed, so the fastest setting is unknown." in answer.answer(unknown).text
-    assert "The run succeeded." in answer.answer(unknown).text
-
-
-def test_gpus_are_not_compared_as_if_they_were_settings():
-    both = pd.concat(
-        [
-            RUNS.assign(gpu_name="H200"),
-            RUNS.assign(gpu_name="A100", tokens_per_s_per_gpu=RUNS["tokens_per_s_per_gpu"] / 4),
-        ]
-    )
-    both["experiment"] = both["gpu_name"] + "/" + both["experiment"]
-    text = answer.answer(both).text
-    assert text.count("Fastest: ") == 2
-    assert f"{answer.MINUS}75 %" not in text
-
-
-def test_models_are_not_compared_with_each_other():
-    both = pd.concat([RUNS, RUNS.assign(model="<b>n", tokens_per_s_per_gpu=RUNS["tokens_per_s_per_gpu"] * 10)])
-    both["experiment"] = both["model"] + "_" + both["experiment"]
-    text = answer.answer(both).text
-    assert text.count("Fastest: ") == 2
-    assert "<h3>&lt;b&gt;n</h3>" in text
-    assert "(m in" not in text
 
 
 def test_what_goes_without_saying_is_not_mentioned():

@@ -33,7 +33,7 @@ def lab(tmp_path):
     made_up.write_folders(made_up.runs(60), tmp_path / "work" / "outputs" / "made_up")
     sources = [
         "import dsnb\nexplorer = dsnb.explore(dsnb.load_runs('outputs/made_up'))\nexplorer",
-        "print('selected', len(explorer.selection), explorer.state['zero_stage'])",
+        "print('selected', len(explorer.selection), explorer.state['strategy'])",
         "explorer.set(precision='bf16', y='power_w').state['y']",
     ]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
@@ -83,7 +83,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert tab.evaluate(f"{ROOT}.losses.view.data('lines').length") > 100
 
     # a hand on an ipywidget: the views follow, and the kernel knows
-    tab.get_by_role("button", name="3", exact=True).click()
+    tab.get_by_role("button", name="ZeRO 3", exact=True).click()
     tab.locator(".dsnb-count:not(:has-text('60 of 60'))").wait_for()
     selected = tab.evaluate(f"{ROOT}.selected.length")
     assert 0 < selected < 60

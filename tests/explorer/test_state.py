@@ -24,28 +24,27 @@ def explorer(runs):
 
 
 def test_controls_are_made_from_the_data(runs):
-    shown = data.read(runs[runs["model"] == "gpt2"])
+    shown = data.read(runs)
     assert list(shown.choices) == [
-        "zero_stage", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "seq_len",
-        "status",
+        "strategy", "precision", "grad_accum", "activation_checkpointing", "gpus", "micro_batch_size", "status",
     ]  # fmt: skip
     assert shown.choices["precision"].values == ["fp32", "fp16", "bf16"]
     assert shown.choices["activation_checkpointing"].values == [False, True]
-    assert shown.choices["zero_stage"].short_label(3) == "ZeRO 3"
+    assert shown.choices["strategy"].values == [f"ZeRO {stage}" for stage in range(4)]
     assert list(state.options(shown)["x"][:2]) == ["peak_allocated_gib", "device_memory_gib"]
     assert state.options(shown)["y"][0] == "tokens_per_s_per_gpu"
     assert "days" in state.options(shown)["y"]
 
 
 def test_a_filter_selects_what_a_plain_comparison_does(runs, explorer):
-    explorer.set(zero_stage=3, precision=["bf16", "fp16"], activation_checkpointing=True)
+    explorer.set(strategy="ZeRO 3", precision=["bf16", "fp16"], activation_checkpointing=True)
     plain = runs[
         (runs["zero_stage"] == 3) & runs["precision"].isin(["bf16", "fp16"]) & runs["activation_checkpointing"]
     ]
     assert len(plain) > 5
     pd.testing.assert_frame_equal(explorer.selection, plain)
-    assert explorer.state["zero_stage"] == [3]
-    explorer.set(zero_stage="all", precision=None, activation_checkpointing=[])
+    assert explorer.state["strategy"] == ["ZeRO 3"]
+    explorer.set(strategy="all", precision=None, activation_checkpointing=[])
     assert len(explorer.selection) == 300
 
 
@@ -55,7 +54,7 @@ def test_a_brush_selects_between_its_edges_and_never_what_was_not_measured(runs,
     assert set(explorer.selection.index) == set(runs[memory.between(5, 20) & rate.notna()].index)
     explorer.set(brush={"x": [-1e9, 1e9], "y": [-1e9, 1e9]})
     assert set(explorer.selection["status"]) == {"ok"}
-    explorer.set(x="zero_stage", brush={"x": [0.5, 2.2], "y": [0, 1e9]})
+    explorer.set(x="strategy", brush={"x": [0.5, 2.2], "y": [0, 1e9]})
     assert set(explorer.selection["zero_stage"]) == {1, 2}
     explorer.set(x="power_w")
     assert explorer.state["brush"] is None
@@ -71,13 +70,18 @@ def test_days_follow_from_the_tokens(explorer):
 @pytest.mark.parametrize(
     ("controls", "message"),
     [
-        ({"zero_stage": 7}, "zero_stage 7 does not occur in these runs: choose from 0, 1, 2, 3, or 'all'"),
+        ({"objective": "speed"}, "objective 'speed' is unknown: choose from time, gpu_hours, cost, memory"),
+        ({"gpus_at_hand": -1}, "gpus_at_hand -1 is not a number of GPUs: set it to 1 or more, or to 0 for any"),
+        ({"prices": {"": -1}}, "prices {'': -1} are not prices of 0 or more: set them to such as {'NVIDIA H200': 3.5}"),
+        ({"currency": 3}, "currency 3 is not a sign of up to 8 characters: set it to such as '$'"),
+        ({"task": "x"}, "task 'x' is not available in these runs: choose from gpt2, sequence 512"),
+        ({"gpus": 7}, "gpus 7 does not occur in these runs: choose from 1, 2, 4, 8, or 'all'"),
         (
             {"activation_checkpointing": 1},
             "activation_checkpointing 1 does not occur in these runs: choose from false, true",
         ),
         ({"y": "speed"}, "y 'speed' is not available in these runs: choose from tokens_per_s_per_gpu, "),
-        ({"zero": 3}, "unknown control 'zero': choose from model, zero_stage, "),
+        ({"zero": 3}, "unknown control 'zero': choose from strategy, precision, "),
         (
             {"train_tokens": -1},
             "train_tokens -1 is not a number from 1 to 1e18: set it to a number such as 300e9",
@@ -102,8 +106,8 @@ def test_wrong_controls_are_refused_in_one_sentence_and_nothing_is_set(explorer,
 
 
 def test_values_may_come_from_numpy_and_pandas(explorer):
-    explorer.set(zero_stage=np.array([1, 3]), run=np.int64(2))
-    assert (explorer.state["zero_stage"], explorer.state["run"]) == ([1, 3], 2)
+    explorer.set(gpus=np.array([1, 4]), run=np.int64(2))
+    assert (explorer.state["gpus"], explorer.state["run"]) == ([1, 4], 2)
     explorer.set(gpus=pd.Series([2]))
     assert explorer.state["gpus"] == [2]
     with pytest.raises(SettingsError, match="is not available in these runs"):
@@ -115,7 +119,7 @@ ODD = {
     "another index": lambda runs: runs.set_index(["experiment", "repeat"], drop=False),
     "no status": lambda runs: runs.assign(status=np.nan),
     "values of all kinds": lambda runs: runs.assign(zero_stage=[0, "x", None, 1.5, True] * 60),
-    "lists": lambda runs: runs.assign(data=[[1], {"a": 1}] * 150),
+    "lists": lambda runs: runs.assign(optimizer=[[1], {"a": 1}] * 150),
     "very large": lambda runs: runs.assign(tokens_per_s=1e300, step_time_s=1e-300),
     "no speed at all": lambda runs: runs.assign(tokens_per_s=0),
     "words for figures": lambda runs: runs.assign(tokens_per_s="fast"),
@@ -207,20 +211,19 @@ def test_the_policy_allows_one_script_and_no_connection():
 def test_the_widgets_follow_and_lead(runs):
     explorer = dsnb.explore(runs)
     live = explorer.live
-    explorer.set(zero_stage=[1, 3], y="power_w")
-    pressed = [button.value for button in live.filters["zero_stage"].values()]
+    explorer.set(strategy=["ZeRO 1", "ZeRO 3"], y="power_w")
+    pressed = [button.value for button in live.filters["strategy"].values()]
     assert pressed == [False, True, False, True]
     assert live.selects["y"].value == "power_w"
-    live.filters["zero_stage"][1].value = False
+    live.filters["strategy"][1].value = False
     live.filters["precision"][2].value = True
-    assert explorer.state["zero_stage"] == [3]
+    assert explorer.state["strategy"] == ["ZeRO 3"]
     assert set(explorer.selection["precision"]) == {"bf16"}
-    live.selects["x"].value = "zero_stage"
-    live.tokens.value = 2
-    assert (explorer.state["x"], explorer.state["train_tokens"]) == ("zero_stage", 2e9)
+    live.selects["x"].value = "strategy"
+    assert explorer.state["x"] == "strategy"
     live.reset.click()
     assert explorer.state == state.default(explorer.data)
-    assert not any(button.value for button in live.filters["zero_stage"].values())
+    assert not any(button.value for button in live.filters["strategy"].values())
 
 
 def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
@@ -260,9 +263,32 @@ def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
     assert explorer.live.view.series["1"]["step"][0] == 1
 
 
+def test_another_task_starts_with_all_of_its_runs():
+    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(gpus=512, objective="cost", run=0)
+    assert len(explorer.selection) == 1
+    explorer.set(task="opt-13b, sequence 512, LoRA adapters")
+    assert set(explorer.selection["model"]) == {"opt-13b"}
+    assert (len(explorer.selection), explorer.state["run"], explorer.state["objective"]) == (8, None, "cost")
+    assert not {"model", "seq_len", "data", "steps", "warmup_steps", "seed"} & set(explorer.state)
+
+
+def test_a_machine_without_gpus_has_ranks(runs):
+    shown = data.read(runs.assign(device="cpu"))
+    given = payload.payload(shown, state.default(shown), None)
+    titles = [one["title"] for one in (*given["axes"], *given["figures"])]
+    assert {"ranks", "tokens/s/rank"} < set(titles)
+    assert not any("GPU" in title for title in titles)
+
+
+def test_a_figure_is_in_the_page_as_it_was_measured(runs):
+    shown = data.read(runs.assign(tokens_per_s=408_529.4, peak_allocated_gib=26.9749))
+    assert set(shown.figures["tokens_per_s"].dropna()) == {408_529.4}
+    assert set(shown.figures["peak_allocated_gib"].dropna()) == {26.9749}
+
+
 def test_a_state_is_a_copy(explorer):
-    explorer.state["zero_stage"].append(1)
-    assert explorer.state["zero_stage"] == []
+    explorer.state["strategy"].append(1)
+    assert explorer.state["strategy"] == []
     explorer.set(**explorer.state)
 
 
@@ -271,8 +297,8 @@ def test_the_selection_has_the_columns_that_were_given(runs):
 
 
 def test_a_seed_that_a_browser_could_not_tell_apart_is_a_text(runs):
-    shown = data.read(runs.assign(seed=[2**60 + (index % 2) for index in range(300)]))
-    assert shown.choices["seed"].values == [str(2**60), str(2**60 + 1)]
+    shown = data.read(runs.assign(bucket_elements=[2**60 + (index % 2) for index in range(300)]))
+    assert shown.choices["bucket_elements"].values == [str(2**60), str(2**60 + 1)]
 
 
 def test_it_shows_itself_live_and_without_a_kernel(explorer):

@@ -153,38 +153,6 @@ def test_no_folder_and_an_empty_folder(tmp_path):
     assert timing(runs).empty
 
 
-def test_the_answer_names_fastest_and_lightest(make_run, tmp_path):
-    for name, seconds, memory in (("fast", 1.00, 10.0), ("near", 1.05, 6.0), ("light", 2.00, 1.0)):
-        run = make_run(name, 1, [seconds])
-        record = json.loads(run.result.read_text())
-        record["summary"]["peak_allocated_gib"] = memory
-        records.write_json(run.result, record)
-    words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
-    assert "Equally fast" not in words
-    assert "Fastest: <code>fast</code> with 100 tokens/s per GPU (one run)." in words
-    assert (
-        "Least memory within 10 % of the fastest: <code>near</code> with 6.00 GiB of GPU memory, 5 % slower "
-        "(the fastest uses 10.00 GiB)." in words
-    )
-
-
-def test_the_answer_leaves_out_the_probes_of_a_micro_batch(make_run, tmp_path):
-    make_run("bsauto", 1, [1.0])
-    make_run("bsauto_probe-bs8", 1, [0.5])
-    make_run("bsauto_probe-bs16", 1, [], status="oom", cause="rank 0: out of memory")
-    words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
-    assert "Fastest: <code>bsauto</code> with 100 tokens/s per GPU (one run)." in words
-    assert "The run succeeded." in words
-
-
-def test_the_answer_says_what_repeats_cannot_tell_apart(make_run, tmp_path):
-    for name, times in (("one", (1.0, 1.2)), ("two", (1.1, 1.3)), ("slow", (9.0, 9.0))):
-        for repeat, seconds in enumerate(times, start=1):
-            make_run(name, repeat, [seconds])
-    words = str(answer.answer(dsnb.load_runs(tmp_path / "out")))
-    assert "Equally fast within the noise: <code>two</code>." in words
-
-
 def test_variants_separate_what_must_not_be_compared(make_run, tmp_path):
     make_run("a", 1, [1.0], seq_len=100)
     make_run("b", 1, [1.0], seq_len=200, zero_stage=3)

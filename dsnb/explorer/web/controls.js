@@ -6,12 +6,9 @@ class Controls {
     this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
     const { labels } = model;
     this.selects = Object.keys(model.options).map((name) => this.select(name, labels[name]));
-    this.tokens = element("input", { type: "number", min: "0.001", step: "any", onchange: () => this.setTokens() });
-    const tokens = field(labels.train_tokens, this.tokens);
-    tokens.hidden = !model.figure.has("days");
-    const reset = element("button", { type: "button", onclick: () => set(model.defaults) }, labels.reset);
+    const reset = element("button", { type: "button", onclick: () => this.reset() }, labels.reset);
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
-    const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), tokens, reset);
+    const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), reset);
     this.node = element("div", { class: "dsnb-controls" }, filters, fields);
   }
 
@@ -19,7 +16,7 @@ class Controls {
   filter(axis) {
     const inputs = axis.values.map(() => element("input", { type: "checkbox", onchange: () => this.chooseValues(axis, inputs) }));
     const labels = axis.labels.map((label, code) => element("label", { class: "dsnb-chip", title: label }, inputs[code], element("span", {}, label)));
-    return { axis, inputs, node: element("fieldset", {}, element("legend", {}, axis.title), ...labels) };
+    return { axis, inputs, labels, node: element("fieldset", {}, element("legend", {}, axis.title), ...labels) };
   }
 
   chooseValues(axis, inputs) {
@@ -33,22 +30,26 @@ class Controls {
     return { name, input, node: field(label, input) };
   }
 
-  setTokens() {
-    const billions = Number(this.tokens.value);
-    if (billions > 0 && billions <= 1e9) this.set({ train_tokens: billions * 1e9 });
-    else this.show(this.state);
+  reset() {
+    const { model, state } = this;
+    this.set({ ...model.defaults, ...model.task(state)?.controls, task: state.task });
   }
 
   show(state) {
     this.state = state;
-    for (const { axis, inputs } of this.boxes) {
+    const runs = this.model.runsOf(this.model.task(state));
+    for (const { axis, inputs, labels, node } of this.boxes) {
+      const present = new Set(runs.map((run) => axis.codes[run])); // values of other tasks are not offered
+      labels.forEach((label, code) => {
+        label.hidden = !present.has(code);
+      });
+      node.hidden = present.size < 2;
       inputs.forEach((input, code) => {
         input.checked = state[axis.name].includes(axis.values[code]);
       });
     }
     for (const { name, input } of this.selects) input.value = state[name] ?? "";
     this.selects.find(({ name }) => name === "x_scale").input.disabled = this.model.axis.has(state.x); // settings have no scale
-    this.tokens.value = state.train_tokens / 1e9;
   }
 }
 
@@ -88,7 +89,7 @@ class Region {
       this.inputs[side].forEach((input, index) => {
         const value = state.brush?.[side][index];
         const open = value === undefined || Math.abs(value) >= model.rules.openEdge;
-        input.value = open ? "" : Number(model.displayed(state[side], value).toPrecision(6));
+        input.value = open ? "" : Number(model.displayed(state[side], value).toPrecision(9));
         input.setAttribute("aria-label", `${this.titles[side].textContent} ${index ? "to" : "from"}`);
       });
     }

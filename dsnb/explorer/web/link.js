@@ -6,6 +6,7 @@ const isRun = (model) => (value) => Number.isInteger(value) && value >= 0 && val
 const isExperiment = (model) => (value) => typeof value === "string" && model.experiments.names.includes(value);
 const isRange = (value) => Array.isArray(value) && value.length === 2 && value.every(Number.isFinite) && value[0] <= value[1];
 const MOST_PINS = 2;
+const MOST_GIVEN = 1e9; // GPUs at hand, or a price
 
 // For each control that is neither a setting nor a choice from `options`: whether a value can be set in this page.
 // Controls that are not listed may have any value of the kind of their default.
@@ -13,6 +14,12 @@ const STATE_CHECKS = {
   base: (model) => (value) => value === null || isExperiment(model)(value),
   run: (model) => (value) => value === null || isRun(model)(value),
   brush: () => (value) => value === null || (isRange(value.x) && isRange(value.y)),
+  task: (model) => (value) => model.decision.tasks.some(({ title }) => title === value),
+  objective: (model) => isOneOf(model.decision.objectives),
+  gpus_at_hand: () => (value) => Number.isInteger(value) && value >= 0 && value <= MOST_GIVEN,
+  prices: () => (value) =>
+    typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every((price) => price >= 0 && price <= MOST_GIVEN),
+  currency: () => (value) => typeof value === "string" && value.length <= 8,
   train_tokens: () => (value) => Number.isFinite(value) && value >= 1 && value <= 1e18,
   pins: (model) => (value) =>
     Array.isArray(value) && value.length <= MOST_PINS && value.every((pin) => isRun(model)(pin) || isExperiment(model)(pin)),

@@ -10,6 +10,7 @@ class Explorer {
     if (this.address) mounted.push(this);
     this.state = { ...payload.state, ...this.address?.read() };
     const set = (patch) => this.set(patch);
+    this.card = new Card(this.model, set);
     this.controls = controls ? new Controls(this.model, set) : null;
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(this.model, set);
@@ -40,6 +41,7 @@ class Explorer {
     const lossesBox = element("div", { class: "dsnb-box" });
     const base = field("Baseline", this.base);
     root.replaceChildren(
+      this.card.node,
       ...(this.controls ? [folded("Filters and axes", this.controls.node)] : []),
       element("div", { class: "dsnb-bar dsnb-top" }, this.count, this.link), this.legend.node,
       element(
@@ -82,7 +84,8 @@ class Explorer {
     const before = this.state;
     cancelAnimationFrame(this.waiting);
     this.waiting = null;
-    this.state = { ...before, ...patch };
+    const isOther = "task" in patch && patch.task !== before.task; // then what was chosen among other runs is given up
+    this.state = { ...before, ...(isOther ? this.model.task(patch).controls : {}), ...patch };
     if (!("brush" in patch) && (before.x !== this.state.x || before.y !== this.state.y)) this.state.brush = null;
     if (notify) this.changed(this.state);
     this.address?.write(this.state);
@@ -95,6 +98,7 @@ class Explorer {
 
   redraw() {
     const { model, state } = this;
+    this.card.show(state);
     this.controls?.show(state);
     this.region.show(state);
     this.filtered = model.filtered(state);
@@ -114,7 +118,8 @@ class Explorer {
     const counts = new Map();
     for (const run of selected) if (!model.ok[run]) counts.set(model.status.codes[run], (counts.get(model.status.codes[run]) ?? 0) + 1);
     const bad = [...counts].map(([code, number]) => `${number} ${model.status.labels[code]}`).join(", ");
-    const all = `${selected.length} of ${count(model.runs, "run")} in ${count(this.groups.size, "experiment")} selected`;
+    const known = model.runsOf(model.task(state)).length;
+    const all = `${selected.length} of ${count(known, "run")}${known < model.runs ? " of this task" : ""} in ${count(this.groups.size, "experiment")} selected`;
     this.count.textContent = `${all}${selected.length ? `; ${bad ? `not ok: ${bad}` : "all of them ok"}` : ""}.`;
     if (!model.runs) this.count.textContent = "There are no runs here yet: start the sweep first.";
     this.legend.show(state, this.filtered);

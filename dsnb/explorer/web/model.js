@@ -56,16 +56,23 @@ class Model {
     return this.axis.get(name)?.title ?? this.figure.get(name).heading;
   }
 
-  // The runs that pass the filters, in order.
+  // The task that is shown; undefined without runs.
+  task(state) {
+    return this.decision.tasks.find(({ title }) => title === state.task);
+  }
+
+  // The runs of a task, in order.
+  runsOf(task) {
+    const code = this.decision.tasks.indexOf(task);
+    return this.decision.taskCodes.flatMap((own, run) => (own === code ? [run] : []));
+  }
+
+  // The runs of the task that pass the filters, in order.
   filtered(state) {
     const filters = this.axes
       .filter((axis) => state[axis.name].length)
       .map((axis) => [axis.codes, new Set(state[axis.name].map((value) => axis.values.indexOf(value)))]);
-    const passing = [];
-    for (let run = 0; run < this.runs; run += 1) {
-      if (filters.every(([codes, chosen]) => chosen.has(codes[run]))) passing.push(run);
-    }
-    return passing;
+    return this.runsOf(this.task(state)).filter((run) => filters.every(([codes, chosen]) => chosen.has(codes[run])));
   }
 
   // Those of the runs that are in the brush, edges included.
@@ -178,6 +185,6 @@ class Model {
     if (value === undefined || Number.isNaN(value)) return "";
     const shown = this.displayed(name, value);
     const digits = (this.figure.get(name)?.digits ?? 0) + (shown !== 0 && Math.abs(shown) < 1 ? 2 : 0);
-    return shown.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    return fixed(shown, digits);
   }
 }

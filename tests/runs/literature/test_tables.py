@@ -116,8 +116,8 @@ def test_one_table_beside_ones_own_runs():
     mine = made_up.runs(30)
     both = pd.concat([mine, *map(dsnb.published, tables.names())], ignore_index=True)
     explorer = dsnb.explore(both)
-    explorer.set(source="published: lambda_1cc_opt")
-    assert len(explorer.selection) == 16
+    explorer.set(task="opt-13b, sequence 512, LoRA adapters", source="published: lambda_1cc_opt")
+    assert len(explorer.selection) == 8
     explorer.set(source=None)
     assert len(dsnb.summarize(both)) == both.groupby(["sweep", "experiment"]).ngroups
 

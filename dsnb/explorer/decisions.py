@@ -1,0 +1,78 @@
+"""What the browser needs for the answer: `web/decision.js` decides what to train with, `web/card.js` shows it."""
+
+from typing import Any
+
+import pandas as pd
+
+from dsnb.analysis.decision import ASSUMED_PRICE, OBJECTIVES, kinds
+from dsnb.explorer.data import Data, json_numbers
+from dsnb.explorer.state import OF_A_TASK, default
+from dsnb.render import answer, decision_words
+from dsnb.runs import labels, setting_words
+from dsnb.runs.columns import numbers
+
+NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
+FIGURES = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
+
+
+def payload(data: Data, names: list[str]) -> dict[str, Any]:
+    """Return the tasks, each experiment's setting in words, and the words and limits of the sentences.
+
+    Parameters
+    ----------
+    data
+        The runs.
+    names
+        The experiments in the order of their numbers in the page.
+    """
+    runs = answered(data)
+    first = runs.copy().assign(kind=kinds(runs)).drop_duplicates("experiment")
+    capacity = numbers(runs, "gpu_memory_gib").groupby(runs["experiment"]).min()
+    settings = {row["experiment"]: _setting(row, capacity[row["experiment"]]) for row in first.to_dict("records")}
+    return {
+        "tasks": [_task(data, code, title) for code, title in enumerate(data.tasks)],
+        "taskCodes": data.task_codes,
+        "settings": [settings.get(name) for name in names],
+        "memoryFigures": labels.MEMORY,
+        "assumedPrice": ASSUMED_PRICE,
+        "objectives": list(OBJECTIVES),
+        "best": decision_words.BEST,
+        "worse": decision_words.WORSE,
+        "place": sorted(decision_words.PLACE),
+        "shownGib": decision_words.SHOWN_GIB,
+        "equalPct": decision_words.EQUAL_PCT,
+        "extrapolated": decision_words.EXTRAPOLATED,
+        "noRuns": answer.NO_RUNS,
+        "remarks": answer.remarks(runs) if len(runs) else [],
+    }
+
+
+def answered(data: Data) -> pd.DataFrame:
+    """Return the runs that the answer is about, with figures rounded as in the page, so that both say the same."""
+    runs = data.runs.reset_index(drop=True)
+    runs = runs.reindex(columns=[*runs, *(name for name in NEEDED if name not in runs)])
+    figures = {name: data.figures[name].to_numpy() if name in data.figures else float("nan") for name in FIGURES}
+    status = [labels.text(value) for value in runs["status"]]
+    runs = runs.assign(**figures, experiment=data.experiments, status=status, sweep="", gpus=numbers(runs, "gpus"))
+    return answer.without_probes(runs) if len(runs) else runs
+
+
+def _setting(run: dict[Any, Any], capacity: float) -> dict[str, Any]:
+    return {
+        "model": "" if labels.text(run.get("model")) == "-" else labels.text(run["model"]),
+        "setting": setting_words.setting(run),
+        "place": setting_words.place(run),
+        "unit": setting_words.unit(run),
+        "basis": decision_words.basis(run),
+        "kind": run["kind"],
+        "gpus": json_numbers([run["gpus"]])[0],
+        "capacity": json_numbers([capacity])[0],
+    }
+
+
+def _task(data: Data, code: int, title: str) -> dict[str, Any]:
+    """Return a task's title, the controls that it sets, and what is known of it if it has no ok run."""
+    fresh = default(data, title)
+    runs = data.runs[[own == code for own in data.task_codes]]
+    controls = {name: fresh[name] for name in (*data.choices, *OF_A_TASK)}
+    return {"title": title, "failed": decision_words.memory_of_failed(runs), "controls": controls}

@@ -1,0 +1,14 @@
+// Numbers as text, rounded once: the same as in dsnb/render/rounding.py.
+
+// A number with a fixed number of decimal places and thousands separators.
+const fixed = (value, places) => {
+  const [whole, ...part] = value.toFixed(places).split(".");
+  return [whole.replace(/\B(?=(\d{3})+$)/g, ","), ...part].join(".");
+};
+
+// A number with as many significant digits, or all before the point.
+const significant = (value, digits = 3) => {
+  const exponent = value ? Number(value.toExponential().split("e")[1]) : 0;
+  const text = fixed(value, value ? Math.max(digits - 1 - exponent, 0) : 0);
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+};

@@ -1,0 +1,39 @@
+"""What can be chosen: one strategy, and nothing that belongs to the measurement."""
+
+import pandas as pd
+
+import dsnb
+from dsnb.analysis.choices import choices, varying, with_choices
+from dsnb.analysis.tradeoffs import effects
+
+SHARED = pd.DataFrame(
+    [
+        {"strategy": "plain", "zero_stage": 0},
+        {"strategy": "ddp", "zero_stage": 0},
+        {"strategy": "fsdp", "zero_stage": 0},
+        {"strategy": "deepspeed", "zero_stage": 3},
+        {"strategy": "deepspeed", "zero_stage": 1, "tensor_parallel": 2, "pipeline_parallel": 4},
+        {"strategy": "deepspeed", "zero_stage": None},
+        {"strategy": "another", "zero_stage": None},
+    ]
+)
+
+
+def test_how_a_training_is_shared_is_one_choice():
+    known = with_choices(SHARED)
+    assert known["strategy"].to_list() == ["plain", "DDP", "FSDP", "ZeRO 3", "TP 2 x PP 4 x ZeRO 1", None, "another"]
+    assert varying(known) == ["strategy"]
+
+
+def test_fsdp_to_zero_3_is_one_change():
+    runs = dsnb.published("h200_memory").query("model == 'opt-1.3b' and lora_rank == 0")
+    names = varying(with_choices(runs))
+    base = "opt-1.3b_fsdp_bf16_gpus2_bs8_sl1024_ga2"
+    own = runs.assign(grad_accum_dtype="auto")
+    found = effects(own, base, names, ["tokens_per_s_per_gpu"])
+    assert ("FSDP", "ZeRO 3") in set(zip(found["before"], found["after"], strict=True))
+
+
+def test_what_belongs_to_the_measurement_is_no_choice():
+    runs = SHARED.assign(steps=range(7), warmup_steps=range(7), seed=range(7), profile=False, precision="bf16")
+    assert choices(with_choices(runs)) == ["strategy", "precision"]

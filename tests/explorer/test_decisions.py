@@ -1,0 +1,91 @@
+"""The answer in the page: what it says to any question is what Python says."""
+
+import random
+from dataclasses import asdict
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis.decision import decide
+from dsnb.analysis.tasks import tasks
+from dsnb.explorer import decisions, question
+from dsnb.render.decision_words import words
+from tests.support import made_up
+
+ROOT = "document.querySelector('.dsnb-explorer').dsnb"
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Give tasks of all kinds: published ones, repeated runs on one host or several, a CPU, failed runs."""
+    few = {"seq_len": [1024], "micro_batch_size": [8], "grad_accum": [1], "model": ["bloom-560m"]}
+    table = made_up.runs(240, seed=2, repeats=5, **few).sample(frac=0.8, random_state=3).sort_index()
+    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
+    kinds = {1: None, 2: "NVIDIA A100", 4: "NVIDIA H200", 8: "NVIDIA H200"}
+    table = table.assign(host=[f"h{host}" for host in hosts], gpu_name=table["gpus"].map(kinds), gpu_memory_gib=80.0)
+    close = table.assign(model="close", sweep="close", tokens_per_s=1e4 * np.exp(np.linspace(0, 0.02, len(table))))
+    cpu = made_up.runs(12, gpus=[1, 2]).assign(model="cpu", device="cpu", sweep="cpu").rename(columns=str)
+    failed = made_up.runs(6).assign(model="failed", status="oom", oom_allocated_gib=79.5, sweep="failed")
+    published = [dsnb.published(name) for name in ("lambda_1cc_opt", "h200_memory", "bigscience_1b3")]
+    return pd.concat([table, close, cpu, failed, *published], ignore_index=True)
+
+
+def questions(explorer, number):
+    draw = random.Random(4)
+    kinds = [*explorer.data.runs["gpu_name"].dropna().unique(), "GPU", "CPU", ""]
+    for _ in range(number):
+        prices = {kind: round(draw.uniform(0, 5), 2) for kind in draw.sample(kinds, draw.randint(0, 3))}
+        yield {
+            "task": draw.choice(explorer.data.tasks),
+            "objective": draw.choice(["time", "gpu_hours", "cost", "memory"]),
+            "train_tokens": round(10 ** draw.uniform(3, 14), draw.randint(0, 3)),
+            "gpus_at_hand": draw.choice([0, 0, 1, 3, 8, 100, 10_000]),
+            "prices": prices,
+            "currency": draw.choice(["$", "€", "<b>"]),
+        }
+
+
+def test_the_page_answers_a_hundred_questions_as_python_does(runs, tmp_path, watched):
+    explorer = dsnb.explore(runs)
+    page = watched(explorer.save(tmp_path / "page.html"))
+    asked = list(questions(explorer, 100))
+    answers = page.tab.evaluate(f"(asked) => asked.map((one) => {ROOT}.card.decide(one).words())", asked)
+    answered = decisions.answered(explorer.data).dropna(axis="columns", how="all")
+    own = {task.title: task.runs for task in tasks(answered)}
+    said = set()
+    for one, answer in zip(asked, answers, strict=True):
+        python = asdict(words(decide(own[one["task"]], question.of(one))))
+        assert answer == {**python, "table": [list(row) for row in python["table"]]}, one
+        said |= {python["following"].partition("(")[2], python["headline"]}
+    found = " ".join(said)
+    for sentence in ("too few to be sure", "95 % interval", "all 6 runs failed", "No setting was measured on"):
+        assert sentence in found
+    assert page.said == []
+
+
+def test_a_reader_asks_with_the_keyboard_and_the_page_answers(runs, tmp_path, watched):
+    page = watched(dsnb.explore(runs).save(tmp_path / "page.html"))
+    tab = page.tab
+    tab.locator(".dsnb-tasks input").first.focus()
+    while "opt-350m, sequence 512" not in tab.evaluate(f"{ROOT}.state.task"):
+        tab.keyboard.press("ArrowRight")
+    assert "8 of 8 runs of this task" in tab.locator(".dsnb-count").inner_text()
+    card = tab.locator(".dsnb-decision")
+    assert "on 512 H100-SXM-80GB." in card.locator(".dsnb-headline").inner_text()
+    card.get_by_label("Objective").select_option("cost")
+    assert "Cheapest of 8 published settings" in card.inner_text()
+    assert "at an assumed $2.50 a GPU-hour" in card.inner_text()
+    for label, value in {"Price of an hour (H100-SXM-80GB)": "3", "Currency": "€", "GPUs at hand": "64"}.items():
+        card.get_by_label(label).fill(value)
+        card.get_by_label(label).press("Enter")
+    card.get_by_label("Training tokens (billions)").fill("-1")
+    card.get_by_label("Training tokens (billions)").press("Enter")
+    assert card.get_by_label("Training tokens (billions)").input_value() == "100"
+    assert "at €3.00 a GPU-hour" in card.inner_text()
+    state = tab.evaluate(f"{ROOT}.state")
+    assert (state["prices"], state["gpus_at_hand"], state["currency"]) == ({"H100-SXM-80GB": 3}, 64, "€")
+    card.get_by_label("Objective").select_option("memory")
+    assert "The setting with the least memory is unknown" in card.inner_text()
+    assert page.said == []

@@ -1,0 +1,153 @@
+"""The answer: sentences that are true for one run, one setting, failed runs and published rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis.comparison_table import MINUS
+from dsnb.analysis.decision import Question
+from dsnb.render import answer
+from tests.support import made_up
+
+ONE_TASK = {"gpus": [1], "micro_batch_size": [8], "grad_accum": [1], "activation_checkpointing": [False]}
+
+
+def text(runs, **question):
+    """Give the answer as plain text."""
+    return str(answer.answer(runs, Question(**question) if question else None))
+
+
+def runs(count, repeats=1, **other):
+    """Give ok runs of one task at 1,000 tokens/s a GPU, 10 % less for each setting after the first."""
+    table = made_up.runs(count, repeats=repeats, **{**ONE_TASK, **other}).assign(status="ok", cause=None)
+    place = table.groupby("experiment", sort=False).ngroup()
+    rates = 1000.0 * 0.9**place * (1 + 0.002 * (table["repeat"] - 1)) * table["gpus"]
+    return table.assign(tokens_per_s=rates, tokens_per_s_per_gpu=rates / table["gpus"], peak_allocated_gib=8.0 + place)
+
+
+def test_the_numbers_can_be_done_in_the_head():
+    own = runs(1, precision=["bf16"], zero_stage=[1]).assign(gpu_name="H200", power_w=500.0, gpu_memory_gib=140.0)
+    found = text(own, tokens=3.6e9, prices={"H200": 2.0}, currency="€")
+    # 3.6e9 tokens at 1,000 a second are 3.6e6 s, 1,000 hours
+    assert "Train gpt2 with ZeRO 1, bf16, micro-batch 8, on 1 H200." in found
+    assert (
+        "3.6 billion tokens: 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; GPU memory 8 of 140 GiB."
+        in found
+    )
+
+
+def test_one_run_is_not_the_fastest_of_anything():
+    found = text(runs(1))
+    assert "No other setting can be compared with it." in found
+    assert "Speed and memory: measured, one run." in found
+    for words in ("Soonest", "Next", "lightest", "repeat", "noise"):
+        assert words not in found
+
+
+def test_settings_that_ran_once_are_too_few_to_be_sure():
+    found = text(runs(2, precision=["bf16"], zero_stage=[1, 2]))
+    assert "10 % slower (one run each: too few to be sure), 1 GiB more." in found
+    assert "Soonest of 2 measured settings" in found
+
+
+def test_verdicts_say_what_is_certain():
+    found = text(runs(8, repeats=4, precision=["bf16"], zero_stage=[1, 2]))
+    # logarithms of 1.000 to 1.006 deviate by 0.0026: 0.9 exp(+-2.447 sqrt(2 / 4) 0.0026), 6 degrees of freedom
+    assert "10 % slower (95 % interval 9.6 to 10), 1 GiB more." in found
+    assert "Speed and memory: measured, the median of 4 runs." in found
+    equal = runs(8, repeats=4, precision=["bf16"], zero_stage=[1, 2])
+    equal["tokens_per_s"] = 1000.0 + equal["repeat"]
+    # the same with a deviation of 0.0013
+    assert f"about the same (no slower, 95 % interval {MINUS}0.22 to 0.22)" in text(equal)
+    noisy = equal.assign(tokens_per_s=[1000, 1400, 700, 1100, 900, 1200, 800, 850])
+    assert f", which may be chance (95 % interval {MINUS}" in text(noisy)
+
+
+def test_other_gpus_alone_are_the_same_setting():
+    found = text(dsnb.published("lambda_1cc_opt"))
+    assert "Train opt-350m with ZeRO 0, fp16, micro-batch 24, on 512 H100-SXM-80GB." in found
+    assert "Next: the same on 256 H100-SXM-80GB, 50 % slower (one run each: too few to be sure)." in found
+    assert "Speed: published, not measured here, one run. Time and costs: extrapolated" in found
+    assert "at an assumed $2.50 a GPU-hour" in found
+    cheapest = text(dsnb.published("lambda_1cc_opt"), objective="cost", prices={"": 2.5})
+    assert "micro-batch 24, on 1 H100-SXM-80GB." in cheapest
+    assert "assumed" not in cheapest
+
+
+def test_without_enough_gpus_there_is_no_setting():
+    jean_zay = dsnb.published("jean_zay_bloom7b").query("seq_len == 1024 and gpus > 8")
+    assert "No setting was measured on 4 GPUs or fewer: the smallest ran on 16." in text(jean_zay, gpus=4)
+
+
+def test_when_all_runs_failed_their_memory_is_known_all_the_same():
+    failed = made_up.runs(3).assign(status="oom", oom_allocated_gib=[70.0, 72.5, 79.25], tokens_per_s=np.nan)
+    found = text(failed)
+    assert "No setting can be recommended: all 3 runs failed." in found
+    assert "Memory in use before they ended: 70 to 79.3 GiB." in found
+    assert "No setting can be recommended: the run failed." in text(failed.head(1))
+    assert "nothing is known" not in found
+
+
+def test_what_was_not_measured_is_said():
+    unknown = runs(3).assign(tokens_per_s=np.nan)
+    assert "No setting can be recommended: no run measured speed." in text(unknown)
+    assert "No setting can be recommended: the number of GPUs is unknown." in text(runs(3).assign(gpus=np.nan))
+    assert "The cheapest setting is unknown: give a price." in text(runs(3), objective="cost")
+    without = runs(3).drop(columns=["peak_allocated_gib", "device_memory_gib"])
+    assert "The setting with the least memory is unknown" in text(without, objective="memory")
+    assert "There are no runs here yet" in text(runs(3).head(0))
+
+
+def test_a_machine_without_gpus_has_ranks():
+    cpu = runs(2, precision=["bf16"], zero_stage=[1], gpus=[1, 2]).assign(device="cpu", gpu_name=None)
+    found = text(cpu)
+    assert "on 2 CPU ranks." in found
+    assert "rank-hours" in found
+    assert "tokens/s/rank" in found
+    assert '<th scope="row">ranks: 2 → 1</th>' in found
+    assert "GPU" not in found.replace("GPU memory", "")
+    assert "$" not in found
+
+
+def test_settings_that_differ_in_several_things_are_beside_each_other():
+    found = text(runs(2, precision=["bf16"], zero_stage=[1, 2]).assign(precision=["bf16", "fp32"]))
+    assert '<th scope="row">strategy</th><td>ZeRO' in found
+    assert '<th scope="row">precision</th><td>bf16</td><td>fp32</td>' in found
+
+
+def test_tasks_are_never_compared():
+    both = runs(4, precision=["bf16"], zero_stage=[1, 2], model=["gpt2", "bloom-560m"])
+    found = text(both.sort_values("model", ignore_index=True))
+    assert found.count("Soonest of 2 measured settings") == 2
+    assert "bloom-560m, sequence 512" in found
+
+
+def test_the_price_of_the_runs_is_taken():
+    priced = runs(1).assign(gpu_hours=0.5, cost=2.0, gpu_name="H200")
+    assert "at $4.00 a GPU-hour" in text(priced)
+
+
+def test_one_change_costs_what_the_verdicts_say():
+    own = pd.concat([runs(8, repeats=4, precision=["bf16"], zero_stage=[1, 2])], ignore_index=True)
+    failed = own.tail(1).assign(repeat=9, status="oom", tokens_per_s=np.nan, tokens_per_s_per_gpu=np.nan)
+    found = text(pd.concat([own, failed], ignore_index=True))
+    assert "(1 of 5 runs not ok)" in found
+    assert f"<td>likely: {MINUS}10.0 % (" in found
+    assert "1 of 9 runs are not ok: 1 oom." in found
+
+
+def test_the_probes_of_a_micro_batch_are_left_out():
+    own = runs(2, precision=["bf16"], zero_stage=[1, 2])
+    own.loc[0, "experiment"] = f"{own.loc[1, 'experiment']}_probe-bs8"
+    assert "No other setting can be compared with it." in text(own)
+
+
+@pytest.mark.parametrize("hostile", ["</script><b>", "\"'&<b>", "x" * 10_000])
+def test_hostile_text_stays_text(hostile):
+    own = runs(2, precision=["bf16"], zero_stage=[1, 2]).assign(
+        model=hostile, gpu_name=hostile, data=hostile, optimizer=[hostile, "x"]
+    )
+    found = text(own)
+    assert "<b>" not in found
+    assert "<script" not in found

@@ -1,0 +1,27 @@
+"""Numbers as text, rounded once."""
+
+import pytest
+
+from dsnb.render.rounding import fixed, significant
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.045678, "0.0457"),
+        (1.905, "1.91"),
+        (26, "26"),
+        (99.96, "100"),
+        (408_529.4, "408,529"),
+        (1e9, "1,000,000,000"),
+    ],
+)
+def test_three_digits_count_or_all_before_the_point(value, text):
+    assert significant(value) == text
+
+
+def test_a_half_is_rounded_up_and_only_an_exact_one_is_a_half():
+    assert [fixed(value, 2) for value in (0.125, 0.375, 1.005, 26.975)] == ["0.13", "0.38", "1.00", "26.98"]
+    assert fixed(1234567.5, 0) == "1,234,568"
+    assert significant(2.5, 1) == "3"
