@@ -394,9 +394,10 @@ def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, wat
     page = watched(saved)
     tab = page.tab
     explorer = dsnb.explore(runs)
-    explorer.set(zero_stage=[1, 3], y="power_w", x="device_memory_gib", colour="model", base=runs["experiment"][9])
+    explorer.set(strategy=["ZeRO 1", "ZeRO 3"], y="power_w", x="device_memory_gib", colour="gpus")
     explorer.set(brush={"x": [0, 60], "y": [0, 1e4]}, pins=[runs["experiment"][0], 4], run=7, columns=["mfu", "repeat"])
-    explorer.set(sort=["mfu", "ascending"], y_scale="log", train_tokens=5e9)
+    explorer.set(sort=["mfu", "ascending"], y_scale="log", base=runs["experiment"][9])
+    explorer.set(train_tokens=5e9, objective="cost", gpus_at_hand=4, prices={"GPU": 1.5}, currency="€")
     tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
     tab.wait_for_timeout(400)  # an address is written once the controls rest
     address, link = tab.evaluate(f"[location.href, {ROOT}.address.link({ROOT}.state)]")
@@ -411,7 +412,8 @@ def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, wat
     usual = dsnb.explore(runs).state
     assert other.evaluate(f"{ROOT}.state") == usual
     bad = {
-        **{"y": "x", "zero_stage": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": 1},
+        **{"y": "x", "strategy": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": 1},
+        **{"task": "x", "objective": "speed", "gpus_at_hand": -1, "prices": {"GPU": "1"}, "currency": "x" * 9},
         **{"base": 3, "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "constructor": 1},
     }
     opened = f"(text) => {{ location.hash = `explorer=${{encodeURIComponent(text)}}`; return {ROOT}.address.read(); }}"
@@ -522,7 +524,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
     first = int(needed.index[0])
     words = f"138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB"
     assert words in page.tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
-    page.tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'zero_stage', y: 'peak_allocated_gib' }})")
+    page.tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
     assert "To change: " in page.tab.locator(".dsnb-card", has_text="One run").first.inner_text()
     shortages = page.tab.evaluate(f"{ROOT}.scatter.view.data('shortages').map(({{ id, y }}) => [id, y])")
     assert dict(shortages) == needed.to_dict()

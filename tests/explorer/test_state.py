@@ -232,7 +232,7 @@ def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
     made_up.write_folders(first.dropna(subset="tokens_per_s"), tmp_path / "made_up")
     explorer = dsnb.explore(tmp_path, watch=True)
     live, count = explorer.live, len(explorer.data.runs)
-    explorer.set(zero_stage=[3], precision="bf16", y="power_w", x="device_memory_gib")
+    explorer.set(strategy=["ZeRO 3"], precision="bf16", y="power_w", x="device_memory_gib")
     explorer.set(brush={"x": [0, 90], "y": [0, 1e3]}, run=count - 1, pins=[count - 1])
     opened = explorer.data.runs.iloc[count - 1][["experiment", "repeat"]].tolist()
     chosen = explorer.state

@@ -18,7 +18,7 @@ const STATE_CHECKS = {
   objective: (model) => isOneOf(model.decision.objectives),
   gpus_at_hand: () => (value) => Number.isInteger(value) && value >= 0 && value <= MOST_GIVEN,
   prices: () => (value) =>
-    typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every((price) => price >= 0 && price <= MOST_GIVEN),
+    typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every((price) => Number.isFinite(price) && price >= 0 && price <= MOST_GIVEN),
   currency: () => (value) => typeof value === "string" && value.length <= 8,
   train_tokens: () => (value) => Number.isFinite(value) && value >= 1 && value <= 1e18,
   pins: (model) => (value) =>
