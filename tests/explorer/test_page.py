@@ -519,7 +519,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
     assert page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').length") == lost
     needed = (runs["oom_allocated_gib"] + runs["oom_requested_gib"])[runs["status"] == "oom"].round(3)
     drawn = page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, x }}) => [id, x])")
-    assert dict(drawn).items() >= needed.to_dict().items()
+    assert {run: dict(drawn)[run] for run in needed.index} == pytest.approx(needed.to_dict())
     assert page.tab.evaluate(f"{ROOT}.scatter.view.data('capacity_x')")[0]["x"] == 140
     first = int(needed.index[0])
     words = f"138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB"
@@ -527,7 +527,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
     page.tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
     assert "To change: " in page.tab.locator(".dsnb-card", has_text="One run").first.inner_text()
     shortages = page.tab.evaluate(f"{ROOT}.scatter.view.data('shortages').map(({{ id, y }}) => [id, y])")
-    assert dict(shortages) == needed.to_dict()
+    assert dict(shortages) == pytest.approx(needed.to_dict())
     assert "not ok: oom" in page.tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in page.tab.locator(".dsnb-count").inner_text()
     assert page.tab.locator("td.dsnb-bad", has_text="oom").count() > 0

@@ -81,7 +81,7 @@ def test_days_follow_from_the_tokens(explorer):
             "activation_checkpointing 1 does not occur in these runs: choose from false, true",
         ),
         ({"y": "speed"}, "y 'speed' is not available in these runs: choose from tokens_per_s_per_gpu, "),
-        ({"zero": 3}, "unknown control 'zero': choose from strategy, precision, "),
+        ({"zero": 3}, "unknown control 'zero': choose from task, strategy, "),
         (
             {"train_tokens": -1},
             "train_tokens -1 is not a number from 1 to 1e18: set it to a number such as 300e9",
