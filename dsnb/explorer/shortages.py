@@ -28,17 +28,20 @@ def read(data: Data) -> dict[str, Any]:
     dict
         `figures` and `fullest` (columns), `capacity_gib` (one number per run, or one for all if they are equal; None
         where it is unknown), and by position of a run that is not ok: `allocated_gib`, `requested_gib` (only where
-        memory ran out), `advice`.
+        memory ran out), `advice` (the place of its sentence in `texts`).
     """
     capacity = json_numbers(_column(data, "gpu_memory_gib").round(2))
     bad = [position for position, status in enumerate(data.runs["status"].map(labels.text)) if status != "ok"]
+    advice = _advice(data, bad)
+    texts = list(dict.fromkeys(advice.values()))  # most runs share theirs, and thousands of sentences take space
     return {
         "figures": ON_GPU,
         "fullest": FULLEST,
         "capacity_gib": capacity[0] if len(set(capacity)) == 1 else capacity,
         "allocated_gib": _known(data, "oom_allocated_gib", bad),
         "requested_gib": _known(data, "oom_requested_gib", bad),
-        "advice": _advice(data, bad),
+        "advice": {position: texts.index(text) for position, text in advice.items()},
+        "texts": texts,
     }
 
 

@@ -46,7 +46,8 @@ class Detail {
     const status = model.status.labels[model.status.codes[run]];
     const settings = model.settingsText((index) => model.axis.get(model.experimentAxes[index]).codes[run]);
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
-    if (model.memory.advice[run]) lines.push(element("p", {}, `To change: ${model.memory.advice[run]}.`));
+    const advice = model.memory.texts[model.memory.advice[run]];
+    if (advice) lines.push(element("p", {}, `To change: ${advice}.`));
     const memory = model.memory.sentences(run);
     if (memory.length) lines.push(element("p", {}, `Memory: ${memory.join("; ")}.`));
     if (settings) lines.push(element("p", {}, settings));

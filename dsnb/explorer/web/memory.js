@@ -1,8 +1,8 @@
 // Memory beside what a GPU has: the line of its capacity, runs that did not fit, headroom.
 
 class GpuMemory {
-  constructor(model, { figures, fullest, capacity_gib, allocated_gib, requested_gib, advice }) {
-    Object.assign(this, { model, fullest, allocated: allocated_gib, requested: requested_gib, advice });
+  constructor(model, { figures, fullest, capacity_gib, allocated_gib, requested_gib, advice, texts }) {
+    Object.assign(this, { model, fullest, allocated: allocated_gib, requested: requested_gib, advice, texts });
     this.figures = new Set(figures);
     this.perRun = Array.isArray(capacity_gib) ? capacity_gib : null;
     this.common = this.perRun ? null : capacity_gib;
