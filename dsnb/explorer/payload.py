@@ -184,10 +184,10 @@ def _notes(data: Data) -> dict[int, str]:
 
 
 def _hosts(data: Data) -> list[int | None]:
-    """Return the number of the host, or group of hosts, of each run; None if unknown."""
+    """Return the number of the host, or group of hosts, of each run; None if unknown, nothing if none is known."""
     names = replicates.hosts(data.runs)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
-    return [numbers.get(name) if name else None for name in names]
+    return [numbers.get(name) if name else None for name in names] if numbers else []
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:

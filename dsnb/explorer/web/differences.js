@@ -60,7 +60,7 @@ class Differences {
     const { model } = this;
     const ok = runs.filter((run) => model.ok[run]);
     const used = ok.filter((run) => values[run] > 0);
-    const hosts = used.map((run) => model.hosts[run]);
+    const hosts = used.map((run) => model.hosts[run] ?? null);
     const within = used.length === 1 ? model.alone[used[0]] : undefined; // what a single run shows of its spread
     return { logs: used.map((run) => Math.log(values[run])), hosts, unusable: ok.length - used.length, within };
   }
