@@ -39,6 +39,7 @@ MODULES += [
     "controls",
     "anatomy",
     "detail",
+    "theme",
     "main",
 ]
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."

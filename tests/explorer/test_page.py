@@ -414,7 +414,7 @@ def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, wat
     bad = {
         **{"y": "x", "strategy": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": 1},
         **{"task": "x", "objective": "speed", "gpus_at_hand": -1, "prices": {"GPU": "1"}, "currency": "x" * 9},
-        **{"base": 3, "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "constructor": 1},
+        **{"base": 3, "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "task": "x"},
     }
     opened = f"(text) => {{ location.hash = `explorer=${{encodeURIComponent(text)}}`; return {ROOT}.address.read(); }}"
     for text in (json.dumps(bad), "null", "[1]", "%", '{"brush": 7}', '{"pins": [true]}'):

@@ -12,6 +12,7 @@ const MOST_GIVEN = 1e9; // GPUs at hand, or a price
 // Controls that are not listed may have any value of the kind of their default.
 const STATE_CHECKS = {
   base: (model) => (value) => value === null || isExperiment(model)(value),
+  task: (model) => (value) => model.decision.tasks.some(({ title }) => title === value),
   run: (model) => (value) => value === null || isRun(model)(value),
   brush: () => (value) => value === null || (isRange(value.x) && isRange(value.y)),
   task: (model) => (value) => model.decision.tasks.some(({ title }) => title === value),

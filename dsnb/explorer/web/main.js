@@ -226,26 +226,6 @@ const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;
 const LEFT_OUT = "are left out of this file to keep it small; they are in the run folders.";
 const NOT_LOADED = "are not loaded yet: open a run to load its steps.";
 
-// Follow the light or dark theme of the system and of JupyterLab; print is always light.
-const watchTheme = (root, recolour, printed) => {
-  const print = (printing) => {
-    root.classList.toggle("dsnb-print", printing);
-    recolour();
-    printed(printing);
-  };
-  const listeners = new AbortController();
-  const { signal } = listeners;
-  const lab = new MutationObserver(recolour);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
-  lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
-  addEventListener("beforeprint", () => print(true), { signal });
-  addEventListener("afterprint", () => print(false), { signal });
-  return () => {
-    listeners.abort();
-    lab.disconnect();
-  };
-};
-
 // A part that a small screen shows folded, so that the first chart comes soon.
 const folded = (title, content) => element("details", { class: "dsnb-fold", open: !matchMedia("(max-width: 640px)").matches }, element("summary", {}, title), content);
 
