@@ -17,7 +17,7 @@ from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.explorer.unusual import remarks
 from dsnb.render import palette
-from dsnb.render.changes import RATE
+from dsnb.render.changes import rate
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels, setting_words
 from dsnb.runs.labels import Metric
@@ -164,7 +164,7 @@ def _of_ranks(shown: dict[str, Any]) -> dict[str, Any]:
 def _compared_figures(data: Data) -> list[str]:
     """Return the figures that the effect of a change is shown for, besides the chosen one: speed and memory."""
     memory = [name for name in labels.MEMORY if name in data.figures]
-    return [*(name for name in (RATE,) if name in data.figures), *memory[:1]]
+    return [*(name for name in (rate(data.runs),) if name in data.figures), *memory[:1]]
 
 
 def _causes(data: Data) -> dict[int, str]:

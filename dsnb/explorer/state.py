@@ -14,6 +14,7 @@ from dsnb.errors import SettingsError
 from dsnb.explorer import question, view_state
 from dsnb.explorer.data import Data, plain
 from dsnb.formulas import metrics
+from dsnb.render.changes import rate
 from dsnb.runs import labels
 from dsnb.runs.labels import Metric
 
@@ -55,9 +56,9 @@ def options(data: Data) -> dict[str, list[Any]]:
     """Return the allowed values of each control that is not a filter."""
     figures = [*data.figures.columns, *(["days"] if "tokens_per_s" in data.figures else [])]
     memory = [name for name in labels.MEMORY if name in figures]
-    axes = list(data.choices)
+    axes, first = list(data.choices), rate(data.runs)
     return {
-        "y": sorted(figures, key=lambda name: name not in {"tokens_per_s_per_gpu"}),
+        "y": sorted(figures, key=lambda name: name != first),
         "x": [*memory, *(name for name in figures if name not in memory), *axes],
         "colour": axes,
         "along": axes,

@@ -10,7 +10,13 @@ from dsnb.analysis.tradeoffs import effects
 from dsnb.render.decision_words import axis_title, count
 from dsnb.runs import labels, setting_words
 
-RATE = "tokens_per_s_per_gpu"
+RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"
+
+
+def rate(runs: pd.DataFrame) -> str:
+    """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
+    on_cpu = "device" in runs and len(runs) and bool((runs["device"].map(labels.text) == "cpu").all())
+    return RATE_OF_ALL if on_cpu else RATE
 
 
 def table(runs: pd.DataFrame, base: str) -> str:
@@ -25,7 +31,7 @@ def table(runs: pd.DataFrame, base: str) -> str:
     """
     names = varying(with_choices(runs))
     memory = memory_figure(runs)
-    figures = [name for name in (RATE, memory) if name and name in runs]
+    figures = [name for name in (rate(runs), memory) if name and name in runs]
     found = effects(runs, base, names, figures)
     if found.empty:
         return ""

@@ -7,7 +7,7 @@ import pytest
 import dsnb
 from dsnb.analysis.comparison_table import MINUS
 from dsnb.analysis.decision import Question
-from dsnb.render import answer
+from dsnb.render import answer, changes
 from tests.support import made_up
 
 ONE_TASK = {"gpus": [1], "micro_batch_size": [8], "grad_accum": [1], "activation_checkpointing": [False]}
@@ -151,3 +151,10 @@ def test_hostile_text_stays_text(hostile):
     found = text(own)
     assert "<b>" not in found
     assert "<script" not in found
+
+
+def test_speed_is_per_gpu_but_of_all_ranks_where_they_share_a_cpu():
+    on = {"cpu": ["cpu", "cpu"], "gpu": ["cuda", "cuda"], "both": ["cpu", "cuda"], "published": [None, None]}
+    rates = {name: changes.rate(pd.DataFrame({"device": devices})) for name, devices in on.items()}
+    assert rates == {**dict.fromkeys(on, "tokens_per_s_per_gpu"), "cpu": "tokens_per_s"}
+    assert changes.rate(pd.DataFrame({"experiment": ["a"]})) == "tokens_per_s_per_gpu"
