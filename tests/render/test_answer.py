@@ -104,7 +104,7 @@ def test_a_machine_without_gpus_has_ranks():
     found = text(cpu)
     assert "on 2 CPU ranks." in found
     assert "rank-hours" in found
-    assert "tokens/s/rank" in found
+    assert '<th scope="col">tokens/s</th>' in found
     assert '<th scope="row">ranks: 2 → 1</th>' in found
     assert "GPU" not in found.replace("GPU memory", "")
     assert "$" not in found
