@@ -1,6 +1,7 @@
 """Notes beside the figures of runs: the meaning of each metric, and remarks on single runs."""
 
 import html
+from pathlib import Path
 
 import pandas as pd
 
@@ -9,6 +10,23 @@ from dsnb.analysis.summary import summarize
 from dsnb.render import tables
 from dsnb.render.tables import Html
 from dsnb.runs.labels import METRIC_LABELS
+from dsnb.runs.planned import still_to_come
+
+MAX_TO_COME = 5
+
+
+def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
+    """Return which runs of a sweep have not ended yet; nothing if it is finished, or the folder is not a sweep's."""
+    left, planned = still_to_come(runs, folder)
+    if not left:
+        return Html("")
+    shown = [f"<code>{html.escape(name)}</code> run {repeat}" for name, repeat in left[:MAX_TO_COME]]
+    more = f" and {len(left) - MAX_TO_COME:,} more" if len(left) > MAX_TO_COME else ""
+    verb = "is" if len(left) == 1 else "are"
+    return Html(
+        f"<p>{len(left):,} of {planned:,} runs of this sweep {verb} still to come: {', '.join(shown)}{more}. "
+        "This page has what was there when it was written.</p>"
+    )
 
 
 def meanings(runs: pd.DataFrame) -> Html:

@@ -143,6 +143,11 @@ class SweepPaths(_JobPaths):
         return self.dir / "params.yaml"
 
     @property
+    def planned(self) -> Path:
+        """The runs that the last sweep here set out to make: the repeats of each experiment."""
+        return self.dir / "planned.json"
+
+    @property
     def lock(self) -> Path:
         """Lock of the sweep that writes here."""
         return self.dir / ".lock"

@@ -83,6 +83,7 @@ def run_sweep(
         with contextlib.suppress(OSError):
             sweep.paths.index.unlink()
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
+        records.write_json(sweep.paths.planned, {"runs": _planned(sweep)})
         with _display(sweep, todo, progress, show_eta=slurm is None) as display:
             if slurm:
                 schedule.run_all(
@@ -92,6 +93,14 @@ def run_sweep(
                 _run_here(todo, display, lock)
         lock.check()
         return [result for run in sweep.runs if (result := job.read_result(run.paths))]
+
+
+def _planned(sweep: Sweep) -> dict[str, list[int]]:
+    """Return the repeats of each experiment, both in the order in which they come."""
+    planned: dict[str, list[int]] = {}
+    for run in sweep.runs:
+        planned.setdefault(run.name, []).append(run.repeat)
+    return planned
 
 
 def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False) -> bool:

@@ -13,6 +13,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import paths
 from dsnb.runs.load import load_runs
+from dsnb.runs.planned import planned_runs
 from dsnb.sweep.job import execute
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep
@@ -37,6 +38,7 @@ def test_a_sweep_leaves_complete_folders_and_a_table(swept):
     assert list(runs["experiment"]) == [NAMES[0]] * 2 + [NAMES[1]] * 2
     assert list(runs["repeat"]) == [1, 2, 1, 2]
     assert (runs["loss_last"] < runs["loss_first"]).all()
+    assert sorted(planned_runs(swept)) == [(name, repeat) for name in sorted(NAMES) for repeat in (1, 2)]
     folder = swept / NAMES[1] / "run2"
     files = {"experiment.json", "deepspeed.json", "environment.json", "steps.jsonl", "console.log", "worker.json"}
     assert {file.name for file in folder.iterdir()} == {*files, "result.json", "run.ipynb"}
