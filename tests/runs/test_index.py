@@ -28,7 +28,7 @@ def _without_cache(monkeypatch):
 @pytest.fixture
 def sweep(tmp_path):
     folder = tmp_path / "outputs" / "sweep"
-    made_up.write_folders(made_up.runs(12), folder, steps=3)
+    made_up.write_folders(made_up.runs(12, precision=["bf16"]), folder, steps=3)
     load.write_index(folder)
     assert SweepPaths(folder).index.is_file()
     return folder

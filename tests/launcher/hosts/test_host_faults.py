@@ -289,7 +289,9 @@ def test_a_sweep_goes_on_when_a_host_dies(pair, monkeypatch):
     monkeypatch.setenv("DSNB_TEST_WAIT", str(wait))
     settings = pair.settings()
     params = pair.folder / "three.yaml"
-    params.write_text(json.dumps({"name": "three", "defaults": settings, "include": [{"seed": [0, 1, 2]}]}))
+    params.write_text(
+        json.dumps({"name": "three", "order": "listed", "defaults": settings, "include": [{"seed": [0, 1, 2]}]})
+    )
     results = []
     sweep = threading.Thread(
         target=lambda: results.extend(run_sweep(params, output=pair.folder / "out", progress=False))

@@ -261,9 +261,11 @@ def test_every_kind_beside_dsnbs_own(tmp_path, monkeypatch):
     }  # fmt: skip
     summary = dsnb.summarize(runs)
     assert summary.loc["chat/training", "tokens_per_s_median"] == 640.0 * 256
-    explorer = dsnb.explore(runs)
-    explorer.set(source="DeepSpeed-Chat log")
-    assert set(explorer.selection["experiment"]) == {"training", "pdsh"}
+    explorer, selections = dsnb.explore(runs), []
+    for task in explorer.data.tasks:
+        explorer.set(task=task, source="DeepSpeed-Chat log")
+        selections.append(explorer.selection)
+    assert set(pd.concat(selections)["experiment"]) == {"training", "pdsh"}
 
 
 def test_a_run_folders_console_is_not_a_second_run(tmp_path):
