@@ -142,7 +142,8 @@ def _following(decision: Decision, unit: str) -> str:
     first, second = decision.options.iloc[0], decision.options.iloc[1]
     said = [_next_setting(decision)]
     if decision.difference is not None and not pd.isna(decision.difference["change_pct"]):
-        said.append(_difference(decision.difference, decision.question.objective, unit))
+        medians = _of_medians(first, second, decision.question.objective)
+        said.append(_difference(decision.difference, medians, decision.question.objective, unit))
     more = second["memory_gib"] - first["memory_gib"]
     if abs(more) >= SHOWN_GIB:  # false where it is unknown
         said.append(f"{significant(abs(more))} GiB {'more' if more > 0 else 'less'}")
@@ -174,9 +175,20 @@ def axis_title(name: str, unit: str) -> str:
     return f"{unit}s" if name == "gpus" else labels.axis(name).title
 
 
-def _difference(row: "pd.Series[Any]", objective: str, unit: str) -> str:
-    """Return how much worse a setting is, with the interval of that, or why there is none."""
-    worse = worsening(row["change_pct"], objective)
+def _of_medians(first: "pd.Series[Any]", second: "pd.Series[Any]", objective: str) -> float:
+    """Return by how many per cent the median of the second option is worse, as the table of medians shows it."""
+    if objective == "time":
+        return float(100 * (1 - second["tokens_per_s"] / first["tokens_per_s"]))
+    return float(100 * (second[objective] / first[objective] - 1))
+
+
+def _difference(row: "pd.Series[Any]", of_medians: float, objective: str, unit: str) -> str:
+    """Return how much worse a setting is, with the interval of that, or why there is none.
+
+    The interval is that of geometric means, to which one run of three that is slow makes a difference; without it, the
+    change is that of the medians, by which the best setting was chosen.
+    """
+    worse = of_medians if row["verdict"] == Verdict.TOO_FEW else worsening(row["change_pct"], objective)
     ends = sorted(worsening(row[name], objective) for name in ("low_pct", "high_pct"))
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
     size = f"{by} {WORSE[objective][int(worse <= -EQUAL_PCT)].format(unit=unit)}"

@@ -158,3 +158,14 @@ def test_speed_is_per_gpu_but_of_all_ranks_where_they_share_a_cpu():
     rates = {name: changes.rate(pd.DataFrame({"device": devices})) for name, devices in on.items()}
     assert rates == {**dict.fromkeys(on, "tokens_per_s_per_gpu"), "cpu": "tokens_per_s"}
     assert changes.rate(pd.DataFrame({"experiment": ["a"]})) == "tokens_per_s_per_gpu"
+
+
+def test_with_too_few_runs_the_change_is_that_of_the_medians():
+    """One slow run of three moves a mean, and neither the choice nor the table of medians."""
+    table = runs(6, repeats=3)
+    place = table.groupby("experiment", sort=False).cumcount()
+    slow = (table["experiment"] == table["experiment"].iloc[0]) & (place == 2)
+    table["tokens_per_s"] = 1000.0 * table["gpus"]
+    table.loc[table["experiment"] != table["experiment"].iloc[0], "tokens_per_s"] *= 0.9
+    table.loc[slow, "tokens_per_s"] *= 0.7
+    assert "10 % slower (3 and 3 runs: too few to be sure)" in text(table)

@@ -157,11 +157,14 @@ class Decision {
   }
 
   // How much worse the second setting is, with the interval of that, or why there is none.
+  // Without an interval, which is that of geometric means, the change is that of the medians.
   difference(found) {
-    const { rules, state, best } = this;
+    const { rules, state, best, second } = this;
     const { verdicts } = this.model.method;
     const worsening = (change) => (state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1));
-    const worse = worsening(found.change);
+    const hours = { gpu_hours: "gpuHours", cost: "cost" }[state.objective];
+    const ofMedians = hours ? 100 * (second[hours] / best[hours] - 1) : 100 * (1 - second.rate / best.rate);
+    const worse = found.verdict === verdicts.tooFew ? ofMedians : worsening(found.change);
     const by = Math.abs(worse) < rules.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`;
     const size = `${by} ${rules.worse[state.objective][Number(worse <= -rules.equalPct)].replace("{unit}", best.unit)}`;
     if (found.verdict === verdicts.tooFew) {
