@@ -15,7 +15,7 @@ from dsnb.analysis import replicates
 from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.comparison_table import Rules, table_of
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
-from dsnb.analysis.plan import plan
+from dsnb.analysis.plan import plan, price_of
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.runs.column_aliases import rename_old_columns
@@ -79,7 +79,7 @@ class Question:
 
     def price(self, kind: object) -> float | None:
         """Return the price of an hour of a kind of hardware; None if it is unknown."""
-        known = self.prices.get(str(kind), self.prices.get(""))
+        known = price_of(kind, self.prices)
         return known if known is not None or kind == CPU else self.assumed_price
 
 

@@ -17,6 +17,7 @@ from dsnb.analysis.comparison_table import signed
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.formulas import metrics
 from dsnb.run_folder.table_columns import KEYS
+from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
 from dsnb.runs.load import load_gpu
@@ -204,11 +205,11 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
     if row["mean_over_median"] > STALLED:
         found[Flag.STALLED] = f"mean step {row['mean_over_median']:.2f} times the median"
     if row["slow_steps"] > 0:
-        found[Flag.SLOW_STEPS] = f"{_count(row['slow_steps'], 'timed step')} of more than twice the median"
+        found[Flag.SLOW_STEPS] = f"{labels.count(row['slow_steps'], 'timed step')} of more than twice the median"
     if abs(row["drift_pct"]) >= DRIFT_PCT and row["drift_p"] < DRIFT_P:
         found[Flag.DRIFT] = f"step time drifted by {signed(row['drift_pct'])}"
     if row["recompilations"] > 0:
-        found[Flag.RECOMPILED] = f"{_count(row['recompilations'], 'graph')} compiled during the timed steps"
+        found[Flag.RECOMPILED] = f"{labels.count(row['recompilations'], 'graph')} compiled during the timed steps"
     if row["clock_drop_pct"] >= CLOCK_DROP_PCT:
         found[Flag.THROTTLED] = f"clock {row['clock_drop_pct']:.1f} % lower at the end than at the beginning"
     elif row["clock_off_pct"] <= -CLOCK_DROP_PCT:
@@ -216,10 +217,6 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
     if abs(row["off_pct"]) > limit_pct:
         found[Flag.OUTLIER] = f"{signed(row['off_pct'])} from the median of the setting's runs"
     return found
-
-
-def _count(number: float, noun: str) -> str:
-    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def single_run_words(step_spread_pct: float) -> str:

@@ -4,14 +4,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from dsnb.explorer.data import Data, json_numbers, plain
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import SETTINGS
 from dsnb.runs import labels
+from dsnb.runs.columns import numbers
 from dsnb.settings.experiment import Experiment
 
 ON_GPU = [name for name in labels.MEMORY if name != "host_memory_gib"]
@@ -30,7 +29,7 @@ def read(data: Data) -> dict[str, Any]:
         where it is unknown), and by position of a run that is not ok: `allocated_gib`, `requested_gib` (only where
         memory ran out), `advice` (the place of its sentence in `texts`).
     """
-    capacity = json_numbers(_column(data, "gpu_memory_gib").round(2))
+    capacity = json_numbers(numbers(data.runs, "gpu_memory_gib").round(2))
     bad = [position for position, status in enumerate(data.runs["status"].map(labels.text)) if status != "ok"]
     advice = _advice(data, bad)
     texts = list(dict.fromkeys(advice.values()))  # most runs share theirs, and thousands of sentences take space
@@ -45,13 +44,8 @@ def read(data: Data) -> dict[str, Any]:
     }
 
 
-def _column(data: Data, name: str) -> pd.Series:
-    given = data.runs[name] if name in data.runs else pd.Series(math.nan, data.runs.index)
-    return pd.to_numeric(given, errors="coerce").astype(float)
-
-
 def _known(data: Data, name: str, positions: list[int]) -> dict[int, float]:
-    values = _column(data, name).to_numpy()
+    values = numbers(data.runs, name).to_numpy()
     return {position: round(values[position], 3) for position in positions if math.isfinite(values[position])}
 
 

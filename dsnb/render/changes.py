@@ -7,7 +7,7 @@ import pandas as pd
 from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.decision import memory_figure
 from dsnb.analysis.tradeoffs import effects
-from dsnb.render.decision_words import axis_title, count
+from dsnb.render.decision_words import axis_title
 from dsnb.runs import labels, setting_words
 
 RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"
@@ -46,6 +46,6 @@ def _row(row: dict[str, object], figures: list[str], unit: str) -> str:
     before, after = labels.text(row["before"]), labels.text(row["after"])
     change = f"{axis_title(str(row['axis']), unit)}: {before} → {after}"
     if failed := int(str(row["n_failed"])):
-        change += f" ({failed} of {count(int(str(row['n'])) + failed, 'run')} not ok)"
+        change += f" ({failed} of {labels.count(int(str(row['n'])) + failed, 'run')} not ok)"
     cells = "".join(f"<td>{html.escape(str(row[f'{name}_words']) if row['n'] else '')}</td>" for name in figures)
     return f'<tr><th scope="row">{html.escape(change)}</th>{cells}</tr>'

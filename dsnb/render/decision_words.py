@@ -70,7 +70,7 @@ def words(decision: Decision) -> Words:
     unit, place = setting_words.unit(own), setting_words.place(own)
     model, setting = labels.text(own.get("model")), setting_words.setting(own)
     known = basis(own)
-    number = count(len(decision.options), f"{known} setting")
+    number = labels.count(len(decision.options), f"{known} setting")
     kicker = f"{BEST[decision.question.objective].format(unit=unit)} of {number}" if len(decision.options) > 1 else ""
     parts = ["Train", *([] if model == "-" else [model]), *([f"with {setting},"] if setting else []), f"on {place}."]
     return Words(
@@ -116,7 +116,7 @@ def _why_not(decision: Decision) -> str:
         return f"No setting can be recommended: {missing}."
     fewest = numbers(timed, "gpus").min()
     if question.gpus and fewest > question.gpus:
-        limit = count(question.gpus, setting_words.unit(timed.iloc[0].to_dict()))
+        limit = labels.count(question.gpus, setting_words.unit(timed.iloc[0].to_dict()))
         return f"No setting was measured on {limit} or fewer: the smallest ran on {fewest:g}."
     if question.objective == "cost":
         return "The cheapest setting is unknown: give a price."
@@ -222,13 +222,8 @@ def _origin(best: "pd.Series[Any]", basis: str) -> str:
     where = ", not measured here" if basis == "published" else ""
     memory = "Speed" if pd.isna(best["memory_gib"]) else "Speed and memory"
     bad = int(best["n_failed"])
-    failed = f" {count(bad, 'more run')} of this setting failed." if bad else ""
+    failed = f" {labels.count(bad, 'more run')} of this setting failed." if bad else ""
     return f"{memory}: {basis}{where}, {runs}. Time and costs: {EXTRAPOLATED}.{failed}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 setting", "2 settings"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(hours: float) -> str:

@@ -218,6 +218,11 @@ def axis(name: str) -> Axis:
     return AXES.get(name, Axis(name.replace("_", " ")))
 
 
+def count(number: float, noun: str) -> str:
+    """Return a number with its noun: "1 setting", "2 settings"."""
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def text(value: object) -> str:
     """Return a value of an axis as text: `true` and `false` in lower case, a dash for a missing value."""
     if value is None or str(value) in {"nan", "<NA>", "NaT"}:
