@@ -12,9 +12,7 @@ from dsnb.system import signals
 def main() -> None:
     """Run the kernel that the command line describes."""
     parent = os.environ.get("JPY_PARENT_PID")
-    signals.die_with_parent()
-    if parent and os.getppid() != int(parent):  # it ended before the call above
-        raise SystemExit("the process that started this kernel is gone")
+    signals.die_with_parent(int(parent) if parent else os.getppid())
 
     from ipykernel import kernelapp
 

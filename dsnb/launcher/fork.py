@@ -42,7 +42,7 @@ class ForkServer:
         env = {**environment.for_ranks(device, 1, 0.0), "OMP_NUM_THREADS": "1"}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                interpreter.command("-m", "dsnb.train.fork_server", str(self.socket)),
+                interpreter.command("-m", "dsnb.train.fork_server", str(self.socket), str(os.getpid())),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

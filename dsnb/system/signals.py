@@ -66,10 +66,23 @@ def on_stop(react: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def die_with_parent() -> None:
-    """Make Linux kill this process when its parent ends, even if this process is suspended at that time."""
+def die_with_parent(parent: int) -> None:
+    """Make Linux kill this process when its parent ends, even if this process is suspended at that time.
+
+    Parameters
+    ----------
+    parent
+        Process ID of the parent, from before this process started: it may have ended since.
+
+    Raises
+    ------
+    SystemExit
+        If the parent has ended already.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit(f"process {parent}, which started this one, is gone")
 
 
 def killed_by(number: int) -> str:

@@ -33,9 +33,8 @@ FIRST = ("transformers.models.gpt2.modeling_gpt2", "deepspeed.module_inject.auto
 PRELOADED = ("torch", "deepspeed", "transformers", "dsnb", "numpy", "tokenizers", "peft")
 
 
-def serve(path: str) -> None:
-    """Serve runs on the socket at `path` until the parent process ends."""
-    owner = os.getppid()
+def serve(path: str, owner: int) -> None:
+    """Serve runs on the socket at `path` until the parent process, whose ID is `owner`, ends."""
     signal.signal(signal.SIGTERM, end)
     import_libraries()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -94,13 +93,13 @@ def run(connection: socket.socket, listener: socket.socket) -> list[str]:
     if request is None:
         return []
     report = os.memfd_create("modules")
-    pids = running
+    pids, server = running, os.getpid()
     for environment in request["ranks"]:
         pid = os.fork()
         if pid == 0:
             listener.close()
             connection.close()
-            run_as_rank(request, environment, report, group=pids[0] if pids else 0)
+            run_as_rank(request, environment, report, pids[0] if pids else 0, server)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pids[0] if pids else pid)
         pids.append(pid)
@@ -117,12 +116,20 @@ def watch(connection: socket.socket, pids: list[int]) -> None:
     send(connection, {"pids": pids})
     alive = {pid: rank for rank, pid in enumerate(pids)}
     while alive:
-        if select.select([connection], [], [], POLL_S)[0] and not connection.recv(1024):
+        if select.select([connection], [], [], POLL_S)[0] and has_ended(connection):
             kill(pids[0])
         for pid in list(alive):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 send(connection, {"rank": alive.pop(pid), "exit": os.waitstatus_to_exitcode(status)})
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Return whether the client, which sends nothing more, has disconnected; killed, it leaves answers unread."""
+    try:
+        return not connection.recv(1024)
+    except ConnectionError:
+        return True
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
@@ -137,13 +144,13 @@ def kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: int, group: int) -> NoReturn:
+def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: int, group: int, server: int) -> NoReturn:
     """Run one rank in this forked process; never return."""
     code = 1
     try:
+        signals.die_with_parent(server)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
-        signals.die_with_parent()
         os.umask(request["umask"])
         redirect(request["log"])
         os.environ.clear()
@@ -171,4 +178,4 @@ def redirect(log: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]))

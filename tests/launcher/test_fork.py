@@ -1,12 +1,22 @@
 """The client of the fork server."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
 
 from dsnb.errors import LaunchError
+from dsnb.files import records
 from dsnb.launcher import fork
+from dsnb.system import launch_clock
 from dsnb.train import fork_server
+from tests import ROOT
+from tests.support.small_sweep import light_server
+from tests.support.waiting import wait_until, wait_until_ended
 
 
 @pytest.mark.process
@@ -19,6 +29,54 @@ def test_a_server_that_is_killed_while_it_imports_says_so():
         "torch, DeepSpeed and transformers could not be imported: the process was killed by signal 9 (SIGKILL); "
         "if memory ran out (`dmesg` says so), free some, then start again"
     )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("module", ["dsnb.train.fork_server", "dsnb.execute.kernel_process"])
+def test_started_by_a_process_that_has_ended_since_it_ends_by_itself(module, tmp_path):
+    """Who kills a sweep may do so at the moment in which it starts another process."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    words = [sys.executable, "-m", module, str(tmp_path / "scratch" / "socket"), str(ended.pid)]
+    (tmp_path / "scratch").mkdir()
+    started = subprocess.run(words, env=light_server() | {"JPY_PARENT_PID": str(ended.pid)}, timeout=60)
+    assert started.returncode == (1 if "kernel" in module else 0)
+
+
+@pytest.mark.process
+def test_a_client_killed_with_answers_unread_ends_its_ranks_and_the_server_goes_on(small, tmp_path, monkeypatch):
+    """Linux resets a connection that is closed while something in it is unread."""
+    for name, value in light_server().items():
+        monkeypatch.setenv(name, value)
+    server = fork.ForkServer("cpu")
+    try:
+        server.wait_ready()
+        first = ask(server, small(steps=100_000), tmp_path / "run1")
+        rank = int(wait_until(lambda: text(tmp_path / "run1" / "pids0"), "the rank trains").split()[0])
+        first.close()
+        wait_until_ended([rank])
+        with ask(server, small(steps=1), tmp_path / "run2") as second, second.makefile() as answers:
+            assert [json.loads(line) for line in answers][1:] == [{"rank": 0, "exit": 0}]
+    finally:
+        server.close()
+
+
+def ask(server, experiment, folder):
+    """Send a request for a run of one rank without torch, and return the connection with the answers unread."""
+    folder.mkdir()
+    records.write_json(folder / "experiment.json", experiment.model_dump(mode="json"))
+    variables = {**os.environ, "RANK": "0", launch_clock.LAUNCHED_AT: str(launch_clock.now_s())}
+    request = {"ranks": [variables], "cwd": str(ROOT), "log": str(folder / "console.log"),
+               "worker": "tests.workers.stepper", "run_dir": str(folder), "umask": 0o022}  # fmt: skip
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(server.socket))
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    return connection
+
+
+def text(file):
+    """Return what is in a file, nothing where there is none."""
+    return file.read_text() if file.is_file() else ""
 
 
 def test_modules_that_are_imported_ahead_exist():

@@ -4,6 +4,7 @@ It is there in half a second instead of ten, on a host that was just switched on
 is the real worker; here it is a fake one.
 """
 
+import os
 import sys
 
 from dsnb.train import fork_server
@@ -17,4 +18,4 @@ def nothing(*_):
 if __name__ == "__main__":
     sys.modules["dsnb.train.worker"] = stepper
     fork_server.import_libraries = fork_server.preload = nothing
-    fork_server.serve(sys.argv[1])
+    fork_server.serve(sys.argv[1], os.getppid())
