@@ -16,9 +16,9 @@ demo: env
 check: lint
 	$(PYTEST) -m "not process and not draws" -n 2 $(PARALLEL)
 
-# Three workers on two cores: tests that start processes spend much of their time waiting for them.
+# Four workers on two cores: tests that start processes spend much of their time waiting for them.
 test: lint
-	$(PYTEST) -m "not alone and not docs" -n 3 $(PARALLEL)
+	$(PYTEST) -m "not alone and not docs" -n 4 $(PARALLEL)
 	$(PYTEST) -m alone
 
 lint: env

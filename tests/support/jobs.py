@@ -1,4 +1,7 @@
-"""A job that trains nothing, in the place of `dsnb.sweep.job`: says when it was there, and how it is to end."""
+"""A job that trains nothing, in the place of `dsnb.sweep.job`: says when it was there, and how it is to end.
+
+`$DSNB_TEST_MEETING` is a folder: the first two jobs that know it wait there for each other.
+"""
 
 import json
 import os
@@ -12,6 +15,7 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from tests.support import whole
+from tests.support.waiting import wait_until
 
 
 def main() -> int:
@@ -25,6 +29,9 @@ def main() -> int:
     if (folder / "die").exists() or "--fail" in sys.argv:
         print("no such thing")
         return 7
+    if meeting := os.environ.get("DSNB_TEST_MEETING"):
+        Path(meeting, str(os.getpid())).touch()
+        wait_until(lambda: len(os.listdir(meeting)) > 1, "another job has begun")
     plan = folder / "seconds"
     time.sleep(float(plan.read_text() if plan.exists() else os.environ.get("DSNB_TEST_JOB_S", "0.1")))
     if (folder / "silent").exists():

@@ -138,8 +138,8 @@ def shown_of(sweep, monkeypatch):
 
 
 @pytest.mark.process
-def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeypatch):
-    monkeypatch.setenv("DSNB_TEST_JOB_S", "0.5")  # longer than two processes need to start one after the other
+def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("DSNB_TEST_MEETING", str(tmp_path_factory.mktemp("meeting")))
     sweep = load(params, 2, 4, zero_stage=0).sweep
     shown, written = shown_of(sweep, monkeypatch)
     with shown:
