@@ -1,0 +1,1 @@
+"""Predictions of memory and step time, without a GPU: rules and an analytic model, calibrated on measured runs."""

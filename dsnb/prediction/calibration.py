@@ -1,0 +1,82 @@
+"""Fits the constants of the time model to measured runs, robustly and with priors, so that a few runs are enough.
+
+Least squares of the logarithm of the step time, in the logarithms of the constants: Gauss-Newton steps of
+`numpy.linalg.lstsq`. Huber's weights keep single odd runs from deciding (Huber 1964), and each constant is drawn to where
+it starts from, more weakly than to what runs say of it. So a constant of which the runs tell nothing stays as it is.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.measured import Measured
+from dsnb.prediction.step_time import Setting, parts, stack
+
+NOISE = 0.08
+"""Relative error of a step time that the model is expected to leave: measured settings vary by about as much."""
+SPREAD = 0.35
+"""Standard deviation of the logarithm of a constant around its start: between 0.7 and 1.4 times of it."""
+STEPS = 12
+LARGEST_CHANGE = 0.5
+"""Of the logarithm of a constant in one step."""
+NAMES = tuple(field.name for field in fields(Constants))
+SHARES = frozenset(name for name in NAMES if name.endswith("efficiency") or name == "overlap")
+
+
+def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT, spread: float = SPREAD) -> Constants:
+    """Return the constants that fit measured runs.
+
+    Parameters
+    ----------
+    runs
+        Of any models and settings; repeats of a setting count as one together.
+    start
+        What is known without these runs: the constants of another GPU, or the default ones.
+    spread
+        How far, as a standard deviation of logarithms, the constants may be from `start`.
+    """
+    if not runs:
+        return start
+    settings, targets = stack([run.setting for run in runs]), np.log([run.step_time_s for run in runs])
+    repeats = Counter(run.setting for run in runs)
+    shares = np.array([1 / repeats[run.setting] for run in runs])
+    first = np.log([getattr(start, name) for name in NAMES])
+    now = first.copy()
+    for _ in range(STEPS):
+        error = _log_times(settings, now) - targets
+        weights = np.sqrt(shares * np.minimum(1, 1.5 * NOISE / np.maximum(np.abs(error), 1e-12))) / NOISE
+        slopes = _slopes(settings, now) * weights[:, None]
+        system = np.vstack([slopes, np.eye(len(now)) / spread])
+        goal = np.concatenate([-error * weights, (first - now) / spread])
+        change = np.linalg.lstsq(system, goal, rcond=None)[0]
+        now = _bounded(now + np.clip(change, -LARGEST_CHANGE, LARGEST_CHANGE))
+    return _constants(now)
+
+
+def _constants(logarithms: NDArray[np.float64]) -> Constants:
+    return Constants(**{name: float(value) for name, value in zip(NAMES, np.exp(logarithms), strict=True)})
+
+
+def _bounded(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the logarithms with shares of at most 1."""
+    most = [0.0 if name in SHARES else np.inf for name in NAMES]
+    return np.minimum(logarithms, most)
+
+
+def _log_times(settings: Setting, logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.log(parts(settings, _constants(logarithms)).step_time_s))
+
+
+def _slopes(settings: Setting, logarithms: NDArray[np.float64], width: float = 1e-4) -> NDArray[np.float64]:
+    """Return the derivatives of the logarithms of times by those of constants, shape (settings, constants)."""
+    columns = []
+    for number in range(len(logarithms)):
+        up, down = logarithms.copy(), logarithms.copy()
+        up[number] += width
+        down[number] -= width
+        columns.append((_log_times(settings, up) - _log_times(settings, down)) / (2 * width))
+    return np.array(columns).T

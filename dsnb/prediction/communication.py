@@ -1,0 +1,241 @@
+"""What one rank sends in an optimizer step, by kind of collective, and over which connection it goes.
+
+Bytes are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce of n ranks, (n - 1) / n for a
+reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, doc/PERFORMANCE.md).
+"""
+
+from dataclasses import dataclass
+
+from dsnb.errors import SettingsError
+from dsnb.formulas.memory import recomputed_blocks
+from dsnb.prediction.gpus import Gpu
+from dsnb.prediction.kernels import LINEAR_LAYERS
+from dsnb.prediction.links import Link
+from dsnb.prediction.shapes import shape
+from dsnb.prediction.work import HALF, Mode, trained_parameters
+from dsnb.settings.experiment import Experiment
+
+GRADIENT_BUCKET = 25 * 2**20 / 4
+"""DDP's gradients in a message (torch's default, 25 MiB of fp32)."""
+ZERO_BUCKET = 5e8
+"""Elements in a message of ZeRO (DeepSpeed's default)."""
+POWERSGD_SHARE = 1.4
+"""Numbers in PowerSGD's factors of rank 1 over hidden size, for each number of hidden size squared."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one rank sends in a step; every field is a number, or an array over many settings.
+
+    Attributes
+    ----------
+    all_reduce, reduce_scatter, all_gather, all_to_all
+        Among data-parallel ranks.
+    tensor_all_reduce
+        Among tensor-parallel ranks.
+    point_to_point
+        Between pipeline stages.
+    host
+        Between the GPU and host memory.
+    cpu_parameters
+        Parameters that the CPU updates for this rank.
+    data_messages, tensor_messages, pipeline_messages
+        Collectives, and sends.
+    reduction_overlaps, gather_overlaps
+        1 where reductions or gathers run beside the forward and backward passes, else 0.
+    """
+
+    all_reduce: float = 0.0
+    reduce_scatter: float = 0.0
+    all_gather: float = 0.0
+    all_to_all: float = 0.0
+    tensor_all_reduce: float = 0.0
+    point_to_point: float = 0.0
+    host: float = 0.0
+    cpu_parameters: float = 0.0
+    data_messages: float = 0.0
+    tensor_messages: float = 0.0
+    pipeline_messages: float = 0.0
+    reduction_overlaps: float = 0.0
+    gather_overlaps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The nominal bandwidths in bytes/s that a rank's groups have; 0 where a route has no such part.
+
+    A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
+    """
+
+    data_inside: float
+    data_network: float
+    tensor_inside: float
+    tensor_network: float
+    pipeline_inside: float
+    pipeline_network: float
+    host: float
+
+
+def traffic(experiment: Experiment) -> Traffic:
+    """Return what one rank sends in an optimizer step of an experiment."""
+    data = _data_parallel(experiment)
+    return Traffic(**{**data, **_tensor(experiment), **_pipeline(experiment), **_offload(experiment)})
+
+
+def routes(experiment: Experiment, gpu: Gpu, link: Link) -> Routes:
+    """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
+
+    Raises
+    ------
+    SettingsError
+        If it needs several nodes and the link has no network.
+    """
+    nodes = link.nodes(experiment)
+    if nodes > 1 and not link.network_gb_per_s:
+        raise SettingsError(
+            f"gpus is {experiment.gpus}, on {nodes} nodes: say how these are connected, such as ib:400 (Gbit/s a GPU)"
+        )
+    node_gpus = max(1, experiment.gpus // nodes)
+    split, replicas = experiment.tensor_parallel, experiment.data_parallel
+
+    def route(members: int, stride: int) -> tuple[float, float]:
+        own = max(1, min(members, node_gpus // stride)) if stride < node_gpus else 1
+        inside = link.inside_gb_per_s(gpu, own, node_gpus) * 1e9
+        return inside, link.network_gb_per_s * own * 1e9 if own < members else 0.0
+
+    stage = split * replicas
+    pipeline = 0.0 if stage * experiment.pipeline_parallel <= node_gpus else link.network_gb_per_s * 1e9
+    pair = link.inside_gb_per_s(gpu, 2, node_gpus) * 1e9
+    return Routes(*route(replicas, split), *route(split, 1), pair, pipeline, gpu.pcie_gb_per_s * 1e9)
+
+
+def _data_parallel(experiment: Experiment) -> dict[str, float]:
+    ranks, count = experiment.data_parallel, experiment.grad_accum
+    if ranks == 1 or experiment.strategy == "plain":
+        return {}
+    once, twice = (ranks - 1) / ranks, 2 * (ranks - 1) / ranks
+    own = experiment.tensor_parallel * experiment.pipeline_parallel
+    trained, everything = trained_parameters(experiment) / own, shape(experiment.model).parameters / own
+    weight, gradient = _widths(experiment)
+    if experiment.strategy == "fsdp":
+        blocks = shape(experiment.model).layers
+        return {
+            "all_gather": 2 * count * everything * weight * once,
+            "reduce_scatter": trained * gradient * once,  # only with the last micro-batch
+            "data_messages": (2 * count + 1) * blocks,
+            "reduction_overlaps": 1.0,
+            "gather_overlaps": 1.0,
+        }
+    if experiment.strategy == "ddp":
+        bucket = experiment.bucket_elements or GRADIENT_BUCKET
+        return {
+            "all_reduce": trained * gradient * twice,
+            "data_messages": trained / bucket + 1,
+            "reduction_overlaps": 1.0,
+        }
+    return _zero(experiment, trained, everything, (weight, gradient), once)
+
+
+def _zero(
+    experiment: Experiment, trained: float, everything: float, widths: tuple[float, float], once: float
+) -> dict[str, float]:
+    """Return what ZeRO sends (DeepSpeed 0.19.8, engine.allreduce_gradients and zero/stage_1_and_2.average_tensor).
+
+    ZeRO 0 and 1 reduce at the last micro-batch, ZeRO 2 and 3 at each. ZeRO 1 and 2 all-reduce whole buckets
+    (`use_multi_rank_bucket_allreduce`, on by default) where the paper has a reduce-scatter of half the bytes.
+    """
+    weight, gradient = widths
+    stage, count = experiment.zero_stage, experiment.grad_accum
+    messages = trained / (experiment.bucket_elements or ZERO_BUCKET) + 1
+    if stage == 3:
+        return _zero_3(experiment, trained, everything, widths, once)
+    reductions = count if stage == 2 else 1
+    return {
+        "all_reduce": reductions * trained * gradient * 2 * once,
+        "all_gather": trained * weight * once if stage else 0.0,
+        "data_messages": (reductions + (stage > 0)) * messages,
+        "reduction_overlaps": float(stage in {1, 2} and experiment.overlap_comm == "on"),
+    }
+
+
+def _zero_3(
+    experiment: Experiment, trained: float, everything: float, widths: tuple[float, float], once: float
+) -> dict[str, float]:
+    """Return what ZeRO 3 sends: weights for each pass, unless they are kept, and gradients with each micro-batch."""
+    weight, gradient = widths
+    model, count = shape(experiment.model), experiment.grad_accum
+    quantized = experiment.zeropp in {"weights", "all"}
+    sent = 1.0 if quantized else weight
+    most = (f"zero_optimization.stage3_max_{name}" for name in ("live_parameters", "reuse_distance"))
+    kept = min(float(experiment.deepspeed.get(name, 1e9)) for name in most)
+    passes = 1 if kept > everything else 2
+    reduced = trained * once * count
+    to_all = experiment.zeropp in {"gradients", "all"}
+    return {
+        "all_gather": passes * count * everything * sent * once,
+        "reduce_scatter": 0.0 if to_all else reduced * gradient,
+        "all_to_all": reduced * 0.5 * 2 if to_all else 0.0,  # 4 bits, inside nodes and between them (Wang et al. 2023)
+        "data_messages": (passes + 1) * count * model.layers * 2,
+        "reduction_overlaps": float(experiment.overlap_comm != "off"),
+        "gather_overlaps": 1.0,
+    }
+
+
+def _widths(experiment: Experiment) -> tuple[float, float]:
+    """Return the bytes of a weight as it is gathered and of a gradient as it is sent (explanation/fairness.md)."""
+    mode = Mode.of(experiment)
+    if experiment.strategy == "ddp":
+        factors = {"bf16": 2.0, "powersgd": 4 * POWERSGD_SHARE * experiment.powersgd_rank}
+        sent = factors.get(experiment.gradient_compression or "none", float(mode.width if experiment.lora_rank else 4))
+        if experiment.gradient_compression == "powersgd":
+            sent /= shape(experiment.model).hidden
+        return 4.0, sent
+    if experiment.strategy == "fsdp":
+        return float(2 if experiment.precision == "bf16" and not mode.autocast else 4), 4.0
+    half_linear = mode.autocast and experiment.zero_stage > 0 and shape(experiment.model).family != "gpt2"
+    return float(mode.stream_width), 2.0 if half_linear else float(mode.stream_width)
+
+
+def _tensor(experiment: Experiment) -> dict[str, float]:
+    """Return the all-reduces of tensor parallelism: two a block and pass (Shoeybi et al. 2019, arXiv:1909.08053).
+
+    DeepSpeed's layers reduce the gradient of each input, also where OPT's queries, keys and values have the same one.
+    """
+    ranks = experiment.tensor_parallel
+    if ranks == 1:
+        return {}
+    model = shape(experiment.model)
+    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
+    again = recomputed_blocks(model.layers, every) / model.layers
+    columns = LINEAR_LAYERS.get(model.family, 4) - 2
+    each = 2 + columns + 2 * again
+    times = experiment.grad_accum * each * model.layers / experiment.pipeline_parallel
+    message = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * _half(experiment)
+    return {"tensor_all_reduce": times * message * 2 * (ranks - 1) / ranks, "tensor_messages": times}
+
+
+def _pipeline(experiment: Experiment) -> dict[str, float]:
+    """Return what a stage in the middle sends: activations to the next, their gradients to the one before."""
+    if experiment.pipeline_parallel == 1:
+        return {}
+    message = int(experiment.micro_batch_size) * experiment.seq_len * shape(experiment.model).hidden
+    count = 2 * experiment.grad_accum
+    return {"point_to_point": count * message * _half(experiment), "pipeline_messages": count}
+
+
+def _offload(experiment: Experiment) -> dict[str, float]:
+    """Return traffic to host memory: gradients down and weights up, with `all` also the weights of each pass."""
+    what = (experiment.offload or "none").partition("-")[0]
+    if what == "none":
+        return {}
+    own = trained_parameters(experiment) / experiment.gpus
+    weight, gradient = _widths(experiment)
+    downs = experiment.grad_accum if experiment.zero_stage >= 2 else 1
+    moved = own * (downs * gradient + weight)
+    if what == "all":
+        moved += 2 * experiment.grad_accum * own * weight
+    return {"host": moved, "cpu_parameters": own}
+
+
+def _half(experiment: Experiment) -> int:
+    return 2 if experiment.precision in HALF else 4

@@ -1,0 +1,192 @@
+"""The time of an optimizer step as a sum of parts, each the work or traffic of a kind over the rate of its resource.
+
+The GPU's kernels and the host that launches them run side by side, so whichever takes longer counts, in the passes and
+in the optimizer's step. Communication counts as far as nothing hides it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dsnb.prediction import communication, gpus, links
+from dsnb.prediction.communication import Routes, Traffic
+from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.gpus import Gpu
+from dsnb.prediction.links import Link
+from dsnb.prediction.work import Work, work
+from dsnb.settings.experiment import Experiment
+
+LATENCY_S = 20e-6
+"""Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The parts of one optimizer step in seconds, which sum to `step_time_s`.
+
+    Communication is what is not hidden behind computation, by kind; `host_s` is what the GPU waits for the host.
+    """
+
+    matmul_s: float
+    attention_s: float
+    memory_bound_s: float
+    pipeline_bubble_s: float
+    all_reduce_s: float
+    reduce_scatter_s: float
+    all_gather_s: float
+    all_to_all_s: float
+    tensor_all_reduce_s: float
+    point_to_point_s: float
+    optimizer_s: float
+    offload_s: float
+    host_s: float
+
+    @property
+    def step_time_s(self) -> float:
+        """The sum of all parts."""
+        return sum(vars(self).values())
+
+    @property
+    def compute_s(self) -> float:
+        """The forward and backward passes on the GPU."""
+        return self.matmul_s + self.attention_s + self.memory_bound_s
+
+    @property
+    def communication_s(self) -> float:
+        """Communication of all kinds that nothing hides."""
+        between = self.tensor_all_reduce_s + self.point_to_point_s
+        return self.all_reduce_s + self.reduce_scatter_s + self.all_gather_s + self.all_to_all_s + between
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The nominal rates of a GPU for an experiment, per second."""
+
+    flops: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All counts of one experiment on a GPU, or of many as arrays; no constant that was measured."""
+
+    work: Work
+    traffic: Traffic
+    routes: Routes
+    rates: Rates
+
+
+Part = TypeVar("Part")
+
+
+def setting(experiment: Experiment, gpu: Gpu, link: Link) -> Setting:
+    """Return the counts of an experiment on a GPU."""
+    rates = Rates(gpu.peak_flops(experiment.precision), gpu.memory_gb_per_s * 1e9)
+    routes = communication.routes(experiment, gpu, link)
+    return Setting(work(experiment), communication.traffic(experiment), routes, rates)
+
+
+def step_time(experiment: Experiment, gpu: Gpu | str, link: Link | str, constants: Constants = DEFAULT) -> StepTime:
+    """Return the predicted time of one optimizer step.
+
+    Parameters
+    ----------
+    gpu, link
+        Objects, or names as `gpus.find` and `links.link` take them.
+
+    Raises
+    ------
+    SettingsError
+        If GPU, link or model are unknown.
+    """
+    kind = gpus.find(gpu) if isinstance(gpu, str) else gpu
+    path = links.link(link) if isinstance(link, str) else link
+    found = parts(setting(experiment, kind, path), constants)
+    return StepTime(**{name: float(seconds) for name, seconds in vars(found).items()})
+
+
+def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> StepTime:
+    """Return the predicted times of many settings at once: every part is an array of shape (settings,)."""
+    return parts(stack(settings), constants)
+
+
+def stack(settings: Sequence[Setting]) -> Setting:
+    """Return many settings as one, whose counts are arrays of shape (settings,)."""
+    return Setting(**{name: _stack([getattr(one, name) for one in settings]) for name in _names(Setting)})
+
+
+def _stack(items: list[Part]) -> Part:
+    columns = np.array([list(vars(item).values()) for item in items], dtype=float).T
+    return type(items[0])(*columns)
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
+
+
+def parts(one: Setting, constants: Constants) -> StepTime:
+    """Return the parts of a step, numbers or arrays like the counts of `one`."""
+    w, c, memory = one.work, constants, one.rates.memory * constants.memory_efficiency
+    matmul = w.matmul_flops / (one.rates.flops * c.matmul_efficiency) + w.matmul_bytes / memory
+    matmul = matmul + w.unaligned_flops / (one.rates.flops * c.unaligned_efficiency)
+    attention = w.attention_flops / (one.rates.flops * c.attention_efficiency)
+    elementwise = w.elementwise_bytes / memory + w.kernels * c.kernel_us * 1e-6
+    tensor, point = _between(one, c)
+    passes = matmul + attention + elementwise + tensor + point
+    bubble = w.pipeline_fill * passes
+    reduced, gathered, exposed = _data_parallel(one, c, passes)
+    optimizer = w.optimizer_bytes / memory
+    launches = (w.host_launches * c.host_launch_us + w.host_gathers * c.host_gather_us) * 1e-6
+    waits = np.maximum(launches - passes - exposed, 0) * (1 + w.pipeline_fill)
+    offload = (one.traffic.host + w.offloaded_activation_bytes) / (one.routes.host * c.host_link_efficiency)
+    return StepTime(
+        matmul_s=matmul,
+        attention_s=attention,
+        memory_bound_s=elementwise,
+        pipeline_bubble_s=bubble,
+        all_reduce_s=reduced[0],
+        reduce_scatter_s=reduced[1],
+        all_gather_s=gathered,
+        all_to_all_s=reduced[2],
+        tensor_all_reduce_s=tensor,
+        point_to_point_s=point,
+        optimizer_s=optimizer,
+        offload_s=offload + one.traffic.cpu_parameters * c.cpu_parameter_ns * 1e-9,
+        host_s=waits + np.maximum(w.host_parameters * c.host_parameter_us * 1e-6 - optimizer, 0),
+    )
+
+
+def _seconds(sent: Any, messages: Any, inside: Any, network: Any, c: Constants) -> Any:
+    """Return latency plus bytes over the slower part of the route; `network` is 0 within a node."""
+    across = np.where(np.asarray(network) > 0, network * c.network_efficiency, np.inf)
+    rate = np.minimum(inside * c.link_efficiency, across)
+    return messages * LATENCY_S + sent / rate
+
+
+def _between(one: Setting, c: Constants) -> tuple[Any, Any]:
+    """Return the times of tensor and pipeline parallelism, which nothing hides."""
+    t, r = one.traffic, one.routes
+    tensor = _seconds(t.tensor_all_reduce, t.tensor_messages, r.tensor_inside, r.tensor_network, c)
+    return tensor, _seconds(t.point_to_point, t.pipeline_messages, r.pipeline_inside, r.pipeline_network, c)
+
+
+def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[tuple[Any, Any, Any], Any, Any]:
+    """Return the exposed times of reductions by kind and of gathers, and the sum of what the passes could hide.
+
+    The share `overlap` of what runs beside the passes is hidden, at most as much as they take.
+    """
+    t, r = one.traffic, one.routes
+    sent = t.all_reduce + t.reduce_scatter + t.all_to_all + t.all_gather
+    total = _seconds(sent, t.data_messages, r.data_inside, r.data_network, c)
+    each = total / np.maximum(sent, 1.0)  # seconds a byte, latencies shared out
+    reducing, gathering = each * (sent - t.all_gather), each * t.all_gather
+    beside = t.reduction_overlaps * reducing + t.gather_overlaps * gathering
+    hidden = np.minimum(c.overlap * beside, passes)
+    left = 1 - hidden / np.maximum(beside, 1e-30)
+    reduction = each * (1 - t.reduction_overlaps * (1 - left))
+    gather = gathering * (1 - t.gather_overlaps * (1 - left))
+    return (t.all_reduce * reduction, t.reduce_scatter * reduction, t.all_to_all * reduction), gather, beside * left
