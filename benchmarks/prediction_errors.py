@@ -1,5 +1,6 @@
-"""How wrong predicted step times are on models that the constants were not fitted to: `python -m benchmarks.prediction_errors`.
+"""How wrong predicted step times of models are that the constants were not fitted to.
 
+`python -m benchmarks.prediction_errors` prints the error of each setting, predicted from those of other models.
 The measured rows: `dsnb.published("h200_gpt2_zero_precision")` and `("h200_memory")`, `benchmarks/h200_bars.csv`, and
 `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose code is still the one that runs.
 With `fit` it prints the constants that fit all of them, for `dsnb/prediction/constants.py`.
@@ -14,7 +15,7 @@ import pandas as pd
 import dsnb
 from benchmarks import bars
 from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import DEFAULT
+from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.step_time import step_times
 
@@ -52,7 +53,7 @@ def errors(runs: list[Measured]) -> pd.DataFrame:
     rows = []
     for model in sorted({run.experiment.model for run in runs}):
         left = [run for run in runs if run.experiment.model == model]
-        constants = calibrate([run for run in runs if run.experiment.model != model])
+        constants = calibrate([run for run in runs if run.experiment.model != model], PRIOR)
         predicted = step_times([run.setting for run in left], constants)
         for number, run in enumerate(left):
             seconds = float(np.asarray(predicted.step_time_s)[number])
@@ -68,7 +69,7 @@ def main() -> None:
     """Print the table of errors, their mean and worst, or the fitted constants."""
     runs = h200_runs()
     if sys.argv[1:] == ["fit"]:
-        print(calibrate(runs, DEFAULT))
+        print(calibrate(runs, PRIOR))
         return
     found = errors(runs)
     print(found.round(1).to_string())

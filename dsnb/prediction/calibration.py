@@ -1,8 +1,8 @@
 """Fits the constants of the time model to measured runs, robustly and with priors, so that a few runs are enough.
 
 Least squares of the logarithm of the step time, in the logarithms of the constants: Gauss-Newton steps of
-`numpy.linalg.lstsq`. Huber's weights keep single odd runs from deciding (Huber 1964), and each constant is drawn to where
-it starts from, more weakly than to what runs say of it. So a constant of which the runs tell nothing stays as it is.
+`numpy.linalg.lstsq`. Huber's weights keep single odd runs from deciding (Huber 1964), and each constant is drawn to
+where it starts from, so that one of which the runs tell nothing stays as it is.
 """
 
 from collections import Counter

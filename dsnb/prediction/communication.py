@@ -7,12 +7,13 @@ reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, d
 from dataclasses import dataclass
 
 from dsnb.errors import SettingsError
-from dsnb.formulas.memory import recomputed_blocks
+from dsnb.formulas.memory import HALF
 from dsnb.prediction.gpus import Gpu
+from dsnb.prediction.host_work import gathering_passes
 from dsnb.prediction.kernels import LINEAR_LAYERS
 from dsnb.prediction.links import Link
+from dsnb.prediction.mode import Mode, recomputed_share, trained_parameters
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.work import HALF, Mode, trained_parameters
 from dsnb.settings.experiment import Experiment
 
 GRADIENT_BUCKET = 25 * 2**20 / 4
@@ -166,9 +167,7 @@ def _zero_3(
     model, count = shape(experiment.model), experiment.grad_accum
     quantized = experiment.zeropp in {"weights", "all"}
     sent = 1.0 if quantized else weight
-    most = (f"zero_optimization.stage3_max_{name}" for name in ("live_parameters", "reuse_distance"))
-    kept = min(float(experiment.deepspeed.get(name, 1e9)) for name in most)
-    passes = 1 if kept > everything else 2
+    passes = gathering_passes(experiment)
     reduced = trained * once * count
     to_all = experiment.zeropp in {"gradients", "all"}
     return {
@@ -205,10 +204,8 @@ def _tensor(experiment: Experiment) -> dict[str, float]:
     if ranks == 1:
         return {}
     model = shape(experiment.model)
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    again = recomputed_blocks(model.layers, every) / model.layers
     columns = LINEAR_LAYERS.get(model.family, 4) - 2
-    each = 2 + columns + 2 * again
+    each = 2 + columns + 2 * recomputed_share(experiment)
     times = experiment.grad_accum * each * model.layers / experiment.pipeline_parallel
     message = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * _half(experiment)
     return {"tensor_all_reduce": times * message * 2 * (ranks - 1) / ranks, "tensor_messages": times}

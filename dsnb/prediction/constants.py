@@ -1,4 +1,4 @@
-"""The few constants of the time model that only measurements tell, with their values and how uncertain these are."""
+"""The few constants of the time model that only measurements tell, with their values and how to fit them again."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class Constants:
     Attributes
     ----------
     matmul_efficiency, unaligned_efficiency, attention_efficiency
-        Share of the data sheet's dense FLOP/s that large matrix products reach, those of a width that is no multiple
-        of 8, and fused attention.
+        Share of the data sheet's dense FLOP/s that matrix products reach besides the time of their operands' bytes,
+        those of a width that is no multiple of 8, and fused attention.
     memory_efficiency
         Share of the data sheet's memory bandwidth.
     kernel_us
@@ -19,30 +19,63 @@ class Constants:
     host_launch_us
         Of the host, to launch an operation from Python or autograd.
     host_parameter_us
-        Of the host, for a parameter tensor in ZeRO's optimizer step.
+        Of the host, to ask the GPU about one parameter tensor in ZeRO 0's optimizer step.
     host_gather_us
-        Of the host, for what ZeRO 3 fetches and frees once.
+        Of the host, to fetch and free a parameter or block at ZeRO 3.
     link_efficiency, network_efficiency, host_link_efficiency
         Share of nominal bandwidth inside a node, between nodes, and to host memory.
     overlap
         Share of communication beside computation that is hidden.
     cpu_parameter_ns
-        Of the CPU, to update a parameter.
+        Of the CPU, to update a parameter whose optimizer state is in host memory.
     """
 
-    matmul_efficiency: float = 0.8
-    unaligned_efficiency: float = 0.11
-    attention_efficiency: float = 0.4
-    memory_efficiency: float = 0.8
-    kernel_us: float = 1.5
-    host_launch_us: float = 40.0
-    host_parameter_us: float = 130.0
-    host_gather_us: float = 150.0
-    link_efficiency: float = 0.66
-    network_efficiency: float = 0.5
-    host_link_efficiency: float = 0.75
-    overlap: float = 0.8
-    cpu_parameter_ns: float = 1.8
+    matmul_efficiency: float
+    unaligned_efficiency: float
+    attention_efficiency: float
+    memory_efficiency: float
+    kernel_us: float
+    host_launch_us: float
+    host_parameter_us: float
+    host_gather_us: float
+    link_efficiency: float
+    network_efficiency: float
+    host_link_efficiency: float
+    overlap: float
+    cpu_parameter_ns: float
 
 
-DEFAULT = Constants()
+PRIOR = Constants(
+    matmul_efficiency=0.8,  # docs/LOG.md: large products reach 75 to 78 % with their bytes
+    unaligned_efficiency=0.11,  # docs/LOG.md: 108 ms for three products of GPT-2 XL's output layer
+    attention_efficiency=0.4,
+    memory_efficiency=0.8,
+    kernel_us=1.5,
+    host_launch_us=40.0,
+    host_parameter_us=130.0,
+    host_gather_us=200.0,
+    link_efficiency=0.66,  # docs/LOG.md: 298 of 450 GB/s
+    network_efficiency=0.5,
+    host_link_efficiency=0.75,
+    overlap=0.8,
+    cpu_parameter_ns=1.8,
+)
+"""What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
+
+DEFAULT = Constants(
+    matmul_efficiency=0.751,
+    unaligned_efficiency=0.11,
+    attention_efficiency=0.548,
+    memory_efficiency=0.755,
+    kernel_us=1.53,
+    host_launch_us=38.0,
+    host_parameter_us=139.0,
+    host_gather_us=214.0,
+    link_efficiency=0.696,
+    network_efficiency=0.5,
+    host_link_efficiency=0.887,
+    overlap=0.604,
+    cpu_parameter_ns=2.07,
+)
+"""Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, from `PRIOR` on the settings that
+`python -m benchmarks.prediction_errors` names; `python -m benchmarks.prediction_errors fit` fits them again."""

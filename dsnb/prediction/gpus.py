@@ -96,4 +96,3 @@ def find(name: str) -> Gpu:
     if small and f" {small} " in words:
         found = f"{found}-{small.upper()}"
     return GPUS[found]
-

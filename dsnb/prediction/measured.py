@@ -1,5 +1,6 @@
 """Measured runs as the time model sees them: settings, GPU, link and step time of each row of a table of runs."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ class Measured:
 
 
 def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured]:
-    """Return the successful runs of a table in the columns of `load_runs`; GPUs and models that are unknown are left out.
+    """Return the successful runs of a table in the columns of `load_runs`, without unknown GPUs and models.
 
     Parameters
     ----------
@@ -76,4 +77,4 @@ def _row(record: dict[str, Any], link: Link) -> Measured | None:
 
 
 def _missing(value: Any) -> bool:
-    return value is None or value != value  # only NaN differs from itself
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,85 @@
+"""What the host does in a step, in counts: operations it starts, parameters it goes through, weights it gathers."""
+
+from dsnb.prediction.kernels import TENSORS
+from dsnb.prediction.mode import Mode, parameter_tensors, trained_parameters
+from dsnb.prediction.shapes import shape
+from dsnb.settings.compile_rules import CUDA_GRAPHS
+from dsnb.settings.experiment import Experiment
+
+# Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
+# differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
+# for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
+HOOK_LAUNCHES = 3.5
+CAST_LAUNCHES = 0.4  # autocast's are started in C++
+SPLIT_LAUNCHES = 40.0
+COMPILED_LAUNCHES = 0.7  # without CUDA graphs, the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with them 10.0
+BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
+FSDP_GATHER = 9.0
+KEPT_PARAMETERS = 1e9
+"""DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
+
+
+def launches(experiment: Experiment, mode: Mode, launched: float, casts: float) -> float:
+    """Return what the host starts in a micro-batch: each kernel, or what a compiler leaves of them.
+
+    Parameters
+    ----------
+    launched, casts
+        Kernels of the passes, and those of autocast.
+    """
+    hooks = HOOK_LAUNCHES * _own_tensors(experiment) if _has_hooks(experiment) else 0.0
+    launched += CAST_LAUNCHES * casts
+    if experiment.compile in CUDA_GRAPHS:
+        return 5.0 + hooks
+    if mode.kind != "compiled":
+        return launched + hooks
+    parts = COMPILED_LAUNCHES * launched
+    if experiment.strategy == "fsdp" or experiment.zero_stage == 3:
+        parts += BLOCK_LAUNCHES * shape(experiment.model).layers
+    if experiment.strategy == "ddp" and experiment.gpus > 1:
+        bucket = experiment.bucket_elements or 25 * 2**20 / 4
+        parts += SPLIT_LAUNCHES * trained_parameters(experiment) / bucket
+    return parts + hooks
+
+
+def _own_tensors(experiment: Experiment) -> float:
+    """Return the parameter tensors of a pipeline stage."""
+    return parameter_tensors(experiment) / experiment.pipeline_parallel
+
+
+def _has_hooks(experiment: Experiment) -> bool:
+    return experiment.strategy == "deepspeed" and experiment.zero_stage >= 1
+
+
+def parameters(experiment: Experiment, mode: Mode) -> float:
+    """Return the parameter tensors that DeepSpeed's step goes through in Python, weighted by what it does to each.
+
+    ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
+    take norms of each tensor unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
+    """
+    if experiment.strategy != "deepspeed":
+        return 0.0
+    native = mode.width == 2 and not mode.autocast
+    flat = 0.25 if experiment.gradient_checks == "on" else 0.13
+    weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: 2.1}[experiment.zero_stage]
+    return weight * _own_tensors(experiment)
+
+
+def gathers(experiment: Experiment, mode: Mode, layers: float, again: float) -> float:
+    """Return what ZeRO 3 fetches in Python in a micro-batch: parameters, or blocks where these are its leaves."""
+    gathered = experiment.strategy == "deepspeed" and experiment.zero_stage == 3
+    if not gathered:
+        return FSDP_GATHER * layers * (2 + again) if experiment.strategy == "fsdp" else 0.0
+    whole = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
+    each = 2.0 if whole else TENSORS.get(shape(experiment.model).family, 12)
+    return layers * each * (gathering_passes(experiment) + again)
+
+
+def gathering_passes(experiment: Experiment) -> float:
+    """Return how often ZeRO 3 gathers a weight in a micro-batch: twice, less the share that it keeps in between.
+
+    It keeps `stage3_max_live_parameters` at most, and those used again within `stage3_max_reuse_distance`.
+    """
+    most = (f"zero_optimization.stage3_max_{name}" for name in ("live_parameters", "reuse_distance"))
+    kept = min(float(experiment.deepspeed.get(name, KEPT_PARAMETERS)) for name in most)
+    return 2 - min(1.0, kept / shape(experiment.model).parameters)
