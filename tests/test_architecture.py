@@ -35,6 +35,7 @@ LAYERS = [
     "train",
     "execute",
     "run_folder",
+    "prediction",
     "settings",
     "formulas",
     "files",
@@ -63,6 +64,9 @@ TESTED_ELSEWHERE = {
         "explorer/data explorer/explore explorer/payload explorer/series explorer/shortages explorer/view_state "
         "explorer/watch"
     ),
+    "prediction/test_calibration.py": "prediction/constants prediction/measured",
+    "prediction/test_communication.py": "prediction/links",
+    "prediction/test_work.py": "prediction/host_work prediction/kernels prediction/mode prediction/shapes",
     "render/test_answer.py": "render/changes render/decision_words",
     "files/test_records.py": "files/json_text",
     "launcher/hosts/test_host_faults.py": "launcher/hosts/lifeline launcher/hosts/node",

@@ -63,18 +63,18 @@ PRIOR = Constants(
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 
 DEFAULT = Constants(
-    matmul_efficiency=0.751,
+    matmul_efficiency=0.749,
     unaligned_efficiency=0.11,
-    attention_efficiency=0.548,
-    memory_efficiency=0.755,
+    attention_efficiency=0.536,
+    memory_efficiency=0.737,
     kernel_us=1.53,
     host_launch_us=38.0,
     host_parameter_us=139.0,
     host_gather_us=214.0,
-    link_efficiency=0.696,
+    link_efficiency=0.694,
     network_efficiency=0.5,
-    host_link_efficiency=0.887,
-    overlap=0.604,
+    host_link_efficiency=0.884,
+    overlap=0.605,
     cpu_parameter_ns=2.07,
 )
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, from `PRIOR` on the settings that

@@ -24,7 +24,7 @@ def shape(model: str) -> Shape:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         return _from_config(config)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SettingsError(f"cannot read the shape of a {', '.join(SPLIT)} model from {path}: {error}") from None
 
 
@@ -34,7 +34,10 @@ def _from_config(config: dict[str, object]) -> Shape:
         raise ValueError(f"its model_type is {family!r}")
 
     def number(*names: str) -> int:
-        return int(str(next(config[name] for name in names if config.get(name))))
+        found = next((config[name] for name in names if config.get(name)), None)
+        if found is None:
+            raise ValueError(f"it has no {' or '.join(names)}")
+        return int(str(found))
 
     hidden = number("n_embd", "hidden_size")
     embedding = int(str(config.get("word_embed_proj_dim") or hidden))

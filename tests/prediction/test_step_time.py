@@ -1,0 +1,150 @@
+"""The parts of a step: what they are, that more resources never slow a step down, and how fast they are computed."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dsnb.prediction import gpus
+from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.links import link
+from dsnb.prediction.step_time import setting, step_time, step_times
+from dsnb.settings.experiment import Experiment
+
+IDEAL = Constants(**dict.fromkeys(vars(DEFAULT), 1.0))
+IDEAL = replace(IDEAL, kernel_us=0, host_launch_us=0, host_parameter_us=0, host_gather_us=0, cpu_parameter_ns=0)
+"""Every nominal rate is reached, and nothing else takes time."""
+
+
+def experiment(**settings):
+    common = {"model": "opt-1.3b", "micro_batch_size": 4, "seq_len": 1024, "device": "cuda"}
+    return Experiment(**{**common, **settings})
+
+
+def seconds(gpu="H200", path="nvlink", constants=DEFAULT, **settings):
+    return step_time(experiment(**settings), gpu, path, constants).step_time_s
+
+
+VARIED = [
+    {"model": model, **settings}
+    for model in ("gpt2", "opt-1.3b", "bloom-1b7")
+    for settings in (
+        {},
+        {"strategy": "plain", "compile": "reduce-overhead"},
+        {"strategy": "ddp", "gpus": 2, "compile": "default"},
+        {"strategy": "fsdp", "gpus": 8, "activation_checkpointing": True},
+        {"zero_stage": 1, "gpus": 8, "grad_accum": 4, "offload": "optimizer-cpu"},
+        {"zero_stage": 3, "gpus": 4, "attention": "eager"},
+        {"zero_stage": 1, "gpus": 4, "tensor_parallel": 2, "precision": "fp16"},
+        {"zero_stage": 1, "gpus": 4, "pipeline_parallel": 2, "grad_accum": 8},
+        {"lora_rank": 16, "precision": "fp32"},
+    )
+]
+
+
+def test_parts_by_hand():
+    """A pipeline of two at ideal rates: products at 67 TFLOP/s, and the bubble of one micro-batch in eight."""
+    found = step_time(
+        experiment(precision="fp32", pipeline_parallel=2, gpus=2, grad_accum=8), "H200", "nvlink", constants=IDEAL
+    )
+    flops = 8 * 6 * 4096 * (12 * 12 * 2048**2 + 50272 * 2048)
+    operands = 8 * 12 * 3 * (4096 * 2048 * 18 + 12 * 2048**2) * 4
+    assert found.matmul_s == pytest.approx(flops / 67e12 + operands / 4.8e12)
+    message = 4096 * 2048 * 4
+    assert found.point_to_point_s == pytest.approx(16 * (20e-6 + message / 450e9))
+    passes = found.compute_s + found.communication_s
+    average = (12 * 12 * 2048**2 + 50272 * 2048 / 2) / (12 * 12 * 2048**2 + 50272 * 2048)
+    assert found.pipeline_bubble_s == pytest.approx(passes / 8 * average)
+    assert (found.host_s, found.offload_s, found.all_gather_s) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("settings", VARIED)
+def test_no_part_is_negative_and_they_sum_to_the_step(settings):
+    found = step_time(experiment(**settings), "H200", "nvlink")
+    assert min(vars(found).values()) >= 0
+    others = found.pipeline_bubble_s + found.optimizer_s + found.offload_s + found.host_s
+    assert found.compute_s + found.communication_s + others == pytest.approx(found.step_time_s)
+
+
+def test_the_slower_of_host_and_gpu_counts():
+    small = {"model": "gpt2", "micro_batch_size": 1, "seq_len": 128, "strategy": "plain"}
+    waiting = step_time(experiment(**small), "H200", "nvlink")
+    assert waiting.host_s > waiting.compute_s
+    faster = step_time(experiment(**small), "H200", "nvlink", replace(DEFAULT, matmul_efficiency=1.0))
+    assert faster.step_time_s == pytest.approx(waiting.step_time_s, rel=1e-3)
+    large = step_time(experiment(strategy="plain", micro_batch_size=32), "H200", "nvlink")
+    assert large.host_s == 0
+
+
+def test_what_is_hidden_is_not_counted():
+    """Of FSDP's communication, the share `overlap` is hidden behind the passes; of ZeRO 0's nothing."""
+    for strategy, share in (("fsdp", 0.25), ("deepspeed", 1.0)):
+        settings = {"strategy": strategy, "gpus": 4, "micro_batch_size": 32, "mixed_precision": "autocast"}
+        none, most = (
+            step_time(experiment(**settings), "H200", "nvlink", replace(DEFAULT, overlap=overlap))
+            for overlap in (1e-9, 0.75)
+        )
+        assert most.communication_s == pytest.approx(share * none.communication_s)
+
+
+@pytest.mark.parametrize("settings", VARIED)
+def test_a_faster_gpu_or_link_never_slows_a_step_down(settings):
+    one, path = gpus.find("H200"), link("nvlink")
+    base = step_time(experiment(**settings), one, path).step_time_s
+    for name in ("half_tflops", "fp32_tflops", "memory_gb_per_s", "nvlink_gb_per_s", "pcie_gb_per_s"):
+        better = replace(one, **{name: 1.5 * getattr(one, name)})
+        assert step_time(experiment(**settings), better, path).step_time_s <= base
+    wide = {**settings, "gpus": 16}
+    if settings.get("strategy") != "plain":
+        slow, fast = (step_time(experiment(**wide), one, link(text)).step_time_s for text in ("ib:100", "ib:400"))
+        assert fast <= slow
+
+
+@pytest.mark.parametrize("settings", VARIED)
+def test_more_work_never_takes_less_time(settings):
+    for more in ({"micro_batch_size": 6}, {"seq_len": 1023}, {"grad_accum": 2 * settings.get("grad_accum", 1)}):
+        if "grad_accum" in more and settings.get("compile") == "reduce-overhead":
+            continue
+        less = {**settings, **({"seq_len": 512} if "seq_len" in more else {})}
+        assert seconds(**{**settings, **more}) >= seconds(**less)
+
+
+def test_less_recomputation_is_never_slower():
+    for strategy in (
+        {"strategy": "plain"},
+        {"zero_stage": 3, "gpus": 4},
+        {"zero_stage": 1, "gpus": 2, "tensor_parallel": 2},
+    ):
+        every = [seconds(**strategy, activation_checkpointing=True, checkpoint_every=k) for k in (1, 2, 4, 8, 24)]
+        assert [*every, seconds(**strategy)] == sorted([*every, seconds(**strategy)], reverse=True)
+
+
+def test_more_gpus_with_the_same_work_each_are_never_faster_unless_they_share_states():
+    for settings in ({"strategy": "ddp"}, {"zero_stage": 0}):
+        times = [seconds(path="ib:400", **settings, gpus=count) for count in (1, 2, 4, 8, 16, 64, 512)]
+        assert times == sorted(times)
+    inside = [step_time(experiment(zero_stage=1, gpus=count), "H200", "ib:400") for count in (2, 4, 8)]
+    assert [one.optimizer_s for one in inside] == sorted((one.optimizer_s for one in inside), reverse=True)
+    assert [one.communication_s for one in inside] == sorted(one.communication_s for one in inside)
+
+
+def test_more_micro_batches_shrink_the_share_of_the_bubble():
+    shares = []
+    for count in (1, 4, 16, 64):
+        one = step_time(experiment(pipeline_parallel=4, gpus=4, grad_accum=count), "H200", "nvlink")
+        shares.append(one.pipeline_bubble_s / one.step_time_s)
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.5 > 0.05 > shares[-1]
+
+
+def test_many_settings_at_once_are_those_one_by_one_and_take_little_time():
+    one, path = gpus.find("H200"), link("nvlink")
+    chosen = [experiment(**settings) for settings in VARIED]
+    singles = [step_time(each, one, path).step_time_s for each in chosen]
+    began = time.process_time()
+    counts = [setting(each, one, path) for _ in range(40) for each in chosen]
+    together = np.asarray(step_times(counts).step_time_s)
+    took = time.process_time() - began
+    assert together == pytest.approx(singles * 40)
+    assert took / len(counts) * 10_000 < 2
