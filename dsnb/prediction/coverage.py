@@ -28,7 +28,7 @@ class Coverage:
     hidden: tuple[float, float]
     tokens: tuple[float, float]
     ranks: tuple[float, float]
-    nodes: tuple[float, float]
+    spans: frozenset[str]
 
     @classmethod
     def of(cls, runs: Sequence[Measured], link: Link | None = None) -> "Coverage":
@@ -40,8 +40,8 @@ class Coverage:
             If there are no runs.
         """
         path = link or Link()
-        names = [_names(run.experiment, gpus.find(run.gpu_name).name) for run in runs]
-        numbers = [_numbers(run.experiment, path) for run in runs]
+        names = [_names(run.experiment, gpus.find(run.gpu_name).name, path) for run in runs]
+        numbers = [_numbers(run.experiment) for run in runs]
         found: dict[str, Any] = {name: frozenset(one[name] for one in names) for name in NAMES}
         for name in RANGES:
             values = [one[name] for one in numbers]
@@ -56,12 +56,12 @@ NAMES = {
     "precisions": "precision",
     "modes": "mode of compilation",
     "offloads": "offload",
+    "spans": "extent",
 }
 RANGES = {
     "hidden": "hidden size",
     "tokens": "tokens of a micro-batch",
     "ranks": "number of GPUs",
-    "nodes": "number of nodes",
 }
 
 
@@ -80,7 +80,7 @@ DEFAULT_COVERAGE = Coverage(
     hidden=(768, 5120),
     tokens=(1024, 32768),
     ranks=(1, 4),
-    nodes=(1, 1),
+    spans=frozenset({"one node"}),
 )
 """What `dsnb.prediction.constants.DEFAULT` was fitted to."""
 
@@ -96,7 +96,7 @@ def outside(
         As `gpus.find` takes it.
     """
     found = []
-    own, numbers = _names(experiment, gpus.find(gpu_name).name), _numbers(experiment, link or Link())
+    own, numbers = _names(experiment, gpus.find(gpu_name).name, link or Link()), _numbers(experiment)
     for name, words in NAMES.items():
         known = getattr(covered, name)
         if own[name] not in known:
@@ -108,7 +108,7 @@ def outside(
     return found
 
 
-def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
+def _names(experiment: Experiment, gpu: str, link: Link) -> dict[str, str]:
     return {
         "gpus": gpu,
         "families": shape(experiment.model).family,
@@ -116,15 +116,15 @@ def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
         "precisions": experiment.precision,
         "modes": _mode(experiment),
         "offloads": experiment.offload,
+        "spans": "one node" if link.nodes(experiment) == 1 else "several nodes",
     }
 
 
-def _numbers(experiment: Experiment, link: Link) -> dict[str, float]:
+def _numbers(experiment: Experiment) -> dict[str, float]:
     return {
         "hidden": shape(experiment.model).hidden,
         "tokens": int(experiment.micro_batch_size) * experiment.seq_len,
         "ranks": experiment.gpus,
-        "nodes": link.nodes(experiment),
     }
 
 

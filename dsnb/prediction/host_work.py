@@ -10,11 +10,11 @@ from dsnb.settings.experiment import Experiment
 # differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
 # for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
 HOOK_LAUNCHES = 3.5
-CAST_LAUNCHES = 0.4  # autocast's are started in C++
+CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
-COMPILED_LAUNCHES = 0.7  # without CUDA graphs, the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with them 10.0
+COMPILED_LAUNCHES = 0.75  # without CUDA graphs, the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with them 10.0
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
-FSDP_GATHER = 9.0
+FSDP_GATHER = 8.0
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 

@@ -52,7 +52,9 @@ def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured
 def recorded(record: dict[str, Any]) -> Experiment:
     """Return the settings of a row of a table of runs, unchecked; what it does not tell has its default."""
     known = {name: value for name, value in record.items() if name in DEFAULTS and not _missing(value)}
-    known = {name: int(value) if isinstance(DEFAULTS[name], int) else value for name, value in known.items()}
+    for name, value in known.items():
+        if isinstance(DEFAULTS[name], int):  # whole numbers and truth values come as fractions
+            known[name] = type(DEFAULTS[name])(value)
     if not isinstance(known.get("deepspeed"), dict):
         known["deepspeed"] = {}  # in a table of runs, the column of this name holds DeepSpeed's version
     if "compile" in known:
@@ -62,7 +64,8 @@ def recorded(record: dict[str, Any]) -> Experiment:
 
 
 def _row(record: dict[str, Any], link: Link) -> Measured | None:
-    if record.get("status", "ok") != "ok" or _missing(record.get("gpu_name")):
+    status = record.get("status")
+    if not (_missing(status) or status == "ok") or _missing(record.get("gpu_name")):
         return None
     experiment, name = recorded(record), str(record["gpu_name"])
     seconds = record.get("step_time_s")

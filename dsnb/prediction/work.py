@@ -183,15 +183,21 @@ def _weight_traffic(experiment: Experiment, model: Shape, mode: Mode) -> float:
 def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     """Return the bytes that the optimizer's step moves on one GPU.
 
-    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. Half-precision weights have their
-    gradients cast and scaled, their norm taken, and are written back: 24 more.
+    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native half precision the
+    gradients are cast to fp32 (6), their norm is taken (4), and the weights are written back (6); ZeRO 0 also copies
+    the fp32 gradients into a flat buffer (8) and scales them (8).
     """
     if experiment.offload != "none":
         return 0.0
     trained = trained_parameters(experiment) / (experiment.tensor_parallel * experiment.pipeline_parallel)
     sharded = experiment.strategy == "fsdp" or experiment.zero_stage >= 1
     native = mode.width == 2 and not mode.autocast and experiment.strategy in {"deepspeed", MEGATRON}
-    each = 28.0 + (24 if native else 0) + (8 if experiment.gradient_clipping and not native else 0)
+    each = (
+        28.0
+        + (16 if native else 0)
+        + (16 if native and not sharded else 0)
+        + (8 if experiment.gradient_clipping and not native else 0)
+    )
     if experiment.optimizer == "adafactor":
         each += 60
     if experiment.strategy == "deepspeed" and experiment.gpus > 1 and experiment.zero_stage <= 2:

@@ -22,9 +22,9 @@ def test_what_is_outside_is_said():
         "no calibration run has the GPU A100, only H200",
         "no calibration run has the strategy ZeRO 3 with ZeRO++, only ZeRO 0, ZeRO 0 with pipeline parallel, "
         "ZeRO 0 with tensor parallel, ZeRO 1, ZeRO 2, ZeRO 3, ddp, fsdp, plain",
+        "no calibration run has the extent several nodes, only one node",
         "the tokens of a micro-batch is 128, calibration runs have 1,024 to 32,768",
         "the number of GPUs is 16, calibration runs have 1 to 4",
-        "the number of nodes is 2, calibration runs have 1 to 1",
     ]
 
 

@@ -15,6 +15,7 @@ from dsnb.settings.experiment import Experiment
 IDEAL = Constants(**dict.fromkeys(vars(DEFAULT), 1.0))
 IDEAL = replace(IDEAL, kernel_us=0, host_launch_us=0, host_parameter_us=0, host_gather_us=0, cpu_parameter_ns=0)
 """Every nominal rate is reached, and nothing else takes time."""
+ROUNDING_S = 1e-12
 
 
 def experiment(**settings):
@@ -94,11 +95,11 @@ def test_a_faster_gpu_or_link_never_slows_a_step_down(settings):
     base = step_time(experiment(**settings), one, path).step_time_s
     for name in ("half_tflops", "fp32_tflops", "memory_gb_per_s", "nvlink_gb_per_s", "pcie_gb_per_s"):
         better = replace(one, **{name: 1.5 * getattr(one, name)})
-        assert step_time(experiment(**settings), better, path).step_time_s <= base
+        assert step_time(experiment(**settings), better, path).step_time_s <= base + ROUNDING_S
     wide = {**settings, "gpus": 16}
     if settings.get("strategy") != "plain":
         slow, fast = (step_time(experiment(**wide), one, link(text)).step_time_s for text in ("ib:100", "ib:400"))
-        assert fast <= slow
+        assert fast <= slow + ROUNDING_S
 
 
 @pytest.mark.parametrize("settings", VARIED)
@@ -107,7 +108,7 @@ def test_more_work_never_takes_less_time(settings):
         if "grad_accum" in more and settings.get("compile") == "reduce-overhead":
             continue
         less = {**settings, **({"seq_len": 512} if "seq_len" in more else {})}
-        assert seconds(**{**settings, **more}) >= seconds(**less)
+        assert seconds(**{**settings, **more}) >= seconds(**less) - ROUNDING_S
 
 
 def test_less_recomputation_is_never_slower():
