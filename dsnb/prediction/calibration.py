@@ -18,8 +18,9 @@ from dsnb.prediction.step_time import Setting, parts, stack
 
 NOISE = 0.08
 """Relative error of a step time that the model is expected to leave: measured settings vary by about as much."""
-SPREAD = 0.35
-"""Standard deviation of the logarithm of a constant around its start: between 0.7 and 1.4 times of it."""
+SPREADS = {"host_link_": 0.35, "host_": 0.7, "link_": 0.7, "network_": 0.7, "": 0.35}
+"""Standard deviation of the logarithm of a constant around its start, by the beginning of its name: hosts and networks
+differ by a factor of two, what GPUs reach of their nominal rates by less."""
 STEPS = 12
 LARGEST_CHANGE = 0.5
 """Of the logarithm of a constant in one step."""
@@ -27,7 +28,7 @@ NAMES = tuple(field.name for field in fields(Constants))
 SHARES = frozenset(name for name in NAMES if name.endswith("efficiency") or name == "overlap")
 
 
-def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT, spread: float = SPREAD) -> Constants:
+def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants:
     """Return the constants that fit measured runs.
 
     Parameters
@@ -36,8 +37,6 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT, spread: floa
         Of any models and settings; repeats of a setting count as one together.
     start
         What is known without these runs: the constants of another GPU, or the default ones.
-    spread
-        How far, as a standard deviation of logarithms, the constants may be from `start`.
     """
     if not runs:
         return start
@@ -45,16 +44,22 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT, spread: floa
     repeats = Counter(run.setting for run in runs)
     shares = np.array([1 / repeats[run.setting] for run in runs])
     first = np.log([getattr(start, name) for name in NAMES])
+    spreads = np.array([_spread(name) for name in NAMES])
     now = first.copy()
     for _ in range(STEPS):
         error = _log_times(settings, now) - targets
-        weights = np.sqrt(shares * np.minimum(1, 1.5 * NOISE / np.maximum(np.abs(error), 1e-12))) / NOISE
+        usual = 1.5 * max(NOISE, float(np.median(np.abs(error))))
+        weights = np.sqrt(shares * np.minimum(1, usual / np.maximum(np.abs(error), 1e-12))) / NOISE
         slopes = _slopes(settings, now) * weights[:, None]
-        system = np.vstack([slopes, np.eye(len(now)) / spread])
-        goal = np.concatenate([-error * weights, (first - now) / spread])
+        system = np.vstack([slopes, np.diag(1 / spreads)])
+        goal = np.concatenate([-error * weights, (first - now) / spreads])
         change = np.linalg.lstsq(system, goal, rcond=None)[0]
         now = _bounded(now + np.clip(change, -LARGEST_CHANGE, LARGEST_CHANGE))
     return _constants(now)
+
+
+def _spread(name: str) -> float:
+    return next(spread for start, spread in SPREADS.items() if name.startswith(start))
 
 
 def _constants(logarithms: NDArray[np.float64]) -> Constants:

@@ -192,12 +192,11 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     trained = trained_parameters(experiment) / (experiment.tensor_parallel * experiment.pipeline_parallel)
     sharded = experiment.strategy == "fsdp" or experiment.zero_stage >= 1
     native = mode.width == 2 and not mode.autocast and experiment.strategy in {"deepspeed", MEGATRON}
-    each = (
-        28.0
-        + (16 if native else 0)
-        + (16 if native and not sharded else 0)
-        + (8 if experiment.gradient_clipping and not native else 0)
-    )
+    each = 28.0
+    if native:
+        each += 16 if sharded else 32
+    elif experiment.gradient_clipping:
+        each += 8
     if experiment.optimizer == "adafactor":
         each += 60
     if experiment.strategy == "deepspeed" and experiment.gpus > 1 and experiment.zero_stage <= 2:

@@ -76,7 +76,7 @@ def test_errors_on_models_that_were_left_out(h200):
     found = prediction_errors.errors(h200)["error_pct"].abs()
     assert len(found) == 95
     assert found.mean() < 8
-    assert (found > 20).sum() <= 3
+    assert (found > 20).sum() == 2  # ZeRO 3: OPT-350M on one GPU, and the optimizer alone on the CPU
     assert found.max() < 32
 
 
