@@ -18,6 +18,7 @@ from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.step_time import step_times
+from dsnb.settings.experiment import Experiment
 
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
@@ -49,32 +50,55 @@ def _log() -> pd.DataFrame:
 
 
 def errors(runs: list[Measured]) -> pd.DataFrame:
-    """Return a row per run with its step time as predicted from the runs of all other models."""
+    """Return a row per run: its kind, and its step time as predicted from the runs of all other models, by parts."""
     rows = []
     for model in sorted({run.experiment.model for run in runs}):
         left = [run for run in runs if run.experiment.model == model]
         constants = calibrate([run for run in runs if run.experiment.model != model], PRIOR)
-        predicted = step_times([run.setting for run in left], constants)
+        parts = vars(step_times([run.setting for run in left], constants))
+        columns = {name: np.broadcast_to(part, len(left)) for name, part in parts.items()}
         for number, run in enumerate(left):
-            seconds = float(np.asarray(predicted.step_time_s)[number])
-            parts = {name: round(float(np.broadcast_to(part, len(left))[number]) * 1e3, 1)
-                     for name, part in vars(predicted).items()}  # fmt: skip
-            error = 100 * (seconds / run.step_time_s - 1)
-            rows.append({"experiment": run.experiment.name_with_model, "measured_ms": 1e3 * run.step_time_s,
-                         "predicted_ms": 1e3 * seconds, "error_pct": error, **parts})  # fmt: skip
+            own = {f"{name.removesuffix('_s')}_ms": 1e3 * float(column[number]) for name, column in columns.items()}
+            predicted_ms, measured_ms = sum(own.values()), 1e3 * run.step_time_s
+            error = 100 * (predicted_ms / measured_ms - 1)
+            names = {"kind": kind(run.experiment), "experiment": run.experiment.name_with_model}
+            times = {"measured_ms": measured_ms, "predicted_ms": predicted_ms, "error_pct": error}
+            rows.append({**names, **times, **own})
     return pd.DataFrame(rows)
 
 
+def kind(experiment: Experiment) -> str:
+    """Return what a setting is an example of."""
+    if experiment.offload != "none":
+        return "offload to the CPU"
+    if experiment.tensor_parallel > 1 or experiment.pipeline_parallel > 1:
+        return "TP 2, PP 2"
+    if experiment.lora_rank:
+        return "LoRA"
+    names = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
+    return names.get(experiment.strategy, f"ZeRO {experiment.zero_stage}")
+
+
+def table(found: pd.DataFrame) -> list[str]:
+    """Return the lines of docs/explanation/prediction.md that say how large errors are, by kind of setting."""
+    sizes = found.assign(size=found["error_pct"].abs())
+    groups = [*sizes.groupby("kind"), ("**all**", sizes)]
+    return [
+        f"| {name} | {len(group)} | {group['size'].mean():.1f} | {group['size'].max():.1f} "
+        f"| {group['error_pct'].mean():+.1f} |"
+        for name, group in groups
+    ]
+
+
 def main() -> None:
-    """Print the table of errors, their mean and worst, or the fitted constants."""
+    """Print the errors one by one and by kind, or the fitted constants."""
     runs = h200_runs()
     if sys.argv[1:] == ["fit"]:
         print(calibrate(runs, PRIOR))
         return
     found = errors(runs)
     print(found.round(1).to_string())
-    size = found["error_pct"].abs()
-    print(f"mean {size.mean():.1f} %, median {size.median():.1f} %, worst {size.max():.1f} % of {len(found)} settings")
+    print("\n".join(table(found)))
 
 
 if __name__ == "__main__":

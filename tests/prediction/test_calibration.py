@@ -14,6 +14,7 @@ from dsnb.prediction.constants import DEFAULT, PRIOR
 from dsnb.prediction.coverage import DEFAULT_COVERAGE, Coverage
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.step_time import step_time, step_times
+from tests import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,11 @@ def test_the_default_constants_are_those_that_fit_the_measured_runs(h200):
 
 
 def test_errors_on_models_that_were_left_out(h200):
-    found = prediction_errors.errors(h200)["error_pct"].abs()
+    table = prediction_errors.errors(h200)
+    found = table["error_pct"].abs()
     assert len(found) == 95
+    page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
+    assert "\n".join(prediction_errors.table(table)) in page
     assert found.mean() < 8
     assert (found > 20).sum() == 2  # ZeRO 3: OPT-350M on one GPU, and the optimizer alone on the CPU
     assert found.max() < 32
