@@ -9,7 +9,6 @@ With `fit` it prints the constants that fit all of them, for `dsnb/prediction/co
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 import dsnb
@@ -17,8 +16,7 @@ from benchmarks import bars
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured
-from dsnb.prediction.step_time import step_times
-from dsnb.settings.experiment import Experiment
+from dsnb.prediction.time_errors import TimeError, by_kind, left_out
 
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
@@ -49,56 +47,24 @@ def _log() -> pd.DataFrame:
     return table.assign(gpu_name=H200, precision="bf16", tokens_per_s=table["tokens_per_s_per_gpu"] * table["gpus"])
 
 
-def errors(runs: list[Measured]) -> pd.DataFrame:
-    """Return a row per run: its kind, and its step time as predicted from the runs of all other models, by parts."""
-    rows = []
-    for model in sorted({run.experiment.model for run in runs}):
-        left = [run for run in runs if run.experiment.model == model]
-        constants = calibrate([run for run in runs if run.experiment.model != model], PRIOR)
-        parts = vars(step_times([run.setting for run in left], constants))
-        columns = {name: np.broadcast_to(part, len(left)) for name, part in parts.items()}
-        for number, run in enumerate(left):
-            own = {f"{name.removesuffix('_s')}_ms": 1e3 * float(column[number]) for name, column in columns.items()}
-            predicted_ms, measured_ms = sum(own.values()), 1e3 * run.step_time_s
-            error = 100 * (predicted_ms / measured_ms - 1)
-            names = {"kind": kind(run.experiment), "experiment": run.experiment.name_with_model}
-            times = {"measured_ms": measured_ms, "predicted_ms": predicted_ms, "error_pct": error}
-            rows.append({**names, **times, **own})
-    return pd.DataFrame(rows)
-
-
-def kind(experiment: Experiment) -> str:
-    """Return what a setting is an example of."""
-    if experiment.offload != "none":
-        return "offload to the CPU"
-    if experiment.tensor_parallel > 1 or experiment.pipeline_parallel > 1:
-        return "TP 2, PP 2"
-    if experiment.lora_rank:
-        return "LoRA"
-    names = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
-    return names.get(experiment.strategy, f"ZeRO {experiment.zero_stage}")
-
-
-def table(found: pd.DataFrame) -> list[str]:
-    """Return the lines of docs/explanation/prediction.md that say how large errors are, by kind of setting."""
-    sizes = found.assign(size=found["error_pct"].abs())
-    groups = [*sizes.groupby("kind"), ("**all**", sizes)]
+def lines(found: dict[str, TimeError]) -> list[str]:
+    """Return the table of docs/explanation/prediction.md that says how large errors are, by kind of setting."""
     return [
-        f"| {name} | {len(group)} | {group['size'].mean():.1f} | {group['size'].max():.1f} "
-        f"| {group['error_pct'].mean():+.1f} |"
-        for name, group in groups
+        f"| {name} | {one.settings} | {one.mean_pct:.1f} | {one.worst_pct:.1f} | {one.bias_pct:+.1f} |"
+        for name, one in found.items()
     ]
 
 
 def main() -> None:
-    """Print the errors one by one and by kind, or the fitted constants."""
+    """Print the error of each run and those by kind, or the fitted constants."""
     runs = h200_runs()
     if sys.argv[1:] == ["fit"]:
         print(calibrate(runs, PRIOR))
         return
-    found = errors(runs)
-    print(found.round(1).to_string())
-    print("\n".join(table(found)))
+    errors = left_out(runs, PRIOR)
+    for run, error in sorted(zip(runs, errors, strict=True), key=lambda one: one[1]):
+        print(f"{run.experiment.name_with_model}: {1e3 * run.step_time_s:.1f} ms measured, {error:+.1f} %")
+    print("\n".join(lines(by_kind(runs, errors))))
 
 
 if __name__ == "__main__":

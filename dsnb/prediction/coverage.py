@@ -25,6 +25,9 @@ class Coverage:
     precisions: frozenset[str]
     modes: frozenset[str]
     offloads: frozenset[str]
+    optimizers: frozenset[str]
+    losses: frozenset[str]
+    compressions: frozenset[str]
     hidden: tuple[float, float]
     tokens: tuple[float, float]
     ranks: tuple[float, float]
@@ -56,6 +59,9 @@ NAMES = {
     "precisions": "precision",
     "modes": "mode of compilation",
     "offloads": "offload",
+    "optimizers": "optimizer",
+    "losses": "loss",
+    "compressions": "gradient compression",
     "spans": "extent",
 }
 RANGES = {
@@ -77,6 +83,9 @@ DEFAULT_COVERAGE = Coverage(
     precisions=frozenset({"fp32", "fp16", "bf16"}),
     modes=frozenset({"eager", "compiled", "CUDA graphs"}),
     offloads=frozenset({"none", "optimizer-cpu", "all-cpu"}),
+    optimizers=frozenset({"adamw", "adafactor"}),
+    losses=frozenset({"whole"}),
+    compressions=frozenset({"none", "bf16"}),
     hidden=(768, 5120),
     tokens=(1024, 32768),
     ranks=(1, 4),
@@ -116,6 +125,9 @@ def _names(experiment: Experiment, gpu: str, link: Link) -> dict[str, str]:
         "precisions": experiment.precision,
         "modes": _mode(experiment),
         "offloads": experiment.offload,
+        "optimizers": experiment.optimizer,
+        "losses": experiment.loss,
+        "compressions": experiment.gradient_compression,
         "spans": "one node" if link.nodes(experiment) == 1 else "several nodes",
     }
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dsnb.errors import SettingsError
 from dsnb.prediction import communication, gpus, links
 from dsnb.prediction.communication import Routes, Traffic
 from dsnb.prediction.constants import DEFAULT, Constants
@@ -83,7 +84,15 @@ Part = TypeVar("Part")
 
 
 def setting(experiment: Experiment, gpu: Gpu, link: Link) -> Setting:
-    """Return the counts of an experiment on a GPU."""
+    """Return the counts of an experiment on a GPU.
+
+    Raises
+    ------
+    SettingsError
+        If the model is unknown, the micro-batch is `auto`, or several nodes have no network.
+    """
+    if experiment.micro_batch_size == "auto":
+        raise SettingsError("micro_batch_size is 'auto': a step time is predicted for a number")
     rates = Rates(gpu.peak_flops(experiment.precision), gpu.memory_gb_per_s * 1e9)
     routes = communication.routes(experiment, gpu, link)
     return Setting(work(experiment), communication.traffic(experiment), routes, rates)
@@ -100,7 +109,7 @@ def step_time(experiment: Experiment, gpu: Gpu | str, link: Link | str, constant
     Raises
     ------
     SettingsError
-        If GPU, link or model are unknown.
+        If GPU or link are unknown, or as `setting` does.
     """
     kind = gpus.find(gpu) if isinstance(gpu, str) else gpu
     path = links.link(link) if isinstance(link, str) else link

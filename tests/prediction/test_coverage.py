@@ -15,13 +15,10 @@ def test_a_setting_like_the_calibrated_ones_is_inside():
 
 
 def test_what_is_outside_is_said():
-    odd = Experiment(
-        **{**USUAL, "gpus": 16, "micro_batch_size": 1, "seq_len": 128, "zero_stage": 3, "zeropp": "weights"}
-    )
+    odd = Experiment(**{**USUAL, "gpus": 16, "micro_batch_size": 1, "seq_len": 128, "zero_stage": 3, "loss": "chunked"})
     assert outside(odd, "NVIDIA A100-SXM4-80GB", link=link("ib:400")) == [
         "no calibration run has the GPU A100, only H200",
-        "no calibration run has the strategy ZeRO 3 with ZeRO++, only ZeRO 0, ZeRO 0 with pipeline parallel, "
-        "ZeRO 0 with tensor parallel, ZeRO 1, ZeRO 2, ZeRO 3, ddp, fsdp, plain",
+        "no calibration run has the loss chunked, only whole",
         "no calibration run has the extent several nodes, only one node",
         "the tokens of a micro-batch is 128, calibration runs have 1,024 to 32,768",
         "the number of GPUs is 16, calibration runs have 1 to 4",
@@ -35,3 +32,12 @@ def test_own_runs_are_their_own_coverage():
     assert outside(Experiment(**{**USUAL, "compile": "default"}), "L4", covered) == [
         "no calibration run has the mode of compilation compiled, only eager"
     ]
+
+
+def test_combined_strategies_are_strategies_of_their_own():
+    both = Experiment(**{**USUAL, "gpus": 4, "zero_stage": 0, "tensor_parallel": 2, "pipeline_parallel": 2})
+    (said,) = outside(both, "H200")
+    assert said.startswith(
+        "no calibration run has the strategy ZeRO 0 with tensor parallel with pipeline parallel, only"
+    )
+    assert outside(both.model_copy(update={"pipeline_parallel": 1}), "H200") == []

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.links import link
@@ -149,3 +150,8 @@ def test_many_settings_at_once_are_those_one_by_one_and_take_little_time():
     took = time.process_time() - began
     assert together == pytest.approx(singles * 40)
     assert took / len(counts) * 10_000 < 2
+
+
+def test_a_micro_batch_that_is_not_known_yet_is_refused():
+    with pytest.raises(SettingsError, match="micro_batch_size is 'auto': a step time is predicted for a number"):
+        seconds(micro_batch_size="auto")

@@ -1,0 +1,79 @@
+"""Errors on runs that were left out of the calibration, as the documentation and every prediction state them."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from benchmarks import prediction_errors
+from dsnb.prediction.constants import PRIOR
+from dsnb.prediction.measured import measured
+from dsnb.prediction.step_time import step_times
+from dsnb.prediction.time_errors import ALL, DEFAULT_ERRORS, TimeError, by_kind, expected_error, kind, left_out
+from dsnb.settings.experiment import Experiment
+from tests import ROOT
+
+
+def runs(*settings):
+    """Return made-up runs that take exactly as long as the default constants say."""
+    common = {"gpu_name": "NVIDIA H200", "step_time_s": 1.0, "model": "opt-1.3b", "micro_batch_size": 8, "seq_len": 512}
+    found = measured(pd.DataFrame([{**common, **one} for one in settings]))
+    times = step_times([one.setting for one in found]).step_time_s
+    return [replace(one, step_time_s=float(seconds)) for one, seconds in zip(found, times, strict=True)]
+
+
+def test_models_on_h200_that_were_left_out():
+    found = prediction_errors.h200_runs()
+    errors = left_out(found, PRIOR)
+    assert by_kind(found, errors) == DEFAULT_ERRORS
+    assert DEFAULT_ERRORS[ALL].settings == 95
+    assert DEFAULT_ERRORS[ALL].mean_pct < 8
+    assert sum(abs(error) > 20 for error in errors) == 2  # ZeRO 3, eager: OPT-350M on one GPU; optimizer on the CPU
+    page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
+    assert "\n".join(prediction_errors.lines(DEFAULT_ERRORS)) in page
+
+
+def test_a_run_has_no_part_in_its_own_prediction():
+    """A model that takes twice as long than the others foretell is predicted in half its time."""
+    made = runs({}, {"micro_batch_size": 16}, {"model": "gpt2-xl"})
+    made[2] = replace(made[2], step_time_s=2 * made[2].step_time_s)
+    errors = left_out(made)
+    assert errors[2] == pytest.approx(-50)
+    assert errors[0] > 5  # predicted from the slow one
+
+
+def test_runs_of_one_model_are_left_out_by_setting():
+    made = runs({"micro_batch_size": 4}, {}, {"micro_batch_size": 16})
+    made[1] = replace(made[1], step_time_s=2 * made[1].step_time_s)
+    assert left_out([*made, made[1]])[1] == pytest.approx(-50)  # its repeat is left out with it
+
+
+def test_errors_by_kind_by_hand():
+    made = runs({"strategy": "ddp"}, {"strategy": "ddp", "gpus": 2}, {"zero_stage": 2})
+    assert by_kind(made, [-10, 4, 30.04]) == {
+        "DDP": TimeError(2, 7.0, 10.0, -3.0),
+        "ZeRO 2": TimeError(1, 30.0, 30.0, 30.0),
+        ALL: TimeError(3, 14.7, 30.0, 8.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"zero_stage": 3, "gpus": 2}, "ZeRO 3"),
+        ({"zero_stage": 2, "offload": "optimizer-cpu"}, "offload to the CPU"),
+        ({"zero_stage": 1, "tensor_parallel": 2, "gpus": 2}, "tensor and pipeline parallel"),
+        ({"lora_rank": 8}, "LoRA"),
+        ({"strategy": "plain"}, "plain loop"),
+    ],
+)
+def test_kinds(settings, name):
+    one = Experiment(**settings, device="cuda")
+    assert kind(one) == name
+    few = DEFAULT_ERRORS[name].settings < 3
+    assert expected_error(one) == ((ALL, DEFAULT_ERRORS[ALL]) if few else (name, DEFAULT_ERRORS[name]))
+
+
+def test_a_kind_that_was_not_measured_has_the_error_of_all():
+    known = by_kind(runs({}, {"gpus": 2}, {"gpus": 4}), [1, 2, 3])
+    assert expected_error(Experiment(strategy="ddp", device="cuda"), known) == (ALL, TimeError(3, 2.0, 3.0, 2.0))
