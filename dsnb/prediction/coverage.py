@@ -31,7 +31,7 @@ class Coverage:
     hidden: tuple[float, float]
     tokens: tuple[float, float]
     ranks: tuple[float, float]
-    spans: frozenset[str]
+    nodes: tuple[float, float]
 
     @classmethod
     def of(cls, runs: Sequence[Measured], link: Link | None = None) -> "Coverage":
@@ -43,8 +43,8 @@ class Coverage:
             If there are no runs.
         """
         path = link or Link()
-        names = [_names(run.experiment, gpus.find(run.gpu_name).name, path) for run in runs]
-        numbers = [_numbers(run.experiment) for run in runs]
+        names = [_names(run.experiment, gpus.find(run.gpu_name).name) for run in runs]
+        numbers = [_numbers(run.experiment, path) for run in runs]
         found: dict[str, Any] = {name: frozenset(one[name] for one in names) for name in NAMES}
         for name in RANGES:
             values = [one[name] for one in numbers]
@@ -62,12 +62,12 @@ NAMES = {
     "optimizers": "optimizer",
     "losses": "loss",
     "compressions": "gradient compression",
-    "spans": "extent",
 }
 RANGES = {
     "hidden": "hidden size",
-    "tokens": "tokens of a micro-batch",
+    "tokens": "number of tokens in a micro-batch",
     "ranks": "number of GPUs",
+    "nodes": "number of nodes",
 }
 
 
@@ -75,10 +75,17 @@ DEFAULT_COVERAGE = Coverage(
     gpus=frozenset({"H200"}),
     families=frozenset({"gpt2", "opt", "bloom"}),
     strategies=frozenset(
-        {
-            *("plain", "ddp", "fsdp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
-            *("ZeRO 0 with tensor parallel", "ZeRO 0 with pipeline parallel"),
-        }
+        [
+            "plain",
+            "ddp",
+            "fsdp",
+            "ZeRO 0",
+            "ZeRO 1",
+            "ZeRO 2",
+            "ZeRO 3",
+            "ZeRO 0 with tensor parallel",
+            "ZeRO 0 with pipeline parallel",
+        ]
     ),
     precisions=frozenset({"fp32", "fp16", "bf16"}),
     modes=frozenset({"eager", "compiled", "CUDA graphs"}),
@@ -89,7 +96,7 @@ DEFAULT_COVERAGE = Coverage(
     hidden=(768, 5120),
     tokens=(1024, 32768),
     ranks=(1, 4),
-    spans=frozenset({"one node"}),
+    nodes=(1, 1),
 )
 """What `dsnb.prediction.constants.DEFAULT` was fitted to."""
 
@@ -105,19 +112,21 @@ def outside(
         As `gpus.find` takes it.
     """
     found = []
-    own, numbers = _names(experiment, gpus.find(gpu_name).name, link or Link()), _numbers(experiment)
+    own, numbers = _names(experiment, gpus.find(gpu_name).name), _numbers(experiment, link or Link())
     for name, words in NAMES.items():
         known = getattr(covered, name)
         if own[name] not in known:
             found.append(f"no calibration run has the {words} {own[name]}, only {', '.join(sorted(known))}")
     for name, words in RANGES.items():
         least, most = getattr(covered, name)
-        if not least / MARGIN <= numbers[name] <= most * MARGIN:
-            found.append(f"the {words} is {numbers[name]:,}, calibration runs have {least:,} to {most:,}")
+        margin = 1.0 if name == "nodes" and most == 1 else MARGIN  # one node tells nothing of a network
+        if not least / margin <= numbers[name] <= most * margin:
+            known = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            found.append(f"the {words} is {numbers[name]:,}, calibration runs have {known}")
     return found
 
 
-def _names(experiment: Experiment, gpu: str, link: Link) -> dict[str, str]:
+def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
     return {
         "gpus": gpu,
         "families": shape(experiment.model).family,
@@ -128,24 +137,27 @@ def _names(experiment: Experiment, gpu: str, link: Link) -> dict[str, str]:
         "optimizers": experiment.optimizer,
         "losses": experiment.loss,
         "compressions": experiment.gradient_compression,
-        "spans": "one node" if link.nodes(experiment) == 1 else "several nodes",
     }
 
 
-def _numbers(experiment: Experiment) -> dict[str, float]:
+def _numbers(experiment: Experiment, link: Link) -> dict[str, float]:
     return {
         "hidden": shape(experiment.model).hidden,
         "tokens": int(experiment.micro_batch_size) * experiment.seq_len,
         "ranks": experiment.gpus,
+        "nodes": link.nodes(experiment),
     }
 
 
 def _strategy(experiment: Experiment) -> str:
-    parts = [f"ZeRO {experiment.zero_stage}" if experiment.strategy == "deepspeed" else experiment.strategy]
-    parts += ["tensor parallel"] if experiment.tensor_parallel > 1 else []
-    parts += ["pipeline parallel"] if experiment.pipeline_parallel > 1 else []
-    parts += ["ZeRO++"] if experiment.zeropp != "none" else []
-    return " with ".join(parts)
+    name = f"ZeRO {experiment.zero_stage}" if experiment.strategy == "deepspeed" else experiment.strategy
+    more = {
+        "tensor parallel": experiment.tensor_parallel > 1,
+        "pipeline parallel": experiment.pipeline_parallel > 1,
+        "ZeRO++": experiment.zeropp != "none",
+    }
+    used = [words for words, is_used in more.items() if is_used]
+    return f"{name} with {' and '.join(used)}" if used else name
 
 
 def _mode(experiment: Experiment) -> str:
