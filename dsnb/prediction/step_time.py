@@ -5,8 +5,7 @@ in the optimizer's step. Communication counts as far as nothing hides it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -124,17 +123,17 @@ def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> S
 
 def stack(settings: Sequence[Setting]) -> Setting:
     """Return many settings as one, whose counts are arrays of shape (settings,)."""
-    return Setting(**{name: _stack([getattr(one, name) for one in settings]) for name in _names(Setting)})
+    return Setting(
+        work=_stack([one.work for one in settings]),
+        traffic=_stack([one.traffic for one in settings]),
+        routes=_stack([one.routes for one in settings]),
+        rates=_stack([one.rates for one in settings]),
+    )
 
 
 def _stack(items: list[Part]) -> Part:
     columns = np.array([list(vars(item).values()) for item in items], dtype=float).T
     return type(items[0])(*columns)
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
 
 
 def parts(one: Setting, constants: Constants) -> StepTime:
@@ -147,20 +146,17 @@ def parts(one: Setting, constants: Constants) -> StepTime:
     tensor, point = _between(one, c)
     passes = matmul + attention + elementwise + tensor + point
     bubble = w.pipeline_fill * passes
-    reduced, gathered, exposed = _data_parallel(one, c, passes)
+    data, beside = _data_parallel(one, c, passes)
     optimizer = w.optimizer_bytes / memory
     launches = (w.host_launches * c.host_launch_us + w.host_gathers * c.host_gather_us) * 1e-6
-    waits = np.maximum(launches - passes - exposed, 0) * (1 + w.pipeline_fill)
+    waits = np.maximum(launches - passes - beside, 0) * (1 + w.pipeline_fill)
     offload = (one.traffic.host + w.offloaded_activation_bytes) / (one.routes.host * c.host_link_efficiency)
     return StepTime(
         matmul_s=matmul,
         attention_s=attention,
         memory_bound_s=elementwise,
         pipeline_bubble_s=bubble,
-        all_reduce_s=reduced[0],
-        reduce_scatter_s=reduced[1],
-        all_gather_s=gathered,
-        all_to_all_s=reduced[2],
+        **data,
         tensor_all_reduce_s=tensor,
         point_to_point_s=point,
         optimizer_s=optimizer,
@@ -183,8 +179,8 @@ def _between(one: Setting, c: Constants) -> tuple[Any, Any]:
     return tensor, _seconds(t.point_to_point, t.pipeline_messages, r.pipeline_inside, r.pipeline_network, c)
 
 
-def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[tuple[Any, Any, Any], Any, Any]:
-    """Return the exposed times of reductions by kind and of gathers, and the sum of what the passes could hide.
+def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
+    """Return the exposed times of data-parallel communication by kind, and how much of it is beside the passes.
 
     The share `overlap` of what runs beside the passes is hidden, at most as much as they take.
     """
@@ -194,8 +190,12 @@ def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[tuple[Any, 
     each = total / np.maximum(sent, 1.0)  # seconds a byte, latencies shared out
     reducing, gathering = each * (sent - t.all_gather), each * t.all_gather
     beside = t.reduction_overlaps * reducing + t.gather_overlaps * gathering
-    hidden = np.minimum(c.overlap * beside, passes)
-    left = 1 - hidden / np.maximum(beside, 1e-30)
-    reduction = each * (1 - t.reduction_overlaps * (1 - left))
-    gather = gathering * (1 - t.gather_overlaps * (1 - left))
-    return (t.all_reduce * reduction, t.reduce_scatter * reduction, t.all_to_all * reduction), gather, beside * left
+    hidden = np.minimum(c.overlap * beside, passes) / np.maximum(beside, 1e-30)
+    reduction, gather = each * (1 - t.reduction_overlaps * hidden), each * (1 - t.gather_overlaps * hidden)
+    exposed = {
+        "all_reduce_s": t.all_reduce * reduction,
+        "reduce_scatter_s": t.reduce_scatter * reduction,
+        "all_gather_s": t.all_gather * gather,
+        "all_to_all_s": t.all_to_all * reduction,
+    }
+    return exposed, beside * (1 - hidden)
