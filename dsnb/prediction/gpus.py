@@ -53,8 +53,7 @@ def _gpu(name: str, key: str, memory: tuple[float, float], links: tuple[float, f
     return Gpu(name, peak.fp32, peak.tf32 or peak.fp32, half, *memory, *links, switched, peak.source)
 
 
-# Memory: the H200's is what its driver reported here (docs/LOG.md). The others are close to what drivers usually report, and
-# were not seen here.
+# Memory: the H200's is what its driver reported here. The others are about what drivers report, but were not seen here.
 # NVLink 4: 18 links of 25 GB/s in each direction; NVLink 3: 12; NVLink 2: 6. PCIe 5.0 x16: 64 GB/s, 4.0: 32, 3.0: 16.
 # Bridges of the NVL and PCIe cards join two of them. MI250X: one of its two dies, which is what a program sees.
 GPUS = {
