@@ -10,6 +10,7 @@ from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsnb.analysis.compare import compare
+    from dsnb.analysis.rampup import rampup
     from dsnb.analysis.summary import summarize
     from dsnb.errors import DsnbError, SettingsError
     from dsnb.explorer.explore import explore
@@ -29,6 +30,7 @@ _HOME = {
     "launch": "launcher.run",
     "load_sweep": "sweep.params",
     "published": "runs.literature.tables",
+    "rampup": "analysis.rampup",
     "run_sweep": "sweep.run",
     "load_runs": "runs.load",
     "load_steps": "runs.load",
@@ -47,6 +49,7 @@ __all__ = [
     "load_steps",
     "load_sweep",
     "published",
+    "rampup",
     "run_sweep",
     "summarize",
     "write_report",

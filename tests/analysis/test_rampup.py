@@ -1,0 +1,156 @@
+"""The schedule of a batch-size ramp-up: the published one from its constraints, and what holds for every schedule."""
+
+import math
+import random
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis.replica import Replica, best_replica, divisors
+from dsnb.errors import SettingsError
+from dsnb.runs.literature import schedule
+
+STAGE = ["nodes", "global_batch_size", "micro_batch_size"]
+
+
+def measured(gpu):
+    table = dsnb.published("bigscience_1b3")
+    return table[table["gpu_name"] == gpu]
+
+
+def runs_of(*rows, **columns):
+    """Give ok runs of (micro-batch, tokens/s per GPU, pipeline stages)."""
+    names = ["micro_batch_size", "tokens_per_s_per_gpu", "pipeline_parallel"]
+    return pd.DataFrame(rows, columns=names).assign(
+        **{"status": "ok", "model": "gpt2", "gpu_name": "A", "gpus": 8, "source": "dsnb", **columns}
+    )
+
+
+@pytest.mark.parametrize(("gpu", "last"), [("V100-32GB", 128), ("V100-16GB", 512)])
+def test_the_published_schedule_from_its_measurements(gpu, last):
+    """The publication: 4 GPUs a node, from a batch of 32 on, doubled; the fastest layout of its own table."""
+    table = dsnb.rampup(32, last, gpus_per_node=4, runs=measured(gpu))
+    wanted = schedule().query("gpu_name == @gpu")[STAGE]
+    assert table[STAGE].to_numpy().tolist() == wanted.to_numpy().tolist()
+    assert set(table["grad_accum"]) == {1}
+
+
+def test_the_published_schedule_from_the_layout_it_names():
+    """PP 2 and micro-batch 4 on 16 GB; a replica of one GPU and micro-batch 1 on 32 GB."""
+    small = dsnb.rampup(32, 512, gpus_per_node=4, replica_gpus=2, micro_batch_size=4)
+    large = dsnb.rampup(32, 128, gpus_per_node=4, micro_batch_size=1)
+    both = pd.concat([large, small])[STAGE]
+    assert both.to_numpy().tolist() == schedule()[STAGE].to_numpy().tolist()
+    assert small["efficiency"].isna().all()
+
+
+def test_the_replica_that_the_publication_chose():
+    assert best_replica(measured("V100-32GB")).gpus == 1  # PP 2 is as fast, on two GPUs a replica
+    found = best_replica(measured("V100-16GB"))
+    assert (found.gpus, found.largest, list(found.speeds)) == (2, 4, [1, 2, 4])  # 8 was out of memory
+    assert [found.efficiency(size) for size in found.speeds] == pytest.approx([28 / 30, 28 / 29, 1])
+
+
+def test_efficiency_decides_how_many_nodes_the_first_batch_gets():
+    """Micro-batch 1 runs at 93 % and 2 at 97 % of the best: the publication's 16, 8 or 4 nodes."""
+    nodes = [
+        dsnb.rampup(32, 64, gpus_per_node=4, runs=measured("V100-16GB"), least_efficiency=least)["nodes"].tolist()
+        for least in (0.93, 0.95, 1)
+    ]
+    assert nodes == [[16, 16], [8, 8], [4, 8]]
+
+
+def test_no_more_nodes_than_allowed_and_gradients_are_accumulated_then():
+    table = dsnb.rampup(32, 256, gpus_per_node=4, micro_batch_size=1, max_nodes=16)
+    assert table["nodes"].tolist() == [8, 16, 16, 16]
+    assert table["grad_accum"].tolist() == [1, 1, 2, 4]
+
+
+def test_where_stages_end_by_hand():
+    table = dsnb.rampup(32, 128, gpus_per_node=4, micro_batch_size=1, ramp_samples=100, seq_len=10)
+    assert table["until_samples"].tolist() == [64, 128, pd.NA]  # 50 samples each, in steps of 32 and 64
+    assert table["until_tokens"].tolist() == [640, 1280, pd.NA]
+    alone = dsnb.rampup(32, 32, gpus_per_node=4, micro_batch_size=1, ramp_samples=100)
+    assert alone["until_samples"].isna().all()
+
+
+def test_a_batch_that_grows_by_the_same_number():
+    table = dsnb.rampup(16, 64, gpus_per_node=8, micro_batch_size=2, increment=16)
+    assert table[["global_batch_size", *STAGE[::2]]].to_numpy().tolist() == [
+        [16, 2, 1], [32, 2, 2], [48, 3, 2], [64, 4, 2],
+    ]  # fmt: skip
+
+
+def test_equally_fast_micro_batches_and_unmeasured_sizes():
+    runs = runs_of((2, 100, 1), (4, 101, 1), (2, 90, 2))
+    table = dsnb.rampup(32, 32, gpus_per_node=8, runs=runs)
+    assert table[STAGE].to_numpy().tolist() == [[2, 32, 2]]  # 2 is as fast as 4, and lets twice the nodes work
+    assert table["efficiency"].tolist() == pytest.approx([100 / 101])
+    more = pd.concat([runs, runs_of((2, 300, 1), gpus=4), runs_of((8, 500, 1), status="oom")])
+    assert best_replica(more).speeds == {2: 100, 4: 101}  # those on the most GPUs
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_holds_for_every_schedule(seed):
+    draw = random.Random(seed)
+    replica, per_node, largest = draw.choice([1, 2, 4]), draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 3, 4, 8])
+    first, most = per_node * draw.choice([1, 2, 3, 8]), draw.choice([None, 4, 16])
+    table = dsnb.rampup(
+        first, first * 2 ** draw.randint(0, 5), gpus_per_node=per_node, replica_gpus=replica,
+        micro_batch_size=largest, max_nodes=most, ramp_samples=draw.randint(1, 10**6),
+    )  # fmt: skip
+    product = table["micro_batch_size"] * table["grad_accum"] * table["data_parallel"]
+    assert product.equals(table["global_batch_size"])
+    assert (table["data_parallel"] * replica).equals(table["gpus"])
+    assert (table["nodes"] * per_node).equals(table["gpus"])
+    assert (table["micro_batch_size"] <= largest).all()
+    assert (table["nodes"] <= (most or math.inf)).all()
+    assert table["nodes"].is_monotonic_increasing
+    ends = table["until_samples"].dropna()
+    assert ends.is_monotonic_increasing
+    assert (ends.diff().fillna(ends.iloc[:1]) % table["global_batch_size"][ends.index] == 0).all()
+    for stage in table.itertuples():  # more nodes would need another micro-batch than the best, or are not allowed
+        doubled = stage.global_batch_size % (2 * stage.data_parallel) == 0 and 2 * stage.nodes <= (most or math.inf)
+        if doubled and stage.Index:
+            share = stage.global_batch_size // (2 * stage.data_parallel)
+            assert max(size for size in divisors(share) if size <= largest) < stage.micro_batch_size
+
+
+def test_divisors_by_trying_all():
+    for number in (1, 2, 36, 97, 360):
+        assert divisors(number) == [one for one in range(1, number + 1) if number % one == 0]
+    assert Replica(1, 3).best_size(8) == 2
+    assert Replica(1, 4, {3: 1.0}).best_size(8) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"first": 0}, "first is 0: give a whole number from 1 to 10,000,000"),
+        ({"max_nodes": True}, "max_nodes is True: give a whole number from 1 to 10,000,000"),
+        ({"seq_len": 10**7}, "seq_len is 10000000: give a whole number from 1 to 1,000,000"),
+        ({"least_efficiency": 0}, "least_efficiency is 0: give a number above 0, at most 1"),
+        ({"last": 16}, "the batch grows from 32 to 16: give a last one that is not smaller"),
+        ({"last": 100}, "32 doubles to 64 and 128, not to 100: choose one of these, or an increment"),
+        ({"increment": 5}, "increment is 5, which does not divide 96 (128 - 32)"),
+        ({"last": 10**6 + 32, "increment": 1},
+         "increment is 1: at most 1,000 stages are allowed, choose a larger one"),
+        ({"micro_batch_size": None}, "micro_batch_size is missing: give the largest that fits, or measured runs"),
+        ({"runs": runs_of((1, 1, 1))},
+         "micro_batch_size and replica_gpus are taken from the runs: leave them, or the runs, out"),
+        ({"gpus_per_node": 64},
+         "a global batch of 32 cannot be shared equally among 1 or more nodes of 64 GPUs with 1 a replica, in "
+         "micro-batches that fit: choose other batch sizes, or fewer GPUs a node"),
+        ({"micro_batch_size": None, "runs": runs_of((1, 1, 1), status="failed")},
+         "no run is ok with a throughput and a micro-batch size: measure some sizes first"),
+        ({"micro_batch_size": None, "runs": pd.concat([runs_of((1, 1, 1)), runs_of((1, 1, 1), gpu_name="B")])},
+         "the runs are of 2 kinds of GPU (A; B): choose those of one"),
+        ({"micro_batch_size": None, "runs": pd.concat([runs_of((1, 1, 1)), runs_of((1, 1, 1), model="opt-125m")])},
+         "the runs are of 2 tasks (gpt2; opt-125m): choose those of one"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(given, problem):
+    with pytest.raises(SettingsError) as caught:
+        dsnb.rampup(**{"first": 32, "last": 128, "gpus_per_node": 4, "micro_batch_size": 1, **given})
+    assert str(caught.value) == problem
