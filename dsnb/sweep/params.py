@@ -10,9 +10,7 @@ repeats: 4
 order: random              # of the experiments within each repeat; `listed` for that of this file
 """
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,12 +19,11 @@ from typing import Any
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.settings import aliases, checks, deepspeed_keys
-from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings import aliases, deepspeed_keys
+from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
-from dsnb.sweep import order
+from dsnb.sweep import grid, order
 
-MOST_RUNS = 10_000
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s")
 """Fields of the params file that `--set` can change, besides settings of runs."""
 
@@ -94,7 +91,20 @@ def load_sweep(
         With every problem of the file and of every run at once.
     """
     file = read_with_overrides(path, overrides)
-    combinations = list(_combinations(file))
+    return planned(file, path, only, output, auto_values=auto_values, adapt=adapt)
+
+
+def planned(
+    file: ParamsFile,
+    path: str | Path,
+    only: str | None = None,
+    output: str | Path | None = None,
+    *,
+    auto_values: Mapping[str, Any] | None = None,
+    adapt: Callable[[Experiment], Experiment] | None = None,
+) -> Sweep:
+    """List the runs of a params file that was read; `path` names it in messages, the rest is as for `load_sweep`."""
+    combinations = grid.combinations(file)
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
     known = auto_values or {}
@@ -105,12 +115,12 @@ def load_sweep(
     experiments = _experiments(combinations, only, adapt)
     folder = SweepPaths(_output_folder(output, file.name))
     seed = file.order_seed if file.order == "random" else None
-    planned = [
+    order_of_runs = [
         (name, repeat) for repeat in range(1, file.repeats + 1) for name in order.of_repeat(experiments, repeat, seed)
     ]
     runs = tuple(
         Run(name, experiments[name], repeat, folder.run(name, repeat), place=place, order_seed=seed)
-        for place, (name, repeat) in enumerate(planned, start=1)
+        for place, (name, repeat) in enumerate(order_of_runs, start=1)
     )
     return Sweep(file.name, file.question, runs, folder, content(file))
 
@@ -139,56 +149,17 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
         file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
     single = {key: value for key, value in overrides.items() if key not in axes}
-    grid = {key: [single[key]] if key in single else values for key, values in file.grid.items()}
+    lists = {key: [single[key]] if key in single else values for key, values in file.grid.items()}
     return file.model_copy(
         update={
             "defaults": {**file.defaults, **single},
-            "grid": {**grid, **axes} if file.grid or not file.include else {},
+            "grid": {**lists, **axes} if file.grid or not file.include else {},
             "include": [
                 {**{key: value for key, value in entry.items() if key not in overrides}, **axes}
                 for entry in file.include
             ],
         }
     )
-
-
-def _combinations(file: ParamsFile) -> list[dict[str, Any]]:
-    """Return the settings of every experiment, unchecked."""
-    for entry in file.exclude:
-        if not entry:
-            raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")
-        known = Experiment.model_fields
-        if unknown := [key for key in entry if key not in known and not key.startswith(deepspeed_keys.PREFIX)]:
-            raise SettingsError([f"exclude: {checks.unknown_setting(key, Experiment.model_fields)}" for key in unknown])
-    grid = [("grid", file.grid)] if file.grid or not file.include else []
-    several = [{key: value for key, value in entry.items() if isinstance(value, list)} for entry in file.include]
-    size = _size("grid", file.grid) * len(grid) + sum(_size("include", axes) for axes in several)
-    if size * file.repeats > MOST_RUNS:
-        raise SettingsError(f"grid: {size * file.repeats:,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
-    chosen = [settings for _, axes in grid for settings in _product(file.defaults, axes)]
-    further = [
-        settings
-        for entry, axes in zip(file.include, several, strict=True)
-        for settings in _product({**file.defaults, **entry}, axes)
-    ]
-    return [settings for settings in chosen if not _excluded(settings, file.exclude)] + further
-
-
-def _size(where: str, axes: dict[str, list[Any]]) -> int:
-    """Return the number of combinations, without building them."""
-    if empty := [key for key, values in axes.items() if not values]:
-        raise SettingsError(f"{where}: {empty[0]} is an empty list: give at least one value or leave it out")
-    return math.prod(len(values) for values in axes.values())
-
-
-def _product(settings: dict[str, Any], axes: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    for chosen in itertools.product(*axes.values()):
-        yield {**settings, **dict(zip(axes, chosen, strict=True))}
-
-
-def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
-    complete = {**DEFAULTS, **settings}
-    return any(all(complete.get(key) == value for key, value in entry.items()) for entry in exclude)
 
 
 def _experiments(
