@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dsnb.analysis.compare import compare
     from dsnb.analysis.rampup import rampup
     from dsnb.analysis.summary import summarize
+    from dsnb.designer.design import design
     from dsnb.errors import DsnbError, SettingsError
     from dsnb.explorer.explore import explore
     from dsnb.launcher.run import launch
@@ -26,6 +27,7 @@ _HOME = {
     "SettingsError": "errors",
     "Experiment": "settings.experiment",
     "compare": "analysis.compare",
+    "design": "designer.design",
     "explore": "explorer.explore",
     "launch": "launcher.run",
     "load_sweep": "sweep.params",
@@ -43,6 +45,7 @@ __all__ = [
     "Experiment",
     "SettingsError",
     "compare",
+    "design",
     "explore",
     "launch",
     "load_runs",

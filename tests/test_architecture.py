@@ -25,6 +25,7 @@ from tests.conftest import LONGEST
 LAYERS = [
     "__main__",
     "cli",
+    "designer",
     "report",
     "explorer",
     "render",
@@ -55,6 +56,9 @@ TESTED_ELSEWHERE = {
     "analysis/test_tradeoffs.py": "runs/labels",
     "cli/test_app.py": "cli/doctor cli/doctor_hosts cli/dry_run cli/help",
     "cli/test_printing.py": "files/plain_text",
+    "designer/test_design.py": "designer/child designer/following designer/form designer/process designer/running",
+    "designer/test_draft.py": "designer/values",
+    "designer/test_plan.py": "designer/markup designer/predicted",
     "docs/test_reference_tables.py": (
         "run_folder/column_meanings run_folder/field_meanings run_folder/record_schema settings/training"
     ),
@@ -167,6 +171,11 @@ def test_neither_half_imports_the_other(half, other):
     assert not {path: names for path, names in users.items() if names}
 
 
+def test_only_the_commands_and_the_form_use_both_halves():
+    layers = {name: set().union(*(imported(path) for path in MODULES if layer(path) == name)) for name in LAYERS}
+    assert [name for name, used in layers.items() if used & READING and used & MAKING] == ["cli", "designer"]
+
+
 def test_the_listing_of_the_package_is_its_layers():
     # Git leaves a folder of __pycache__ where a package has moved away.
     entries = {path.name for path in (ROOT / "dsnb").iterdir() if path.is_file() or any(path.rglob("*.py"))}
@@ -227,6 +236,7 @@ def test_public_names():
         "Experiment",
         "SettingsError",
         "compare",
+        "design",
         "explore",
         "launch",
         "load_runs",

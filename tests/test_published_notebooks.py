@@ -1,4 +1,4 @@
-"""The notebooks on scaling, planning and memory, executed as a reader would, and their figures looked at."""
+"""The notebooks on design, scaling, planning and memory, executed as a reader would, and their figures looked at."""
 
 import base64
 import io
@@ -37,6 +37,16 @@ def has_colour(picture, colour):
     return any(
         all(abs(a - b) < 12 for a, b in zip(seen, wanted, strict=True)) for _, seen in picture.getcolors(1 << 24)
     )
+
+
+def test_the_form_starts_nothing_by_itself(tmp_path):
+    folders = {"params_dir": str(tmp_path / "params"), "outputs_dir": str(tmp_path / "outputs")}
+    settings = {"model": "gpt2-tiny", "strategy": ["deepspeed", "ddp"], "device": "cpu"}
+    outputs = execute("00_design", tmp_path, settings=settings, **folders)
+    assert "20 runs: 5 experiments x 4" in shown(outputs)
+    assert "DDP shards nothing" in shown(outputs)
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert [path.name for path in tmp_path.iterdir()] == ["00_design.ipynb"]
 
 
 def test_scaling_of_published_data_alone(tmp_path):

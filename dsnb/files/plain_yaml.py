@@ -1,4 +1,4 @@
-"""Reads YAML from params files and the command line: plain values only, within limits.
+"""Reads YAML from params files and the command line, and writes it: plain values only, within limits.
 
 Files come from untrusted sources. Input that could run code, take minutes or all memory, or be misread (a date, a
 duplicate key, a number of a million digits) is refused with a one-sentence error.
@@ -129,6 +129,38 @@ def read(path: Path, what: str) -> Any:
         return parse(text)
     except SettingsError as error:
         raise SettingsError(f"{says}: {error}") from error
+
+
+class _Dumper(yaml.SafeDumper):
+    """A safe dumper that writes equal values out instead of naming them once: the loader refuses aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump(content: Any) -> str:
+    """Return plain values as YAML that `parse` reads back.
+
+    Raises
+    ------
+    SettingsError
+        If a value is not plain.
+    """
+    return _dumped(content, width=110)
+
+
+def in_one_line(value: Any) -> str:
+    """Return a plain value as YAML in one line; the error is that of `dump`."""
+    return _dumped(value, default_flow_style=True, width=float("inf")).strip()
+
+
+def _dumped(content: Any, **form: Any) -> str:
+    try:
+        return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **form)
+    except yaml.representer.RepresenterError as error:
+        raise SettingsError(
+            f"{plain_text.short_repr(error.args[-1])} cannot be written to a params file: give numbers, texts, lists"
+        ) from error
 
 
 def _problem(error: Exception) -> str:

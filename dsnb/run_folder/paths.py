@@ -204,9 +204,17 @@ def outputs_root() -> Path:
     """Return the folder of all outputs: `$DSNB_OUTPUTS`, or `outputs` beside the nearest `notebooks` folder."""
     if chosen := os.environ.get("DSNB_OUTPUTS"):
         return Path(chosen)
+    return _home() / "outputs"
+
+
+def params_root() -> Path:
+    """Return the folder of params files: `params` beside the nearest `notebooks` folder."""
+    return _home() / "params"
+
+
+def _home() -> Path:
     here = Path.cwd()
-    home = next((folder for folder in (here, *here.parents) if (folder / "notebooks").is_dir()), here)
-    return home / "outputs"
+    return next((folder for folder in (here, *here.parents) if (folder / "notebooks").is_dir()), here)
 
 
 def cache_home() -> Path | None:

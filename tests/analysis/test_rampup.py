@@ -91,7 +91,7 @@ def test_equally_fast_micro_batches_and_unmeasured_sizes():
     assert best_replica(more).speeds == {2: 100, 4: 101}  # those on the most GPUs
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_what_holds_for_every_schedule(seed):
     draw = random.Random(seed)
     replica, per_node, largest = draw.choice([1, 2, 4]), draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 3, 4, 8])

@@ -1,0 +1,95 @@
+"""A sweep as a process of its own: started, read, stopped, and gone when the process that started it is."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+
+from dsnb.files import plain_text
+from dsnb.system import interpreter, signals
+
+MOST_LINES = 500
+LAST_LINES_S = 1.0
+"""Time to read what an ended sweep printed last; something that it started may still hold the pipe open."""
+STOPPED = "Stopped: finished runs are kept, start it again to go on."
+ENDS = {
+    0: "Finished: every run is ok.",
+    3: "Finished, but not every run is ok: the report says why.",
+    signals.INTERRUPTED: STOPPED,
+    -signal.SIGINT: STOPPED,
+}
+"""Exit code of `dsnb sweep` -> what it means. After an interrupt inside of `exec`, CPython ends by SIGINT, too."""
+
+
+class SweepProcess:
+    """`dsnb sweep` with these arguments, running from now on; a thread of its own reads what it prints."""
+
+    def __init__(self, *words: str) -> None:
+        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child can react to it
+        try:
+            self._process = subprocess.Popen(
+                interpreter.command("-m", "dsnb.designer.child", str(os.getpid()), "sweep", *words),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # interrupting the kernel does not reach it
+                env=_environment(),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process ID."""
+        return self._process.pid
+
+    @property
+    def lines(self) -> list[str]:
+        """The last lines that it printed."""
+        return list(self._lines)
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it is running."""
+        code = self._process.poll()
+        if code is not None:
+            self._reader.join(LAST_LINES_S)
+        return code
+
+    @property
+    def end(self) -> str:
+        """How it ended, in one sentence; empty while it is running."""
+        code = self.code
+        if code is None:
+            return ""
+        if code in ENDS:
+            return ENDS[code]
+        errors = [line.removeprefix("error: ") for line in self.lines if line.startswith("error: ")]
+        how = signals.killed_by(-code) if code < 0 else f"exit code {code}"
+        return " ".join(errors) or f"The sweep ended unexpectedly, {how}: its last lines are below."
+
+    def stop(self) -> None:
+        """Ask it to stop, as Ctrl-C does: its runs are ended, and finished ones are kept."""
+        if self.code is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait until it has ended, and return its exit code; None if it has not after `timeout_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.code
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self._lines.append(plain_text.line(line.decode("utf-8", "replace").rstrip("\r\n")))
+
+
+def _environment() -> dict[str, str]:
+    """Return an environment in which lines are plain: a Jupyter kernel asks the programs that it starts for colours."""
+    kept = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "CLICOLOR_FORCE"}}
+    return {**kept, "NO_COLOR": "1", "TTY_COMPATIBLE": "0", "COLUMNS": "160"}
