@@ -142,7 +142,7 @@ class Design:
         """Enable the buttons that can be used now."""
         self.write_button.disabled = self.plan.sweep is None or self._is_written()
         self.start_button.disabled = self.plan.sweep is None or not self._may_start()
-        self.stop_button.disabled = not self.running.is_running or self.running.stopping
+        self.stop_button.disabled = not self.running.may_stop
 
     def _say(self, sentence: str) -> None:
         self.message.value = markup.sentence(sentence)

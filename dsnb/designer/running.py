@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from dsnb.sweep.params import Sweep
 
 EVERY_S = 1.0
 """Time between two looks at a running sweep."""
+ASK_AGAIN_S = 30.0
+"""Time after which a sweep that was asked to stop, but goes on, can be asked again."""
 
 
 class Running:
@@ -25,7 +28,7 @@ class Running:
         self._changed = changed
         self.process: SweepProcess | None = None
         self.explorer: Explorer | None = None
-        self.stopping = False
+        self._asked_to_stop_s: float | None = None
         self._following: Following | None = None
         self._objective = "time"
         self.state, self._below = widgets.HTML(), widgets.VBox()
@@ -38,6 +41,12 @@ class Running:
         """Whether a sweep is running."""
         return self.process is not None and self.process.code is None
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether a sweep is running that was not asked to stop, or has not stopped for long."""
+        asked_s = self._asked_to_stop_s
+        return self.is_running and (asked_s is None or time.monotonic() - asked_s > ASK_AGAIN_S)
+
     def start(self, path: Path, sweep: Sweep, objective: str) -> None:
         """Start the sweep of a params file, as a process that ends with this one.
 
@@ -47,7 +56,7 @@ class Running:
             If the process cannot be started.
         """
         self.process = SweepProcess(str(path.absolute()), "--output", str(sweep.paths.dir.absolute()))
-        self._following, self._objective, self.stopping = Following(sweep), objective, False
+        self._following, self._objective, self._asked_to_stop_s = Following(sweep), objective, None
         self._drop_explorer()
         self.bar.layout.display = None
         self.look()
@@ -55,9 +64,9 @@ class Running:
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def ask_to_stop(self) -> None:
-        """Ask the sweep to stop, once: a second SIGINT would not let it end its runs."""
-        if self.process and not self.stopping:
-            self.stopping = True
+        """Ask the sweep to stop; not again at once, because a second SIGINT would not let it end its runs."""
+        if self.process and self.may_stop:
+            self._asked_to_stop_s = time.monotonic()
             self.process.stop()
             self.look()
 
@@ -77,7 +86,8 @@ class Running:
         text = "".join(f"{line}\n" for line in self.process.lines)
         self.log.outputs = ({"output_type": "stream", "name": "stdout", "text": text},) if text else ()
         problem = self._show_explorer(self._following)
-        self.state.value = markup.sentence(problem or end or (f"Stopping. {done}" if self.stopping else done))
+        doing = done if self._asked_to_stop_s is None else f"Stopping. {done}"
+        self.state.value = markup.sentence(problem or end or doing)
         if end and self.explorer and self.explorer.watch:
             self.explorer.watch.look()
             self.explorer.watch.stop()

@@ -16,7 +16,7 @@ from dsnb.run_folder import paths
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.support import made_up
-from tests.support.waiting import wait_until, wait_until_ended
+from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 SMALL = {
     "model": "gpt2-tiny",
@@ -136,7 +136,7 @@ def test_every_setting_has_a_row(form):
     assert all("<summary>meaning</summary>" in row.box.children[-1].value for row in form.form.rows.values())
 
 
-def test_write_start_and_stop_go_hand_in_hand(form, fake, tmp_path):
+def test_write_start_and_stop_go_hand_in_hand(form, fake, tmp_path, monkeypatch):
     assert buttons(form) == [True, False, False]
     form.write_button.click()
     assert buttons(form) == [False, True, False]
@@ -154,6 +154,9 @@ def test_write_start_and_stop_go_hand_in_hand(form, fake, tmp_path):
     assert buttons(form) == [False, False, False]
     assert FakeSweep.started.signals == 1
     assert "Stopping. 0 of 8 runs" in form.running.state.value
+    monkeypatch.setattr(running, "ASK_AGAIN_S", 0.0)
+    form.running.look()
+    assert buttons(form) == [False, False, True]
     form.stop()
     assert "Stopped: finished runs are kept" in form.running.state.value
     assert buttons(form) == [False, True, False]
@@ -230,7 +233,7 @@ def test_a_real_sweep_is_started_and_stopped(form):
     form.running.look()
     assert "0 of 2 runs" in form.running.state.value
     form.stop_button.click()
-    form.running.process.wait(60)
+    form.running.process.wait(WAIT_S)
     form.running.look()
     assert process.STOPPED in form.running.state.value, form.running.process.lines
     assert buttons(form) == [False, True, False]
