@@ -162,9 +162,9 @@ class Progress:
 
     def _end_watch(self) -> None:
         self._stop.set()
-        if self._watcher:
+        if self._watcher and self._watcher.is_alive():  # it is not if Ctrl-C came before it began
             self._watcher.join()
-            self._watcher = None
+        self._watcher = None
 
 
 def _minutes(seconds: float | None) -> str:

@@ -56,3 +56,13 @@ def test_without_a_terminal_it_prints_one_line_a_run(clock, run, tmp_path, monke
         "run 2/3  zs0 run1: ok, 1,234 tokens/s, loss 2.500  (7 s, 7 s left)",
         "run 3/3  zs0 run1: oom, rank 0: [red]memory[/]  (7 s, 0 s left)",
     ]
+
+
+def test_an_interrupt_while_the_watch_begins_is_all_that_is_raised(run, monkeypatch):
+    def interrupted(thread):
+        raise KeyboardInterrupt
+
+    shown = progress.Progress(total=1, todo=[run], enabled=False)
+    monkeypatch.setattr(progress.threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), shown:
+        shown.begin(run)
