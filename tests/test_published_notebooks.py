@@ -1,7 +1,6 @@
 """The notebooks on design, scaling, planning and memory, executed as a reader would, and their figures looked at."""
 
 import base64
-import io
 
 import nbformat
 import pytest
@@ -25,18 +24,9 @@ def shown(outputs):
 
 
 def pictures(outputs):
-    """Give the images, decoded."""
-    from PIL import Image
-
-    marks = [part.split('"')[0] for part in shown(outputs).split("data:image/png;base64,")[1:]]
-    return [Image.open(io.BytesIO(base64.b64decode(mark))).convert("RGB") for mark in marks]
-
-
-def has_colour(picture, colour):
-    wanted = tuple(int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return any(
-        all(abs(a - b) < 12 for a, b in zip(seen, wanted, strict=True)) for _, seen in picture.getcolors(1 << 24)
-    )
+    """Give the SVG of each figure."""
+    marks = [part.split('"')[0] for part in shown(outputs).split("data:image/svg+xml;base64,")[1:]]
+    return [base64.b64decode(mark).decode() for mark in marks]
 
 
 def test_the_form_starts_nothing_by_itself(tmp_path):
@@ -54,8 +44,8 @@ def test_scaling_of_published_data_alone(tmp_path):
     drawn = pictures(outputs)
     assert len(drawn) == 4
     for picture in drawn:
-        assert has_colour(picture, "#0072b2")
-        assert has_colour(picture, "#e69f00")
+        assert "#0072b2" in picture
+        assert "#e69f00" in picture
     text = shown(outputs)
     assert "30,327,296" in text
     assert "0.9815" in text

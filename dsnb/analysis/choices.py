@@ -4,16 +4,21 @@ How a training is shared among GPUs is one choice with the values plain, DDP, FS
 ZeRO 3" changes one thing. What belongs to the measurement, such as the number of steps, is no choice.
 """
 
+from collections.abc import Collection
+
 import pandas as pd
 
 from dsnb.analysis.summary import axes
 from dsnb.analysis.tasks import TRAINED, with_trained
 from dsnb.runs import labels, setting_words
+from dsnb.runs.column_aliases import rename_old_columns
 
 SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
 """The columns that the one choice `strategy` stands for."""
 MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "launcher", "nvme_path"}
 """Settings of how a run was measured, not of how a training is done."""
+WITHIN_A_VARIANT = {"strategy", "precision", "source"}
+"""What runs of one variant may differ in."""
 
 
 def choices(runs: pd.DataFrame) -> list[str]:
@@ -37,3 +42,46 @@ def varying(runs: pd.DataFrame) -> list[str]:
     """Return the choices that have more than one value in the runs of `with_choices`; nodes only if GPUs have not."""
     names = [name for name in choices(runs) if runs[name].map(labels.text).nunique() > 1]
     return [name for name in names if name != "nodes" or "gpus" not in names]
+
+
+def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
+    """Split runs into parts whose runs differ only in strategy and precision, which the figures compare.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it.
+    most
+        Maximum number of parts: those with the most runs, in order of appearance; 0 for all.
+
+    Returns
+    -------
+    dict
+        Title (the choices that differ between parts, in words) -> runs.
+    """
+    parts = split(rename_old_columns(runs), WITHIN_A_VARIANT)
+    sizes = pd.Series([len(part) for _, part in parts], dtype=int)
+    kept = sizes.sort_values(ascending=False, kind="stable").index[: most or None]
+    return {title: part for number, (title, part) in enumerate(parts) if number in kept}
+
+
+def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.DataFrame]]:
+    """Split runs into parts that differ in choices other than `within`, in order of appearance.
+
+    Returns
+    -------
+    list of tuple
+        The choices that differ between the parts, in words, as far as they are unusual, and the runs.
+    """
+    known = with_choices(runs)
+    names = [name for name in choices(known) if name not in within]
+    keys = known[names].astype(object).map(labels.text)  # a missing value is equal to another
+    names = [name for name in names if keys[name].nunique() > 1]
+    if not names:
+        return [("", runs)]
+    places = sorted(keys.groupby(names, sort=False).indices.values(), key=min)
+    first = [known.iloc[place[0]].to_dict() for place in places]
+    short = [", ".join(filter(None, (setting_words.unusual_choice(run, name) for name in names))) for run in first]
+    whole = [", ".join(setting_words.choice(run, name) for name in names) for run in first]
+    titles = [title if title and short.count(title) == 1 else words for title, words in zip(short, whole, strict=True)]
+    return [(title, runs.iloc[place]) for title, place in zip(titles, places, strict=True)]

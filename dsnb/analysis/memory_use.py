@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import axes, qualify_experiments
+from dsnb.analysis.choices import choices, with_choices
+from dsnb.analysis.summary import qualify_experiments
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -184,9 +185,10 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     """
     table = footprint(runs).set_index("experiment")
     settings = _measured(runs).drop_duplicates("experiment").set_index("experiment")
-    settings = settings[[name for name in axes(settings) if name not in IRRELEVANT]]
+    settings = with_choices(settings)
+    names = [name for name in choices(settings) if name not in IRRELEVANT]
     same = settings.assign(grad_accum=_accumulations(settings)) if len(settings) else settings
-    codes = np.column_stack([pd.factorize(same[name].map(labels.text))[0] for name in settings])
+    codes = np.column_stack([pd.factorize(same[name].map(labels.text))[0] for name in names])
     if table.empty:
         return pd.DataFrame(columns=CHANGES)
     known = list(table.index)
@@ -194,7 +196,7 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     own = table.iloc[chosen]
     rows = []
     for other in np.flatnonzero(_differs_once(codes, codes[chosen])):
-        name = settings.columns[np.flatnonzero(codes[other] != codes[chosen])[0]]
+        name = names[np.flatnonzero(codes[other] != codes[chosen])[0]]
         if (found := table.iloc[other])["where"] == own["where"]:
             before, after = (labels.axis(name).describe(settings[name].iloc[place]) for place in (chosen, other))
             more = {column: found[column] - own[column] for column in ("measured_gib", "theory_gib")}

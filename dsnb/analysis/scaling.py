@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from dsnb.analysis.summary import axes
+from dsnb.analysis.choices import split
 from dsnb.formulas import metrics
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -104,18 +104,7 @@ def gpus_per_node(runs: pd.DataFrame) -> int | None:
 
 def workloads(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split runs into workloads, which differ in more than the number of GPUs; return pairs of a title and the runs."""
-    same = [name for name in axes(runs) if name not in NOT_WORKLOAD and runs[name].notna().any()]
-    varying = [name for name in same if runs[name].nunique(dropna=False) > 1]
-    if not varying:
-        return [(_common(runs), runs)]
-    parts = runs.groupby(varying, sort=False, dropna=False)
-    return [(_title(dict(zip(varying, key, strict=True))), part) for key, part in parts]
-
-
-def _title(values: dict[str, object]) -> str:
-    known = {name: value for name, value in values.items() if labels.text(value) != "-"}
-    return ", ".join(labels.axis(name).describe(value) for name, value in known.items()) or "unknown workload"
-
-
-def _common(runs: pd.DataFrame) -> str:
-    return _title({"model": runs["model"].iloc[0]}) if len(runs) else ""
+    parts = split(runs, NOT_WORKLOAD)
+    if len(parts) == 1 and len(runs):
+        return [(labels.text(runs["model"].iloc[0]), runs)]
+    return [(title or "unknown workload", part) for title, part in parts]

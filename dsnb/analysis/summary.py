@@ -56,40 +56,6 @@ def axes(runs: pd.DataFrame) -> list[str]:
     return [name for name in dict.fromkeys([*named, *SETTINGS, *key_columns(runs)]) if name in runs]
 
 
-def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
-    """Split runs into parts whose runs differ only in ZeRO stage and precision, which the plots compare.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-    most
-        Maximum number of parts: those with the most runs, in order of appearance; 0 for all.
-
-    Returns
-    -------
-    dict
-        Title (the settings that vary between parts) -> runs.
-    """
-    runs = rename_old_columns(runs)
-    names = [
-        name for name in dict.fromkeys([*SETTINGS, *axes(runs)]) if name not in {"zero_stage", "precision", "source"}
-    ]
-    varying = [name for name in names if name in runs and runs[name].nunique(dropna=False) > 1]
-    if not varying:
-        return {"": runs}
-    parts = runs.groupby(varying, sort=False, dropna=False)
-    sizes = parts.size().to_numpy()
-    kept = set((-sizes).argsort(kind="stable")[: most or None])
-    return {
-        ", ".join(
-            f"{name} {value}" for name, value in zip(varying, key, strict=True) if labels.text(value) != "-"
-        ): part
-        for number, (key, part) in enumerate(parts)
-        if number in kept
-    }
-
-
 def timing(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the median wall time of each experiment by phase, over its ok runs.
 

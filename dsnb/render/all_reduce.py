@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from dsnb.render import palette, tables
-from dsnb.render.plots import PLAIN_TICKS, Picture
+from dsnb.render.picture import PLAIN_TICKS, Picture
 from dsnb.render.tables import Html
 from dsnb.run_folder import record_schema
 from dsnb.runs.all_reduce import load_bandwidth, newest

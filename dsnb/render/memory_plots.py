@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from dsnb.analysis.memory_use import PARTS
 from dsnb.render import palette
-from dsnb.render.plots import Picture, note
+from dsnb.render.picture import Picture, note
 
 MAX_ROWS = 40
 
@@ -37,7 +37,7 @@ def parts(table: pd.DataFrame) -> Picture:
             left += width
         sns.stripplot(
             data=shown, x="measured_gib", y="experiment", ax=axis, color=palette.INK, jitter=False, size=6,
-            edgecolor="white", linewidth=0.8, label="measured",
+            edgecolor=palette.SURFACE, linewidth=0.8, label="measured",
         )  # fmt: skip
         axis.set(xlabel="GPU memory (GiB)", ylabel="experiment", xlim=(0, None))
         _finish(figure, axis)
@@ -66,7 +66,7 @@ def changes(table: pd.DataFrame) -> Picture:
             note(axis, "no two experiments differ in one setting alone")
             return figure
         colours = {"measured": palette.INK, "theory": palette.GREY}
-        sns.barplot(data=long, x="gib", y="change", hue="by", palette=colours, errorbar=None, ax=axis)
+        sns.barplot(data=long, x="gib", y="change", hue="by", palette=colours, saturation=1, errorbar=None, ax=axis)
         axis.axvline(0, color=palette.INK, linewidth=0.8)
         base = shown["base"].iloc[0]
         axis.set(xlabel=f"difference in GPU memory (GiB) to {base}", ylabel="changed setting")

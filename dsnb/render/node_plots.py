@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from dsnb.analysis import slow_nodes
 from dsnb.render import palette
-from dsnb.render.plots import PLAIN_TICKS, Picture
+from dsnb.render.picture import PLAIN_TICKS, Picture
 
 POINT, SLOW, FAILED, EXPECTED = palette.BLUE, palette.VERMILION, palette.WINE, palette.GREEN
 """Each has a marker or line of its own as well, so that colour is never the only difference."""
@@ -38,7 +38,7 @@ def spread(table: pd.DataFrame) -> Picture:
         for axis, name in zip(axes.flat, names, strict=False):
             _panel(shown[shown["workload"] == name], axis)
             if len(names) > 1:
-                axis.set_title(_short(str(name), 110), fontsize="medium", loc="left", parse_math=False)
+                axis.set_title(_short(str(name), 110), fontsize="medium", loc="left")
         if not len(names):
             axes.flat[0].set_axis_off()
         _legend(figure, shown)
@@ -84,8 +84,10 @@ def _side_by_side(count: int) -> list[float]:
 def _points(groups: pd.DataFrame, floor: float, axis: Axes) -> None:
     measured = groups.dropna(subset="per_node")
     fine, slow = measured[~measured["slow"]], measured[measured["slow"]]
-    axis.scatter(fine["at"], fine["per_node"], s=22, color=POINT, edgecolor="white", linewidth=0.5, zorder=3)
-    axis.scatter(slow["at"], slow["per_node"], s=46, color=SLOW, marker="v", edgecolor="white", linewidth=0.5, zorder=4)
+    axis.scatter(fine["at"], fine["per_node"], s=22, color=POINT, edgecolor=palette.SURFACE, linewidth=0.5, zorder=3)
+    axis.scatter(
+        slow["at"], slow["per_node"], s=46, color=SLOW, marker="v", edgecolor=palette.SURFACE, linewidth=0.5, zorder=4
+    )
     failed = groups[groups["verdict"].eq("fail") & groups["per_node"].isna()]
     axis.scatter(failed["at"], [floor] * len(failed), s=34, color=FAILED, marker="x", linewidth=1.6, zorder=4)
     _label(slow.assign(y=slow["per_node"]), SLOW, axis)
@@ -99,8 +101,8 @@ def _label(groups: pd.DataFrame, colour: str, axis: Axes) -> None:
     for row in named.head(MAX_LABELS).to_dict("records"):
         axis.annotate(
             _short(row["hosts"], MAX_LABEL_LENGTH), (row["at"], row["y"]), xytext=(7, 0), textcoords="offset points",
-            va="center", fontsize="small", color=colour, parse_math=False, zorder=5,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
+            va="center", fontsize="small", color=colour, zorder=5,
+            bbox={"facecolor": palette.SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
         )  # fmt: skip
 
 

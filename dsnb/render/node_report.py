@@ -10,7 +10,7 @@ import pandas as pd
 from dsnb.analysis import node_differences, node_groups, scaling, slow_nodes
 from dsnb.errors import SettingsError
 from dsnb.render import node_plots, scaling_plots, tables
-from dsnb.render.plots import Picture
+from dsnb.render.picture import Picture
 from dsnb.render.tables import Html
 
 POINTS = "Each point is the median of one group of nodes; groups are side by side in the order of their runs."

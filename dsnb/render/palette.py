@@ -12,17 +12,19 @@ VERMILION = "#d55e00"
 YELLOW = "#f0e442"
 WINE = "#aa4499"
 DARK_YELLOW = "#a08c00"
-BLACK = "#000000"
 
 INK = "#30363d"
 SOFT_INK = "#57606a"
 GREY = "#8a929c"
 LIGHT_GREY = "#c8ced6"
 GRID = "#e3e6ea"
-WHITE = "#ffffff"
+SURFACE = "#ffffff"
+"""Background of a figure."""
+DARK = {INK: "#e6e9ed", SOFT_INK: "#a3acb7", LIGHT_GREY: "#4a525c", GRID: "#363d46", SURFACE: "#1d2126"}
+"""What a figure shows instead of each of these colours in a dark theme; all other colours are legible in both."""
 
-SERIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, "#7f7f7f", BLACK]
-"""Lines of one figure on white, in this order."""
+SERIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, "#7f7f7f", INK]
+"""Lines of one figure, in this order."""
 CATEGORIES = [BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, DARK_YELLOW]
 """Values of a setting in the explorer, which has a light and a dark theme: all are legible on white and on black."""
 SEQUENCE = ["#3b4d8f", "#575d8a", "#70708a", "#88838a", "#a29884", "#bead77", "#dcc463", "#f4dd50"]

@@ -4,10 +4,6 @@ The spread between repeats is drawn as the runs themselves and a line from the l
 too few for an error bar.
 """
 
-import base64
-import html
-import io
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,124 +11,102 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
+from dsnb.analysis.choices import with_choices
 from dsnb.render import palette
+from dsnb.render.changes import rate
+from dsnb.render.picture import PLAIN_TICKS, Picture, note
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
+from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY, METRIC_LABELS, Metric
 from dsnb.runs.load import load_steps
 
-STYLE = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": palette.GRID,
-    "axes.edgecolor": palette.GREY,
-    "axes.labelcolor": palette.INK,
-    "xtick.color": palette.SOFT_INK,
-    "ytick.color": palette.SOFT_INK,
-    "font.family": "sans-serif",
-}
-PIXELS_PER_INCH = 180
-PLAIN_TICKS = StrMethodFormatter("{x:,.10g}")
-"""Ticks as plain numbers with thousands separators, without an offset or a power of ten beside the axis."""
-
-
-class Picture:
-    """A figure that notebooks and reports display as an image with a description."""
-
-    def __init__(self, draw: Callable[[], Figure], description: str) -> None:
-        with plt.rc_context(STYLE):
-            self.figure = draw()
-            buffer = io.BytesIO()
-            self.figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
-        plt.close(self.figure)
-        self.png, self.description = _compressed(buffer), description
-
-    def _repr_html_(self) -> str:
-        data = base64.b64encode(self.png).decode()
-        width = int(self.figure.get_figwidth() * 100)
-        return f'<img alt="{html.escape(self.description)}" width="{width}" src="data:image/png;base64,{data}">'
-
-
-def _compressed(png: io.BytesIO) -> bytes:
-    """Reduce a PNG to 64 colours: a third of the size, and no visible difference in line drawings."""
-    from PIL import Image
-
-    compressed = io.BytesIO()
-    Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(compressed, format="png", optimize=True)
-    return compressed.getvalue()
-
-
-def note(axis: Axes, text: str) -> None:
-    """Write a sentence into the middle of axes that have nothing to draw."""
-    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color=palette.SOFT_INK)
+MOST_UPRIGHT = 8
+"""Strategies whose names fit side by side below an axis; more are written upwards."""
+MOST_SHAPES = 200
+"""Runs that are drawn as one shape each; the dots of more become one bitmap, so that the figure stays small."""
 
 
 def overview(runs: pd.DataFrame) -> Picture:
-    """Draw throughput, step time, memory and utilization against the ZeRO stage, by precision.
+    """Draw throughput, step time, memory and utilization by strategy and precision.
 
     Parameters
     ----------
     runs
         One row per run, as `dsnb.load_runs` returns it; only ok runs are drawn.
     """
-    ok = runs[runs["status"] == "ok"]
+    ok = _ok(runs)
     memory = next((name for name in MEMORY if ok[name].notna().any()), MEMORY[-1])
-    metrics = ["tokens_per_s_per_gpu", "step_time_s", memory, "gpu_util_pct"]
+    metrics = [rate(ok), "step_time_s", memory, "gpu_util_pct"]
 
     def draw() -> Figure:
         figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
         for axis, metric in zip(axes.flat, metrics, strict=True):
-            plot_by_stage(ok, metric, axis)
-        handles, labels = axes.flat[0].get_legend_handles_labels()
+            plot_by_strategy(ok, metric, axis)
+        handles, names = axes.flat[0].get_legend_handles_labels()
         for axis in axes.flat:
             if axis.get_legend():
                 axis.get_legend().remove()
         if handles:
-            figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+            figure.legend(handles, names, loc="outside upper right", ncols=len(names), frameon=False)
         return figure
 
-    return Picture(draw, "Throughput, step time, memory and utilization by ZeRO stage and precision")
+    return Picture(draw, "Throughput, step time, memory and utilization by strategy and precision")
 
 
-def plot_by_stage(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
-    """Draw one metric of ok runs against the ZeRO stage: medians as bars, the range as a line, every run as a dot."""
+def _ok(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the ok runs with their strategy in one column, in the order of strategies."""
+    ok = with_choices(rename_old_columns(runs[runs["status"] == "ok"]))
+    order = ok["strategy"].map(labels.axis("strategy").sort_key)
+    return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
+
+
+def plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
+    """Draw one metric of ok runs by strategy: medians as bars, the range as a line, every run as a dot."""
     label = METRIC_LABELS[metric]
-    axis.set(xlabel="ZeRO stage", ylabel=label.heading)
-    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "zero_stage"])
+    titles = {"xlabel": labels.axis("strategy").title, "ylabel": label.heading}
+    axis.set(**titles)
+    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "strategy"])
     if known.empty:
         axis.set(xticks=[], yticks=[])
         axis.grid(visible=False)
         note(axis, "no run succeeded" if ok.empty else "no run measured it")
         return
-    precisions = [name for name in palette.PRECISIONS if name in set(known["precision"])]
     shared = {
-        "x": known["zero_stage"], "y": known[metric] * label.factor, "hue": known["precision"],
-        "hue_order": precisions, "palette": palette.PRECISIONS, "ax": axis,
+        "x": known["strategy"], "y": known[metric] * label.factor, "hue": known["precision"],
+        "hue_order": _precisions(known), "palette": palette.PRECISIONS, "ax": axis,
     }  # fmt: skip
     range_line = {"linewidth": 1.3, "color": palette.INK}
     sns.barplot(**shared, estimator="median", errorbar=("pi", 100), alpha=0.55, err_kws=range_line)
-    sns.stripplot(**shared, dodge=True, size=4, linewidth=0.6, edgecolor="white", legend=False)
-    axis.set(xlabel="ZeRO stage", ylabel=label.heading)
+    sns.stripplot(
+        **shared, dodge=True, size=4, linewidth=0.6, edgecolor=palette.SURFACE, legend=False, clip_on=False,
+        rasterized=len(known) > MOST_SHAPES,
+    )  # fmt: skip
+    axis.set(**titles)
+    names = list(dict.fromkeys(known["strategy"]))
+    rotation = 0 if len(names) <= MOST_UPRIGHT else 90
+    axis.set_xticks(range(len(names)), [name.replace(" x ", " x\n") for name in names], rotation=rotation)
     axis.yaxis.set_major_formatter(PLAIN_TICKS)
 
 
+def _precisions(known: pd.DataFrame) -> list[str]:
+    return [name for name in palette.PRECISIONS if name in set(known["precision"])]
+
+
 def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
-    """Draw the median loss of ok runs over their optimizer steps, by precision and ZeRO stage.
+    """Draw the median loss of ok runs over their optimizer steps, by precision and strategy.
 
     Parameters
     ----------
     steps, runs
-        As `dsnb.load_steps` and `dsnb.load_runs` return them, for runs of one variant (`summary.variants`).
+        As `dsnb.load_steps` and `dsnb.load_runs` return them, for runs of one variant (`choices.variants`).
     """
     keys = ["sweep", "experiment", "repeat"]
-    ok = runs[runs["status"] == "ok"]
-    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=["zero_stage"])
-    table = steps.dropna(subset=["loss"]).merge(known[[*keys, "zero_stage", "precision"]], on=keys)
+    ok = _ok(runs)
+    known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=["strategy"])
+    table = known[[*keys, "strategy", "precision"]].merge(steps.dropna(subset=["loss"]), on=keys)
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
@@ -141,23 +115,25 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
             note(axis, "no run recorded a loss")
             return figure
         sns.lineplot(
-            data=table.rename(columns={"zero_stage": "ZeRO stage"}),
+            data=table,
             x="step",
             y="loss",
             hue="precision",
-            style="ZeRO stage",
+            style="strategy",
             estimator="median",
             errorbar=None,
             palette=palette.PRECISIONS,
-            hue_order=[name for name in palette.PRECISIONS if name in set(table["precision"])],
+            hue_order=_precisions(table),
             linewidth=1.4,
             ax=axis,
         )
         axis.set(xlabel="optimizer step", ylabel="loss")
         sns.move_legend(axis, "upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        for line in axis.get_legend().get_lines()[-table["strategy"].nunique() :]:
+            line.set_color(palette.INK)  # seaborn's is dark in any theme
         return figure
 
-    return Picture(draw, "Loss by optimizer step for every experiment")
+    return Picture(draw, "Loss by optimizer step for every strategy and precision")
 
 
 def run_steps(run_dir: str | Path) -> Picture:

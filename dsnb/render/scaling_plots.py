@@ -1,14 +1,16 @@
 """Figures of scaling: throughput, efficiency and days against the number of GPUs, with the ideal as dotted lines."""
 
+import math
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, PercentFormatter
 
 from dsnb.render import palette
-from dsnb.render.plots import PLAIN_TICKS, Picture, note
+from dsnb.render.picture import PLAIN_TICKS, Picture, note
 
 MAX_LINES = len(palette.SERIES)
 MAX_LABEL_LENGTH = 120
@@ -95,7 +97,20 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.xaxis.set_minor_locator(plt.NullLocator())
+    _label_decades(axis, shown[column].min(), shown[column].max())
+
+
+def _label_decades(axis: Axes, lowest: float, highest: float) -> None:
+    """Label 1, 2 and 5 of each decade on an axis of less than two, which has only one or no power of ten otherwise."""
     axis.yaxis.set_minor_formatter(NullFormatter())
+    if not 0 < lowest <= highest < 100 * lowest:
+        return
+    decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
+    marks = [part * 10.0**decade for decade in decades for part in (1, 2, 5)]
+    below = max(mark for mark in marks if mark <= lowest * (1 + 1e-9))
+    above = min(mark for mark in [*marks, 10 * marks[-3]] if mark > highest)
+    axis.set_ylim(below, above)
+    axis.yaxis.set_major_locator(FixedLocator([mark for mark in marks if below <= mark <= above]))
 
 
 def _legend(figure: Figure, *axes: Axes) -> None:

@@ -182,7 +182,7 @@ AXES = {
     "tensor_parallel": Axis("tensor parallel", "TP {}", usual=1),
     "pipeline_parallel": Axis("pipeline parallel", "PP {}", usual=1),
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
-    "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="owner"),
+    "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="native"),
     "attention": Axis("attention", "attention {}", usual="auto"),
     "compile": Axis("compilation", "compilation {}", COMPILE_MODES, "off"),
     "compile_unit": Axis("compiled unit", "compiled by {}", usual="auto"),

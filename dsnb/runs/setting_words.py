@@ -1,6 +1,6 @@
 """A setting in words, as an engineer would say it: "ZeRO 1, bf16 autocast, compiled, micro-batch 24"."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dsnb.runs import labels
@@ -41,6 +41,26 @@ def setting(run: Mapping[str, Any]) -> str:
 def unit(run: Mapping[str, Any]) -> str:
     """Return what is counted of the hardware of a run: `GPU`, or `rank` where there is none."""
     return "rank" if run.get("device") == "cpu" and not _is_known(run, "gpu_name") else "GPU"
+
+
+def common_unit(runs: Iterable[Mapping[str, Any]]) -> str:
+    """Return what is counted of the hardware of several runs: `rank` if none of them used a GPU."""
+    return "rank" if set(map(unit, runs)) == {"rank"} else "GPU"
+
+
+def choice(run: Mapping[str, Any], name: str) -> str:
+    """Return one setting of a run in words: "ZeRO 3", "compiled", "4 GPUs", "2 ranks", "micro-batch 24"."""
+    if name == "compile":
+        return _compiled(run) or "not compiled"
+    if name == "gpus" and _is_known(run, name):
+        return labels.count(float(run[name]), unit(run))
+    return labels.axis(name).describe(run[name])
+
+
+def unusual_choice(run: Mapping[str, Any], name: str) -> str:
+    """Return one setting of a run in words; empty if it is unknown, usual or off."""
+    is_usual = not _is_known(run, name) or _is_off(run, name) or run[name] == labels.axis(name).usual
+    return "" if is_usual else choice(run, name)
 
 
 def place(run: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 import pandas as pd
 
 import dsnb
-from dsnb.analysis.choices import choices, varying, with_choices
+from dsnb.analysis.choices import choices, variants, varying, with_choices
+from dsnb.analysis.memory_use import savings
 from dsnb.analysis.tradeoffs import effects
 
 SHARED = pd.DataFrame(
@@ -37,3 +38,21 @@ def test_fsdp_to_zero_3_is_one_change():
 def test_what_belongs_to_the_measurement_is_no_choice():
     runs = SHARED.assign(steps=range(7), warmup_steps=range(7), seed=range(7), profile=False, precision="bf16")
     assert choices(with_choices(runs)) == ["strategy", "precision"]
+
+
+def test_variants_differ_in_more_than_strategy_and_precision():
+    runs = SHARED.assign(seq_len=[100] * 6 + [200], gpus=[1, *[2] * 6], device="cpu", seed=range(7), steps=range(7))
+    parts = variants(runs)
+    assert {title: list(part.index) for title, part in parts.items()} == {
+        "1 rank, sequence 100": [0], "2 ranks, sequence 100": [1, 2, 3, 4, 5], "2 ranks, sequence 200": [6],
+    }  # fmt: skip
+    assert list(parts["2 ranks, sequence 100"]["strategy"]) == ["ddp", "fsdp", "deepspeed", "deepspeed", "deepspeed"]
+    assert list(variants(runs, most=1)) == ["2 ranks, sequence 100"]
+    assert list(variants(SHARED)) == [""]
+    on_gpus = variants(runs.assign(device="cuda", gpu_name="H200"))
+    assert "2 GPUs, sequence 100" in on_gpus
+
+
+def test_memory_of_fsdp_is_compared_with_that_of_zero_3():
+    changes = savings(dsnb.published("h200_memory"), "opt-1.3b_fsdp_bf16_gpus2_bs8_sl1024_ga2")["change"]
+    assert not [change for change in changes if "strategy" in change or "deepspeed" in change]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.summary import summarize, timing, variants
+from dsnb.analysis.summary import summarize, timing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.launcher.figures import summarize_run
@@ -135,7 +135,7 @@ def test_foreign_types_in_records_do_not_raise(make_run, tmp_path):
     runs = dsnb.load_runs(tmp_path / "out")
     assert list(runs["status"]) == ["interrupted"]
     assert runs["zero_stage"].isna().all()
-    assert plots.overview(runs.assign(status="ok", tokens_per_s_per_gpu=1.0)).png
+    assert plots.overview(runs.assign(status="ok", tokens_per_s_per_gpu=1.0)).svg
     records.write_json(run.result, {"status": "ok", "summary": {"tokens_per_s": "fast"}})
     assert dsnb.load_runs(tmp_path / "out")["tokens_per_s"].isna().all()
 
@@ -151,13 +151,6 @@ def test_no_folder_and_an_empty_folder(tmp_path):
     assert summarize(runs).empty
     assert "There are no runs here yet" in str(answer.answer(runs))
     assert timing(runs).empty
-
-
-def test_variants_separate_what_must_not_be_compared(make_run, tmp_path):
-    make_run("a", 1, [1.0], seq_len=100)
-    make_run("b", 1, [1.0], seq_len=200, zero_stage=3)
-    parts = variants(dsnb.load_runs(tmp_path / "out"))
-    assert list(parts) == ["seq_len 100", "seq_len 200"]
 
 
 @pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "\"'&<b>", "a\nb", "x" * 10_000, "שלום", "🙂"])

@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis.choices import variants
 from dsnb.analysis.memory_use import footprint, savings
 from dsnb.analysis.plan import plan
 from dsnb.analysis.scaling import scaling
-from dsnb.analysis.summary import variants
 from dsnb.analysis.tradeoffs import effects
 from dsnb.explorer.data import read
 from dsnb.render import answer, tables

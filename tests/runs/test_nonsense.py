@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 import dsnb
-from dsnb.analysis.summary import timing, variants
+from dsnb.analysis.choices import variants
+from dsnb.analysis.summary import timing
 from dsnb.cli import printing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.launcher import auto_batch_size

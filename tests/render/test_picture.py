@@ -1,0 +1,73 @@
+"""Figures as images: legible in a light and a dark theme, well-formed whatever a name holds, the same every time."""
+
+import base64
+import re
+from xml.etree import ElementTree
+
+import matplotlib.pyplot as plt
+import pytest
+
+from dsnb.render import palette
+from dsnb.render.picture import Picture
+
+
+def drawn(title="t"):
+    def draw():
+        figure, axis = plt.subplots()
+        axis.plot([1, 2], [3, 4], color=palette.BLUE)
+        axis.set(title=title, xlabel="x")
+        return figure
+
+    return Picture(draw, 'a "figure"')
+
+
+def luminance(colour):
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_by_hand():
+    assert contrast("#000000", "#ffffff") == 21
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+
+def test_text_is_legible_in_both_themes():
+    """WCAG 2.2, 1.4.3 asks for 4.5 of text, 1.4.11 for 3 of graphics."""
+    for text in (palette.INK, palette.SOFT_INK):
+        assert contrast(text, palette.SURFACE) >= 4.5
+        assert contrast(palette.DARK[text], palette.DARK[palette.SURFACE]) >= 4.5
+    for line in palette.SERIES:
+        assert contrast(palette.DARK.get(line, line), palette.DARK[palette.SURFACE]) >= 3, line
+
+
+def test_every_colour_with_a_dark_counterpart_is_a_variable():
+    svg = drawn().svg
+    style = re.search(r"<style>.*?</style>", svg)[0]
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    assert f"--c{palette.SURFACE[1:]}:{palette.SURFACE};" in light
+    assert f"--c{palette.SURFACE[1:]}:{palette.DARK[palette.SURFACE]};" in dark
+    rest = svg.replace(style, "")
+    assert not [colour for colour in palette.DARK if colour in rest]
+    assert f"var(--c{palette.INK[1:]})" in rest
+    assert palette.BLUE in rest
+    assert not re.findall(r"(?:fill|stroke): (?:#000|black)", rest)
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("title", ["$\\frac", "\x00\x1b[31m", "<script>&", "]]>"])
+def test_any_text_gives_well_formed_xml(title):
+    texts = [element.text for element in ElementTree.fromstring(drawn(title).svg).iter() if element.text]
+    assert re.sub(r"[\x00\x1b]", "\ufffd", title) in texts
+
+
+def test_an_image_has_a_description_and_no_date():
+    shown = drawn()._repr_html_()
+    assert shown.startswith('<img alt="a &quot;figure&quot;" width="640" src="data:image/svg+xml;base64,')
+    assert shown == drawn()._repr_html_()
+    assert "<dc:date>" not in base64.b64decode(shown.split(",")[1].split('"')[0]).decode()
