@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
+from nbformat.v4 import new_output
 from traitlets.config import Config
 
 from dsnb.errors import KernelDiedError
@@ -72,10 +73,11 @@ class Interruption:
     def __init__(self) -> None:
         self.requested = False
         self._task: asyncio.Task[Any] | None = None
+        self._cell: NotebookNode | None = None
 
-    def begin_cell(self) -> None:
-        """Remember the task of a cell that starts; nbclient calls this."""
-        self._task = asyncio.current_task()
+    def begin_cell(self, cell: NotebookNode) -> None:
+        """Remember a cell that starts and its task; nbclient calls this."""
+        self._task, self._cell = asyncio.current_task(), cell
         if self.requested:
             self._cancel()
 
@@ -87,7 +89,15 @@ class Interruption:
     def _cancel(self) -> None:
         if self._task and not self._task.done():
             loop = self._task.get_loop()
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+            loop.call_soon_threadsafe(self._end_cell, loop)
+
+    def _end_cell(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write below the outputs of the cell why there are no more, and end it: papermill saves the notebook then."""
+        if self._cell is not None and self._cell.cell_type == "code":
+            self._cell.outputs.append(new_output("stream", name="stderr", text="interrupted\n"))
+        self._cell = None  # a second signal says it no second time
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
 
 
 def fold_parameters(cell: NotebookNode) -> None:
@@ -103,7 +113,7 @@ def _interruptible(config: Config) -> Iterator[None]:
 
     def begin_cell(cell: NotebookNode, **_: object) -> None:
         fold_parameters(cell)
-        interruption.begin_cell()
+        interruption.begin_cell(cell)
 
     # traitlets copies configuration values deeply: a bound method would come with a copy of its object.
     config.NotebookClient.on_cell_start = begin_cell

@@ -1,15 +1,17 @@
 """What a run shows while it goes on: its phase until the first step, then steps, loss and tokens/s.
 
-The same bar serves notebooks and terminals. A phase is shown with its elapsed seconds, because importing torch and
+A notebook and a terminal show the same. A phase is shown with its elapsed seconds, because importing torch and
 building or compiling a large model can take minutes in which there is nothing else to show.
 """
 
 import contextlib
+import html
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
@@ -50,19 +52,76 @@ class PhaseTimer:
         return f"{name}: {self._now_s() - self._began_s:.0f} s"
 
 
+class NotebookBar:
+    """The progress of a run in a notebook: one output that is replaced, so that a saved notebook has its last state.
+
+    Of a widget, a notebook without the widget's state would show the first one.
+
+    Parameters
+    ----------
+    total
+        Steps of the run, warm-up included.
+    name
+        The experiment's name.
+    """
+
+    disable = False
+
+    def __init__(self, total: int, name: str) -> None:
+        from IPython.display import display
+
+        self.n, self._total, self._name, self._note = 0, total, name, ""
+        self._handle: Any = display(self, display_id=True)
+
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        """Set the text behind the bar."""
+        self._note = text
+        if refresh:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Show the current state."""
+        self._handle.update(self)
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        from IPython.display import clear_output
+
+        clear_output(wait=True)
+
+    def end(self, how: str) -> None:
+        """Leave the last state with the way in which the run ended."""
+        self.set_postfix_str(", ".join(filter(None, [self._note, how])))
+
+    def __repr__(self) -> str:
+        return ", ".join(filter(None, [f"{self._name}: {self.n} of {self._total} steps", self._note]))
+
+    def _repr_html_(self) -> str:
+        text = html.escape(repr(self))
+        return f'<progress value="{self.n}" max="{self._total}" aria-label="steps"></progress> {text}'
+
+
 @contextlib.contextmanager
 def progress_bar(experiment: Experiment, enabled: bool) -> Iterator[Any]:
     """Show the bar of one run while the block runs."""
     total = experiment.warmup_steps + experiment.steps
-    with tqdm(total=total, unit="step", disable=not enabled, desc=experiment.name) as bar:
+    if enabled and _in_notebook():
+        bar = NotebookBar(total, experiment.name)
         try:
             yield bar
-        finally:
-            if hasattr(bar, "container"):
-                # A saved notebook would keep the widget's first state, 0 %.
-                from IPython.display import clear_output
+        except BaseException as error:
+            bar.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            raise
+        bar.clear()
+        return
+    with tqdm(total=total, unit="step", disable=not enabled, desc=experiment.name) as bar:
+        yield bar
 
-                clear_output(wait=True)
+
+def _in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 @contextlib.contextmanager

@@ -66,6 +66,9 @@ def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
     command = [sys.executable, "-c", EXECUTE, str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == (f"{end} []\n", "")
+    if "time" in source:  # the cell was executing
+        (cell,) = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+        assert [output["text"] for output in cell.outputs] == ["interrupted\n"]
 
 
 @pytest.mark.process
