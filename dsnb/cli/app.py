@@ -24,12 +24,15 @@ app.command(cls=Command)(sweep.sweep)
 app.command(cls=Command)(rampup.rampup)
 
 
-Folder = Annotated[Path, typer.Argument(help="Folder of outputs, or a log.", show_default=False)]
-Params = Annotated[Path, typer.Argument(help="Params file (YAML).", show_default=False)]
-Hostfile = Annotated[Path | None, typer.Option(help="Use the hosts of this hostfile.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)]
+Params = Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)]
+Hostfile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Use the hosts of this hostfile.", show_default=False)
+]
 TableFormat = Annotated[Format, typer.Option("--format", help="Format of the table.")]
 Output = Annotated[
-    Path | None, typer.Option(help="HTML file to write instead of FOLDER/report.html.", show_default=False)
+    Path | None,
+    typer.Option(metavar="FILE", help="HTML file to write instead of FOLDER/report.html.", show_default=False),
 ]
 
 
@@ -80,7 +83,8 @@ def report(
     folder: Folder,
     output: Output = None,
     compare: Annotated[
-        Path | None, typer.Option(help="Folder of earlier runs to compare these with.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of earlier runs to compare these with.", show_default=False),
     ] = None,
 ) -> None:
     """Execute the report notebook over a folder and write one HTML file."""
@@ -113,7 +117,10 @@ def doctor(
 @app.command(cls=Command)
 def prepare(
     params: Params,
-    cache: Annotated[Path | None, typer.Option(help="Folder that all nodes see.", show_default="$DSNB_SHARED")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder that all nodes see.", show_default="$DSNB_SHARED"),
+    ] = None,
 ) -> None:
     """Fetch a params file's models, tokenizers and texts once into a folder, for nodes without a network."""
     from dsnb.sweep.prepare import prepare as fetch
@@ -123,8 +130,12 @@ def prepare(
 
 @app.command(cls=Command)
 def bandwidth(
-    output: Annotated[Path | None, typer.Option(help="Sweep's folder for the results.", show_default=False)] = None,
-    most_bytes: Annotated[int | None, typer.Option(help="Largest message in bytes.", show_default="by device")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Sweep's folder for the results.", show_default=False)
+    ] = None,
+    most_bytes: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Largest message in bytes.", show_default="by device")
+    ] = None,
     hostfile: Hostfile = None,
     set_: Set = None,
     format_: TableFormat = Format.table,

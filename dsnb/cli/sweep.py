@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 NOT_ALL_OK = 3
 
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE: a setting of every run; a list becomes an axis.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run; a list becomes an axis."),
 ]
 
 
-def _hosts_option(help_: str) -> Any:
-    return typer.Option(help=help_, rich_help_panel="Hosts", show_default=False)
+def _hosts_option(metavar: str, help_: str) -> Any:
+    return typer.Option(metavar=metavar, help=help_, rich_help_panel="Hosts", show_default=False)
 
 
-def _slurm_option(*names: str, help_: str) -> Any:
-    return typer.Option(*names, help=help_, rich_help_panel="Slurm", show_default=False)
+def _slurm_option(*names: str, metavar: str | None = None, help_: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel="Slurm", show_default=False)
 
 
 @dataclass(frozen=True)
@@ -91,31 +92,42 @@ class SweepOptions:
 
 
 def sweep(
-    params: Annotated[Path, typer.Argument(help="Params file (YAML).", show_default=False)],
+    params: Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)],
     set_: Set = None,
-    only: Annotated[str | None, typer.Option(help="Experiments whose names match a pattern, such as 'zs3*'.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only experiments whose names match, such as 'zs3*'.")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the sweep instead of outputs/NAME.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the sweep instead of outputs/NAME.", show_default=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs, and start nothing.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="With --dry-run: print settings, configurations and commands.")
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs as well as unfinished ones.")] = False,
-    hostfile: Annotated[str | None, _hosts_option("Hostfile (DeepSpeed's format) of the hosts to run on.")] = None,
+    hostfile: Annotated[
+        str | None, _hosts_option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.")
+    ] = None,
     sub_cluster: Annotated[
         str | None,
-        _hosts_option("Hosts per group, groups side by side: 2, or several sizes one after the other: 1,2,4."),
+        _hosts_option("SIZES", "Hosts per group, groups side by side: 2, or several sizes one after the other: 1,2,4."),
     ] = None,
     slurm: Annotated[bool, _slurm_option("--slurm", help_="Submit every run as a Slurm job.")] = False,
-    partition: Annotated[str | None, _slurm_option(help_="Slurm partition.")] = None,
-    account: Annotated[str | None, _slurm_option(help_="Account to charge.")] = None,
-    nodes: Annotated[int | None, _slurm_option(help_="Most nodes of a job; a run requests as few as it needs.")] = None,
-    gpus_per_node: Annotated[int | None, _slurm_option(help_="GPUs per node; on nodes without GPUs, ranks.")] = None,
-    time: Annotated[int | None, _slurm_option(help_="Time limit of a job in minutes.")] = None,
-    constraint: Annotated[str | None, _slurm_option(help_="Features that nodes must have, such as 'h100&ib'.")] = None,
+    partition: Annotated[str | None, _slurm_option(metavar="NAME", help_="Slurm partition.")] = None,
+    account: Annotated[str | None, _slurm_option(metavar="NAME", help_="Account to charge.")] = None,
+    nodes: Annotated[
+        int | None, _slurm_option(metavar="NUMBER", help_="Most nodes of a job; a run requests as few as it needs.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, _slurm_option(metavar="NUMBER", help_="GPUs per node; on nodes without GPUs, ranks.")
+    ] = None,
+    time: Annotated[int | None, _slurm_option(metavar="MINUTES", help_="Time limit of a job in minutes.")] = None,
+    constraint: Annotated[
+        str | None, _slurm_option(metavar="FEATURES", help_="Features that nodes must have, such as 'h100&ib'.")
+    ] = None,
     sbatch_option: Annotated[
-        list[str] | None, _slurm_option(help_="KEY=VALUE: a further option of sbatch, such as mem=200G.")
+        list[str] | None, _slurm_option(metavar="KEY=VALUE", help_="A further option of sbatch, such as mem=200G.")
     ] = None,
     one_allocation: Annotated[
         bool, _slurm_option("--one-allocation", help_="Execute the whole sweep in one Slurm job.")
@@ -210,10 +222,18 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
 
 
 def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full: bool = False) -> None:
-    """Print the runs of a sweep, in full with settings and commands, and what this machine cannot run of them."""
+    """Print the runs of a sweep, in full with settings and commands, and what this machine cannot run of them.
+
+    Raises
+    ------
+    LaunchError
+        If its folder cannot be written.
+    """
     from dsnb.cli.dry_run import lines
+    from dsnb.sweep.lock import check_writable
     from dsnb.sweep.run import unsupported
 
+    check_writable(planned.paths)
     for line in lines(planned, allocation, in_full):
         say(line)
     for problem in [] if allocation else unsupported(planned):

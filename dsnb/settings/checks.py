@@ -36,9 +36,16 @@ def unknown_setting(key: str, names: Iterable[str]) -> str:
 def invalid_value(detail: Mapping[str, Any]) -> str:
     """Return the message for one of pydantic's error details."""
     name = str(detail["loc"][0])
+    return f"{name} is {short_repr(detail['input'])}: {allowed_values(detail, name)}"
+
+
+def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
+    """Return what is allowed instead of the value in one of pydantic's error details; `name` is that of the setting."""
     whole_number = "give a whole number" + (", or 'auto'" if name in {"micro_batch_size", "gpus"} else "")
     context = detail.get("ctx", {})
     allowed = {
+        "value_error": str(context.get("error")),
+        "assertion_error": str(context.get("error")),
         "literal_error": f"allowed are {context.get('expected')}",
         "int_type": whole_number,
         "int_parsing": whole_number,
@@ -55,8 +62,8 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
         "greater_than": f"it must be more than {context.get('gt')}",
         "finite_number": "give a finite number",
         "less_than": f"it must be less than {context.get('lt')}",
-    }.get(detail["type"], detail["msg"])
-    return f"{name} is {short_repr(detail['input'])}: {allowed}"
+    }
+    return allowed.get(detail["type"], str(detail["msg"]))
 
 
 def _unknown_model(s: Mapping[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import tempfile
 from collections.abc import Collection, Iterator
 
 from filelock import FileLock, Timeout
@@ -74,6 +75,26 @@ class Lock:
             )
 
 
+def check_writable(sweep: SweepPaths) -> None:
+    """Make sure that a sweep's folder can be written, or created where it is missing; nothing is left there.
+
+    Raises
+    ------
+    LaunchError
+        If it cannot.
+    """
+    try:
+        existing = next(path for path in (sweep.dir, *sweep.dir.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise _not_writable(sweep, error) from error
+
+
+def _not_writable(sweep: SweepPaths, error: OSError) -> LaunchError:
+    return LaunchError(f"{sweep.dir} cannot be written: {error.strerror}; choose another --output")
+
+
 @contextlib.contextmanager
 def locked(sweep: SweepPaths) -> Iterator[Lock]:
     """Hold the lock of a sweep's folder; the folder is created if necessary.
@@ -85,6 +106,7 @@ def locked(sweep: SweepPaths) -> Iterator[Lock]:
     LaunchError
         If the folder cannot be written.
     """
+    check_writable(sweep)
     lock = _acquired(sweep)
     try:
         yield lock
@@ -105,7 +127,7 @@ def _acquired(sweep: SweepPaths) -> Lock:
                 ) from None
             continue
         except OSError as error:
-            raise LaunchError(f"{sweep.dir} cannot be written: {error.strerror}; choose another --output") from error
+            raise _not_writable(sweep, error) from error
         if lock.is_in_place():
             return lock
         lock.release()  # the file was removed after it was opened and before it was locked

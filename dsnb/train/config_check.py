@@ -117,7 +117,8 @@ def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
     name = f"{deepspeed_keys.PREFIX}{path}"
     if detail["type"] == "extra_forbidden":
         return _unknown(path, _zero_keys() if path.startswith("zero_optimization.") else set())
-    return f"{name} is {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+    message = str(detail.get("ctx", {}).get("error") or detail["msg"])  # without pydantic's "Value error, "
+    return f"{name} is {detail['input']!r}: {message[:1].lower()}{message[1:]}"
 
 
 def _zero_keys() -> set[str]:

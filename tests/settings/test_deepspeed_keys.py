@@ -1,12 +1,16 @@
 """Keys of DeepSpeed's configuration: both notations, as axes, what dsnb decides itself, misspellings."""
 
+from typing import Annotated
+
 import pytest
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from dsnb.errors import SettingsError
 from dsnb.launcher.config import deepspeed_config
-from dsnb.settings import deepspeed_keys, deepspeed_models
+from dsnb.settings import checks, deepspeed_keys, deepspeed_models
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.params import load_sweep
+from dsnb.train import config_check
 
 OVERLAP = "zero_optimization.overlap_comm"
 
@@ -107,6 +111,19 @@ def test_deepspeeds_own_models_find_misspellings():
         "deepspeed.communication_datatype is no key of DeepSpeed: did you mean 'communication_data_type'?",
         "deepspeed.zero_optimisation is no key of DeepSpeed: did you mean 'zero_optimization'?",
     ]
+
+
+def test_what_a_validator_says_is_reported_without_the_kind_of_error():
+    def refuse(value):
+        raise ValueError("It is odd")
+
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(Annotated[int, AfterValidator(refuse)]).validate_python(3)
+    (detail,) = caught.value.errors()
+    assert detail["msg"] == "Value error, It is odd"
+    detail = {**detail, "loc": ("stage",)}
+    assert config_check._invalid(detail, {"zero.stage": 3}) == "deepspeed.zero.stage is 3: it is odd"
+    assert checks.invalid_value(detail) == "stage is 3: It is odd"
 
 
 def test_a_key_is_an_axis_of_a_sweep(tmp_path):
