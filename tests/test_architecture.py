@@ -256,7 +256,7 @@ def test_public_names():
 
 PUBLIC = {
     "dsnb": dsnb.__all__,
-    "dsnb.analysis": ["choices", "memory_use", "plan", "scaling", "summary"],
+    "dsnb.analysis": ["choices", "memory_use", "plan", "scaling", "summary", "tasks"],
     "dsnb.render": [
         "all_reduce",
         "answer",

@@ -48,16 +48,19 @@ def test_scaling_of_published_data_alone(tmp_path):
         assert "#e69f00" in picture
     text = shown(outputs)
     assert "30,327,296" in text
-    assert "0.9815" in text
+    assert "98.15" in text
+    assert "No workload is more efficient on more GPUs than at its base." in text
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
 
 
 def test_a_plan_from_published_data_alone(tmp_path):
     outputs = execute("40_plan", tmp_path, prices={"A100": 2.5}, currency="€")
     text = shown(outputs)
-    assert "on 48 GPUs, 19 days, 21,888 GPU-hours, €54,720" in text
+    assert "on 48 A100, 19 days, 21,888 GPU-hours, €54,720" in text
     assert "No price is given for MI150X" in text
     assert "147, but 91,168 tokens/s would be 12.7" in text
+    assert "<h3>bloom-7b1, sequence 1024</h3>" in text
+    assert "<h3>bloom-7b1, sequence 2048</h3>" in text
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
 
 

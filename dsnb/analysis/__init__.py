@@ -3,4 +3,4 @@
 `__all__` lists the modules for notebooks.
 """
 
-__all__ = ["choices", "memory_use", "plan", "scaling", "summary"]
+__all__ = ["choices", "memory_use", "plan", "scaling", "summary", "tasks"]

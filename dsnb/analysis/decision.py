@@ -15,7 +15,7 @@ from dsnb.analysis import replicates
 from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.comparison_table import Rules, table_of
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
-from dsnb.analysis.plan import plan, price_of
+from dsnb.analysis.plan import CPU, plan, price_of
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.runs.column_aliases import rename_old_columns
@@ -29,8 +29,8 @@ ASSUMED_PRICE = 2.5
 """Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
 RULES = Rules(relevance=RELEVANCE, confidence=CONFIDENCE, better="higher", hosts_alike=False, fewest_runs=FEWEST_RUNS)
 """How the best setting is compared with the next: the defaults of `dsnb.analysis.differences`."""
-CPU, UNKNOWN_GPU = "CPU", "GPU"
-"""Kinds of hardware without a GPU model."""
+UNKNOWN_GPU = "GPU"
+"""Kind of hardware of runs whose GPU is unknown."""
 
 
 @dataclass(frozen=True)

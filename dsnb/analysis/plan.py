@@ -21,6 +21,8 @@ COLUMNS = [
     "energy_kwh",
     "cost",
 ]
+CPU = "CPU"
+"""Name in place of a GPU's for runs without one, also in prices; their "GPUs" are ranks."""
 MEASURED = ("source", "gpu_name", "gpus", "tokens_per_s", "power_w")
 """What must be known of a run; tables of other programs may lack the column."""
 
@@ -45,7 +47,8 @@ def plan(
     Returns
     -------
     pandas.DataFrame
-        One row per experiment, the fastest first: medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
+        One row per experiment, the fastest first: `gpu_name` (`CPU` for runs without a GPU, whose `gpus` and
+        `gpu_hours` are ranks and rank-hours), medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
         only), `cost`. Days assume uninterrupted training: restarts, checkpoints and evaluation are not included.
 
     Raises
@@ -57,6 +60,8 @@ def plan(
     known = qualify_experiments(rename_old_columns(runs))
     known = known.reindex(columns=[*known, *(name for name in MEASURED if name not in known)])
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
+    on_cpu = ok.get("device", pd.Series(index=ok.index, dtype=object)) == "cpu"
+    ok = ok.assign(gpu_name=ok["gpu_name"].astype(object).mask(on_cpu & ok["gpu_name"].isna(), CPU))
     groups = ok.groupby("experiment", sort=False)
     table = groups[["source", "gpu_name"]].first()
     table[["gpus", "tokens_per_s", "power_w"]] = groups[["gpus", "tokens_per_s", "power_w"]].median()

@@ -4,7 +4,7 @@ import pandas as pd
 
 from dsnb.analysis.choices import split
 from dsnb.formulas import metrics
-from dsnb.runs import labels
+from dsnb.runs import labels, setting_words
 from dsnb.runs.column_aliases import rename_old_columns
 
 NOT_WORKLOAD = (
@@ -45,7 +45,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
     pandas.DataFrame
         One row per workload and number of GPUs, for workloads with at least two such numbers: `workload`, `gpus`, `n`,
         `tokens_per_s` (median), `lowest`, `highest` (tokens/s of single runs, such as those of sub-clusters),
-        `base_gpus`, `speed_up`, `efficiency`, `days`.
+        `base_gpus`, `speed_up`, `efficiency`, `days`, `unit` (what `gpus` counts: `GPU`, or `rank` without GPUs).
     """
     runs = rename_old_columns(runs)
     ok = runs[(runs["status"] == "ok") & runs["tokens_per_s"].notna() & runs["gpus"].notna()]
@@ -68,12 +68,25 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
                     "speed_up": metrics.speed_up(median, by_size.loc[base, "median"]),
                     "efficiency": metrics.scaling_efficiency(median, gpus, by_size.loc[base, "median"], base),
                     "days": metrics.days(tokens, median),
+                    "unit": setting_words.common_unit(part),
                 }
             )
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-COLUMNS = ["workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_gpus", "speed_up", "efficiency", "days"]
+COLUMNS = [
+    "workload",
+    "gpus",
+    "n",
+    "tokens_per_s",
+    "lowest",
+    "highest",
+    "base_gpus",
+    "speed_up",
+    "efficiency",
+    "days",
+    "unit",
+]
 
 
 def super_linear(table: pd.DataFrame) -> list[str]:
@@ -87,10 +100,10 @@ def super_linear(table: pd.DataFrame) -> list[str]:
     found = table[(table["gpus"] > table["base_gpus"]) & (table["efficiency"] > SUPER_LINEAR)]
     highest = found.loc[found.groupby("workload", sort=False)["efficiency"].idxmax()]
     return [
-        f"{row.workload}: {100 * row.efficiency:.0f} % efficiency on {row.gpus:,} GPUs is super-linear, relative to "
-        f"the tokens/s/GPU on {row.base_gpus:,}. The base itself may be slow: limited by memory, if more GPUs leave "
-        "each a smaller part of the model states, or by communication, if its GPUs have a slower link. Compare with "
-        "another base before you extrapolate."
+        f"{row.workload}: {100 * row.efficiency:.0f} % efficiency on {row.gpus:,} {row.unit}s is super-linear, "
+        f"relative to the tokens/s/{row.unit} on {row.base_gpus:,}. The base itself may be slow: limited by memory, "
+        f"if more {row.unit}s leave each a smaller part of the model states, or by communication, if its "
+        f"{row.unit}s have a slower link. Compare with another base before you extrapolate."
         for row in highest.itertuples()
     ]
 

@@ -34,10 +34,11 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
+    from dsnb.runs.setting_words import common_unit
 
     if wide or format_ is not Format.table:
         table = summarize(runs)
-        show(table, format_summary(table), format_)
+        show(table, format_summary(table, common_unit(runs)), format_)
         return
     for place, (title, table) in enumerate(summary_table.blocks(runs)):
         if place:

@@ -11,6 +11,7 @@ from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.analysis.tasks import tasks
 from dsnb.formulas import metrics
 from dsnb.render.tables import format_value
+from dsnb.runs import labels, setting_words
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 
@@ -43,7 +44,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
         shared, names = short_names([str(name) for name in summary.index])
-        title = ", ".join(filter(None, [task.title, f"all {shared}" if shared else ""]))
+        title = ", ".join(filter(None, [task.title, _place(task.runs), f"all {shared}" if shared else ""]))
         table = _texts(summary)
         known = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0])
         marks = [BEST if place == 0 and known else OTHER for place in range(len(names))]
@@ -101,6 +102,17 @@ def _width(table: pd.DataFrame) -> int:
     headings = [table.index.name or "", *table.columns]
     widest = [max(map(cell_len, [heading, *column])) for heading, column in zip(headings, columns, strict=True)]
     return sum(widest) + BETWEEN * len(table.columns)
+
+
+def _place(runs: pd.DataFrame) -> str:
+    """Return where all runs ran, as in "on 4 NVIDIA H200"; only the hardware if they differ in number, or nothing."""
+    hardware = runs.reindex(columns=["gpus", "gpu_name", "device"]).astype(object).drop_duplicates().to_dict("records")
+    if len(places := {setting_words.place(run) for run in hardware if pd.notna(run["gpus"])}) == 1:
+        return f"on {places.pop()}"
+    names = {labels.text(run["gpu_name"]) for run in hardware}
+    if {setting_words.unit(run) for run in hardware} == {"rank"}:
+        return "on CPU ranks"
+    return f"on {names.pop()}" if len(names) == 1 and names != {"-"} else ""
 
 
 def _texts(summary: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from dsnb.render import tables
 from dsnb.render.tables import Html
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.planned import still_to_come
+from dsnb.runs.setting_words import common_unit
 
 MAX_TO_COME = 5
 
@@ -32,10 +33,11 @@ def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
 def meanings(runs: pd.DataFrame) -> Html:
     """Return the meaning of each metric in the summary table, as a list of definitions."""
     summary = summarize(runs)
-    columns = tables.format_summary(summary)
+    columns, unit = tables.format_summary(summary), common_unit(runs)
     about = {label.heading: label.about for label in METRIC_LABELS.values() if label.about and label.heading in columns}
     if summary["tflops_per_gpu_median"].notna().any() and (masked := _masked(runs)):
         about[METRIC_LABELS["tflops_per_gpu"].heading] += f" It is {masked} of the values here."
+    about = {heading.replace("GPU", unit): text for heading, text in about.items()}
     items = "".join(f"<dt>{html.escape(title)}</dt><dd>{html.escape(text)}</dd>" for title, text in about.items())
     return Html(f"<dl>{items}</dl>" if items else "")
 

@@ -1,6 +1,7 @@
 """Figures of scaling: throughput, efficiency and days against the number of GPUs, with the ideal as dotted lines."""
 
 import math
+from collections.abc import Iterable
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -9,15 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, PercentFormatter
 
+from dsnb.analysis.scaling import super_linear
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note
+from dsnb.render.tables import Html, bullet_list, number_table
+from dsnb.runs import labels
 
 MAX_LINES = len(palette.SERIES)
 MAX_LABEL_LENGTH = 120
-GPUS = "number of GPUs"
 BASE = " (base: "
 """Between a workload and its base in a legend."""
-EFFICIENCY = "efficiency (% of tokens/s/GPU at the base)"
 
 
 def throughput(table: pd.DataFrame) -> Picture:
@@ -32,14 +34,15 @@ def throughput(table: pd.DataFrame) -> Picture:
 
     def draw() -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
-        _lines(shown, "tokens_per_s", "tokens/s of all GPUs", left)
+        unit = _unit(shown)
+        _lines(shown, "tokens_per_s", f"tokens/s of all {unit}s", left)
         for colour, (_, part) in zip(palette.SERIES, shown.groupby("workload", sort=False), strict=False):
             base = part[part["gpus"] == part["base_gpus"]].iloc[0]
             ideal = base["tokens_per_s"] / base["gpus"] * part["gpus"]
             left.plot(part["gpus"], ideal, color=colour, linestyle=":", linewidth=1)
             left.vlines(part["gpus"], part["lowest"], part["highest"], color=colour, linewidth=2.5, alpha=0.6)
         left.yaxis.set_major_formatter(EngFormatter())
-        _lines(shown, "efficiency", EFFICIENCY, right)
+        _lines(shown, "efficiency", f"efficiency (% of tokens/s/{unit} at the base)", right)
         right.axhline(1, color=palette.GREY, linestyle=":", linewidth=1)
         right.set_yscale("linear")
         right.set_ylim(0, max(1.1, 1.05 * shown["efficiency"].max()) if len(shown) else 1.1)
@@ -75,14 +78,39 @@ def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
     return Picture(draw, f"Days to train {tokens / 1e9:,.4g} billion tokens against the number of GPUs")
 
 
+def remarks(tables: Iterable[pd.DataFrame]) -> Html:
+    """Return what to know about the efficiency in tables of `dsnb.analysis.scaling.scaling`."""
+    known = [table for table in tables if len(table)]
+    if not known:
+        return bullet_list([], "No workload was measured on two numbers of GPUs: there is no scaling to show.")
+    sentences = [sentence for table in known for sentence in super_linear(table)]
+    return bullet_list(sentences, "No workload is more efficient on more GPUs than at its base.")
+
+
+def numbers(table: pd.DataFrame) -> Html:
+    """Return a table of `dsnb.analysis.scaling.scaling` as HTML, with units."""
+    unit = _unit(table)
+    titles = {"gpus": f"{unit}s", "tokens_per_s": f"tokens/s of all {unit}s", "base_gpus": f"base ({unit}s)"}
+    titles |= {"speed_up": "speed-up", "efficiency": "efficiency (%)", "n": "runs"}
+    titles |= {"lowest": "lowest run (tokens/s)", "highest": "highest run (tokens/s)"}
+    shown = table.assign(efficiency=100 * table["efficiency"]).drop(columns="unit")
+    return number_table(shown.rename(columns=titles), text_columns=("workload",))
+
+
 def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
     order = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable").index[:MAX_LINES]
     shown = table[table["workload"].isin(order)].sort_values(["workload", "gpus"])
-    return shown.assign(workload=shown["workload"] + BASE + shown["base_gpus"].astype(str) + " GPUs)")
+    rows = zip(shown["workload"], shown["base_gpus"], shown["unit"], strict=True)
+    return shown.assign(workload=[f"{name}{BASE}{labels.count(base, unit)})" for name, base, unit in rows])
+
+
+def _unit(shown: pd.DataFrame) -> str:
+    return "rank" if set(shown["unit"]) == {"rank"} else "GPU"
 
 
 def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
-    axis.set(xlabel=GPUS, ylabel=title)
+    gpus = f"number of {_unit(shown)}s"
+    axis.set(xlabel=gpus, ylabel=title)
     if shown.empty:
         note(axis, "no workload was measured on two numbers of GPUs")
         return
@@ -92,7 +120,7 @@ def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
         data=shown, x="gpus", y=column, hue="workload", hue_order=names, palette=colours, marker="o",
         errorbar=None, linewidth=1.6, ax=axis,
     )  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlabel=GPUS, ylabel=title)
+    axis.set(xscale="log", yscale="log", xlabel=gpus, ylabel=title)
     sizes = sorted(set(shown["gpus"]))
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.xaxis.set_minor_formatter(NullFormatter())

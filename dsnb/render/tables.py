@@ -17,7 +17,8 @@ from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, SETTINGS
 from dsnb.runs import discover
 from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.runs.labels import METRIC_LABELS
+from dsnb.runs.labels import AXES, METRIC_LABELS
+from dsnb.runs.setting_words import common_unit
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
@@ -42,8 +43,11 @@ class Html:
         return self.text
 
 
-def format_summary(summary: pd.DataFrame) -> pd.DataFrame:
-    """Format a summary as text: `median ± std` under headings with units, without redundant metrics."""
+def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
+    """Format a summary as text: `median ± std` under headings with units, without redundant metrics.
+
+    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.setting_words.common_unit`).
+    """
     summary = rename_old_columns(summary)
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     redundant = _redundant(summary)
@@ -54,7 +58,7 @@ def format_summary(summary: pd.DataFrame) -> pd.DataFrame:
         if median.notna().any():
             label = METRIC_LABELS[metric]
             digits = label.digits + 2 * (median.max() * label.factor < 1)
-            table[label.heading] = [
+            table[label.heading.replace("GPU", unit)] = [
                 format_value(value * label.factor, deviation * label.factor, digits)
                 for value, deviation in zip(median, spread, strict=True)
             ]
@@ -116,11 +120,15 @@ def to_html(table: pd.DataFrame, text_columns: tuple[str, ...] = (), index: bool
     return Html(f'<div class="scroll" tabindex="0"><table>{content}</table></div>')
 
 
-def summary_table(summary: pd.DataFrame) -> Html:
-    """Return the summary as HTML: all experiments, or the fastest if there are more than `MAX_ROWS`."""
+def summary_table(summary: pd.DataFrame, runs: pd.DataFrame | None = None) -> Html:
+    """Return the summary as HTML: all experiments, or the fastest if there are more than `MAX_ROWS`.
+
+    Headings speak of ranks instead of GPUs if none of its `runs` used one.
+    """
+    unit = "GPU" if runs is None else common_unit(runs)
     rate = "tokens_per_s_per_gpu_median"
     shown = summary if len(summary) <= MAX_ROWS else summary.sort_values(rate, ascending=False).head(MAX_ROWS)
-    return Html(f"{to_html(format_summary(shown))}{_truncation_note(len(summary), 'the fastest')}")
+    return Html(f"{to_html(format_summary(shown, unit))}{_truncation_note(len(summary), 'the fastest')}")
 
 
 def failures(runs: pd.DataFrame) -> Html:
@@ -173,7 +181,7 @@ def format_timing(timing: pd.DataFrame) -> pd.DataFrame:
 
 
 def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Html:
-    """Return a table of numbers as HTML under their column names, with four significant digits."""
+    """Return a table of numbers as HTML with four significant digits; columns of runs are named by their titles."""
 
     def text(value: object) -> str:
         if _is_missing(value):
@@ -182,8 +190,19 @@ def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Htm
             return str(value)
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
-    shown = table.head(MAX_ROWS).map(text)
-    return Html(f"{to_html(shown, text_columns, index=False)}{_truncation_note(len(table), 'the first')}")
+    titles = {str(name): _column_title(str(name)) for name in table.columns}
+    shown = table.head(MAX_ROWS).map(text).rename(columns=titles)
+    left = tuple(titles[name] for name in text_columns if name in titles)
+    return Html(f"{to_html(shown, left, index=False)}{_truncation_note(len(table), 'the first')}")
+
+
+def _column_title(name: str) -> str:
+    """Return the title of a column whose values are shown as they are, with its unit."""
+    if name in AXES:
+        return AXES[name].title
+    if name in METRIC_LABELS and METRIC_LABELS[name].factor == 1:
+        return METRIC_LABELS[name].heading
+    return f"{name.removesuffix('_gib')} (GiB)" if name.endswith("_gib") else name.replace("_", " ")
 
 
 def bullet_list(sentences: list[str], if_empty: str = "None.") -> Html:

@@ -1,7 +1,9 @@
 """A setting in words, as an engineer would say it: "ZeRO 1, bf16 autocast, compiled, micro-batch 24"."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+import pandas as pd
 
 from dsnb.runs import labels
 
@@ -43,9 +45,10 @@ def unit(run: Mapping[str, Any]) -> str:
     return "rank" if run.get("device") == "cpu" and not _is_known(run, "gpu_name") else "GPU"
 
 
-def common_unit(runs: Iterable[Mapping[str, Any]]) -> str:
+def common_unit(runs: pd.DataFrame) -> str:
     """Return what is counted of the hardware of several runs: `rank` if none of them used a GPU."""
-    return "rank" if set(map(unit, runs)) == {"rank"} else "GPU"
+    distinct = runs.reindex(columns=["device", "gpu_name"]).drop_duplicates()
+    return "rank" if set(map(unit, distinct.to_dict("records"))) == {"rank"} else "GPU"
 
 
 def choice(run: Mapping[str, Any], name: str) -> str:

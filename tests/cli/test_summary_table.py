@@ -17,7 +17,7 @@ def runs():
 
 def test_what_all_names_have_in_common_stands_above(runs):
     ((title, table),) = summary_table.blocks(runs)
-    assert title == "gpt2, sequence 128, stdlib data, all gpus1_bs32_sl128_stdlib"
+    assert title == "gpt2, sequence 128, stdlib data, on 1 NVIDIA H200, all gpus1_bs32_sl128_stdlib"
     assert sorted(name[2:].removesuffix(" !") for name in table.index) == sorted(
         f"zs{stage}_{precision}" for stage in range(4) for precision in ("bf16", "fp16", "fp32")
     )
@@ -121,3 +121,28 @@ def test_unusual_runs_have_a_mark_and_a_footnote(runs, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"! {name} run 1: 2 graphs compiled during the timed steps"
     assert summary_table.footnotes(calm.assign(recompilations=1))[-1] == "! and 28 more runs: see the report"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "names", "device", "place"),
+    [
+        ([2, 2], [None, None], "cpu", "on 2 CPU ranks"),
+        ([1, 2], [None, None], "cpu", "on CPU ranks"),
+        ([1, 2], ["A100", "A100"], "cuda", "on A100"),
+        ([1, 2], ["A100", "H200"], "cuda", ""),
+        ([None, None], [None, None], None, ""),
+    ],
+)
+def test_the_title_says_where_all_runs_ran(gpus, names, device, place):
+    assert summary_table._place(pd.DataFrame({"gpus": gpus, "gpu_name": names, "device": device})) == place
+
+
+def test_all_columns_of_runs_without_gpus_speak_of_ranks(capsys):
+    runs = made_up.runs(6).assign(device="cpu", gpu_name=None)
+    printing.print_summary(
+        dsnb.published("h200_gpt2_zero_precision").head(0).pipe(lambda none: pd.concat([none, runs])),
+        Format.table,
+        wide=True,
+    )
+    assert "tokens/s/rank" in (shown := capsys.readouterr().out)
+    assert "GPU" not in shown

@@ -35,10 +35,38 @@ def test_every_axis_of_scaling_has_its_unit(table):
         assert labels(scaling_plots.days(shown, 3e9)) == [(gpus, "days for 3 billion tokens")]
 
 
+def test_scaling_without_gpus_speaks_of_ranks():
+    table = scaling(runs("a", {1: 100, 2: 180}).assign(device="cpu"))
+    share = "efficiency (% of tokens/s/rank at the base)"
+    assert labels(scaling_plots.throughput(table)) == [
+        ("number of ranks", "tokens/s of all ranks"), ("number of ranks", share),
+    ]  # fmt: skip
+    assert "(base: 1 rank)" in scaling_plots.throughput(table).svg
+    shown = scaling_plots.numbers(table).text
+    assert '<th scope="col">ranks</th>' in shown
+    assert "<td>90</td>" in shown  # % efficiency
+
+
+@pytest.mark.parametrize("rates", [{1: 130, 2: 150}, {1: 99, 2: 101}, {1: 20, 2: 1999}, {1: 3, 2: 1e6}])
+def test_a_logarithmic_axis_has_more_than_one_label(rates):
+    for picture in (scaling_plots.throughput, scaling_plots.days):
+        axis = picture(scaling(runs("a", rates))).figure.axes[0]
+        low, high = axis.get_ylim()
+        assert len([mark for mark in axis.get_yticks() if low <= mark <= high]) >= 2
+        values = [value for line in axis.get_lines()[:1] for value in line.get_ydata()]
+        assert low <= min(values) <= max(values) <= high
+
+
+def test_remarks_on_scaling(table):
+    assert "No workload was measured on two numbers of GPUs" in scaling_plots.remarks([]).text
+    assert "No workload is more efficient on more GPUs" in scaling_plots.remarks([table]).text
+    assert "super-linear" in scaling_plots.remarks([scaling(runs("a", {1: 100, 2: 280}))]).text
+
+
 def test_workloads_with_long_names_stay_apart_and_name_their_base(table):
     figure = scaling_plots.throughput(table).figure
     entries = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sorted(entries) == [f"{'a' * 120}\u2026 (base: {base} GPUs)" for base in (1, 2)]
+    assert sorted(entries) == [f"{'a' * 120}\u2026 (base: {base})" for base in ("1 GPU", "2 GPUs")]
     assert len({line.get_color() for line in figure.axes[0].get_lines() if len(line.get_xdata())}) == 2
 
 

@@ -43,10 +43,14 @@ def contradictions(name: str) -> list[str]:
     checks = agreement(name)
     wrong = checks[(checks["ratio"] - 1).abs() > TOLERANCE]
     return [
-        f"{row['experiment']}: {row['figure']} is published as {row['published']:,.4g}, "
-        f"but {row['from']} would be {row['computed']:,.4g}, {row['ratio']:.2g} times as much"
+        f"{row['experiment']}: {row['figure']} is published as {_text(row['published'])}, "
+        f"but {row['from']} would be {_text(row['computed'])}, {row['ratio']:.2g} times as much"
         for row in wrong.to_dict("records")
     ]
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"
 
 
 def _check(row: Row, figure: str, value: float, source: str, computed: float | None) -> list[Row]:

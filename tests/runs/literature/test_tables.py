@@ -205,12 +205,26 @@ def test_a_plan_by_hand():
     assert list(table["energy_kwh"]) == pytest.approx(list(table["gpu_hours"] / 2))
     assert list(table["cost"]) == pytest.approx(list(2 * table["gpu_hours"]))
     said = plan_answer.answer(table, 3600 * 24 * 640).text
-    assert "<code>gpus4</code> on 4 GPUs, 2 days, 192 GPU-hours, 96 kWh, $384." in said
-    assert "Fewest GPU-hours: <code>gpus1</code> on 1 GPU, 6.4 days, 154 GPU-hours, 77 kWh, $307." in said
+    assert "<code>gpus4</code> on 4 H200, 2 days, 192 GPU-hours, 96 kWh, $384." in said
+    assert "Fewest GPU-hours: <code>gpus1</code> on 1 H200, 6.4 days, 154 GPU-hours, 76.8 kWh, $307." in said
     assert "Lowest cost of the settings with a price: <code>gpus1</code>, as above." in said
     nothing = plan.plan(runs_of(100, 1, 1, status="failed"), 1e9)
     assert nothing.empty
     assert "No setting has a measured throughput" in plan_answer.answer(nothing, 1e9).text
+
+
+def test_without_gpus_a_plan_counts_ranks():
+    runs = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=float("nan"))
+    needed = plan.plan(runs, tokens=3600 * 24 * 640, prices={"CPU": 0.5})
+    said = plan_answer.answers({"gpt2": needed}, 3600 * 24 * 640).text
+    assert "<h3>gpt2</h3>" in said
+    assert "Fewest rank-hours: <code>gpus1</code> on 1 CPU rank, 6.4 days, 154 rank-hours, $76.8." in said
+    assert "Assumed: $0.5 per rank-hour of CPU." in plan_answer.assumptions(needed, {"CPU": 0.5}).text
+    assert "GPU" not in said + plan_answer.table(needed).text
+    assert "No setting has a measured throughput" in plan_answer.answers({}, 1e9).text
+    table = scaling.scaling(runs_of(100, 278, 500, gpu_name=None, device="cpu"))
+    assert set(table["unit"]) == {"rank"}
+    assert "GPU" not in scaling.super_linear(table)[0]
 
 
 def test_each_gpu_has_its_own_price():
@@ -221,12 +235,12 @@ def test_each_gpu_has_its_own_price():
     assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
     assert math.isnan(needed["cost"]["C"])  # no price, no cost
     said = plan_answer.answer(needed.reset_index(), 3600 * 24 * 640, "<€>").text
-    assert "Lowest cost of the settings with a price: <code>gpus2</code> on 2 GPUs" in said
+    assert "Lowest cost of the settings with a price: <code>gpus2</code> on 2 &lt;B&gt;" in said
     assert "&lt;€&gt;256" in said
     assumed = plan_answer.assumptions(needed.reset_index(), prices, "€").text
     assert "Assumed: €3 per GPU-hour of A." in assumed
     assert "Assumed: €1.5 per GPU-hour of &lt;B&gt;." in assumed
-    assert "No price is given for C: no cost is shown for these" in assumed
+    assert "No price is given for C: no cost is shown." in assumed
     assert "The price for D is not used" in assumed
     shown = plan_answer.table(needed.reset_index(), "€").text
     assert '<th scope="col">cost (€)</th>' in shown
