@@ -73,7 +73,7 @@ def summary(
         from dsnb.analysis.summary import timing as seconds
         from dsnb.render.tables import format_timing
 
-        show(seconds(runs), format_timing(seconds(runs)), format_)
+        show(seconds(runs), format_timing(seconds(runs)), format_, fit=True)
     else:
         print_summary(runs, format_, wide)
 

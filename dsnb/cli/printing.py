@@ -1,6 +1,7 @@
 """Prints lines and tables: readable, as Markdown, CSV or JSON."""
 
 import html
+import shutil
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -44,8 +45,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         if place:
             say("")
         say(title)
-        width = Console().width if sys.stdout.isatty() else UNLIMITED
-        _print_table(summary_table.fitted(table, width))
+        _print_table(summary_table.fitted(table, table_width()))
     for line in (*summary_table.footnotes(runs), *summary_table.causes(runs)):
         say(line)
 
@@ -55,21 +55,40 @@ def print_groups(runs: Any, format_: Format) -> None:
     from dsnb.render.node_report import compare_groups
 
     numbers, texts, sentences = compare_groups(runs)
-    show(numbers, texts, format_)
+    show(numbers, texts, format_, fit=True)
     for sentence in sentences:
         say(sentence, err=format_ in {Format.csv, Format.json})
 
 
-def show(numbers: Any, texts: Any, format_: Format) -> None:
-    """Print a table: `numbers` as CSV or JSON, `texts` otherwise; names in it are untrusted."""
+def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
+    """Print a table: `numbers` as CSV or JSON, `texts` otherwise; names in it are untrusted.
+
+    With `fit`, a terminal gets what all names have in common in a line of its own, and no more columns than fit.
+    """
     if format_ is Format.csv:
         typer.echo(_disarmed(numbers).to_csv(), nl=False)
     elif format_ is Format.json:
         typer.echo(numbers.reset_index().to_json(orient="records", indent=1))
     elif format_ is Format.markdown:
         typer.echo(_markdown_table(_each_text(texts, _in_markdown)))
+    elif fit:
+        _print_fitted(texts)
     else:
         _print_table(texts)
+
+
+def _print_fitted(texts: Any) -> None:
+    from dsnb.cli import summary_table
+
+    shared, names = summary_table.short_names([str(name) for name in texts.index])
+    if shared:
+        say(f"all {shared}")
+    _print_table(summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width()))
+
+
+def table_width() -> int:
+    """Return how wide a table may be; `rich` takes every terminal for 80 columns wide that it knows nothing about."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
 
 
 def _print_table(texts: Any) -> None:
@@ -79,7 +98,7 @@ def _print_table(texts: Any) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for key, row in texts.iterrows():
         table.add_row(plain_text.line(key), *map(plain_text.line, row))
-    Console(width=UNLIMITED).print(table, markup=False)
+    Console(width=UNLIMITED, height=1).print(table, markup=False)  # without a height, some terminals are 80 wide
 
 
 def say(text: object, err: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsnb.cli.printing import Format, print_groups, print_summary, say
+from dsnb.cli.printing import Format, print_groups, print_summary, say, table_width
 from dsnb.errors import SettingsError
 from dsnb.system import interpreter, signals
 
@@ -234,7 +234,7 @@ def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full
     from dsnb.sweep.run import unsupported
 
     check_writable(planned.paths)
-    for line in lines(planned, allocation, in_full):
+    for line in lines(planned, allocation, in_full, table_width()):
         say(line)
     for problem in [] if allocation else unsupported(planned):
         say(f"this machine cannot run it: {problem}", err=True)

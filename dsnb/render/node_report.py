@@ -17,9 +17,9 @@ POINTS = "Each point is the median of one group of nodes; groups are side by sid
 TITLES = {
     "nodes": "nodes",
     "hosts": "hosts",
-    "statuses": "runs",
     "per_node": "samples/s per node",
     "off_median_pct": "off median (%)",
+    "statuses": "runs",
     "expected_per_node": "expected",
     "verdict": "verdict",
     "cause": "cause",
@@ -90,11 +90,11 @@ def format_groups(table: pd.DataFrame) -> pd.DataFrame:
         nodes=[f"{value:g}" for value in table["nodes"]],
         hosts=[_hosts(value) for value in table["hosts"]],
         per_node=[_format(value, ",.4g") for value in table["per_node"]],
-        off_median_pct=[_format(value, "+.1f") for value in table["off_median_pct"]],
+        off_median_pct=[_format(value, "+.1f").replace("-", "\N{MINUS SIGN}") for value in table["off_median_pct"]],
         expected_per_node=[_format(value, ",.4g") for value in table["expected_per_node"]],
         cause=table["cause"].fillna(""),
     )
-    names = [name for name in TITLES if shown[name].ne("").any()]
+    names = [name for name in TITLES if not shown[name].isin(["", "-"]).all()]
     names = ["experiment", *names] if table["experiment"].nunique() > 1 else names
     return shown[names].rename(columns=TITLES)
 

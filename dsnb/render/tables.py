@@ -175,7 +175,8 @@ def timing_table(timing: pd.DataFrame) -> Html:
 
 
 def format_timing(timing: pd.DataFrame) -> pd.DataFrame:
-    """Format the wall seconds by phase as text."""
+    """Format the wall seconds by phase as text, their sum first."""
+    timing = timing[["wall", *(name for name in timing.columns if name != "wall")]]
     titles = {name: f"{name.replace('_', ' ')} (s)" for name in timing.columns}
     return timing.map(lambda value: format_value(value, float("nan"), 2)).rename(columns=titles)
 

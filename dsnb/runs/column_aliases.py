@@ -34,6 +34,6 @@ def rename_old_columns(table: pd.DataFrame) -> pd.DataFrame:
         a mode.
     """
     table = table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})
-    if "compile" in table and table["compile"].map(type).isin([bool, np.bool_]).any():
+    if "compile" in table and any(isinstance(value, bool | np.bool_) for value in table["compile"].unique()):
         table = table.assign(compile=[compile_mode(value) for value in table["compile"].tolist()])
     return table

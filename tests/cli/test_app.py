@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dsnb.cli import dry_run
+from dsnb.sweep.params import load_sweep
 from dsnb.version import __version__
 from tests import ROOT
 from tests.cli.test_odd_words import dsnb as in_this_process
@@ -77,6 +80,14 @@ def test_dry_run_starts_nothing(tmp_path):
     assert (head, end) == (f"{tmp_path}/out:", "2 runs, 2 to run; nothing was started")
     assert [run.split() for run in runs] == [[run.split()[0], "to", "run"] for run in runs]
     assert [run.split()[0].rpartition("/")[2] for run in runs] == ["run1", "run2"]
+
+
+def test_a_dry_run_in_a_narrow_terminal_has_the_common_part_of_names_once(tmp_path):
+    planned = load_sweep(ROOT / "params" / "quickstart.yaml", output=tmp_path, only="zs*fp32*")
+    head, shared, first, *_ = dry_run.lines(planned, width=40)
+    assert (head, shared) == (f"{tmp_path}:", "  all fp32_gpus2_bs8_sl128_stdlib")
+    assert re.fullmatch(r"  zs\d/run1  to run", first)
+    assert all("_" in line for line in [*dry_run.lines(planned, width=50)][1:-1])
 
 
 @pytest.mark.process

@@ -6,7 +6,7 @@ import io
 import pandas as pd
 import pytest
 
-from dsnb.cli.printing import Format, say, show
+from dsnb.cli.printing import Format, say, show, table_width
 from dsnb.files import plain_text
 
 ODD = [
@@ -99,3 +99,28 @@ def test_lines_are_printed_as_lines_of_harmless_characters(capsys):
 )
 def test_names_of_folders(text, fine):
     assert plain_text.is_name(text) == fine
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("name", ["xterm", "dumb"])
+def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, name):
+    """`rich` takes a dumb terminal for 80 columns wide, whatever it is told."""
+    for key, value in {"TERM": name, "COLUMNS": "100", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(key, value)
+    names = [f"{'x' * 40}_zs{stage}" for stage in range(2)]
+    table = pd.DataFrame({f"figure{place}" * 3: [f"{place},000,000"] * 2 for place in range(9)}, index=names)
+    monkeypatch.setattr("sys.stdout", shown := Terminal())
+    show(table, table, Format.table, fit=True)
+    show(table, table, Format.table)
+    fitted, whole = shown.getvalue().splitlines()[:4], shown.getvalue().splitlines()[4:]
+    assert (table_width(), fitted[0]) == (100, f"all {'x' * 40}")
+    assert [row.split() for row in fitted[2:]] == [
+        [f"zs{stage}", *(f"{n},000,000" for n in range(4))] for stage in (0, 1)
+    ]
+    assert [row.split() for row in whole[1:]] == [[name, *(f"{n},000,000" for n in range(9))] for name in names]
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert table_width() > 1000  # nobody cuts what is piped

@@ -50,6 +50,11 @@ def test_old_summaries_are_shown_as_new_ones(runs):
     assert str(tables.summary_table(summary.rename(columns=OLD))) == str(tables.summary_table(summary))
 
 
+def test_a_table_without_rows_keeps_its_columns():
+    table = pd.DataFrame({"compile": pd.Series(dtype="str"), "gpu": pd.Series(dtype="str")})
+    assert list(rename_old_columns(table)) == ["compile", "gpu_name"]
+
+
 def test_a_column_whose_current_name_is_there_is_left_alone():
     table = pd.DataFrame({"gpu": [0], "gpu_name": ["H200"], "n": [1]})
     pd.testing.assert_frame_equal(rename_old_columns(table), table)
