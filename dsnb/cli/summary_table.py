@@ -121,12 +121,13 @@ def _texts(summary: pd.DataFrame) -> pd.DataFrame:
     counts = zip(summary["n"], summary["n_failed"], strict=True)
     table["runs"] = [f"{n}, {failed} not ok" if failed else f"{n}" for n, failed in counts]
     table["tokens/s"] = _values(summary, RATE)
-    table["to the best"] = [_change(rate / rates.max() - 1) for rate in rates]
+    if rates.notna().sum() > 1:
+        table["vs best"] = [_change(rate / rates.max() - 1) for rate in rates]
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
         table[METRIC_LABELS[metric].heading] = _values(summary, metric)
     table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = [_days(rate) for rate in rates]
-    return table
+    return table.loc[:, (table != "").any()]
 
 
 def _values(summary: pd.DataFrame, metric: str) -> list[str]:

@@ -28,10 +28,10 @@ def test_the_fastest_is_first_and_marked(runs):
     rates = [float(text.split(" ±")[0].replace(",", "")) for text in table["tokens/s"]]
     assert rates == sorted(rates, reverse=True)
     assert [name.startswith("* ") for name in table.index] == [True] + [False] * 11
-    assert table["to the best"].iloc[0] == "best"
+    assert table["vs best"].iloc[0] == "best"
     medians = runs.groupby("experiment")["tokens_per_s"].median()
     worst = f"{100 * (medians.min() / medians.max() - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
-    assert table["to the best"].iloc[-1] == worst
+    assert table["vs best"].iloc[-1] == worst
     assert float(table["days/100 B tokens"].iloc[0]) == pytest.approx(100e9 / medians.max() / 86_400, rel=0.01)
 
 
@@ -146,3 +146,10 @@ def test_all_columns_of_runs_without_gpus_speak_of_ranks(capsys):
     )
     assert "tokens/s/rank" in (shown := capsys.readouterr().out)
     assert "GPU" not in shown
+
+
+def test_columns_without_any_figure_are_left_out(runs):
+    ((_, one),) = summary_table.blocks(runs.head(3))
+    assert list(one.columns[:3]) == ["runs", "tokens/s", "memory allocated (GiB)"]  # one setting: nothing to compare
+    ((_, none),) = summary_table.blocks(runs.head(3).assign(status="failed", cause="x"))
+    assert list(none.columns) == ["runs"]
