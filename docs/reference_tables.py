@@ -207,7 +207,7 @@ def command_line() -> str:
             if parameter.name != "help":
                 about = described(f"dsnb {name} {form}", parameter.help and text)
                 repeats = " May be given several times." if parameter.multiple else ""
-                rows.append([f"`{form.replace('list[str]', 'str')}`", about + repeats])
+                rows.append([f"`{form}`", about + repeats])
         paragraphs = described(f"dsnb {name}", command.help and command.help.replace("\n\n", " "))
         parts.append(f"## dsnb {name}\n\n{paragraphs}\n\n{table(['argument or option', 'meaning'], rows)}")
     return "\n\n".join(parts)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dsnb.cli import rampup, sweep
 from dsnb.cli.help import Command, Group
-from dsnb.cli.printing import Format, print_groups, print_summary, say, show
+from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
 from dsnb.cli.sweep import Set, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.files import plain_text
@@ -104,12 +104,14 @@ def doctor(
     from dsnb.settings.experiment import Experiment
 
     settings = {"gpus": "auto", **parse_overrides(set_ or [])} | ({"hostfile": str(hostfile)} if hostfile else {})
-    table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "what", "found", "what to do"):
+        table.add_column(title, overflow="fold")  # a path is never cut
     checks = check_hosts(Experiment(**settings)) if settings.get("hostfile") else check_machine()
     for check in checks:
         mark = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "bad": "[red]missing[/]"}[check.state]
         table.add_row(mark, *(escape(plain_text.line(text)) for text in (check.what, check.found, check.advice)))
-    Console().print(table)
+    Console(width=table_width(), height=1).print(table)
     if any(check.state == "bad" for check in checks):
         raise typer.Exit(1)
 

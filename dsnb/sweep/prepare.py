@@ -76,7 +76,7 @@ def prepare(params: str | Path, folder: str | Path | None = None) -> Prepared:
     """
     shared = SharedPaths(_home(folder)) if folder else lookup.shared_folder()
     if shared is None:
-        raise SettingsError(f"no folder is named: give --cache DIR, a folder that all nodes see, or set {SHARED}")
+        raise SettingsError(f"no folder is named: give --cache FOLDER, a folder that all nodes see, or set {SHARED}")
     wanted = all_external_items(params)
     index = lookup.read_index(shared)
     if all(_is_there(shared, index, item) for item in wanted):

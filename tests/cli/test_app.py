@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnb.cli import dry_run
+from dsnb.cli import doctor, dry_run
 from dsnb.sweep.params import load_sweep
 from dsnb.version import __version__
 from tests import ROOT
@@ -53,6 +53,17 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     assert "missing C++ compiler none install g++" in text
     assert "9.0a" in text
     assert f"note Jupyter kernel python3 starts /opt/other/bin/python (kernelspec {spec})" in text
+
+
+def test_doctor_breaks_a_path_and_never_cuts_it(monkeypatch):
+    path = "/home/" + "x" * 90 + "/bin/ninja"
+    monkeypatch.setattr(doctor, "check_machine", lambda: [doctor.Check("ok", "ninja", path)])
+    for width in (60, 300):
+        monkeypatch.setattr("dsnb.cli.app.table_width", lambda width=width: width)
+        code, out, _ = in_this_process(monkeypatch, "doctor")
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= width
+        assert "".join("".join(out.splitlines()[1:]).split()) == f"okninja{path}"
 
 
 @pytest.mark.process

@@ -91,7 +91,8 @@ def test_every_command_and_option_has_a_meaning():
         found = entries(section)
         for parameter in command.params:
             if parameter.name != "help":
-                (row,) = [row for form, row in found.items() if parameter.opts[0] in form.replace(",", " ").split()]
+                own = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+                (row,) = [row for form, row in found.items() if re.search(rf"(^|, ){own}( |$)", form)]
                 assert len(row[0]) > 5, f"dsnb {name} {parameter.opts[0]}"
 
 

@@ -134,7 +134,7 @@ def test_nothing_is_fetched_where_nothing_is_needed(hub, tmp_path):
     assert not (tmp_path / "shared").exists()
     done = dsnb("prepare", "params/quickstart.yaml")
     assert done.stderr == (
-        "error: no folder is named: give --cache DIR, a folder that all nodes see, or set DSNB_SHARED\n"
+        "error: no folder is named: give --cache FOLDER, a folder that all nodes see, or set DSNB_SHARED\n"
     )
 
 
