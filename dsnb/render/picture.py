@@ -1,6 +1,6 @@
 """Figures as images that are light or dark like the page around them.
 
-No colour of text has a contrast of 4.5 on both white and JupyterLab's dark background (4.35 is the most). JupyterLab
+No colour of text has a contrast of 4.5 on both white and JupyterLab's dark background (4.34 is the most). JupyterLab
 removes SVG elements from notebooks that it does not trust, such as those that papermill executed. A figure is therefore
 an SVG within an `img` element, whose colour scheme it takes. It has a background of its own, so that it is legible even
 where a page does not declare its scheme.
