@@ -10,6 +10,7 @@ from dsnb.analysis.flags import flags
 from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.analysis.tasks import tasks
 from dsnb.formulas import metrics
+from dsnb.render.rounding import significant
 from dsnb.render.tables import format_value
 from dsnb.runs import labels, setting_words
 from dsnb.runs.column_aliases import rename_old_columns
@@ -138,7 +139,7 @@ def _values(summary: pd.DataFrame, metric: str) -> list[str]:
 
 def _days(rate: float) -> str:
     days = metrics.days(DEFAULT_TOKENS, rate)
-    return "" if days is None else f"{days:,.3g}"
+    return "" if days is None else significant(days)
 
 
 def _change(change: float) -> str:

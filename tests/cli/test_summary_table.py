@@ -153,3 +153,7 @@ def test_columns_without_any_figure_are_left_out(runs):
     assert list(one.columns[:3]) == ["runs", "tokens/s", "memory allocated (GiB)"]  # one setting: nothing to compare
     ((_, none),) = summary_table.blocks(runs.head(3).assign(status="failed", cause="x"))
     assert list(none.columns) == ["runs"]
+
+
+def test_days_have_no_exponent():
+    assert [summary_table._days(rate) for rate in (964.5, 60_916, 30_327_296)] == ["1,200", "19", "0.0382"]
