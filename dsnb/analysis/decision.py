@@ -27,8 +27,6 @@ OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory"
 DEFAULT_TOKENS = 100e9
 ASSUMED_PRICE = 2.5
 """Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
-RULES = Rules(relevance=RELEVANCE, confidence=CONFIDENCE, better="higher", hosts_alike=False, fewest_runs=FEWEST_RUNS)
-"""How the best setting is compared with the next: the defaults of `dsnb.analysis.differences`."""
 UNKNOWN_GPU = "GPU"
 """Kind of hardware of runs whose GPU is unknown."""
 
@@ -51,6 +49,8 @@ class Question:
         Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown.
     currency
         Its sign, in front of amounts.
+    relevance
+        Smallest difference that matters: 0.02 is 2 %.
     """
 
     tokens: float = DEFAULT_TOKENS
@@ -59,6 +59,7 @@ class Question:
     prices: Mapping[str, float] = field(default_factory=dict)
     assumed_price: float | None = None
     currency: str = "$"
+    relevance: float = RELEVANCE
 
     def __post_init__(self) -> None:
         """Refuse what has no answer.
@@ -66,7 +67,7 @@ class Question:
         Raises
         ------
         SettingsError
-            If the objective is unknown, or a number is negative.
+            If the objective is unknown, a number is negative, or the relevance is 1 or more.
         """
         if self.objective not in OBJECTIVES:
             raise SettingsError(f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
@@ -76,6 +77,8 @@ class Question:
             raise SettingsError(f"gpus is {self.gpus}: give the number of GPUs at hand, or 0 for any")
         if bad := {gpu: price for gpu, price in self.prices.items() if not price >= 0}:
             raise SettingsError(f"prices has {bad}: give prices of 0 or more")
+        if not 0 <= self.relevance < 1:
+            raise SettingsError(f"relevance is {self.relevance}: give 0 or more and less than 1, such as 0.02 for 2 %")
 
     def price(self, kind: object) -> float | None:
         """Return the price of an hour of a kind of hardware; None if it is unknown."""
@@ -202,4 +205,5 @@ def _difference(runs: pd.DataFrame, found: pd.DataFrame, question: Question) -> 
     settings = replicates.of_runs(table, "experiment", "worth")
     pair = settings[found.index[0]], settings[found.index[1]]
     several = sum(len(setting.logs) > 1 for setting in settings.values())
-    return table_of([pair], several, RULES).iloc[0]
+    rules = Rules(question.relevance, CONFIDENCE, better="higher", hosts_alike=False, fewest_runs=FEWEST_RUNS)
+    return table_of([pair], several, rules).iloc[0]

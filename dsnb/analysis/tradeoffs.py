@@ -19,13 +19,8 @@ from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
 
-FRONT_TOLERANCE = 0.02
-"""By how much an entry must be better to count: smaller differences in speed or memory decide nothing."""
 
-
-def pareto_front(
-    x: pd.Series, y: pd.Series, x_better: str, y_better: str, tolerance: float = FRONT_TOLERANCE
-) -> list[str]:
+def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str, tolerance: float = RELEVANCE) -> list[str]:
     """Return the entries that no other entry beats (the Pareto front, with a tolerance).
 
     One entry beats another if it is better by more than the tolerance in one figure, and worse by no more than the
@@ -38,7 +33,8 @@ def pareto_front(
     x_better, y_better
         `higher` or `lower`.
     tolerance
-        Relative; 0 for the strict front, which figures that are not all positive get in any case.
+        By how much an entry must be better to count, relative; 0 for the strict front, which figures that are not all
+        positive get in any case.
 
     Returns
     -------

@@ -68,7 +68,7 @@ def _points(data: str, size: int, **more: Any) -> alt.Chart:
 
 
 def _scatter() -> Any:
-    """Draw runs, the Pareto front of experiments, and runs that are not ok in a lane at the bottom."""
+    """Draw runs, the Pareto front of experiments, the answer's setting, and runs that are not ok in a lane below."""
     mark = alt.BrushConfig(fill=palette.GREY, fillOpacity=0.22, stroke=palette.GREY, strokeWidth=1)
     brush = alt.selection_interval(name="brush", encodings=["x", "y"], zoom=False, translate=False, mark=mark)
     front = alt.Chart(alt.NamedData("front")).encode(x=_x(), y=_y())
@@ -82,9 +82,14 @@ def _scatter() -> Any:
     line, rings, numbers = (
         layer.properties(name=f"front_{number}") for number, layer in enumerate((line, rings, numbers))
     )
-    return alt.layer(
-        *_capacity("x"), *_capacity("y"), line, _points("points", 44).add_params(brush), *_failed(), rings, numbers
-    )
+    points = _points("points", 44).add_params(brush)
+    return alt.layer(*_capacity("x"), *_capacity("y"), line, points, *_failed(), rings, numbers, _best())
+
+
+def _best() -> alt.Chart:
+    """Draw a star beside the setting that the answer names."""
+    base = alt.Chart(alt.NamedData("best"), name="best")
+    return base.mark_text(text="★", fontSize=15, dx=-11, dy=-11, color=alt.ExprRef("ink")).encode(x=_x(), y=_y())
 
 
 def _failed() -> list[alt.Chart]:
@@ -160,8 +165,9 @@ def _compile(chart: Any) -> dict[str, Any]:
         .configure_view(stroke=None)
     )  # fmt: skip
     vega: dict[str, Any] = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VEGA_LITE)
+    covering = ("brush_", "front", "capacity", "best")  # they lie on points that must stay clickable
     for mark in vega["marks"]:
-        if mark["name"].startswith(("brush_", "front", "capacity")):  # they cover points that must stay clickable
+        if mark["name"].startswith(covering):
             mark["interactive"] = False
     for axis in vega["axes"]:
         if axis.get("title") in SIGNALS:

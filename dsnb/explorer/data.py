@@ -1,5 +1,6 @@
 """Runs as the explorer uses them: settings as coded values, figures in the units of their columns."""
 
+import base64
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
 
 REQUIRED = ("experiment", "repeat", "status")
-DIGITS, DIGITS_OF_MANY, MANY = 12, 5, 1000
-"""Significant digits of figures, and those of more than 1,000 runs, whose page would become too large."""
 MAX_EXACT_INTEGER = 2**53
 """The largest integer up to which JavaScript numbers are exact; a larger seed becomes text."""
+
+EVERY_TASK = "all"
+"""Chosen in place of a task's title: all tasks side by side."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Data:
     constant
         The settings that are the same for all runs.
     figures
-        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, rounded if there are
-        many: the page holds the same numbers, so both select the same runs.
+        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table. The page holds the
+        same numbers, so both select the same runs.
     """
 
     runs: pd.DataFrame
@@ -109,12 +111,13 @@ def _tasks(runs: pd.DataFrame) -> tuple[list[str], list[int]]:
     found = tasks(runs.reset_index(drop=True))
     codes = {place: code for code, task in enumerate(found) for place in task.runs.index}
     titles = [task.title for task in found]
-    unique = [title if titles.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
+    taken = [*titles, EVERY_TASK]
+    unique = [title if taken.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
     return unique, [codes[place] for place in range(len(runs))]
 
 
 def medians(data: Data) -> pd.DataFrame:
-    """Summarize the runs from the rounded figures of the page."""
+    """Summarize the runs from the figures of the page."""
     figures = {name: data.figures[name].to_numpy() for name in data.figures}
     status = data.runs["status"].map(labels.text).to_numpy()
     return summarize(pd.DataFrame({"experiment": data.experiments, "sweep": "", "status": status, **figures}))
@@ -146,14 +149,13 @@ def figures(runs: pd.DataFrame) -> pd.DataFrame:
     A run that is not ok may have measured something before it ended, but that says nothing about its settings.
     """
     ok = (runs["status"] == "ok").to_numpy()
-    digits = DIGITS if len(runs) <= MANY else DIGITS_OF_MANY
     found = {}
     for name in labels.METRIC_LABELS:
         if name in runs:
             column = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype=float, na_value=math.nan)
             values = np.where(ok & np.isfinite(column), column, math.nan)
             if not np.isnan(values).all():
-                found[name] = [float(f"{value:.{digits}g}") for value in values]
+                found[name] = values
     return pd.DataFrame(found, index=runs.index, dtype=float)
 
 
@@ -161,6 +163,11 @@ def json_numbers(values: Iterable[float]) -> list[float | int | None]:
     """Convert numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
     known = (float(value) if math.isfinite(value) else None for value in values)
     return [int(value) if value is not None and value.is_integer() else value for value in known]
+
+
+def packed(values: Iterable[float]) -> str:
+    """Return numbers as base64 of 8 bytes each: exact, and shorter than as text; `numbersOf` in the page reads it."""
+    return base64.b64encode(np.asarray(values, dtype="<f8").tobytes()).decode()
 
 
 def run_log(data: Data, position: int) -> Path | None:

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis.decision import ASSUMED_PRICE, OBJECTIVES, kinds
-from dsnb.explorer.data import Data, json_numbers
+from dsnb.explorer.data import EVERY_TASK, Data, json_numbers
 from dsnb.explorer.state import OF_A_TASK, default
 from dsnb.render import answer, decision_words
 from dsnb.runs import labels, setting_words
@@ -31,6 +31,7 @@ def payload(data: Data, names: list[str]) -> dict[str, Any]:
     settings = {row["experiment"]: _setting(row, capacity[row["experiment"]]) for row in first.to_dict("records")}
     return {
         "tasks": [_task(data, code, title) for code, title in enumerate(data.tasks)],
+        "allTasks": {"title": EVERY_TASK, "controls": _controls(data, EVERY_TASK)} if len(data.tasks) > 1 else None,
         "taskCodes": data.task_codes,
         "settings": [settings.get(name) for name in names],
         "memoryFigures": labels.MEMORY,
@@ -48,7 +49,7 @@ def payload(data: Data, names: list[str]) -> dict[str, Any]:
 
 
 def answered(data: Data) -> pd.DataFrame:
-    """Return the runs that the answer is about, with figures rounded as in the page, so that both say the same."""
+    """Return the runs that the answer is about, with the figures of the page, so that both say the same."""
     runs = data.runs.reset_index(drop=True)
     runs = runs.reindex(columns=[*runs, *(name for name in NEEDED if name not in runs)])
     figures = {name: data.figures[name].to_numpy() if name in data.figures else float("nan") for name in FIGURES}
@@ -72,7 +73,10 @@ def _setting(run: dict[Any, Any], capacity: float) -> dict[str, Any]:
 
 def _task(data: Data, code: int, title: str) -> dict[str, Any]:
     """Return a task's title, the controls that it sets, and what is known of it if it has no ok run."""
-    fresh = default(data, title)
     runs = data.runs[[own == code for own in data.task_codes]]
-    controls = {name: fresh[name] for name in (*data.choices, *OF_A_TASK)}
-    return {"title": title, "failed": decision_words.memory_of_failed(runs), "controls": controls}
+    return {"title": title, "failed": decision_words.memory_of_failed(runs), "controls": _controls(data, title)}
+
+
+def _controls(data: Data, task: str) -> dict[str, Any]:
+    fresh = default(data, task)
+    return {name: fresh[name] for name in (*data.choices, *OF_A_TASK)}

@@ -1,4 +1,4 @@
-"""The explorer with a kernel: ipywidgets as controls, and the charts and tables of the page as a widget."""
+"""The explorer with a kernel: the answer, ipywidgets as controls, and the charts and tables of the page as a widget."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +28,21 @@ class View(anywidget.AnyWidget):
     user_home = traitlets.Unicode().tag(sync=True)
 
 
+class CardView(anywidget.AnyWidget):
+    """The answer: `web/card.js`, with the data and the state of the views, which it finds by their model."""
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    views = traitlets.Instance(View).tag(sync=True, **widgets.widget_serialization)
+
+
 class Live:
     """The widgets of one explorer. Setting `state` updates them; using one of them updates `state`."""
 
-    def __init__(self, data: Data, state: State, view: View | None = None) -> None:
+    def __init__(self, data: Data, state: State, before: "Live | None" = None) -> None:
         self.data = data
         shown = payload(data, state, Path("/"))
-        self.view = view or View(_esm=page.module(), _css=page.style(), user_home=str(Path("~").expanduser()))
+        self.view = before.view if before else _view()
+        self.card = before.card if before else CardView(_esm=page.card_module(), views=self.view)
         with self.view.hold_sync():
             self.view.set_trait("payload", shown)
             self.view.set_trait("series", {})
@@ -45,14 +53,14 @@ class Live:
         self.selects = {name: self._select(name, values) for name, values in options(data).items()}
         self.reset = widgets.Button(description=LABELS["reset"])
         self.reset.on_click(lambda _: self._set(**default(data, self.state["task"])))
-        self.box = widgets.VBox([*self._rows(), self.view])
+        self.box = widgets.VBox([self.card, *self._rows(), self.view])
         self.view.observe(self._changed, "state")
         self._show(state)
 
     def replaced(self, data: Data, state: State) -> "Live":
         """Return the widgets of other runs, in the place of these and with the same view."""
         self.view.unobserve(self._changed, "state")
-        other = Live(data, state, self.view)
+        other = Live(data, state, self)
         self.box.children = other.box.children
         other.box = self.box
         return other
@@ -135,3 +143,7 @@ class Live:
             self.selects["x_scale"].disabled = state["x"] in self.data.choices
         finally:
             self._setting = False
+
+
+def _view() -> View:
+    return View(_esm=page.module(), _css=page.style(), user_home=str(Path("~").expanduser()))

@@ -40,6 +40,7 @@ MODULES += [
     "anatomy",
     "detail",
     "theme",
+    "overview",
     "main",
 ]
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
@@ -49,8 +50,11 @@ WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this 
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
-    own = "\n".join((paths.web() / f"{name}.js").read_text(encoding="utf-8") for name in MODULES)
-    return f"{bundle}\n{own}"
+    return f"{bundle}\n{_own(*MODULES)}"
+
+
+def _own(*names: str) -> str:
+    return "\n".join((paths.web() / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 def style() -> str:
@@ -66,9 +70,13 @@ def script() -> str:
 
 
 def module() -> str:
-    """Return the explorer's JavaScript as a module for anywidget."""
-    render = (paths.web() / "widget.js").read_text(encoding="utf-8")
-    return f"{source()}\n{render}"
+    """Return the explorer's JavaScript as a module for anywidget, without the card."""
+    return f"{source()}\n{_own('widget')}"
+
+
+def card_module() -> str:
+    """Return the JavaScript of the card as a module for anywidget, without Vega."""
+    return _own(*MODULES, "card_widget")
 
 
 def policy() -> str:

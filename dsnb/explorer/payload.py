@@ -10,10 +10,9 @@ import pandas as pd
 
 from dsnb.analysis import replicates, studentized_range
 from dsnb.analysis.comparison_table import NO_SPREAD
-from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE, Verdict
-from dsnb.analysis.tradeoffs import FRONT_TOLERANCE
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, Verdict
 from dsnb.explorer import anatomy, charts, decisions, series, shortages
-from dsnb.explorer.data import Data, json_numbers, plain, run_folder
+from dsnb.explorer.data import Data, json_numbers, packed, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.explorer.unusual import remarks
 from dsnb.render import palette
@@ -35,7 +34,6 @@ SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triang
 
 METHOD = {
     "confidence": CONFIDENCE,
-    "relevance": RELEVANCE,
     "fewestRuns": FEWEST_RUNS,
     "noSpread": NO_SPREAD,
     "step": studentized_range.STEP,
@@ -47,8 +45,8 @@ METHOD = {
         "tooFew": Verdict.TOO_FEW.value,
     },
     "note": f"The unit is a run. A change is {Verdict.LIKELY.value} if its {100 * CONFIDENCE:g} % interval excludes 0 "
-    f"and it is at least {100 * RELEVANCE:g} %. The intervals of this table hold together, whichever selected setting "
-    "is the baseline (Games and Howell 1976).",
+    "and it is at least {relevance}. The intervals of this table hold together, whichever selected setting is the "
+    "baseline (Games and Howell 1976).",
 }
 """The constants of `dsnb.analysis` that `web/differences.js` compares settings with."""
 
@@ -96,7 +94,6 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "defaults": default(data),
         "state": state,
         "labels": LABELS,
-        "frontTolerance": FRONT_TOLERANCE,
         "rules": {"okStatus": "ok", "openEdge": OPEN_EDGE},
         "method": METHOD,
         "hosts": _hosts(data),
@@ -150,7 +147,7 @@ def _figure(name: str, metric: Metric, values: pd.Series | None) -> dict[str, An
         "digits": metric.digits,
         "better": metric.better,
         "about": metric.about,
-        "values": None if values is None else json_numbers(values),
+        "values": None if values is None else packed(values),
     }
 
 

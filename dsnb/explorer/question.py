@@ -1,4 +1,4 @@
-"""The controls of the question what to train with: objective, tokens, GPUs at hand, prices, currency."""
+"""The controls of the question what to train with: objective, tokens, GPUs at hand, prices, currency, relevance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dsnb.analysis.decision import ASSUMED_PRICE, DEFAULT_TOKENS, OBJECTIVES, Question, recorded_prices
+from dsnb.analysis.intervals import RELEVANCE
 from dsnb.explorer.data import Data
 
 MOST = 1e9
@@ -21,6 +22,7 @@ def default(data: Data) -> dict[str, Any]:
         "gpus_at_hand": 0,
         "prices": prices,
         "currency": "$",
+        "relevance": RELEVANCE,
     }
 
 
@@ -33,6 +35,7 @@ def of(state: dict[str, Any]) -> Question:
         prices=state["prices"],
         assumed_price=ASSUMED_PRICE,
         currency=state["currency"],
+        relevance=state["relevance"],
     )
 
 
@@ -67,11 +70,18 @@ def _currency(data: Data, value: Any) -> str:
     return value
 
 
+def _relevance(data: Data, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"relevance {value!r} is not a share from 0 to less than 1: set it to such as 0.02 for 2 %")
+    return float(value)
+
+
 CHECKS: dict[str, Callable[[Data, Any], Any]] = {
     "objective": _objective,
     "train_tokens": _train_tokens,
     "gpus_at_hand": _gpus_at_hand,
     "prices": _prices,
     "currency": _currency,
+    "relevance": _relevance,
 }
 """Control -> a function that returns its new value, or raises ValueError with a sentence."""

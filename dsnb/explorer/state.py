@@ -12,7 +12,7 @@ import pandas as pd
 
 from dsnb.errors import SettingsError
 from dsnb.explorer import question, view_state
-from dsnb.explorer.data import Data, plain
+from dsnb.explorer.data import EVERY_TASK, Data, plain
 from dsnb.formulas import metrics
 from dsnb.render.changes import rate
 from dsnb.runs import labels
@@ -33,12 +33,14 @@ LABELS = {
     "y_scale": "Y scale",
     "x_scale": "X scale",
     "task": "Task",
+    "all_tasks": "All tasks",
     "answer": "The answer",
     "objective": "Objective",
     "train_tokens": "Training tokens (billions)",
     "gpus_at_hand": "{unit}s at hand",
     "price": "Price of an hour",
     "currency": "Currency",
+    "relevance": "Smallest relevant difference (%)",
     "reset": "Reset",
     "link": "Copy link",
     "region": "Region: drag in the chart, or enter its limits",
@@ -68,7 +70,7 @@ def options(data: Data) -> dict[str, list[Any]]:
 
 
 def default(data: Data, task: str | None = None) -> State:
-    """Return the initial state: all runs of a task, by default the one with the most, speed against memory."""
+    """Return the initial state: all runs of a task (by default the one with the most), speed against memory."""
     chosen = {name: values[0] if values else None for name, values in options(data).items()}
     task = task if task is not None else data.tasks[0] if data.tasks else None
     axes = [name for name in data.axes if _varies(data, name, task)]
@@ -89,8 +91,12 @@ def default(data: Data, task: str | None = None) -> State:
 
 def _varies(data: Data, name: str, task: str | None) -> bool:
     """Return whether a setting has several values among the runs of a task."""
-    codes = zip(data.choices[name].codes, data.task_codes, strict=True)
-    return len({code for code, own in codes if data.tasks[own] == task}) > 1
+    return len(np.unique(np.array(data.choices[name].codes)[_of_task(data, task)])) > 1
+
+
+def _of_task(data: Data, task: str | None) -> np.ndarray:
+    """Return which runs belong to a task, or to any of them: (runs,)."""
+    return np.array([task in {data.tasks[code], EVERY_TASK} for code in data.task_codes], dtype=bool)
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
@@ -184,7 +190,8 @@ def _brush(data: Data, value: Any) -> dict[str, list[float]] | None:
 
 
 def _task(data: Data, value: Any) -> Any:
-    return _one_of("task", value, data.tasks)
+    several = [EVERY_TASK] if len(data.tasks) > 1 else []
+    return _one_of("task", value, [*data.tasks, *several])
 
 
 _OTHERS: dict[str, Callable[[Data, Any], Any]] = {
@@ -212,7 +219,7 @@ def mask(data: Data, state: State) -> pd.Series:
 
     A filter with nothing chosen selects all runs. A brush includes its edges; it never selects runs without the figure.
     """
-    selected = np.array([data.tasks[code] == state["task"] for code in data.task_codes], dtype=bool)
+    selected = _of_task(data, state["task"])
     for name, choice in data.choices.items():
         if state[name]:
             chosen = [code for code, value in enumerate(choice.values) if any(same(value, one) for one in state[name])]

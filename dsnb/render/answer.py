@@ -58,8 +58,12 @@ def _card(task: Task, decision: Decision) -> str:
     parts = {"kicker": said.kicker, "headline": said.headline, "costs": said.costs, "following": said.following}
     lines = [f'<p class="dsnb-{name}">{html.escape(text)}</p>' for name, text in parts.items() if text]
     basis = f'<p class="dsnb-basis">{html.escape(said.basis)}</p>' if said.basis else ""
-    one_change = "" if decision.options.empty else changes.table(decision.runs, str(decision.options.index[0]))
+    one_change = "" if decision.options.empty else _one_change(decision)
     return f'<section class="dsnb-answer">{title}{"".join(lines)}{_table(said)}{basis}</section>{one_change}'
+
+
+def _one_change(decision: Decision) -> str:
+    return changes.table(decision.runs, str(decision.options.index[0]), decision.question.relevance)
 
 
 def _table(said: Words) -> str:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.decision import memory_figure
+from dsnb.analysis.intervals import RELEVANCE
 from dsnb.analysis.tradeoffs import effects
 from dsnb.render.decision_words import axis_title
 from dsnb.runs import labels, setting_words
@@ -19,7 +20,7 @@ def rate(runs: pd.DataFrame) -> str:
     return RATE_OF_ALL if on_cpu else RATE
 
 
-def table(runs: pd.DataFrame, base: str) -> str:
+def table(runs: pd.DataFrame, base: str, relevance: float = RELEVANCE) -> str:
     """Return the table as HTML; empty if no setting differs from the base in one choice alone.
 
     Parameters
@@ -28,11 +29,13 @@ def table(runs: pd.DataFrame, base: str) -> str:
         Runs of one task.
     base
         The experiment to compare with.
+    relevance
+        Smallest change that matters: 0.02 is 2 %.
     """
     names = varying(with_choices(runs))
     memory = memory_figure(runs)
     figures = [name for name in (rate(runs), memory) if name and name in runs]
-    found = effects(runs, base, names, figures)
+    found = effects(runs, base, names, figures, relevance)
     if found.empty:
         return ""
     unit = setting_words.unit(runs[runs["experiment"] == base].iloc[0].to_dict())

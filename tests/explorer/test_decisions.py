@@ -10,9 +10,11 @@ import pytest
 import dsnb
 from dsnb.analysis.decision import decide
 from dsnb.analysis.tasks import tasks
+from dsnb.analysis.tradeoffs import pareto_front
 from dsnb.explorer import decisions, question
 from dsnb.render.decision_words import words
 from tests.support import made_up
+from tests.support.browser import SETTLED
 
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 
@@ -32,6 +34,11 @@ def runs():
     return pd.concat([table, close, cpu, failed, *published], ignore_index=True)
 
 
+@pytest.fixture(scope="module")
+def saved(runs, tmp_path_factory):
+    return dsnb.explore(runs).save(tmp_path_factory.mktemp("page") / "page.html")
+
+
 def questions(explorer, number):
     draw = random.Random(4)
     kinds = [*explorer.data.runs["gpu_name"].dropna().unique(), "GPU", "CPU", ""]
@@ -44,12 +51,13 @@ def questions(explorer, number):
             "gpus_at_hand": draw.choice([0, 0, 1, 3, 8, 100, 10_000]),
             "prices": prices,
             "currency": draw.choice(["$", "€", "<b>"]),
+            "relevance": draw.choice([0, 0.02, 0.2]),
         }
 
 
-def test_the_page_answers_a_hundred_questions_as_python_does(runs, tmp_path, watched):
+def test_the_page_answers_a_hundred_questions_as_python_does(runs, saved, watched):
     explorer = dsnb.explore(runs)
-    page = watched(explorer.save(tmp_path / "page.html"))
+    page = watched(saved)
     asked = list(questions(explorer, 100))
     answers = page.tab.evaluate(f"(asked) => asked.map((one) => {ROOT}.card.decide(one).words())", asked)
     answered = decisions.answered(explorer.data).dropna(axis="columns", how="all")
@@ -65,8 +73,8 @@ def test_the_page_answers_a_hundred_questions_as_python_does(runs, tmp_path, wat
     assert page.said == []
 
 
-def test_a_reader_asks_with_the_keyboard_and_the_page_answers(runs, tmp_path, watched):
-    page = watched(dsnb.explore(runs).save(tmp_path / "page.html"))
+def test_a_reader_asks_with_the_keyboard_and_the_page_answers(saved, watched):
+    page = watched(saved)
     tab = page.tab
     tab.locator(".dsnb-tasks input").first.focus()
     while "opt-350m, sequence 512" not in tab.evaluate(f"{ROOT}.state.task"):
@@ -77,7 +85,8 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(runs, tmp_path, wa
     card.get_by_label("Objective").select_option("cost")
     assert "Cheapest of 8 published settings" in card.inner_text()
     assert "at an assumed $2.50 a GPU-hour" in card.inner_text()
-    for label, value in {"Price of an hour (H100-SXM-80GB)": "3", "Currency": "€", "GPUs at hand": "64"}.items():
+    asked = {"Price of an hour (H100-SXM-80GB)": "3", "Currency": "€", "GPUs at hand": "64"}
+    for label, value in {**asked, "Smallest relevant difference (%)": "7"}.items():
         card.get_by_label(label).fill(value)
         card.get_by_label(label).press("Enter")
     card.get_by_label("Training tokens (billions)").fill("-1")
@@ -86,6 +95,45 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(runs, tmp_path, wa
     assert "at €3.00 a GPU-hour" in card.inner_text()
     state = tab.evaluate(f"{ROOT}.state")
     assert (state["prices"], state["gpus_at_hand"], state["currency"]) == ({"H100-SXM-80GB": 3}, 64, "€")
+    assert state["relevance"] == 0.07
+    assert "differences below 7 % do not count" in tab.locator(".dsnb-front").inner_text()
     card.get_by_label("Objective").select_option("memory")
     assert "The setting with the least memory is unknown" in card.inner_text()
+    assert page.said == []
+
+
+def test_all_tasks_stand_side_by_side_each_with_its_own_front_and_answer(runs, saved, watched):
+    page = watched(saved)
+    tab = page.tab
+    explorer = dsnb.explore(runs).set(task="all", objective="cost", relevance=0.05, precision=["bf16", "fp16"])
+    tab.get_by_label("All tasks", exact=True).check()
+    tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
+    tab.evaluate(SETTLED)
+    shown = runs.iloc[tab.evaluate(f"{ROOT}.selected")]
+    assert shown.index.equals(explorer.selection.index)
+    panels = tab.evaluate(
+        f"""{ROOT}.overview.panels.map(({{ task, model, node, chart }}) => {{
+          const {{ front, best, points }} = chart.picture?.data ?? {{ front: [], best: [], points: [] }};
+          const names = front.map((point) => model.experiments.names[point.experiment]);
+          return {{ title: task.title, text: node.textContent, front: names, best, points: points.length }};
+        }})"""
+    )
+    answered = decisions.answered(explorer.data).dropna(axis="columns", how="all")
+    own = {task.title: task.runs for task in tasks(answered)}
+    assert [panel["title"] for panel in panels] == list(own)[:12]
+    x, y = (explorer.state[side] for side in ("x", "y"))
+    for panel in panels:
+        decision = decide(own[panel["title"]], question.of(explorer.state))
+        assert words(decision).headline in panel["text"]
+        selected = explorer.selection.index.intersection(own[panel["title"]].index)
+        figures = answered.loc[selected].groupby("experiment", sort=False)[[x, y]].median().dropna()
+        front = pareto_front(figures[x], figures[y], "lower", "higher", 0.05)
+        assert panel["front"] == front
+        is_drawn = not decision.options.empty and decision.options.index[0] in figures.index
+        expected = [dict(zip("xy", figures.loc[decision.options.index[0]], strict=True))] if is_drawn else []
+        assert panel["best"] == [pytest.approx(one) for one in expected]
+    assert sum(bool(panel["best"]) for panel in panels) > 2
+    tab.locator(".dsnb-panel").nth(2).click(position={"x": 100, "y": 150})
+    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.node.hidden]") == [list(own)[2], True]
+    assert tab.evaluate("document.activeElement.checked")
     assert page.said == []

@@ -73,6 +73,7 @@ def test_days_follow_from_the_tokens(explorer):
         ({"objective": "speed"}, "objective 'speed' is unknown: choose from time, gpu_hours, cost, memory"),
         ({"gpus_at_hand": -1}, "gpus_at_hand -1 is not a number of GPUs: set it to 1 or more, or to 0 for any"),
         ({"prices": {"": -1}}, "prices {'': -1} are not prices of 0 or more: set them to such as {'NVIDIA H200': 3.5}"),
+        ({"relevance": 2}, "relevance 2 is not a share from 0 to less than 1: set it to such as 0.02 for 2 %"),
         ({"currency": 3}, "currency 3 is not a sign of up to 8 characters: set it to such as '$'"),
         ({"task": "x"}, "task 'x' is not available in these runs: choose from gpt2, sequence 512"),
         ({"gpus": 7}, "gpus 7 does not occur in these runs: choose from 1, 2, 4, 8, or 'all'"),
@@ -270,6 +271,8 @@ def test_another_task_starts_with_all_of_its_runs():
     assert set(explorer.selection["model"]) == {"opt-13b"}
     assert (len(explorer.selection), explorer.state["run"], explorer.state["objective"]) == (8, None, "cost")
     assert not {"model", "seq_len", "data", "steps", "warmup_steps", "seed"} & set(explorer.state)
+    explorer.set(task="all", gpus=[8, 16])
+    assert explorer.selection.equals(explorer.data.runs[explorer.data.runs["gpus"].isin([8, 16])])
 
 
 def test_a_machine_without_gpus_has_ranks(runs):

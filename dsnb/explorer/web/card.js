@@ -1,15 +1,19 @@
 // The answer to the selected task, and the question: what is to be least, for how many tokens, at which price.
 
-let cards = 0;
+const ALL_TASKS = "One panel for each task. Runs of different tasks are never compared.";
 
 class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
     const { labels, decision } = model;
     const number = (attributes) => element("input", { type: "number", min: "0", step: "any", onchange: () => this.read(), ...attributes });
-    cards += 1;
-    this.tasks = decision.tasks.map(({ title }) => element("input", { type: "radio", name: `dsnb-task-${cards}`, onchange: () => set({ task: title }) }));
-    const chips = decision.tasks.map(({ title }, index) => element("label", { class: "dsnb-chip", title }, this.tasks[index], element("span", {}, title)));
+    const group = newId();
+    this.choices = [decision.allTasks, ...decision.tasks].filter(Boolean);
+    this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
+    const chips = this.choices.map((task, index) => {
+      const title = task === decision.allTasks ? labels.all_tasks : task.title;
+      return element("label", { class: "dsnb-chip", title }, this.tasks[index], element("span", {}, title));
+    });
     const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, labels.task), ...chips) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
     const options = decision.objectives.map((value) => element("option", { value }, ""));
@@ -21,7 +25,8 @@ class Card {
     this.kinds = [...new Set(decision.settings.filter(Boolean).map(({ kind }) => kind))];
     this.prices = this.kinds.map(() => number());
     this.priceFields = this.kinds.map((kind, index) => field(`${labels.price} (${kind})`, this.prices[index]));
-    const fields = [field(labels.objective, this.objective), field(labels.train_tokens, this.tokens), this.gpusField, ...this.priceFields, field(labels.currency, this.currency)];
+    this.relevance = number({ max: "99" });
+    const fields = [field(labels.objective, this.objective), field(labels.train_tokens, this.tokens), this.gpusField, ...this.priceFields, field(labels.currency, this.currency), field(labels.relevance, this.relevance)];
     this.form = element("div", { class: "dsnb-fields" }, ...fields);
     const remarks = element("ul", { class: "dsnb-remarks" }, ...decision.remarks.map((remark) => element("li", {}, remark)));
     this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": labels.answer }, tasks, this.text, this.form, remarks);
@@ -31,6 +36,7 @@ class Card {
   read() {
     const tokens = Number(this.tokens.value) * 1e9;
     const gpus = Math.floor(Number(this.gpus.value));
+    const relevance = Number(this.relevance.value) / 100;
     const prices = { ...this.state.prices };
     this.kinds.forEach((kind, index) => {
       const { value } = this.prices[index];
@@ -42,6 +48,7 @@ class Card {
       objective: this.objective.value, prices, currency: this.currency.value,
       train_tokens: tokens >= 1 && tokens <= 1e18 ? tokens : this.state.train_tokens,
       gpus_at_hand: gpus > 0 && gpus <= 1e9 ? gpus : 0,
+      relevance: this.relevance.value !== "" && relevance >= 0 && relevance < 1 ? relevance : this.state.relevance,
     });
     this.show(this.state);
   }
@@ -55,7 +62,7 @@ class Card {
     const { model } = this;
     const task = model.task(state);
     this.tasks.forEach((input, index) => {
-      input.checked = model.decision.tasks[index] === task;
+      input.checked = this.choices[index] === task;
     });
     this.form.hidden = !task;
     if (!task) {
@@ -64,7 +71,13 @@ class Card {
     }
     this.decision = this.decide(state);
     this.showQuestion(state);
-    this.showAnswer(task, this.decision.words());
+    if (model.showsAllTasks(state)) this.text.replaceChildren(element("p", {}, ALL_TASKS));
+    else this.showAnswer(task, this.decision.words());
+  }
+
+  // Move the focus to the task that is shown.
+  focus() {
+    this.tasks.find((input) => input.checked)?.focus();
   }
 
   showQuestion(state) {
@@ -78,6 +91,7 @@ class Card {
     this.gpus.value = state.gpus_at_hand || "";
     this.gpusField.firstChild.textContent = this.model.labels.gpus_at_hand.replace("{unit}", unit === "rank" ? "Rank" : unit);
     this.currency.value = state.currency;
+    this.relevance.value = Number((100 * state.relevance).toPrecision(12));
     this.shown = this.kinds.map((kind) => this.decision.price(kind) ?? "");
     this.kinds.forEach((kind, index) => {
       this.prices[index].value = this.shown[index];

@@ -14,7 +14,7 @@ class Chart {
     this.events = events;
     this.types = null;
     this.drawnBrush = null;
-    this.pointer = null; // while a pointer is down on the chart: { hit: whether it hit a mark }
+    this.pointer = null; // while a pointer is down on the chart: { hit: whether it hit a mark, before: the brush until then }
     this.built = null;
     this.canvas = element("div", { class: "dsnb-chart", role: "img", "aria-label": label });
     this.empty = element("p", { class: "dsnb-empty", hidden: true });
@@ -64,22 +64,24 @@ class Chart {
   }
 
   // Vega also moves its brush when a scale or the size changes, so only moves while a pointer is down count. A click
-  // clears the region, unless it hits a mark.
+  // clears the region, unless it hits a mark. A finger that turns out to scroll the page cancels what it began.
   pointerDown() {
-    this.pointer = { hit: false };
+    this.pointer = { hit: false, before: this.picture.brush ?? null };
     const listeners = new AbortController();
-    const released = () => {
+    const released = ({ type }) => {
       listeners.abort();
-      setTimeout(() => this.pointerUp(), 40); // after Vega has handled the event itself
+      setTimeout(() => this.pointerUp(type === "pointercancel"), 40); // after Vega has handled the event itself
     };
     for (const event of ["pointerup", "pointercancel"]) addEventListener(event, released, { signal: listeners.signal });
   }
 
-  pointerUp() {
-    const { hit } = this.pointer ?? { hit: true };
+  pointerUp(cancelled) {
+    if (!this.pointer) return; // another finger has ended it
+    const { hit, before } = this.pointer;
     const region = this.view && this.region();
     this.pointer = null;
-    if (region) this.events.brush(region);
+    if (cancelled) this.events.brush(before);
+    else if (region) this.events.brush(region);
     else if (!hit) this.events.brush(null);
     if (this.view) this.drawBrush(this.picture.brush);
   }

@@ -20,7 +20,7 @@ const amount = (tokens) => {
 };
 
 class Decision {
-  // `state` holds the question: train_tokens, objective, gpus_at_hand, prices, currency.
+  // `state` holds the question: train_tokens, objective, gpus_at_hand, prices, currency, relevance.
   constructor(model, task, state) {
     Object.assign(this, { model, task, state, rules: model.decision });
     this.runs = model.runsOf(task).filter((run) => this.rules.settings[model.experiments.codes[run]]);
@@ -188,7 +188,7 @@ class Decision {
       const per = Math.log({ time: 1, gpu_hours: gpus, cost: gpus * price }[this.state.objective]);
       return { ...setting, logs: setting.logs.map((log) => log - per).filter(Number.isFinite) };
     });
-    return differences.pair(...pair, Math.max(repeated, 2), 1 - method.confidence, "tokens_per_s");
+    return differences.pair(...pair, Math.max(repeated, 2), 1 - method.confidence, "tokens_per_s", this.state.relevance);
   }
 
   // What is measured and what is extrapolated.

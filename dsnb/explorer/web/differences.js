@@ -67,13 +67,14 @@ class Differences {
 
   // One figure of several settings compared with a base, as effects in dsnb/analysis/tradeoffs.py does.
   // `settings` are all that the base was chosen from, by their experiments; `figures`: those that share the error rate.
-  compare(settings, base, others, name, figures) {
+  // `relevance`: the smallest change that matters.
+  compare(settings, base, others, name, figures, relevance) {
     const repeated = [...settings.values()].filter(({ logs }) => logs.length > 1).length;
     const probability = (1 - this.method.confidence) / figures;
-    return others.map((other) => this.pair(settings.get(base), settings.get(other), Math.max(repeated, 2), probability, name));
+    return others.map((other) => this.pair(settings.get(base), settings.get(other), Math.max(repeated, 2), probability, name, relevance));
   }
 
-  pair(base, other, groups, probability, name) {
+  pair(base, other, groups, probability, name, relevance) {
     const confounded = isConfounded(base, other);
     const [ours, theirs] = [base, other].map((one) => moments(confounded ? byHost(one) : one.logs));
     const { estimate, error, degrees } = welch(ours, theirs);
@@ -86,11 +87,11 @@ class Differences {
       largest: Math.max(Math.abs(low), Math.abs(high)), level: figure.unit === "%" ? figure.factor * Math.exp(ours.mean) : NaN,
       note: this.note([base, other], confounded, error), within: other.within,
     };
-    return { ...found, ...this.inWords({ ...found, verdict: this.verdict(found) }) };
+    return { ...found, ...this.inWords({ ...found, verdict: this.verdict(found, relevance) }) };
   }
 
-  verdict({ n, baseN, change, low, high, largest }) {
-    const { verdicts, fewestRuns, relevance } = this.method;
+  verdict({ n, baseN, change, low, high, largest }, relevance) {
+    const { verdicts, fewestRuns } = this.method;
     if (Math.min(n, baseN) < fewestRuns) return verdicts.tooFew;
     if (largest <= relevance) return verdicts.noLarger;
     return (low >= 0 || high <= 0) && Math.abs(change) >= relevance ? verdicts.likely : verdicts.unclear;
@@ -135,7 +136,7 @@ const changeCell = (model, name, { change, text, verdict, reason, note, within }
 };
 
 // What the verdicts of the table rely on, and how many runs are missing for them.
-const verdictNotes = (model, effects) => {
+const verdictNotes = (model, effects, relevance) => {
   if (!effects.length) return null;
   const { fewestRuns, verdicts, note } = model.method;
   const all = effects.flatMap(({ changes }) => changes).filter(({ change }) => !Number.isNaN(change));
@@ -145,5 +146,5 @@ const verdictNotes = (model, effects) => {
     ? `Too few runs for ${few.length === all.length ? "any verdict" : `${few.length} of ${all.length} verdicts`}: ${fewestRuns} of each setting are needed, ` +
       `up to ${fewestRuns - least} more than there are (dsnb sweep PARAMS --set repeats=${fewestRuns} adds them). `
     : "";
-  return element("p", { class: "dsnb-soft" }, `${advice}${note}`);
+  return element("p", { class: "dsnb-soft" }, `${advice}${note.replace("{relevance}", percent(relevance))}`);
 };

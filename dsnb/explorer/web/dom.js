@@ -14,11 +14,17 @@ const element = (tag, attributes = {}, ...children) => {
 // A count with its noun: "1 run", "2 runs".
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
+// A new id. In a notebook, every widget loads this script anew, so a count alone would not be unique in the document.
+const LOADED = Math.random().toString(36).slice(2, 8);
+let ids = 0;
+const newId = () => {
+  ids += 1;
+  return `dsnb-${LOADED}-${ids}`;
+};
+
 // A control below its label.
-let fields = 0;
 const field = (label, input) => {
-  fields += 1;
-  input.id = `dsnb-${fields}`;
+  input.id = newId();
   return element("div", { class: "dsnb-field" }, element("label", { for: input.id }, label), input);
 };
 

@@ -12,15 +12,15 @@ const MOST_GIVEN = 1e9; // GPUs at hand, or a price
 // Controls that are not listed may have any value of the kind of their default.
 const STATE_CHECKS = {
   base: (model) => (value) => value === null || isExperiment(model)(value),
-  task: (model) => (value) => model.decision.tasks.some(({ title }) => title === value),
   run: (model) => (value) => value === null || isRun(model)(value),
   brush: () => (value) => value === null || (isRange(value.x) && isRange(value.y)),
-  task: (model) => (value) => model.decision.tasks.some(({ title }) => title === value),
+  task: (model) => (value) => model.task({ task: value }) !== undefined,
   objective: (model) => isOneOf(model.decision.objectives),
   gpus_at_hand: () => (value) => Number.isInteger(value) && value >= 0 && value <= MOST_GIVEN,
   prices: () => (value) =>
     typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every((price) => Number.isFinite(price) && price >= 0 && price <= MOST_GIVEN),
   currency: () => (value) => typeof value === "string" && value.length <= 8,
+  relevance: () => (value) => Number.isFinite(value) && value >= 0 && value < 1,
   train_tokens: () => (value) => Number.isFinite(value) && value >= 1 && value <= 1e18,
   pins: (model) => (value) =>
     Array.isArray(value) && value.length <= MOST_PINS && value.every((pin) => isRun(model)(pin) || isExperiment(model)(pin)),

@@ -1,7 +1,8 @@
 // The explorer: it keeps the state and redraws what a change affects.
 
 class Explorer {
-  // `changed(state)` is called after every change made here; `controls` is false where ipywidgets are the controls.
+  // `changed(state)` is called after every change made here; `controls` is false where ipywidgets are the controls, with
+  // the card above them.
   constructor(root, payload, { controls = true, changed = () => {}, link = relativeLink } = {}) {
     this.model = new Model(payload);
     Object.assign(this.model, { link, leftOut: payload.live ? NOT_LOADED : LEFT_OUT });
@@ -25,6 +26,8 @@ class Explorer {
     this.region = new Region(this.model, set);
     this.table = new RunTable(this.model, (run) => this.open(run), set);
     this.detail = new Detail(this.model, set, this.pins);
+    this.single = element("div"); // all that is about one task
+    this.overview = new Overview(this.model, (task) => this.openTask(task));
     this.layOut(root);
     this.redraw();
     this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.table.print(printing));
@@ -41,9 +44,11 @@ class Explorer {
     const lossesBox = element("div", { class: "dsnb-box" });
     const base = field("Baseline", this.base);
     root.replaceChildren(
-      this.card.node,
-      ...(this.controls ? [folded("Filters and axes", this.controls.node)] : []),
+      ...(this.controls ? [this.card.node, folded("Filters and axes", this.controls.node)] : []),
       element("div", { class: "dsnb-bar dsnb-top" }, this.count, this.link), this.legend.node,
+      this.overview.node, this.single,
+    );
+    this.single.append(
       element(
         "div", { class: "dsnb-grid" },
         element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.region.node, this.front),
@@ -68,7 +73,7 @@ class Explorer {
   }
 
   charts() {
-    return [this.scatter, this.medians, this.losses, ...this.pins.charts, ...this.detail.charts];
+    return [this.scatter, this.medians, this.losses, ...this.pins.charts, ...this.detail.charts, ...this.overview.charts];
   }
 
   // What a saved picture of a chart says besides: title, legend, and what was measured with what.
@@ -84,15 +89,13 @@ class Explorer {
     const before = this.state;
     cancelAnimationFrame(this.waiting);
     this.waiting = null;
-    const isOther = "task" in patch && patch.task !== before.task; // then what was chosen among other runs is given up
-    this.state = { ...before, ...(isOther ? this.model.task(patch).controls : {}), ...patch };
-    if (!("brush" in patch) && (before.x !== this.state.x || before.y !== this.state.y)) this.state.brush = null;
+    this.state = this.model.changed(before, patch);
     if (notify) this.changed(this.state);
     this.address?.write(this.state);
     const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
     const parts = { run: () => this.detail.show(this.state.run, this.state), pins: () => this.pins.show(this.state) };
     for (const name of ["sort", "columns"]) parts[name] = () => this.table.show(this.selected, this.state);
-    if (changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
+    if (!this.single.hidden && changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
   }
 
@@ -104,8 +107,14 @@ class Explorer {
     this.filtered = model.filtered(state);
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
-    this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.describeSelection();
+    this.single.hidden = model.showsAllTasks(state);
+    this.overview.node.hidden = !this.single.hidden;
+    if (this.single.hidden) {
+      this.overview.show(state);
+      return;
+    }
+    this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
     this.compare();
     this.table.show(this.selected, state);
@@ -132,10 +141,10 @@ class Explorer {
 
   draw() {
     const { model, state, selected } = this;
-    const picture = scatter(model, state, this.filtered, selected, this.frontier);
+    const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.decision?.best?.experiment);
     this.scatter.draw({ ...picture, brush: state.brush });
     this.laneNote.textContent = picture.message ? "" : picture.note;
-    this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${100 * model.frontTolerance} % do not count`), frontList(model, this.frontier, state, this.pins));
+    this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
     this.drawLosses();
   }
@@ -160,7 +169,7 @@ class Explorer {
     this.base.disabled = base === null;
     this.compared = [...new Set([...model.comparedFigures, state.y])].filter((name) => model.figure.has(name));
     this.effects = base === null ? [] : model.effects(groups, base, this.compared, state);
-    this.effectBox.replaceChildren(effectTable(model, this.effects, this.compared));
+    this.effectBox.replaceChildren(effectTable(model, this.effects, this.compared, state.relevance));
   }
 
   // The lines of the tooltip of a mark.
@@ -192,6 +201,12 @@ class Explorer {
     this.detail.title.focus();
   }
 
+  // Show one of several tasks and move the focus to it.
+  openTask(task) {
+    this.set({ task });
+    this.card.focus();
+  }
+
   // A brush moves many times a second; redraw once per frame.
   brushing(region) {
     cancelAnimationFrame(this.waiting);
@@ -202,6 +217,7 @@ class Explorer {
   // Add series that a kernel sent later.
   addSeries(series) {
     Object.assign(this.model.series, series);
+    if (this.single.hidden) return;
     this.drawLosses();
     this.pins.show(this.state);
     this.detail.show(this.state.run, this.state);

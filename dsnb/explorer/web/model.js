@@ -7,6 +7,9 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
+// The numbers of a column, as `packed` in dsnb/explorer/data.py writes them; NaN where one is missing.
+const numbersOf = (text) => new Float64Array(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer);
+
 class Model {
   constructor(payload) {
     Object.assign(this, payload);
@@ -16,7 +19,7 @@ class Model {
     this.columns = new Map();
     for (const axis of payload.axes) this.columns.set(axis.name, Float64Array.from(axis.codes));
     for (const figure of payload.figures) {
-      if (figure.values) this.columns.set(figure.name, Float64Array.from(figure.values, (value) => value ?? NaN));
+      if (figure.values !== null) this.columns.set(figure.name, numbersOf(figure.values));
     }
     this.ok = this.status.codes.map((code) => this.status.values[code] === payload.rules.okStatus);
     this.settings = payload.experiments.names.map(() => null);
@@ -56,13 +59,27 @@ class Model {
     return this.axis.get(name)?.title ?? this.figure.get(name).heading;
   }
 
-  // The task that is shown; undefined without runs.
+  // The task that is shown, or all of them; undefined without runs.
   task(state) {
-    return this.decision.tasks.find(({ title }) => title === state.task);
+    const { tasks, allTasks } = this.decision;
+    return [...tasks, allTasks].find((task) => task?.title === state.task);
   }
 
-  // The runs of a task, in order.
+  // A state with some controls changed, as by `change` in dsnb/explorer/state.py.
+  changed(before, patch) {
+    const isOther = "task" in patch && patch.task !== before.task; // then what was chosen among other runs is given up
+    const state = { ...before, ...(isOther ? this.task(patch).controls : {}), ...patch };
+    if (!("brush" in patch) && (before.x !== state.x || before.y !== state.y)) state.brush = null;
+    return state;
+  }
+
+  showsAllTasks(state) {
+    return Boolean(this.decision.allTasks) && this.task(state) === this.decision.allTasks;
+  }
+
+  // The runs of a task, or of all, in order.
   runsOf(task) {
+    if (task && task === this.decision.allTasks) return [...this.decision.taskCodes.keys()];
     const code = this.decision.tasks.indexOf(task);
     return this.decision.taskCodes.flatMap((own, run) => (own === code ? [run] : []));
   }
@@ -114,7 +131,7 @@ class Model {
     const points = [...groups]
       .map(([experiment, runs]) => ({ experiment, x: this.spread(xs, runs).median, y: this.spread(ys, runs).median }))
       .filter((point) => !Number.isNaN(point.x) && !Number.isNaN(point.y));
-    return paretoFront(points, this.better(state.x), this.better(state.y), this.frontTolerance);
+    return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
   }
 
   // The baseline experiment: the chosen one, else the best in y, else the first.
@@ -149,7 +166,7 @@ class Model {
     const compared = metrics.map((name) => {
       const values = this.values(name, state);
       const settings = new Map([...groups].map(([experiment, runs]) => [experiment, this.differences.setting(values, runs)]));
-      return this.differences.compare(settings, base, others, name, metrics.length);
+      return this.differences.compare(settings, base, others, name, metrics.length, state.relevance);
     });
     return found.map((one, row) => ({ ...one, changes: compared.map((changes) => changes[row]) }));
   }
@@ -171,13 +188,16 @@ class Model {
     return this.figure.get(name)?.factor ?? 1;
   }
 
-  // A value in its display unit, and back; rounded to what a decimal number keeps, so that both undo each other.
+  // A value in its display unit, and back; a converted one is rounded to what a decimal number keeps, so that both undo
+  // each other.
   displayed(name, value) {
-    return Number((value * this.factor(name)).toPrecision(12));
+    const factor = this.factor(name);
+    return factor === 1 ? value : Number((value * factor).toPrecision(15));
   }
 
   undisplayed(name, value) {
-    return Number((value / this.factor(name)).toPrecision(12));
+    const factor = this.factor(name);
+    return factor === 1 ? value : Number((value / factor).toPrecision(15));
   }
 
   // A value as text in its display unit.

@@ -8,9 +8,9 @@ const PIN_CHARTS = [
 ];
 
 // How a figure changes from A to B, as {text, reason}: the change with its interval and verdict.
-const pinDifference = (model, name, values, runs) => {
+const pinDifference = (model, name, values, runs, relevance) => {
   const settings = new Map(runs.map((own, index) => [index, model.differences.setting(values, own)]));
-  const [found] = model.differences.compare(settings, 0, [1], name, 1);
+  const [found] = model.differences.compare(settings, 0, [1], name, 1, relevance);
   return Number.isNaN(found.change) ? { text: "", reason: "" } : found;
 };
 
@@ -80,7 +80,7 @@ class Pins {
     for (const { name } of figures) {
       const values = model.values(name, state);
       const texts = runs.map((own) => model.number(name, model.spread(values, own).median));
-      rows.push(element("tr", {}, element("th", { scope: "row" }, model.heading(name)), ...cells(texts), ...(blank.length ? [this.difference(name, values, runs)] : [])));
+      rows.push(element("tr", {}, element("th", { scope: "row" }, model.heading(name)), ...cells(texts), ...(blank.length ? [this.difference(name, values, runs, state)] : [])));
     }
     const heads = this.pins.map((pin, index) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[index]), ` ${"AB"[index]}: ${this.name(pin)}`));
     const last = blank.length ? [element("th", { scope: "col" }, "B against A")] : [];
@@ -89,8 +89,8 @@ class Pins {
     return element("div", { class: "dsnb-scroll dsnb-pins", tabindex: "0", role: "region", "aria-label": "A and B" }, table);
   }
 
-  difference(name, values, runs) {
-    const { text, reason } = pinDifference(this.model, name, values, runs);
+  difference(name, values, runs, { relevance }) {
+    const { text, reason } = pinDifference(this.model, name, values, runs, relevance);
     return element("td", {}, text, reason ? element("span", { class: "dsnb-verdict" }, reason) : null);
   }
 

@@ -6,6 +6,9 @@ const fixed = (value, places) => {
   return [whole.replace(/\B(?=(\d{3})+$)/g, ","), ...part].join(".");
 };
 
+// A share in per cent, as in "2 %".
+const percent = (share) => `${significant(100 * share)} %`;
+
 // A number with as many significant digits, or all before the point.
 const significant = (value, digits = 3) => {
   const exponent = value ? Number(value.toExponential().split("e")[1]) : 0;

@@ -159,7 +159,7 @@ class RunTable {
   // All rows while the page is printed.
   print(printing) {
     this.printing = printing;
-    this.draw();
+    if (this.runs) this.draw();
   }
 
   // All selected runs in table order, all columns, headings with units, numbers in those units as precise as the page has

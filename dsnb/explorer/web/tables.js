@@ -1,7 +1,7 @@
 // The tables beside the charts: effects of one change, the Pareto front.
 
 // The effect of changing one setting on these figures.
-const effectTable = (model, effects, metrics) => {
+const effectTable = (model, effects, metrics, relevance) => {
   if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
   const head = ["change", ...metrics.map((name) => model.title(name))];
   const rows = effects.map((effect) => {
@@ -15,7 +15,7 @@ const effectTable = (model, effects, metrics) => {
   const top = element("tr", {}, ...head.map((name, index) => element("th", { scope: "col", class: index ? null : "dsnb-text" }, name)));
   const table = element("table", {}, element("caption", {}, "Effect of one change"), element("thead", {}, top), element("tbody", {}, ...rows));
   const box = element("div", { class: "dsnb-scroll", tabindex: "0", role: "region", "aria-label": "Effect of one change" }, table);
-  return element("div", {}, box, verdictNotes(model, effects));
+  return element("div", {}, box, verdictNotes(model, effects, relevance));
 };
 
 // The Pareto front as a list, numbered as its points are in the chart.

@@ -35,8 +35,16 @@ const unreported = (model, state, runs) => {
   return `${count(runs.length, "ok run")} did not report ${without.map((name) => model.title(name)).join(" or ")} and ${runs.length === 1 ? "is" : "are"} not drawn.`;
 };
 
-// The first chart: runs, the Pareto front, and runs that are not ok.
-const scatter = (model, state, filtered, selected, front) => {
+// Where the setting of the answer is among the runs: a star; nowhere without one.
+const starred = (model, state, runs, best) => {
+  const own = runs.filter((run) => model.experiments.codes[run] === best);
+  const at = (name) => (name ? model.spread(model.values(name, state), own).median : NaN);
+  const star = { x: at(state.x), y: at(state.y) };
+  return Number.isNaN(star.x) || Number.isNaN(star.y) ? [] : [star];
+};
+
+// The first chart: runs, the Pareto front, runs that are not ok, and the experiment that is the best.
+const scatter = (model, state, filtered, selected, front, best) => {
   const { unselected } = model.colours;
   const nothing = new Float64Array(model.runs).fill(NaN);
   const [x, y] = [model.values(state.x, state), state.y ? model.values(state.y, state) : nothing];
@@ -72,14 +80,16 @@ const scatter = (model, state, filtered, selected, front) => {
   const shortages = short.y.map(({ run, gib }) => ({ id: run, x: x[run] + jitter(run), y: gib, fill: crossFill(run) }));
   const named = front.map((point, order) => ({ ...point, order, number: String(order + 1) }));
   const message = points.length || failed.length ? null : filtered.length ? "No run measured both." : "No run matches the filters: remove some.";
+  const star = starred(model, state, filtered, best);
   const notes = [
+    star.length ? "★ is the setting of the answer." : "",
     needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
     unknown.length && !nominal ? `${needed.size ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
     unreported(model, state, filtered.filter((run) => model.ok[run] && (Number.isNaN(x[run]) || Number.isNaN(y[run])))),
     model.memory.note(state.x, filtered, along.x), model.memory.note(state.y, filtered, along.y),
   ];
   const lines = { capacity_x: model.memory.marks("x", capacities.x), capacity_y: model.memory.marks("y", capacities.y) };
-  return { signals, types, data: { points, failed: lane, shortages, front: named, ...lines }, message, note: notes.filter(Boolean).join(" ") };
+  return { signals, types, data: { points, failed: lane, shortages, front: named, best: star, ...lines }, message, note: notes.filter(Boolean).join(" ") };
 };
 
 // Experiments along one setting: medians, ranges, every run; lines join experiments that are otherwise equal.
