@@ -1,10 +1,11 @@
 """Runs as the explorer uses them: settings as coded values, figures in the units of their columns."""
 
-import base64
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from dsnb.analysis.choices import with_choices
 from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.analysis.tasks import TASK, tasks
 from dsnb.errors import SettingsError
+from dsnb.explorer import columns
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
@@ -45,8 +47,9 @@ class Choice:
         return sum(value is not None for value in self.values) > 1
 
     def short_label(self, code: int) -> str:
-        """Name one value, as in "ZeRO 3"; empty for the usual value of a setting."""
-        return labels.axis(self.name).describe_unusual(self.values[code])
+        """Name one value, as in "ZeRO 3"; empty for the usual value of a setting, and where it is unknown."""
+        value = self.values[code]
+        return "" if value is None else labels.axis(self.name).describe_unusual(value)
 
 
 @dataclass(frozen=True)
@@ -63,25 +66,37 @@ class Data:
         Every setting that varies, then the status, whether it varies or not.
     constant
         The settings that are the same for all runs.
-    figures
-        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table. The page holds the
-        same numbers, so both select the same runs.
+    columns
+        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, as the page holds them
+        (`dsnb.explorer.columns.stored`).
     """
 
     runs: pd.DataFrame
     experiments: list[str]
     choices: dict[str, Choice]
     constant: list[Choice]
-    figures: pd.DataFrame
+    columns: dict[str, dict[str, Any]]
     tasks: list[str]
     """The titles of the tasks, the one with the most runs first."""
     task_codes: list[int]
     """Each run's task."""
 
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """The figures as numbers, the very ones of the page, so that both select the same runs."""
+        return columns.restored(self.columns, self.runs.index)
+
     @property
     def axes(self) -> list[str]:
-        """The settings that vary and make an experiment."""
-        return [name for name, choice in self.choices.items() if name not in {"status", "sweep"} and choice.varies]
+        """The settings that vary and make an experiment; nodes only where they do not follow from the GPUs."""
+        others = {"status", "sweep", *(["nodes"] if self._nodes_follow_from_gpus() else [])}
+        return [name for name, choice in self.choices.items() if name not in others and choice.varies]
+
+    def _nodes_follow_from_gpus(self) -> bool:
+        if not {"nodes", "gpus"} <= set(self.choices):
+            return False
+        pairs = set(zip(self.task_codes, self.choices["gpus"].codes, self.choices["nodes"].codes, strict=True))
+        return len(pairs) == len({(task, gpus) for task, gpus, _ in pairs})
 
 
 def read(runs: pd.DataFrame) -> Data:
@@ -103,7 +118,7 @@ def read(runs: pd.DataFrame) -> Data:
     choices = [choice(name, known[name]) for name in [*names, "sweep"]]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
-    return Data(runs, named, {one.name: one for one in shown}, constant, figures(known), *_tasks(known))
+    return Data(runs, named, {one.name: one for one in shown}, constant, columns.stored(figures(known)), *_tasks(known))
 
 
 def _tasks(runs: pd.DataFrame) -> tuple[list[str], list[int]]:
@@ -163,11 +178,6 @@ def json_numbers(values: Iterable[float]) -> list[float | int | None]:
     """Convert numbers for JSON: NaN and infinity become None, whole numbers integers, which take less space."""
     known = (float(value) if math.isfinite(value) else None for value in values)
     return [int(value) if value is not None and value.is_integer() else value for value in known]
-
-
-def packed(values: Iterable[float]) -> str:
-    """Return numbers as base64 of 8 bytes each: exact, and shorter than as text; `numbersOf` in the page reads it."""
-    return base64.b64encode(np.asarray(values, dtype="<f8").tobytes()).decode()
 
 
 def run_log(data: Data, position: int) -> Path | None:

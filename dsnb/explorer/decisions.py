@@ -33,7 +33,7 @@ def payload(data: Data, names: list[str]) -> dict[str, Any]:
         "tasks": [_task(data, code, title) for code, title in enumerate(data.tasks)],
         "allTasks": {"title": EVERY_TASK, "controls": _controls(data, EVERY_TASK)} if len(data.tasks) > 1 else None,
         "taskCodes": data.task_codes,
-        "settings": [settings.get(name) for name in names],
+        "settings": _shared([settings.get(name) for name in names]),
         "memoryFigures": labels.MEMORY,
         "assumedPrice": ASSUMED_PRICE,
         "objectives": list(OBJECTIVES),
@@ -58,6 +58,25 @@ def answered(data: Data) -> pd.DataFrame:
     return answer.without_probes(runs) if len(runs) else runs
 
 
+def _shared(settings: list[dict[str, Any] | None]) -> dict[str, Any]:
+    """Return every text and every kind of place once, and each setting as the numbers of its two; None stays None.
+
+    Most settings share theirs with others, and those of thousands of experiments would take much of the page.
+    """
+    texts: dict[str, int] = {}
+    places: dict[tuple[Any, ...], int] = {}
+    codes: list[list[int] | None] = []
+    for one in settings:
+        if one is None:
+            codes.append(None)
+            continue
+        place = {name: value for name, value in one.items() if name != "setting"}
+        codes.append(
+            [texts.setdefault(one["setting"], len(texts)), places.setdefault(tuple(place.items()), len(places))]
+        )
+    return {"texts": list(texts), "places": [dict(place) for place in places], "codes": codes}
+
+
 def _setting(run: dict[Any, Any], capacity: float) -> dict[str, Any]:
     return {
         "model": "" if labels.text(run.get("model")) == "-" else labels.text(run["model"]),
@@ -79,4 +98,4 @@ def _task(data: Data, code: int, title: str) -> dict[str, Any]:
 
 def _controls(data: Data, task: str) -> dict[str, Any]:
     fresh = default(data, task)
-    return {name: fresh[name] for name in (*data.choices, *OF_A_TASK)}
+    return {name: fresh[name] for name in (*data.choices, *OF_A_TASK, "x", "y")}

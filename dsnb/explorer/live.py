@@ -41,8 +41,8 @@ class Live:
     def __init__(self, data: Data, state: State, before: "Live | None" = None) -> None:
         self.data = data
         shown = payload(data, state, Path("/"))
-        self.view = before.view if before else _view()
-        self.card = before.card if before else CardView(_esm=page.card_module(), views=self.view)
+        self.view: View = before.view if before else _view()
+        self.card: CardView = before.card if before else CardView(_esm=page.card_module(), views=self.view)
         with self.view.hold_sync():
             self.view.set_trait("payload", shown)
             self.view.set_trait("series", {})

@@ -12,7 +12,7 @@ from dsnb.analysis import replicates, studentized_range
 from dsnb.analysis.comparison_table import NO_SPREAD
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, Verdict
 from dsnb.explorer import anatomy, charts, decisions, series, shortages
-from dsnb.explorer.data import Data, json_numbers, packed, plain, run_folder
+from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.explorer.unusual import remarks
 from dsnb.render import palette
@@ -70,10 +70,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "runs": len(data.runs),
         "axes": [named(_axis(data, name)) for name in data.choices],
         "experimentAxes": data.axes,
-        "figures": [
-            named(_figure(name, labels.METRIC_LABELS[name], data.figures[name])) for name in data.figures
-        ]
-        + ([_figure("days", DAYS, None)] if "tokens_per_s" in data.figures else []),
+        "figures": [named(figure) for figure in _figures(data)],
         "comparedFigures": _compared_figures(data),
         "experiments": {
             "names": names,
@@ -137,7 +134,12 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
     }
 
 
-def _figure(name: str, metric: Metric, values: pd.Series | None) -> dict[str, Any]:
+def _figures(data: Data) -> list[dict[str, Any]]:
+    found = [{**_figure(name, labels.METRIC_LABELS[name]), **column} for name, column in data.columns.items()]
+    return [*found, *([_figure("days", DAYS)] if "tokens_per_s" in data.figures else [])]
+
+
+def _figure(name: str, metric: Metric) -> dict[str, Any]:
     return {
         "name": name,
         "title": metric.title,
@@ -147,7 +149,6 @@ def _figure(name: str, metric: Metric, values: pd.Series | None) -> dict[str, An
         "digits": metric.digits,
         "better": metric.better,
         "about": metric.about,
-        "values": None if values is None else packed(values),
     }
 
 

@@ -70,9 +70,15 @@ def options(data: Data) -> dict[str, list[Any]]:
 
 
 def default(data: Data, task: str | None = None) -> State:
-    """Return the initial state: all runs of a task (by default the one with the most), speed against memory."""
+    """Return the initial state: all runs of a task (by default the one with the most), speed against memory.
+
+    Where the task's runs measured no memory, it is speed against the number of GPUs.
+    """
     chosen = {name: values[0] if values else None for name, values in options(data).items()}
     task = task if task is not None else data.tasks[0] if data.tasks else None
+    for side, wanted in (("y", options(data)["y"]), ("x", [*labels.MEMORY, "gpus"])):
+        measured = [name for name in wanted if name in options(data)[side] and is_measured(data, name, task)]
+        chosen[side] = measured[0] if measured else chosen[side]
     axes = [name for name in data.axes if _varies(data, name, task)]
     varying = [name for name in ("precision", "strategy", *axes) if name in axes] or ["status"]
     chosen["colour"] = varying[0]
@@ -92,6 +98,12 @@ def default(data: Data, task: str | None = None) -> State:
 def _varies(data: Data, name: str, task: str | None) -> bool:
     """Return whether a setting has several values among the runs of a task."""
     return len(np.unique(np.array(data.choices[name].codes)[_of_task(data, task)])) > 1
+
+
+def is_measured(data: Data, name: str, task: str | None) -> bool:
+    """Return whether a run of a task has a figure; every run has a value of every setting."""
+    column = "tokens_per_s" if name == "days" else name
+    return name in data.choices or bool(data.figures[column].notna()[_of_task(data, task)].any())
 
 
 def _of_task(data: Data, task: str | None) -> np.ndarray:
@@ -128,6 +140,9 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
     if changed["task"] != state["task"]:  # what was chosen among the runs of another task
         fresh = default(data, changed["task"])
         changed |= {name: fresh[name] for name in (*data.choices, *OF_A_TASK) if name not in changes}
+        for side in {"x", "y"} - set(changes):
+            if changed[side] and not is_measured(data, changed[side], changed["task"]):
+                changed[side] = fresh[side]
     return changed
 
 

@@ -70,7 +70,7 @@ def words(decision: Decision) -> Words:
     unit, place = setting_words.unit(own), setting_words.place(own)
     model, setting = labels.text(own.get("model")), setting_words.setting(own)
     known = basis(own)
-    number = labels.count(len(decision.options), f"{known} setting")
+    number = labels.count(len(decision.options), f"{known} setting" if _is_of_one_basis(decision) else "setting")
     kicker = f"{BEST[decision.question.objective].format(unit=unit)} of {number}" if len(decision.options) > 1 else ""
     parts = ["Train", *([] if model == "-" else [model]), *([f"with {setting},"] if setting else []), f"on {place}."]
     return Words(
@@ -214,6 +214,12 @@ def _end(value: float) -> str:
 def basis(run: dict[str, Any]) -> str:
     """Return where the figures of a run come from."""
     return "published" if labels.text(run.get("source")).startswith("published") else "measured"
+
+
+def _is_of_one_basis(decision: Decision) -> bool:
+    """Return whether all options were measured, or all were published."""
+    first = decision.runs.drop_duplicates("experiment").set_index("experiment").loc[decision.options.index]
+    return len({basis(run) for run in first.to_dict("records")}) == 1
 
 
 def _origin(best: "pd.Series[Any]", basis: str) -> str:

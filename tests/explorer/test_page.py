@@ -584,16 +584,50 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
     pins = list(dict.fromkeys(explorer.selection["experiment"]))[:2]
     run = int(np.flatnonzero(explorer.selection["status"] == "ok")[0])
     one = {"run": run, "pins": pins, "strategy": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
-    for state in (one, {"task": "all"}):
+    looks = list(itertools.product((1280, 390), ("light", "dark")))
+    for state, seen in ((one, looks), ({"task": "all"}, looks[1:3])):
         tab.evaluate(f"(state) => {ROOT}.set(state)", state)
         tab.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
-        for width, scheme in itertools.product((1280, 390), ("light", "dark")):
+        for width, scheme in seen:
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
             tab.evaluate(SETTLED)
             assert violations(tab) == []
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.locator(".dsnb-panel canvas").count() == 2
+
+
+def stroke(tab, start, end):
+    """Move a finger over the first chart, from and to shares of its size."""
+    box = tab.locator(".dsnb-chart canvas").first.bounding_box()
+    session = tab.context.new_cdp_session(tab)
+    for share in range(9):
+        across, up = (start[side] + (end[side] - start[side]) * share / 8 for side in (0, 1))
+        point = {"x": box["x"] + across * box["width"], "y": box["y"] + up * box["height"]}
+        kind = "touchMove" if share else "touchStart"
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
+        tab.wait_for_timeout(16)
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    tab.wait_for_timeout(250)
+
+
+def test_a_finger_draws_a_region_sideways_and_scrolls_up_and_down(runs, saved, watched):
+    page = watched(saved, viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    tab = page.tab
+    tab.locator(".dsnb-chart canvas").first.scroll_into_view_if_needed()
+    stroke(tab, (0.3, 0.3), (0.97, 0.9))
+    region, selected = tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected]")
+    assert 5 < len(selected) < 290
+    assert selected == positions(dsnb.explore(runs).set(brush=region))
+    before = tab.evaluate("scrollY")
+    stroke(tab, (0.6, 0.9), (0.62, 0.3))
+    assert tab.evaluate("scrollY") > before + 50
+    assert tab.evaluate(f"{ROOT}.state.brush") == region
+    stroke(tab, (0.02, 0.5), (0.6, 0.6))  # from beside the axes
+    assert tab.evaluate(f"{ROOT}.state.brush") == region
+    stroke(tab, (0.9, 0.8), (0.9, 0.8))  # a tap beside all marks
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    assert page.said == []
 
 
 def test_the_keyboard_reaches_and_uses_every_control(tmp_path, watched):

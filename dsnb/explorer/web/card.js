@@ -1,6 +1,6 @@
 // The answer to the selected task, and the question: what is to be least, for how many tokens, at which price.
 
-const ALL_TASKS = "One panel for each task. Runs of different tasks are never compared.";
+const ALL_TASKS = "One panel for each task, ★ at its answer. Runs of different tasks are never compared.";
 
 class Card {
   constructor(model, set) {
@@ -82,7 +82,8 @@ class Card {
 
   showQuestion(state) {
     const own = new Set(this.decision.settings().map(({ kind }) => kind));
-    const { unit } = this.decision.settings()[0] ?? { unit: "GPU" };
+    const units = new Set(this.decision.settings().map((setting) => setting.unit));
+    const unit = units.size === 1 ? [...units][0] : "GPU";
     [...this.objective.options].forEach((option) => {
       option.textContent = this.model.decision.best[option.value].replace("{unit}", unit);
     });

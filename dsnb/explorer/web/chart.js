@@ -3,6 +3,11 @@
 const reject = () => Promise.reject(new Error("charts must not load anything"));
 const LOADER = { load: reject, sanitize: reject, http: reject, file: reject };
 
+// A finger comes down without a move before it, by which Vega knows the mark under a pointer: make one.
+const hoverFirst = (event) => {
+  if (event.pointerType === "touch") event.target.dispatchEvent(new PointerEvent("pointermove", event));
+};
+
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
   // is a run, or an experiment if it is marked so by `isExperiment`.
@@ -23,6 +28,7 @@ class Chart {
     parent.append(this.canvas, this.empty, this.tip, this.menu);
     this.resizeObserver = new ResizeObserver(() => this.resize());
     this.resizeObserver.observe(this.canvas);
+    this.canvas.addEventListener("pointerdown", hoverFirst, { capture: true });
     if (events.brush) this.canvas.addEventListener("pointerdown", () => this.pointerDown());
     parent.classList.toggle("dsnb-brushed", Boolean(events.brush)); // a finger scrolls up and down, and draws sideways
   }
@@ -70,6 +76,7 @@ class Chart {
     const listeners = new AbortController();
     const released = ({ type }) => {
       listeners.abort();
+      if (type === "pointercancel") dispatchEvent(new PointerEvent("pointerup")); // Vega knows no other end of a drag
       setTimeout(() => this.pointerUp(type === "pointercancel"), 40); // after Vega has handled the event itself
     };
     for (const event of ["pointerup", "pointercancel"]) addEventListener(event, released, { signal: listeners.signal });

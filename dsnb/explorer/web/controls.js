@@ -39,11 +39,12 @@ class Controls {
     this.state = state;
     const runs = this.model.runsOf(this.model.task(state));
     for (const { axis, inputs, labels, node } of this.boxes) {
-      const present = new Set(runs.map((run) => axis.codes[run])); // values of other tasks are not offered
+      const codes = runs.map((run) => axis.codes[run]);
+      const present = new Set(codes); // values of other tasks are not offered
       labels.forEach((label, code) => {
         label.hidden = !present.has(code);
       });
-      node.hidden = present.size < 2;
+      node.hidden = !axis.isChoice(codes);
       inputs.forEach((input, code) => {
         input.checked = state[axis.name].includes(axis.values[code]);
       });

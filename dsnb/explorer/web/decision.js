@@ -71,7 +71,8 @@ class Decision {
   words() {
     if (!this.best) return { kicker: "", headline: this.whyNot(), costs: this.ok.length ? "" : this.task.failed, following: "", basis: "", table: [] };
     const { best, state, options, rules } = this;
-    const number = counted(options.length, `${best.basis} setting`);
+    const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
+    const number = counted(options.length, isOfOneBasis ? `${best.basis} setting` : "setting");
     const objective = rules.best[state.objective].replace("{unit}", best.unit);
     const train = ["Train", best.model, best.setting && `with ${best.setting},`, `on ${best.place}.`];
     return {

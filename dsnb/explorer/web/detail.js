@@ -44,7 +44,8 @@ class Detail {
   describe(run, one) {
     const { model } = this;
     const status = model.status.labels[model.status.codes[run]];
-    const settings = model.settingsText((index) => model.axis.get(model.experimentAxes[index]).codes[run]);
+    const axes = model.experimentAxes.map((name) => model.axis.get(name)).filter(({ isFilter }) => isFilter);
+    const settings = axes.map((axis) => axis.shortLabels[axis.codes[run]]).filter(Boolean).join(", ");
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
     const advice = model.memory.texts[model.memory.advice[run]];
     if (advice) lines.push(element("p", {}, `To change: ${advice}.`));

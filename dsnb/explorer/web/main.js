@@ -143,7 +143,8 @@ class Explorer {
     const { model, state, selected } = this;
     const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.decision?.best?.experiment);
     this.scatter.draw({ ...picture, brush: state.brush });
-    this.laneNote.textContent = picture.message ? "" : picture.note;
+    const star = picture.data.best.length ? "★ is the setting of the answer." : "";
+    this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
     this.front.replaceChildren(element("h4", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
     this.drawLosses();

@@ -7,19 +7,38 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// The numbers of a column, as `packed` in dsnb/explorer/data.py writes them; NaN where one is missing.
-const numbersOf = (text) => new Float64Array(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer);
+// The numbers of a figure, as dsnb/explorer/columns.py stores them, from the columns before it; NaN where one is missing.
+const columnOf = ({ values, of, factors, codes }, columns) => {
+  if (of) return columns.get(of).map((value, run) => value * factors[codes ? codes[run] : 0]);
+  return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
+};
+
+// Each experiment's setting in words, as `_shared` in dsnb/explorer/decisions.py stores them; null for none.
+const settingsOf = ({ texts, places, codes }) => codes.map((code) => code && { ...places[code[1]], setting: texts[code[0]] });
+
+class Axis {
+  constructor(axis) {
+    Object.assign(this, axis);
+  }
+
+  // Whether there are several known values to choose from among these codes; missing ones are no choice.
+  isChoice(codes) {
+    return [...new Set(codes)].filter((code) => this.values[code] !== null).length > 1;
+  }
+}
 
 class Model {
   constructor(payload) {
     Object.assign(this, payload);
-    this.axis = new Map(payload.axes.map((axis) => [axis.name, axis]));
+    this.decision = { ...payload.decision, settings: settingsOf(payload.decision.settings) };
+    this.axes = payload.axes.map((axis) => new Axis(axis));
+    this.axis = new Map(this.axes.map((axis) => [axis.name, axis]));
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
     this.status = this.axis.get("status");
     this.columns = new Map();
     for (const axis of payload.axes) this.columns.set(axis.name, Float64Array.from(axis.codes));
     for (const figure of payload.figures) {
-      if (figure.values !== null) this.columns.set(figure.name, numbersOf(figure.values));
+      if (figure.name !== "days") this.columns.set(figure.name, columnOf(figure, this.columns));
     }
     this.ok = this.status.codes.map((code) => this.status.values[code] === payload.rules.okStatus);
     this.settings = payload.experiments.names.map(() => null);
@@ -31,18 +50,20 @@ class Model {
     this.memory = new GpuMemory(this, payload.memory);
   }
 
-  // Each experiment by the settings that vary, as in "ZeRO 3, bf16"; by its full name where that is not unique.
+  // Each experiment by the settings that have several known values in its task, without those at their usual values, as
+  // in "ZeRO 3, bf16"; by its full name where another one of the task has the same.
   shortNames() {
-    const short = this.settings.map((codes) => this.settingsText((index) => codes[index]));
-    const counts = new Map();
-    for (const text of short) counts.set(text, (counts.get(text) ?? 0) + 1);
-    return short.map((text, experiment) => (text && counts.get(text) === 1 ? text : this.experiments.names[experiment]));
-  }
-
-  // The settings of an experiment as text, without those at their usual values; `code(index)` is that of each axis.
-  settingsText(code) {
-    const labels = this.experimentAxes.map((name, index) => this.axis.get(name).shortLabels[code(index)]);
-    return labels.filter(Boolean).join(", ");
+    const names = [...this.experiments.names];
+    for (const task of this.decision.tasks) {
+      const own = [...this.grouped(this.runsOf(task)).keys()];
+      const varies = this.experimentAxes.map((name, index) => this.axis.get(name).isChoice(own.map((experiment) => this.settings[experiment][index])));
+      const labels = (codes) => codes.map((code, index) => varies[index] && this.axis.get(this.experimentAxes[index]).shortLabels[code]);
+      const texts = new Map(own.map((experiment) => [experiment, labels(this.settings[experiment]).filter(Boolean).join(", ")]));
+      const counts = new Map();
+      for (const text of texts.values()) counts.set(text, (counts.get(text) ?? 0) + 1);
+      for (const [experiment, text] of texts) if (text && counts.get(text) === 1) names[experiment] = text;
+    }
+    return names;
   }
 
   // One figure or axis of every run; NaN where it is missing.
@@ -68,9 +89,16 @@ class Model {
   // A state with some controls changed, as by `change` in dsnb/explorer/state.py.
   changed(before, patch) {
     const isOther = "task" in patch && patch.task !== before.task; // then what was chosen among other runs is given up
-    const state = { ...before, ...(isOther ? this.task(patch).controls : {}), ...patch };
+    const controls = isOther ? { ...this.task(patch).controls, ...this.measuredAxes(before, this.task(patch)) } : {};
+    const state = { ...before, ...controls, ...patch };
     if (!("brush" in patch) && (before.x !== state.x || before.y !== state.y)) state.brush = null;
     return state;
+  }
+
+  // The x and the y of a state, or the usual ones of a task whose runs did not measure them.
+  measuredAxes(state, task) {
+    const isMeasured = (name) => name && this.runsOf(task).some((run) => !Number.isNaN(this.values(name, state)[run]));
+    return Object.fromEntries(["x", "y"].map((side) => [side, isMeasured(state[side]) ? state[side] : task.controls[side]]));
   }
 
   showsAllTasks(state) {
@@ -188,16 +216,13 @@ class Model {
     return this.figure.get(name)?.factor ?? 1;
   }
 
-  // A value in its display unit, and back; a converted one is rounded to what a decimal number keeps, so that both undo
-  // each other.
+  // A value in its display unit, and back; rounded to what a decimal number keeps, so that both undo each other.
   displayed(name, value) {
-    const factor = this.factor(name);
-    return factor === 1 ? value : Number((value * factor).toPrecision(15));
+    return Number((value * this.factor(name)).toPrecision(15));
   }
 
   undisplayed(name, value) {
-    const factor = this.factor(name);
-    return factor === 1 ? value : Number((value / factor).toPrecision(15));
+    return Number((value / this.factor(name)).toPrecision(15));
   }
 
   // A value as text in its display unit.

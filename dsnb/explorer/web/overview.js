@@ -17,7 +17,7 @@ class TaskPanel {
 
   show(state) {
     const { model, task } = this;
-    const own = { ...state, task: task.title };
+    const own = { ...state, task: task.title, ...model.measuredAxes(state, task) };
     const decision = new Decision(model, task, own);
     const { headline, costs } = decision.words();
     [this.headline.textContent, this.costs.textContent] = [headline, costs];

@@ -53,11 +53,16 @@ class RunTable {
     return this.model.cellText(name, run, this.state);
   }
 
-  // Without a choice, all columns in which the runs of the page differ.
+  // Without a choice, all columns in which the runs of the task differ.
   shownColumns() {
     if (this.state.columns.length) return tableColumns(this.model).filter((name) => this.state.columns.includes(name));
-    this.varying ??= tableColumns(this.model).filter((name) => !isConstant(Array.from({ length: this.model.runs }, (_, run) => this.values(name, run))));
-    return this.varying;
+    const { task } = this.state;
+    if (this.varying?.task !== task) {
+      const runs = this.model.runsOf(this.model.task(this.state));
+      const columns = tableColumns(this.model).filter((name) => !isConstant(runs.map((run) => this.values(name, run))));
+      this.varying = { task, columns };
+    }
+    return this.varying.columns;
   }
 
   picker() {

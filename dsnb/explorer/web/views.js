@@ -10,12 +10,13 @@ const style = (model, state, run) => {
 // Titles, domains, labels and display factors of both axes; a scale is logarithmic only if all values are positive.
 const frame = (model, state, x, y, xs, ys) => {
   const axis = model.axis.get(x);
+  const codes = axis ? model.runsOf(model.task(state)).map((run) => axis.codes[run]) : []; // filters leave the axis as it is
   const types = {};
   for (const [side, name, values] of [["x", x, xs], ["y", y, ys]]) {
     const possible = !model.axis.get(name) && values.every((value) => !(value <= 0));
     types[side] = state[`${side}_scale`] === "log" && possible ? "log" : "linear";
   }
-  const across = axis ? [-0.5, axis.values.length - 0.5] : domain(xs, types.x === "log");
+  const across = axis ? [Math.min(axis.values.length, ...codes) - 0.5, Math.max(0, ...codes) + 0.5] : domain(xs, types.x === "log");
   const up = domain(ys, types.y === "log");
   const signals = {
     x_title: model.heading(x), y_title: y ? model.heading(y) : "", x_labels: axis ? axis.labels : null,
@@ -82,7 +83,6 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const message = points.length || failed.length ? null : filtered.length ? "No run measured both." : "No run matches the filters: remove some.";
   const star = starred(model, state, filtered, best);
   const notes = [
-    star.length ? "★ is the setting of the answer." : "",
     needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
     unknown.length && !nominal ? `${needed.size ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
     unreported(model, state, filtered.filter((run) => model.ok[run] && (Number.isNaN(x[run]) || Number.isNaN(y[run])))),
