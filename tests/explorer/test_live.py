@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.process
 
 TOKEN = "a-test"
-ROOT = "document.querySelector('.dsnb-explorer').dsnb"
+ROOT = "[...document.querySelectorAll('.dsnb-explorer')].find((root) => root.dsnb).dsnb"
 
 
 def free_port():
@@ -33,7 +33,7 @@ def lab(tmp_path):
     made_up.write_folders(made_up.runs(60), tmp_path / "work" / "outputs" / "made_up")
     sources = [
         "import dsnb\nexplorer = dsnb.explore(dsnb.load_runs('outputs/made_up'))\nexplorer",
-        "print('selected', len(explorer.selection), explorer.state['strategy'])",
+        "print('selected', len(explorer.selection), explorer.state['strategy'], explorer.state['relevance'])",
         "explorer.set(precision='bf16', y='power_w').state['y']",
     ]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
@@ -82,6 +82,15 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     # the losses of the runs are there at once
     assert tab.evaluate(f"{ROOT}.losses.view.data('lines').length") > 100
 
+    # the answer is above the controls, and asks the kernel's question
+    card = tab.locator(".dsnb-decision")
+    assert card.locator(".dsnb-headline").inner_text().startswith("Train gpt2 with ")
+    button = tab.get_by_role("button", name="ZeRO 3", exact=True)
+    assert card.bounding_box()["y"] < button.bounding_box()["y"] < tab.locator(".dsnb-count").bounding_box()["y"]
+    card.get_by_label("Smallest relevant difference (%)").fill("5")
+    card.get_by_label("Smallest relevant difference (%)").press("Enter")
+    tab.locator(".dsnb-front h4", has_text="differences below 5 % do not count").wait_for()
+
     # a hand on an ipywidget: the views follow, and the kernel knows
     tab.get_by_role("button", name="ZeRO 3", exact=True).click()
     tab.locator(".dsnb-count:not(:has-text('60 of 60'))").wait_for()
@@ -89,7 +98,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert 0 < selected < 60
     tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_text(f"selected {selected} ['ZeRO 3']").wait_for(timeout=30_000)
+    tab.get_by_text(f"selected {selected} ['ZeRO 3'] 0.05").wait_for(timeout=30_000)
 
     # the kernel's own hand: the widgets and the views follow
     tab.keyboard.press("Shift+Enter")
@@ -115,7 +124,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert tab.evaluate(f"{ROOT}.state.brush") is None
     tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_text("selected 60 []").wait_for(timeout=30_000)
+    tab.get_by_text("selected 60 [] 0.02").wait_for(timeout=30_000)
 
     assert [url for url in asked if not url.startswith((lab, "data:", "blob:", lab.replace("http", "ws")))] == []
     assert said == []
