@@ -46,7 +46,7 @@ def _number(factor: str) -> str:
 def _x(field: str = "x") -> alt.X:
     scale = alt.Scale(domain=[alt.ExprRef("x_low"), alt.ExprRef("x_high")], nice=False, zero=False)
     label = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {_number('x_factor')}"
-    axis = alt.Axis(labelExpr=label, tickMinStep=MIN_TICK_STEP, grid=False)
+    axis = alt.Axis(labelExpr=label, tickMinStep=MIN_TICK_STEP, grid=False, labelOverlap=True, labelSeparation=5)
     return alt.X(f"{field}:Q", scale=scale, title="x_title", axis=axis)
 
 

@@ -61,6 +61,7 @@ def test_least_memory_is_a_question_too():
         ({"tokens": 0}, "tokens is 0: give a number above 0, such as 100e9"),
         ({"tokens": float("nan")}, "tokens is nan: give a number above 0"),
         ({"gpus": -1}, "gpus is -1: give the number of GPUs at hand, or 0 for any"),
+        ({"relevance": 1}, "relevance is 1: give 0 or more and less than 1, such as 0.02 for 2 %"),
         ({"prices": {"": -2}}, "prices has {'': -2}: give prices of 0 or more"),
     ],
 )

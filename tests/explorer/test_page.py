@@ -3,7 +3,6 @@
 import collections
 import csv
 import io
-import itertools
 import json
 import math
 import random
@@ -584,8 +583,8 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
     pins = list(dict.fromkeys(explorer.selection["experiment"]))[:2]
     run = int(np.flatnonzero(explorer.selection["status"] == "ok")[0])
     one = {"run": run, "pins": pins, "strategy": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
-    looks = list(itertools.product((1280, 390), ("light", "dark")))
-    for state, seen in ((one, looks), ({"task": "all"}, looks[1:3])):
+    looks = [(1280, "light"), (390, "dark")], [(1280, "dark"), (390, "light")]
+    for state, seen in zip((one, {"task": "all"}), looks, strict=True):
         tab.evaluate(f"(state) => {ROOT}.set(state)", state)
         tab.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
         for width, scheme in seen:

@@ -271,6 +271,8 @@ def test_another_task_starts_with_all_of_its_runs():
     assert set(explorer.selection["model"]) == {"opt-13b"}
     assert (len(explorer.selection), explorer.state["run"], explorer.state["objective"]) == (8, None, "cost")
     assert not {"model", "seq_len", "data", "steps", "warmup_steps", "seed"} & set(explorer.state)
+    assert (explorer.state["x"], explorer.state["along"]) == ("gpus", "gpus")  # memory is not published
+    assert "nodes" not in explorer.data.axes  # they follow from the GPUs
     explorer.set(task="all", gpus=[8, 16])
     assert explorer.selection.equals(explorer.data.runs[explorer.data.runs["gpus"].isin([8, 16])])
 

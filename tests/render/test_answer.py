@@ -49,12 +49,16 @@ def test_settings_that_ran_once_are_too_few_to_be_sure():
     found = text(runs(2, precision=["bf16"], zero_stage=[1, 2]))
     assert "10 % slower (one run each: too few to be sure), 1 GiB more." in found
     assert "Soonest of 2 measured settings" in found
+    mixed = runs(2, precision=["bf16"], zero_stage=[1, 2]).assign(source=["dsnb", "published: elsewhere"])
+    assert "Soonest of 2 settings" in text(mixed)
 
 
 def test_verdicts_say_what_is_certain():
     found = text(runs(8, repeats=4, precision=["bf16"], zero_stage=[1, 2]))
     # logarithms of 1.000 to 1.006 deviate by 0.0026: 0.9 exp(+-2.447 sqrt(2 / 4) 0.0026), 6 degrees of freedom
     assert "10 % slower (95 % interval 9.6 to 10), 1 GiB more." in found
+    found = text(runs(8, repeats=4, precision=["bf16"], zero_stage=[1, 2]), relevance=0.2)
+    assert "about the same (10 % slower, 95 % interval 9.6 to 10), 1 GiB more." in found
     assert "Speed and memory: measured, the median of 4 runs." in found
     equal = runs(8, repeats=4, precision=["bf16"], zero_stage=[1, 2])
     equal["tokens_per_s"] = 1000.0 + equal["repeat"]

@@ -2,7 +2,7 @@
 
 const render = async ({ model, el }) => {
   const views = await model.widget_manager.get_model(model.get("views").replace("IPY_MODEL_", ""));
-  const root = element("div", { class: "dsnb-explorer" });
+  const root = element("div", { class: "dsnb-explorer", "data-lm-suppress-shortcuts": true }); // JupyterLab's own
   el.append(root);
   let [payload, card] = [null, null];
   const update = () => {

@@ -11,7 +11,7 @@ const labLink = (home) => (path) => {
 };
 
 const render = ({ model, el }) => {
-  const root = element("div", { class: "dsnb-explorer" });
+  const root = element("div", { class: "dsnb-explorer", "data-lm-suppress-shortcuts": true }); // JupyterLab's own
   el.append(root);
   const changed = (state) => {
     model.set("state", state);
