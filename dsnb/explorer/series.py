@@ -10,8 +10,8 @@ from dsnb.run_folder.table_columns import GPU_COLUMNS, STEP_COLUMNS
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.load import load_gpu, load_steps
 
-MAX_NUMBERS = 36_000
-"""Numbers in the series of all runs of a page together: about 180 kB."""
+MAX_NUMBERS = 32_000
+"""Numbers in the series of all runs of a page together: about 160 kB."""
 MIN_POINTS, MAX_POINTS = 24, 240
 COLUMNS = 9
 GPU = ["host", "gpu"]
