@@ -10,8 +10,8 @@ from dsnb.run_folder.table_columns import GPU_COLUMNS, STEP_COLUMNS
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.load import load_gpu, load_steps
 
-MAX_NUMBERS = 32_000
-"""Numbers in the series of all runs of a page together: about 160 kB."""
+MAX_NUMBERS = 26_000
+"""Numbers in the series of all runs of a page together: about 130 kB."""
 MIN_POINTS, MAX_POINTS = 24, 240
 COLUMNS = 9
 GPU = ["host", "gpu"]
@@ -53,7 +53,7 @@ def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
     if len(steps):
         every = math.ceil(len(steps) / points)
         warm = steps[steps["phase"] == "warmup"]
-        thin = steps.iloc[every - 1 :: every]
+        thin = steps.iloc[(len(steps) - 1) % every :: every]  # up to the last step
         result = {name: _rounded(thin[name]) for name in ("step", "t_s", "step_time_s", "loss", "allocated_gib")}
         result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
     if len(means := mean_over_gpus(samples)):
