@@ -90,7 +90,7 @@ class Explorer:
         """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
         pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent)]
-        pieces.append(f"<h2>Medians</h2>{tables.summary_table(data.medians(self.data), self.data)}")
+        pieces.append(f"<h2>Medians</h2>{tables.summary_table(data.medians(self.data), self.data.runs)}")
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
         records.write_text(target, notebook_page.to_html(content, page.resources(title)))
