@@ -9,17 +9,25 @@ from dsnb.cli.printing import Format, show
 
 
 def _option(help_: str, **more: Any) -> Any:
-    return typer.Option(help=help_, **{"show_default": False, **more})
+    return typer.Option(help=help_, **{"metavar": "NUMBER", "show_default": False, **more})
+
+
+def _argument(name: str, help_: str) -> Any:
+    return typer.Argument(metavar=name, help=help_, show_default=False)
 
 
 def rampup(
-    first: Annotated[int, typer.Argument(help="Global batch size at the beginning, in sequences.", show_default=False)],
-    last: Annotated[int, typer.Argument(help="Global batch size after the ramp-up.", show_default=False)],
+    first: Annotated[
+        int,
+        _argument("FIRST", "Global batch size at the beginning, in sequences."),
+    ],
+    last: Annotated[int, _argument("LAST", "Global batch size after the ramp-up.")],
     gpus_per_node: Annotated[int, _option("GPUs of a node; nodes are used whole.")],
     micro_batch_size: Annotated[int | None, _option("Largest micro-batch that fits into memory.")] = None,
     replica_gpus: Annotated[int | None, _option("GPUs of a replica: tensor x pipeline.", show_default="1")] = None,
     runs: Annotated[
-        Path | None, _option("Folder of measured runs that say both, and how fast each micro-batch is.")
+        Path | None,
+        _option("Folder of measured runs that say both, and how fast each micro-batch is.", metavar="FOLDER"),
     ] = None,
     max_nodes: Annotated[int | None, _option("Most nodes.")] = None,
     increment: Annotated[int | None, _option("Growth of the batch per stage; without it, the batch doubles.")] = None,

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,8 @@ def test_in_a_kernel_it_is_followed_by_itself(form, fake, monkeypatch):
         FakeSweep.started.code = 3
         await asyncio.sleep(0.05)
 
-    asyncio.run(kernel())
+    with ThreadPoolExecutor(1) as pool:  # a browser of another test may have an event loop in this thread
+        pool.submit(asyncio.run, kernel()).result()
     assert "Finished, but not every run is ok" in form.running.state.value
     assert buttons(form) == [False, True, False]
 

@@ -159,7 +159,7 @@ def test_the_cost_of_a_run(swept, tmp_path):
 def test_what_figures_mean_stands_beside_them(swept):
     runs = dsnb.load_runs(swept).assign(masked_flops_pct=[1.26, 4.0, *[2.0] * (len(dsnb.load_runs(swept)) - 2)])
     said = notes.meanings(runs).text
-    assert "<dt>TFLOP/s/GPU</dt>" in said
+    assert "<dt>TFLOP/s/rank</dt>" in said
     assert "the masked half of attention is counted. It is 1.3 to 4.0 % of the values here." in said
     assert "Peak resident memory of the ranks of the fullest host" in said
     gpus = runs.assign(gpu_util_pct=98.0)
