@@ -3,11 +3,14 @@
 `python -m benchmarks.prediction_errors` prints the error of each setting, predicted from those of other models.
 The measured rows: `dsnb.published("h200_gpt2_zero_precision")` and `("h200_memory")`, `benchmarks/h200_bars.csv`, and
 `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose code is still the one that runs.
-With `fit` it prints the constants that fit all of them, for `dsnb/prediction/constants.py`.
+With `memory` it prints the errors of peak memory, for `dsnb/prediction/memory_errors.py`: its models are traced first,
+which takes minutes. With `fit` it prints the constants that fit all of them, for `dsnb/prediction/constants.py`.
 """
 
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -15,11 +18,19 @@ import dsnb
 from benchmarks import bars
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
-from dsnb.prediction.measured import Measured, measured
+from dsnb.prediction.measured import Measured, measured, recorded
+from dsnb.prediction.memory import peak_memory
+from dsnb.prediction.memory_errors import Peak
+from dsnb.prediction.memory_errors import by_kind as by_kind_of_peak
 from dsnb.prediction.time_errors import TimeError, by_kind, left_out
+from dsnb.prediction.traces import traces
+from dsnb.settings.experiment import Experiment
 
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
+MEASURED = ("experiment", "step_time_s", "peak_allocated_gib")
+OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
+"""Runs whose code has changed since: the loss of a pipeline copied its logits."""
 
 
 def h200_runs() -> list[Measured]:
@@ -36,8 +47,8 @@ def _medians(runs: pd.DataFrame) -> list[Measured]:
 
 def _bars() -> pd.DataFrame:
     known = {f"{work}/{one.name}": one for work in bars.WORKS for one in bars.experiments(work)}
-    table = pd.read_csv(HERE / "h200_bars.csv").rename(columns={"step_time_s_median": "step_time_s"})
-    rows = [{**known[row["experiment"]].model_dump(), "step_time_s": row["step_time_s"], "gpu_name": H200}
+    table = pd.read_csv(HERE / "h200_bars.csv").rename(columns=lambda name: name.removesuffix("_median"))
+    rows = [{**known[row["experiment"]].model_dump(), **{name: row[name] for name in MEASURED}, "gpu_name": H200}
             for row in table.to_dict("records")]  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -45,6 +56,27 @@ def _bars() -> pd.DataFrame:
 def _log() -> pd.DataFrame:
     table = pd.read_csv(HERE / "h200_log.csv", keep_default_na=False)
     return table.assign(gpu_name=H200, precision="bf16", tokens_per_s=table["tokens_per_s_per_gpu"] * table["gpus"])
+
+
+def peaks() -> list[Peak]:
+    """Return every measured peak of memory on H200 of this repository beside its prediction."""
+    tables = [dsnb.published("h200_gpt2_zero_precision"), dsnb.published("h200_memory"), _bars()]
+    rows = [row for table in tables for row in table.drop_duplicates("experiment").to_dict("records")]
+    rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
+    experiments = [_as_measured(row) for row in rows]
+    predicted = [peak_memory(*one) for one in zip(experiments, traces(experiments), strict=True)]
+    return [
+        Peak(one, memory.peak_allocated_gib, row["peak_allocated_gib"], row.get("peak_reserved_gib", math.nan))
+        for one, memory, row in zip(experiments, predicted, rows, strict=True)
+    ]
+
+
+def _as_measured(row: dict[str, Any]) -> Experiment:
+    """Return the settings of a row, which was accumulated in bf16 where accumulation in fp32 was not yet a setting."""
+    own = recorded(row)
+    native = own.strategy == "deepspeed" and own.precision == "bf16" and own.mixed_precision == "native"
+    older = {"grad_accum_dtype": "bf16"} if native and "grad_accum_dtype" not in row else {}
+    return own.model_copy(update={"device": "cuda", **older})
 
 
 def lines(found: dict[str, TimeError]) -> list[str]:
@@ -57,6 +89,13 @@ def lines(found: dict[str, TimeError]) -> list[str]:
 
 def main() -> None:
     """Print the error of each run and those by kind, or the fitted constants."""
+    if sys.argv[1:] == ["memory"]:
+        found = peaks()
+        for one in sorted(found, key=lambda one: one.error_pct):
+            print(f"{one.experiment.name_with_model}: {one.allocated_gib:.2f} GiB measured, {one.error_pct:+.2f} %")
+        for name, error in by_kind_of_peak(found).items():
+            print(f'    "{name}": {error},')
+        return
     runs = h200_runs()
     if sys.argv[1:] == ["fit"]:
         print(calibrate(runs, PRIOR))

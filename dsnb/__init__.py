@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dsnb.errors import DsnbError, SettingsError
     from dsnb.explorer.explore import explore
     from dsnb.launcher.run import launch
+    from dsnb.prediction.predict import predict
+    from dsnb.prediction.recommend import recommend
     from dsnb.report import write_report
     from dsnb.runs.literature.tables import published
     from dsnb.runs.load import load_runs, load_steps
@@ -31,8 +33,10 @@ _HOME = {
     "explore": "explorer.explore",
     "launch": "launcher.run",
     "load_sweep": "sweep.params",
+    "predict": "prediction.predict",
     "published": "runs.literature.tables",
     "rampup": "analysis.rampup",
+    "recommend": "prediction.recommend",
     "run_sweep": "sweep.run",
     "load_runs": "runs.load",
     "load_steps": "runs.load",
@@ -51,8 +55,10 @@ __all__ = [
     "load_runs",
     "load_steps",
     "load_sweep",
+    "predict",
     "published",
     "rampup",
+    "recommend",
     "run_sweep",
     "summarize",
     "write_report",

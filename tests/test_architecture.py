@@ -35,8 +35,8 @@ LAYERS = [
     "launcher",
     "train",
     "execute",
-    "run_folder",
     "prediction",
+    "run_folder",
     "settings",
     "formulas",
     "files",
@@ -71,6 +71,11 @@ TESTED_ELSEWHERE = {
     ),
     "prediction/test_calibration.py": "prediction/constants prediction/measured",
     "prediction/test_communication.py": "prediction/links",
+    "prediction/test_memory.py": (
+        "prediction/engine prediction/memory_errors prediction/moments prediction/torch_memory prediction/zero_memory "
+        "train/compiled_trace train/fake_model train/memory_trace"
+    ),
+    "prediction/test_predict.py": "cli/predict prediction/recommend",
     "prediction/test_work.py": "prediction/host_work prediction/kernels prediction/mode prediction/shapes",
     "render/test_answer.py": "render/changes render/decision_words",
     "files/test_records.py": "files/json_text",
@@ -243,8 +248,10 @@ def test_public_names():
         "load_runs",
         "load_steps",
         "load_sweep",
+        "predict",
         "published",
         "rampup",
+        "recommend",
         "run_sweep",
         "summarize",
         "write_report",

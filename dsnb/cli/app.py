@@ -1,4 +1,4 @@
-"""The commands of `dsnb`, except `dsnb sweep` and `dsnb rampup`, and the entry point."""
+"""The commands of `dsnb` that need few lines, and the entry point."""
 
 import sys
 import warnings
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dsnb.cli import rampup, sweep
+from dsnb.cli import predict, rampup, sweep
 from dsnb.cli.help import Command, Group
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
 from dsnb.cli.sweep import Set, parse_overrides
@@ -21,6 +21,8 @@ from dsnb.version import __version__
 
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(cls=Command)(sweep.sweep)
+app.command(cls=Command)(predict.predict)
+app.command(cls=Command)(predict.recommend)
 app.command(cls=Command)(rampup.rampup)
 
 

@@ -27,7 +27,7 @@ def rampup(
     replica_gpus: Annotated[int | None, _option("GPUs of a replica: tensor x pipeline.", show_default="1")] = None,
     runs: Annotated[
         Path | None,
-        _option("Folder of measured runs that say both, and how fast each micro-batch is.", metavar="FOLDER"),
+        _option("Folder of runs that say both, and how fast each micro-batch is.", metavar="FOLDER"),
     ] = None,
     max_nodes: Annotated[int | None, _option("Most nodes.")] = None,
     increment: Annotated[int | None, _option("Growth of the batch per stage; without it, the batch doubles.")] = None,

@@ -1,11 +1,13 @@
 """What a draft comes to: runs, refused combinations, predictions, time and cost, and how they are shown."""
 
+import functools
 import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import dsnb
 from dsnb.analysis.decision import OBJECTIVES
 from dsnb.designer import markup
 from dsnb.designer.draft import Draft
@@ -13,6 +15,7 @@ from dsnb.designer.plan import plan
 from dsnb.designer.predicted import BEST
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from tests.prediction.made_up import TRACE
 
 SHARED = {"model": ["gpt2-tiny"], "device": ["cpu"], "precision": ["fp32"], "warmup_steps": [5], "steps": [20]}
 AXES = {"zero_stage": [0, 1, 2], "strategy": ["deepspeed", "ddp"]}
@@ -196,3 +199,14 @@ def test_every_setting_can_be_an_axis_of_one_value():
     made = plan(Draft("x", "", {**defaults, **SHARED}), Path("x.yaml"), Path("x"))
     assert made.problems == []
     assert made.sweep.runs[0].experiment == Experiment(**{name: values[0] for name, values in SHARED.items()})
+
+
+def test_dsnb_predicts_what_the_form_asks(monkeypatch):
+    monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE] * len(experiments))
+    made = planned(functools.partial(dsnb.predict, gpu="H200"))
+    assert made.note == ""
+    assert made.unknown_runs == 0
+    assert made.seconds == pytest.approx(2 * 25 * made.predicted["step_time_s"].sum())
+    assert planned(functools.partial(dsnb.predict, gpu="?")).note.startswith("Nothing is predicted: unknown GPU '?'")
+    small = planned(functools.partial(dsnb.predict, gpu="T4"))
+    assert sorted(small.unfit) == sorted(small.predicted["experiment"])

@@ -1,0 +1,112 @@
+"""`dsnb predict` and `dsnb recommend`: what a params file would come to on GPUs that need not be there."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dsnb.cli.printing import Format, say, show
+from dsnb.cli.sweep import Set, parse_overrides
+
+
+def _option(metavar: str, help_: str, default: bool = False) -> Any:
+    return typer.Option(metavar=metavar, help=help_, show_default=default)
+
+
+Params = Annotated[Path, typer.Argument(metavar="PARAMS", help="Params file (YAML).", show_default=False)]
+GpuName = Annotated[str, _option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
+Gpus = Annotated[int | None, _option("NUMBER", "GPUs of each setting, in place of the file's.")]
+LinkName = Annotated[
+    str, _option("LINK", "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.", default=True)
+]
+Tokens = Annotated[float, _option("NUMBER", "Tokens to train on.", default=True)]
+Price = Annotated[float | None, _option("NUMBER", "Price of a GPU-hour, for the cost.")]
+Calibrate = Annotated[Path | None, _option("FOLDER", "Folder of measured runs to calibrate speed with.")]
+TableFormat = Annotated[Format, typer.Option("--format", help="Format of the table.")]
+
+
+def predict(
+    params: Params,
+    gpu: GpuName = "H200",
+    gpus: Gpus = None,
+    link: LinkName = "nvlink",
+    tokens: Tokens = 100e9,
+    price: Price = None,
+    calibrate: Calibrate = None,
+    set_: Set = None,
+    format_: TableFormat = Format.table,
+) -> None:
+    """Predict memory, speed and cost of every setting of a params file, with errors; no GPU is needed."""
+    from dsnb.prediction.predict import predict as predicted
+
+    table = predicted(_experiments(params, gpus, set_), gpu, **_options(link, tokens, price, calibrate))
+    _show(table, format_)
+
+
+def recommend(
+    params: Params,
+    gpu: GpuName = "H200",
+    gpus: Gpus = None,
+    objective: Annotated[str, _option("NAME", "days, tokens_per_s, memory or cost.", default=True)] = "days",
+    link: LinkName = "nvlink",
+    tokens: Tokens = 100e9,
+    price: Price = None,
+    calibrate: Calibrate = None,
+    set_: Set = None,
+    format_: TableFormat = Format.table,
+) -> None:
+    """Recommend one setting of a params file by prediction: why, how sure, and the nearest alternatives."""
+    from dsnb.prediction.recommend import recommend as recommended
+
+    options = _options(link, tokens, price, calibrate)
+    found = recommended(_experiments(params, gpus, set_), gpu, objective=objective, **options)  # type: ignore[arg-type]
+    for sentence in found.sentences:
+        say(sentence, err=format_ in {Format.csv, Format.json})
+    _show(found.table, format_)
+
+
+def _options(link: str, tokens: float, price: float | None, calibrate: Path | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price}
+    if calibrate:
+        from dsnb.runs.load import load_runs
+
+        options["calibrate"] = load_runs(calibrate)
+    return options
+
+
+def _experiments(params: Path, gpus: int | None, set_: list[str] | None) -> list[Any]:
+    """Return the settings of a params file, each once, for GPUs, whatever this machine has."""
+    from dsnb.sweep.params import load_sweep
+
+    overrides = {"device": "cuda", **parse_overrides(set_ or []), **({"gpus": gpus} if gpus else {})}
+    runs = load_sweep(params, overrides, auto_values={"gpus": gpus or 1}).runs
+    return list({run.name: run.experiment for run in runs}.values())
+
+
+def _show(table: Any, format_: Format) -> None:
+    numbers = table.set_index("experiment")
+    show(numbers, _texts(numbers), format_)
+    for line in dict.fromkeys(numbers["outside"]):
+        if line:
+            say(f"not covered by the calibration: {line}", err=format_ in {Format.csv, Format.json})
+
+
+def _texts(table: Any) -> Any:
+    """Return the columns of a terminal: figures with their errors."""
+    shown = table[[]].copy()
+    shown["fits"] = ["yes" if fits else "no" for fits in table["fits"]]
+    shown["GiB"] = _with_error(table, "peak_allocated", "peak_allocated_gib", "{:.1f}")
+    shown["tokens/s"] = _with_error(table, "tokens_per_s", "tokens_per_s", "{:,.0f}")
+    shown["ms a step"] = [f"{1e3 * seconds:,.0f}" for seconds in table["step_time_s"]]
+    shown["MFU"] = ["" if value is None else f"{value:.0%}" for value in table["mfu"]]
+    shown["days"] = [f"{days:,.3g}" for days in table["days"]]
+    if table["cost"].notna().any():
+        shown["cost"] = [f"{cost:,.0f}" for cost in table["cost"]]
+    if "worse_pct" in table:
+        shown.insert(0, "worse", [f"{worse:.1f} %" for worse in table["worse_pct"]])
+    return shown
+
+
+def _with_error(table: Any, name: str, column: str, form: str) -> list[str]:
+    errors = table[f"{name}_error_pct"]
+    return [f"{form.format(value)} ± {error:.1f} %" for value, error in zip(table[column], errors, strict=True)]

@@ -1,0 +1,101 @@
+"""The sizes of one rank that decide what memory holds besides activations, and how gradients add to a trace."""
+
+from dataclasses import dataclass
+
+from dsnb.formulas.memory import HALF, MOMENTS
+from dsnb.prediction.moments import Moment, Trace
+from dsnb.settings.experiment import Experiment
+
+BUCKET = 500_000_000
+"""Elements of ZeRO's reduction bucket, `reduce_bucket_size`."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The sizes that the rules are about.
+
+    Attributes
+    ----------
+    width
+        Bytes of a weight as the model computes with it: 2 if a half-precision copy is what trains, else 4.
+    trained, frozen
+        Elements of a rank.
+    ranks
+        Data-parallel ranks.
+    moments
+        Bytes of the optimizer's moments over all parameters.
+    """
+
+    experiment: Experiment
+    trace: Trace
+    width: int
+    trained: float
+    frozen: float
+    ranks: int
+    moments: float
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients of earlier micro-batches are in memory when the last one is computed."""
+        return self.experiment.grad_accum > 1
+
+    @property
+    def keeps_masters(self) -> bool:
+        """Whether there are fp32 weights beside the half-precision ones."""
+        return self.width == 2
+
+    @property
+    def bucket(self) -> float:
+        """Bytes of one bucket of gradients."""
+        given = self.experiment.deepspeed.get("zero_optimization.reduce_bucket_size", 0)
+        return self.width * float(given or self.experiment.bucket_elements or BUCKET)
+
+    @property
+    def buckets(self) -> float:
+        """Bytes of all buckets: two alternate if communication overlaps with computation."""
+        return self.bucket * (2 if self.experiment.overlap_comm == "on" else 1)
+
+
+def engine_of(experiment: Experiment, trace: Trace, moments: float | None = None) -> Engine:
+    """Return the sizes of a setting; `moments` are the optimizer's bytes if it is not Adam."""
+    # Embeddings, with which the output layer is tied, are whole on every tensor-parallel rank and on the outer stages.
+    whole = trace.of_root / trace.parameters
+    split = 1 / (whole + (1 - whole) / (experiment.tensor_parallel * experiment.pipeline_parallel))
+    native = experiment.precision in HALF and experiment.mixed_precision == "native"
+    width = 2 if native and experiment.strategy == "deepspeed" else 4
+    trained = trace.trainable / split
+    states = MOMENTS * trained if moments is None else moments / split
+    frozen = (trace.parameters - trace.trainable) / split
+    return Engine(experiment, trace, width, trained, frozen, experiment.data_parallel, states)
+
+
+def passes(engine: Engine, base: Moment, gradient: float, held: float, later: float = 0) -> list[Moment]:
+    """Return the moments of the last micro-batch's forward and backward pass.
+
+    Parameters
+    ----------
+    base
+        What is there before it, gradients of earlier micro-batches included.
+    gradient
+        Bytes of a gradient that stays; 0 if it is added to one that is there.
+    held
+        The most bytes of gradients that are there besides, because they have not been reduced yet.
+    later
+        Bytes that are allocated when the first gradient has been computed.
+    """
+    trace, width = engine.trace, engine.width
+    logits = max(0.0, trace.moments[0][0] - trace.kept)
+    found = [base.with_more("forward", activations=trace.forward_peak)]
+    for number, (size, done) in enumerate(trace.moments):
+        computed = done * engine.trained / max(1, trace.trainable)
+        if number == 0 and not done:
+            found.append(base.with_more("loss", activations=size - logits, logits=logits))
+            continue
+        gradients = gradient * computed + min(held, width * computed)
+        found.append(base.with_more("backward", activations=size, gradients=gradients, buffers=later))
+    return found
+
+
+def frozen_bytes(engine: Engine) -> float:
+    """Return the bytes of the weights that LoRA freezes, which are in half precision where there is one."""
+    return (2 if engine.experiment.precision in HALF else 4) * engine.frozen

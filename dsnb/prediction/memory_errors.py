@@ -1,0 +1,91 @@
+"""How wrong predicted peaks of memory were on measured runs, by kind of setting, and how much more was reserved."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsnb.prediction.time_errors import ALL, FEWEST, kind
+from dsnb.settings.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class PeakError:
+    """Errors of predicted peaks in per cent of the measured ones.
+
+    Attributes
+    ----------
+    settings
+        Number of runs.
+    mean_pct, worst_pct
+        Mean and largest absolute error of `peak_allocated_gib`.
+    reserved
+        Median of measured `peak_reserved_gib` over `peak_allocated_gib`; the rest is fragmentation.
+    reserved_mean_pct
+        Mean absolute error of `peak_reserved_gib` if it is the predicted peak times `reserved`.
+    """
+
+    settings: int
+    mean_pct: float
+    worst_pct: float
+    reserved: float
+    reserved_mean_pct: float
+
+
+# On one and two H200: `python -m benchmarks.prediction_errors memory`.
+DEFAULT_ERRORS: dict[str, PeakError] = {
+    "DDP": PeakError(2, 5.04, 10.07, 1.087, 2.7),
+    "FSDP": PeakError(4, 0.19, 0.75, 1.179, 2.1),
+    "LoRA": PeakError(1, 0.01, 0.01, 1.055, 0.0),
+    "ZeRO 0": PeakError(21, 0.14, 0.52, 1.115, 4.6),
+    "ZeRO 1": PeakError(7, 0.35, 0.57, 1.198, 6.1),
+    "ZeRO 2": PeakError(5, 0.28, 0.45, 1.198, 5.2),
+    "ZeRO 3": PeakError(10, 1.12, 4.14, 1.281, 6.4),
+    "offload to the CPU": PeakError(5, 0.07, 0.29, 1.177, 6.7),
+    "plain loop": PeakError(6, 0.25, 0.49, 1.0, 0.0),
+    "tensor and pipeline parallel": PeakError(1, 0.02, 0.02, 1.363, 0.0),
+    "all": PeakError(62, 0.5, 10.07, 1.177, 6.2),
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A measured run and its prediction, in GiB; `reserved_gib` is NaN where it was not measured."""
+
+    experiment: Experiment
+    predicted_gib: float
+    allocated_gib: float
+    reserved_gib: float
+
+    @property
+    def error_pct(self) -> float:
+        """The error of the predicted peak in per cent."""
+        return 100 * (self.predicted_gib / self.allocated_gib - 1)
+
+
+def expected_error(experiment: Experiment) -> tuple[str, PeakError]:
+    """Return the kind of settings on which the error of a predicted peak was measured, and that error."""
+    own = kind(experiment)
+    name = own if own in DEFAULT_ERRORS and DEFAULT_ERRORS[own].settings >= FEWEST else ALL
+    return name, DEFAULT_ERRORS[name]
+
+
+def by_kind(peaks: Sequence[Peak]) -> dict[str, PeakError]:
+    """Return the errors of predicted peaks by kind of setting, and of all of them."""
+    groups: dict[str, list[Peak]] = {name: [] for name in sorted({kind(one.experiment) for one in peaks})}
+    for one in peaks:
+        groups[kind(one.experiment)].append(one)
+    return {name: _error(group) for name, group in [*groups.items(), (ALL, list(peaks))]}
+
+
+def _error(peaks: Sequence[Peak]) -> PeakError:
+    sizes = [abs(one.error_pct) for one in peaks]
+    known = [one for one in peaks if one.reserved_gib == one.reserved_gib]
+    ratios = sorted(one.reserved_gib / one.allocated_gib for one in known)
+    reserved = ratios[len(ratios) // 2] if ratios else 1.0
+    wrong = [abs(one.predicted_gib * reserved / one.reserved_gib - 1) * 100 for one in known]
+    return PeakError(
+        len(peaks),
+        round(sum(sizes) / len(sizes), 2),
+        round(max(sizes), 2),
+        round(reserved, 3),
+        round(sum(wrong) / max(1, len(wrong)), 1),
+    )

@@ -1,0 +1,157 @@
+"""`dsnb.predict`: memory, speed and cost of settings that nobody has run, each with the error of such figures."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dsnb.errors import SettingsError
+from dsnb.formulas import metrics
+from dsnb.prediction import gpus, links, memory_errors, time_errors
+from dsnb.prediction.calibration import calibrate as fit
+from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.coverage import DEFAULT_COVERAGE, Coverage, outside
+from dsnb.prediction.gpus import Gpu
+from dsnb.prediction.links import Link
+from dsnb.prediction.measured import measured
+from dsnb.prediction.memory import CONTEXT_GIB, GIB, Memory, peak_memory
+from dsnb.prediction.step_time import StepTime, setting, step_times
+from dsnb.prediction.time_errors import DEFAULT_ERRORS, TimeError
+from dsnb.prediction.traces import traces
+from dsnb.settings.experiment import Experiment
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Known:
+    """The constants of the time model, what they were fitted to, and how wrong they were on other models."""
+
+    constants: Constants = DEFAULT
+    covered: Coverage = DEFAULT_COVERAGE
+    errors: Mapping[str, TimeError] = field(default_factory=lambda: DEFAULT_ERRORS)
+
+
+def predict(
+    experiments: Sequence[Experiment],
+    gpu: str = "H200",
+    *,
+    link: str = "nvlink",
+    calibrate: "pd.DataFrame | None" = None,
+    tokens: float = 100e9,
+    price: float | None = None,
+) -> "pd.DataFrame":
+    """Predict memory, speed and cost of settings; no GPU is needed.
+
+    Models are traced once with torch, which takes seconds each, and kept in the user's cache.
+
+    Parameters
+    ----------
+    experiments
+        Settings, with a number for `micro_batch_size`.
+    gpu
+        Name of the GPU: `H200`, `A100-40GB`, or as NVML writes it.
+    link
+        `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes, `ib:100/node` for a
+        network that the GPUs of a node share.
+    calibrate
+        Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are fitted to; by default
+        they are those of H200.
+    tokens
+        Tokens to train on, for `days`, `gpu_hours` and `cost`.
+    price
+        Price of a GPU-hour, for `cost`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per setting, in order. `fits`; `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`,
+        `optimizer_gib`, `activations_gib`, `logits_gib` and `buffers_gib` at the `moment` of the peak;
+        `peak_reserved_gib`; `step_time_s` with its parts, `tokens_per_s`, `mfu`, `days`, `gpu_hours`, `cost`. Each
+        predicted figure has its mean error in `..._error_pct`, and `..._error_on` says on how many measured settings of
+        which kind. `outside` says what the calibration has not seen.
+
+    Raises
+    ------
+    SettingsError
+        If the GPU, the link or a model is unknown, a micro-batch is `auto`, or nothing can be calibrated.
+    """
+    import pandas as pd
+
+    if not tokens > 0 or math.isinf(tokens):
+        raise SettingsError(f"tokens is {tokens!r}: give a finite number of more than 0")
+    experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
+    kind, path = gpus.find(gpu), links.link(link)
+    known = Known() if calibrate is None else _calibrated(calibrate, path)
+    settings = [setting(one, kind, path) for one in experiments]
+    if not settings:
+        return pd.DataFrame()
+    times = step_times(settings, known.constants)
+    rows = []
+    for number, (one, trace) in enumerate(zip(experiments, traces(experiments), strict=True)):
+        time = StepTime(**{name: float(values[number]) for name, values in vars(times).items()})
+        row = {"experiment": one.name_with_model, **_memory_columns(one, peak_memory(one, trace), kind)}
+        row |= _time_columns(one, time, known)
+        flops = metrics.model_flops_per_token(
+            int(trace.parameters), trace.layers, trace.hidden, one.seq_len, int(trace.trainable)
+        )
+        row |= {"mfu": _mfu(one, flops, row["tokens_per_s"], kind)}
+        row |= _cost_columns(one, row["tokens_per_s"], tokens, price)
+        rows.append({**row, "outside": "; ".join(outside(one, kind.name, known.covered, path))})
+    return pd.DataFrame(rows)
+
+
+def _calibrated(runs: "pd.DataFrame", link: Link) -> Known:
+    """Return what measured runs tell, with the error on models that were left out."""
+    found = measured(runs, link)
+    if not found:
+        raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
+    errors = time_errors.by_kind(found, time_errors.left_out(found))
+    return Known(fit(found), Coverage.of(found, link), errors)
+
+
+def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[str, Any]:
+    kind, error = memory_errors.expected_error(experiment)
+    capacity = experiment.memory_limit_gib or gpu.memory_gib
+    peak = memory.peak_allocated_gib
+    parts = {f"{name}_gib": size / GIB for name, size in memory.moment.parts().items()}
+    return {
+        "fits": memory.fits(capacity),
+        "headroom_gib": capacity - CONTEXT_GIB - peak,
+        "peak_allocated_gib": peak,
+        "peak_allocated_error_pct": error.mean_pct,
+        "peak_allocated_error_on": f"{error.settings} settings, {kind}",
+        "peak_reserved_gib": peak * error.reserved,
+        "peak_reserved_error_pct": error.reserved_mean_pct,
+        "moment": memory.moment.name,
+        **parts,
+        "workspace_gib": peak - sum(parts.values()),
+    }
+
+
+def _time_columns(experiment: Experiment, time: StepTime, known: Known) -> dict[str, Any]:
+    kind, error = time_errors.expected_error(experiment, known.errors)
+    # An error of p per cent in the step time is one of about p per cent in tokens/s.
+    return {
+        "tokens_per_s": experiment.tokens_per_step / time.step_time_s,
+        "tokens_per_s_error_pct": error.mean_pct,
+        "step_time_s": time.step_time_s,
+        "step_time_error_pct": error.mean_pct,
+        "step_time_error_on": f"{error.settings} settings, {kind}",
+        **vars(time),
+    }
+
+
+def _mfu(experiment: Experiment, flops_per_token: float, tokens_per_s: float, gpu: Gpu) -> float | None:
+    achieved = metrics.tflops(flops_per_token, tokens_per_s / experiment.gpus)
+    return metrics.mfu(achieved, gpu.peak_flops(experiment.precision) / 1e12)
+
+
+def _cost_columns(experiment: Experiment, tokens_per_s: float, tokens: float, price: float | None) -> dict[str, Any]:
+    hours = metrics.gpu_hours(tokens, tokens_per_s, experiment.gpus) or math.nan
+    return {
+        "days": metrics.days(tokens, tokens_per_s),
+        "gpu_hours": hours,
+        "cost": math.nan if price is None else hours * price,
+    }

@@ -1,0 +1,147 @@
+"""Traces of models, made by processes of their own and kept in the user's cache: what reads them needs no torch."""
+
+import hashlib
+import json
+import subprocess
+import warnings
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import SettingsError
+from dsnb.files import records
+from dsnb.formulas import model_shapes
+from dsnb.prediction.moments import Trace
+from dsnb.run_folder import paths
+from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.system import interpreter
+
+WORKERS = 2
+"""Processes that trace at the same time; each takes about 1 GiB."""
+TRACED = (
+    "model", "weights", "strategy", "precision", "mixed_precision", "micro_batch_size", "seq_len", "compile",
+    "activation_checkpointing", "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
+)  # fmt: skip
+"""Settings that a trace depends on; the engine's are not among them."""
+
+
+def traces(experiments: Sequence[Experiment]) -> list[Trace]:
+    """Return the trace of each setting; those that are in no cache are made, each once.
+
+    Raises
+    ------
+    SettingsError
+        If a model cannot be traced; the message says why.
+    """
+    keys = [_key(one) for one in experiments]
+    missing = {key: one for key, one in zip(keys, experiments, strict=True) if key not in _made}
+    for key in [key for key in missing if (found := _read(key)) is not None and _remember(key, found)]:
+        del missing[key]
+    for group in _made_by_processes(missing):
+        for key, found in group.items():
+            _write(key, found)
+            _remember(key, found)
+    return [_made[key] for key in keys]
+
+
+_made: dict[str, Trace] = {}
+
+
+def _remember(key: str, record: dict[str, Any]) -> bool:
+    try:
+        _made[key] = Trace(**{**record, "moments": tuple(map(tuple, record["moments"]))})
+    except (KeyError, TypeError):  # written by another version
+        return False
+    return True
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that a trace depends on, alike for all strategies that compute alike."""
+    chosen = {name: getattr(experiment, name) for name in TRACED}
+    if not experiment.activation_checkpointing:
+        chosen |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
+    if experiment.strategy == "ddp":
+        chosen["strategy"] = "plain"
+    if experiment.compile != "off":
+        chosen |= {"compile": "default", "blocks": compiles_blocks(experiment.model_dump())}
+    return chosen
+
+
+def _key(experiment: Experiment) -> str:
+    words = json.dumps(
+        [_settings(experiment), _model_file(experiment.model), *_versions()], sort_keys=True, default=str
+    )
+    return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _model_file(model: str) -> str:
+    path = model_shapes.local_config(model)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
+
+
+@lru_cache
+def _versions() -> tuple[str, ...]:
+    """Return what a trace depends on besides the settings: libraries, and dsnb's own code for training."""
+    found = []
+    for name in ("torch", "transformers", "peft"):
+        try:
+            found.append(version(name))
+        except PackageNotFoundError:
+            found.append("")
+    code = hashlib.sha256()
+    for file in sorted((paths.PACKAGE / "train").glob("*.py")):
+        code.update(file.read_bytes())
+    return (*found, code.hexdigest())
+
+
+def _file(key: str) -> Path | None:
+    home = paths.cache_home()
+    return home / "traces" / f"{key}.json" if home else None
+
+
+def _read(key: str) -> dict[str, Any] | None:
+    file = _file(key)
+    with warnings.catch_warnings(action="ignore"):  # what cannot be read is traced again
+        return records.read_json(file) if file and file.is_file() else None
+
+
+def _write(key: str, record: dict[str, Any]) -> None:
+    if not (file := _file(key)):
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        records.write_json(file, record)
+    except OSError:  # a cache that cannot be written is none
+        return
+
+
+def _made_by_processes(missing: dict[str, Experiment]) -> Iterable[dict[str, Any]]:
+    if not missing:
+        return []
+    if not find_spec("torch") or not find_spec("transformers"):
+        raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
+    keys = list(missing)
+    groups = [keys[start::WORKERS] for start in range(min(WORKERS, len(keys)))]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return list(pool.map(lambda group: _trace({key: missing[key] for key in group}), groups))
+
+
+def _trace(group: dict[str, Experiment]) -> dict[str, Any]:
+    """Trace some settings, one after the other, in one process."""
+    asked = {key: one.model_dump(mode="json") for key, one in group.items()}
+    words = interpreter.command("-m", "dsnb.train.memory_trace")
+    done = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    try:
+        answer = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        why = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise SettingsError(f"the model could not be traced: {why}") from None
+    if "error" in answer:
+        raise SettingsError(answer["error"])
+    return answer

@@ -1,0 +1,121 @@
+"""Traces the memory of a compiled model without a GPU: what torch.compile keeps from the forward to the backward pass.
+
+The real partitioner of torch's compiler decides what is kept and what is computed again; nothing is compiled, and no
+tensor has memory. Blocks are alike, so models of two and three blocks are traced and the rest is added.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.experiment import Experiment
+from dsnb.train import alibi
+from dsnb.train.causal_loss import CausalLoss
+from dsnb.train.model_parts import blocks, output_layer
+
+ALIGNED = 8
+"""A product with a width that is no multiple of this is padded by the compiler (GPT-2's vocabulary)."""
+
+
+def compiled_bytes(model: CausalLoss, experiment: Experiment, context: Callable[[], Any], fake: Any) -> int:
+    """Return the bytes that a compiled model of fake tensors keeps from its forward to its backward pass.
+
+    Parameters
+    ----------
+    context
+        Returns the context of the forward pass, such as autocast.
+    fake
+        The mode that the model's tensors belong to.
+    """
+    torch._dynamo.reset()
+    known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+    compile_ = functools.partial(torch.compile, backend=_backend(functools.partial(_keep, kept, known)))
+    if compiles_blocks(experiment.model_dump()):
+        for module in [*blocks(model), output_layer(model)]:
+            module.forward = compile_(module.forward)
+        model._loss = compile_(model._loss)
+    else:
+        model._compute = compile_(model._compute)
+    with fake:
+        ids = torch.zeros(int(experiment.micro_batch_size), experiment.seq_len, dtype=torch.long)
+    with context():
+        loss = model(ids)
+    del loss
+    return sum(size for size, _ in kept.values())
+
+
+def loss_bytes(experiment: Experiment, vocab: int, width: int) -> tuple[float, float]:
+    """Return what the backward pass of the loss adds to what is kept, and the size of the output layer's gradient.
+
+    The gradient of the logits overwrites them if the compiler sees both, and if they have not been padded.
+
+    Parameters
+    ----------
+    vocab, width
+        Rows and columns of the output layer.
+    """
+    of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
+    tokens = int(experiment.micro_batch_size) * experiment.seq_len
+    logits, gradient = of_number * tokens * vocab, of_number * vocab * width
+    if experiment.loss == "chunked":
+        return 0.0, gradient
+    padded = vocab % ALIGNED != 0
+    if compiles_blocks(experiment.model_dump()):
+        return (2 if padded else 1) * logits, gradient
+    return logits if padded else of_number * max(tokens, vocab) * width, gradient
+
+
+def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:
+    """Return a compiler that runs the partitioned graphs as they are and shows what leaves the forward graphs."""
+
+    def forward(graph: torch.fx.GraphModule, example: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            results = graph(*arguments)
+            keep(results)
+            return results
+
+        return make_boxed_func(run)
+
+    def backward(graph: torch.fx.GraphModule, example: Any) -> Any:
+        return make_boxed_func(graph)
+
+    partition = importlib.import_module("torch._inductor.compile_fx").partition_fn
+    return aot_autograd(
+        fw_compiler=forward, bw_compiler=backward, partition_fn=partition, decompositions=select_decomp_table
+    )
+
+
+def _keep(kept: dict[int, tuple[int, torch.Tensor]], known: set[int], results: Sequence[Any]) -> None:
+    for tensor in tree_leaves(results):
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in known:
+                kept.setdefault(storage._cdata, (storage.nbytes(), tensor))
+
+
+def use_flash_attention() -> None:
+    """Let attention be the flash kernel of GPUs, whose output is laid out as its query is; a CPU's is not."""
+
+    def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
+        if attn_mask is not None:
+            return usual(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
+        scale = options.get("scale")
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[0]
+
+    def flex(query: Any, key: Any, value: Any, scale: float | None = None, **_: Any) -> Any:
+        return fused(query, key, value, scale=scale)
+
+    usual = F.scaled_dot_product_attention
+    substitutes = ((F, "scaled_dot_product_attention", fused), (alibi, "flex_attention", flex))
+    for module, name, substitute in (*substitutes, (alibi, "_causal_blocks", lambda *_: None)):
+        setattr(module, name, substitute)

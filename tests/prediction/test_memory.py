@@ -1,0 +1,156 @@
+"""Peaks of memory: the rules against known answers, and against what was measured on H200."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+import dsnb
+from dsnb.prediction import memory_errors
+from dsnb.prediction.engine import engine_of
+from dsnb.prediction.measured import recorded
+from dsnb.prediction.memory import GIB, RULES, WORKSPACE_GIB, peak_memory
+from dsnb.prediction.memory_errors import DEFAULT_ERRORS, Peak, by_kind, expected_error
+from dsnb.prediction.traces import traces
+from dsnb.settings.experiment import Experiment
+from tests.prediction.made_up import MIB, PARAMETERS, TRACE
+
+P = PARAMETERS
+
+
+def given(**settings):
+    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", **settings})
+
+
+def moments(trace=TRACE, **settings):
+    experiment = given(**settings)
+    found = RULES[experiment.strategy](engine_of(experiment, trace))
+    return {name: max(one.total for one in found if one.name == name) for name in dict.fromkeys(o.name for o in found)}
+
+
+def test_one_process_holds_twelve_bytes_a_parameter_and_gradients_after_the_passes():
+    found = moments(strategy="plain")
+    assert found["loss"] == 12 * P + 1000 * MIB
+    assert found["backward"] == max(12 * P + 4 * P / 2 + 500 * MIB, 12 * P + 4 * P + 50 * MIB)
+    assert found["optimizer"] == 16 * P
+    assert moments(strategy="plain", grad_accum=2)["loss"] == 16 * P + 1000 * MIB
+
+
+def test_ddp_keeps_buckets_and_accumulates_beside_them():
+    assert moments(strategy="ddp", gpus=2)["loss"] == 16 * P + 1000 * MIB
+    assert moments(strategy="ddp", gpus=2, grad_accum=2)["loss"] == 20 * P + 1000 * MIB
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_fsdp_holds_shares_and_gathers_the_root_and_a_block(ranks):
+    gathered = 2 * (100_000_000 + 45_000_000)
+    assert moments(strategy="fsdp", gpus=ranks)["loss"] == 12 * P / ranks + gathered + 1000 * MIB
+    # Accumulated gradients are not sharded.
+    assert moments(strategy="fsdp", gpus=ranks, grad_accum=2)["loss"] == (12 / ranks + 4) * P + gathered + 1000 * MIB
+
+
+def test_zero_0_flattens_gradients_twice():
+    """14 bytes a parameter, 2 of gradients, and in the step 8 more: a list in fp32 and its flat copy."""
+    found = moments(zero_stage=0, gpus=2)
+    assert (found["loss"], found["reduction"], found["optimizer"]) == (14 * P + 1000 * MIB, 18 * P, 24 * P)
+    assert moments(zero_stage=0)["reduction"] == 16 * P  # nobody to reduce with
+    found = moments(zero_stage=0, gpus=2, mixed_precision="autocast")
+    assert (found["loss"], found["reduction"], found["optimizer"]) == (12 * P + 1000 * MIB, 20 * P, 16 * P)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_1_and_2_share_the_optimizer(stage, ranks):
+    found = moments(zero_stage=stage, gpus=ranks)
+    assert found["loss"] == (2 + 12 / ranks) * P + 1000 * MIB
+    assert found["optimizer"] == (2 + 20 / ranks) * P
+    whole = 2 * P if stage == 1 else 0
+    assert found["reduction"] == (2 + 12 / ranks + 2 / ranks) * P + whole
+
+
+def test_accumulation_in_fp32_costs_zero_1_four_bytes_a_parameter_on_every_rank():
+    assert moments(zero_stage=1, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 + 2) * P + 1000 * MIB
+    half = moments(zero_stage=1, gpus=4, grad_accum=2, grad_accum_dtype="bf16", bucket_elements=1000)
+    assert half["loss"] == (2 + 12 / 4 + 2) * P + 2 * 1000 + 1000 * MIB
+    assert moments(zero_stage=2, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 / 4) * P + 1000 * MIB
+
+
+def test_zero_3_gathers_up_to_a_limit():
+    bucket, shares = 1e9, (14 + 2) / 4 * P
+    assert moments(zero_stage=3, gpus=4)["loss"] == shares + bucket + 2 * P + 1000 * MIB
+    keys = {"zero_optimization": {"stage3_max_live_parameters": 10_000_000, "reduce_bucket_size": 1000}}
+    assert moments(zero_stage=3, gpus=4, deepspeed=keys)["loss"] == shares + 2000 + 2e7 + 1000 * MIB
+    offloaded = moments(zero_stage=3, gpus=4, offload="all-cpu")
+    assert offloaded["loss"] == bucket + 2 * P + 1000 * MIB
+
+
+@pytest.mark.parametrize("settings", [{"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"strategy": "fsdp"}])
+def test_more_ranks_never_take_more_memory(settings):
+    peaks = [peak_memory(given(gpus=ranks, **settings), TRACE).peak_allocated_gib for ranks in (1, 2, 4, 8, 64)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_parts_sum_to_the_peak():
+    for settings in ({"zero_stage": stage, "gpus": 2} for stage in range(4)):
+        memory = peak_memory(given(**settings), TRACE)
+        assert memory.peak_allocated_gib == pytest.approx(
+            sum(memory.moment.parts().values()) / GIB + WORKSPACE_GIB, abs=1e-9
+        )
+        assert memory.fits(memory.peak_allocated_gib + 2)
+        assert not memory.fits(memory.peak_allocated_gib)
+
+
+def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_keeps():
+    """(4 + 8 / 2) of (4 + 8) numbers a token: Korthikanti et al. 2022, without dropout and with ReLU."""
+    peak = peak_memory(given(zero_stage=1, gpus=2, tensor_parallel=2), TRACE)
+    assert peak.moment.activations + peak.moment.logits in {0, (1000 - 600 / 3) * MIB}
+    engine = engine_of(given(zero_stage=0, gpus=2, tensor_parallel=2), TRACE)
+    assert engine.trained == pytest.approx(100_000_000 + 900_000_000 / 2)
+
+
+def test_the_first_stage_of_a_pipeline_keeps_micro_batches_the_last_one_logits():
+    trace = replace(TRACE, kept=10_000 * MIB, moments=((10_400 * MIB, 0.0),))
+    first = peak_memory(given(zero_stage=1, gpus=4, pipeline_parallel=4, grad_accum=8), trace)
+    assert first.moment.activations == pytest.approx(10_000 * MIB)  # four micro-batches of a quarter of the blocks
+
+
+# Measured with code that is still the one that runs; dsnb.published("h200_memory") and benchmarks/h200_bars.csv.
+EAGER = {
+    "zs0_bf16_gpus2_bs8_sl1024_ga2": 0.05,
+    "zs1_bf16_gpus2_bs8_sl1024_ga2": 0.05,
+    "zs2_bf16_gpus2_bs8_sl1024_ga2": 0.15,
+    "zs3_bf16_gpus2_bs8_sl1024_ga2": 0.05,
+    "zs0_bf16_gpus2_bs8_sl1024_ga2_tp2": 0.05,
+    "fsdp_bf16_gpus2_bs8_sl1024_ga2": 0.05,
+    "zs1_bf16_gpus2_bs8_sl1024_ga2_offload-optimizer-cpu": 0.05,
+    "zs2_bf16_gpus2_bs8_sl1024_ga2_offload-optimizer-cpu": 0.05,
+    "zs3_bf16_gpus2_bs8_sl1024_ga2_offload-all-cpu": 0.1,
+}
+"""Largest error in per cent of OPT-1.3B's settings, all of which one trace serves."""
+
+
+@pytest.mark.process
+def test_measured_peaks_are_met():
+    """One trace of OPT-1.3B, eager, and one of GPT-2, compiled."""
+    rows = dsnb.published("h200_memory").set_index("experiment")
+    rows = rows.loc[[f"opt-1.3b_{name}" for name in EAGER]].reset_index().to_dict("records")
+    settings = [recorded(row).model_copy(update={"device": "cuda", "grad_accum_dtype": "bf16"}) for row in rows]
+    measured = [row["peak_allocated_gib"] for row in rows]
+    settings.append(given(model="gpt2", strategy="plain", compile="default", micro_batch_size=32, seq_len=128, gpus=1))
+    measured.append(3.72563)
+    for experiment, trace, gib, limit in zip(settings, traces(settings), measured, [*EAGER.values(), 0.6], strict=True):
+        assert 100 * abs(peak_memory(experiment, trace).peak_allocated_gib / gib - 1) < limit, experiment.name
+
+
+def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few():
+    assert expected_error(given(zero_stage=1)) == ("ZeRO 1", DEFAULT_ERRORS["ZeRO 1"])
+    assert expected_error(given(zero_stage=1, lora_rank=8)) == ("all", DEFAULT_ERRORS["all"])
+    peaks = [
+        Peak(given(zero_stage=0), 10.0, 8.0, 16.0),
+        Peak(given(zero_stage=0), 9.0, 10.0, 12.0),
+        Peak(given(zero_stage=1), 5.0, 5.0, math.nan),
+    ]
+    found = by_kind(peaks)
+    assert list(found) == ["ZeRO 0", "ZeRO 1", "all"]
+    assert found["ZeRO 0"] == memory_errors.PeakError(2, 17.5, 25.0, 2.0, 37.5)
+    assert found["ZeRO 1"] == memory_errors.PeakError(1, 0.0, 0.0, 1.0, 0.0)

@@ -1,0 +1,154 @@
+"""`dsnb.predict` and `dsnb.recommend`, with a made-up trace: columns, errors, choices, refusals."""
+
+import json
+import math
+
+import pytest
+
+import dsnb
+from dsnb.cli import app
+from dsnb.errors import SettingsError
+from dsnb.prediction import predict as module
+from dsnb.prediction.step_time import StepTime
+from tests.prediction.made_up import TRACE
+
+PARTS = ["weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "logits_gib", "buffers_gib"]
+PARAMS = """
+name: asked
+question: Which?
+defaults: {model: opt-1.3b, precision: bf16, seq_len: 2048, micro_batch_size: 8, gpus: 8}
+grid: {zero_stage: [0, 1, 3], compile: [off, default]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_torch(monkeypatch):
+    monkeypatch.setattr(module, "traces", lambda experiments: [TRACE] * len(experiments))
+
+
+def given(**settings):
+    return dsnb.Experiment(**{"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "device": "cuda", **settings})
+
+
+def test_a_row_has_every_figure_with_its_error_and_parts_sum_to_the_whole():
+    asked = [given(zero_stage=stage, gpus=8, micro_batch_size=8) for stage in range(4)]
+    table = dsnb.predict(asked, "H200", tokens=100e9, price=2.5)
+    assert list(table["experiment"]) == [one.name_with_model for one in asked]
+    assert table[[*PARTS, "workspace_gib"]].sum(axis=1).tolist() == pytest.approx(table["peak_allocated_gib"].tolist())
+    seconds = table[list(StepTime.__dataclass_fields__)].sum(axis=1)
+    assert seconds.tolist() == pytest.approx(table["step_time_s"].tolist())
+    assert table["tokens_per_s"].tolist() == pytest.approx((8 * 8 * 2048 / table["step_time_s"]).tolist())
+    assert table["days"].tolist() == pytest.approx((100e9 / table["tokens_per_s"] / 86400).tolist())
+    assert table["gpu_hours"].tolist() == pytest.approx((table["days"] * 24 * 8).tolist())
+    assert table["cost"].tolist() == pytest.approx((table["gpu_hours"] * 2.5).tolist())
+    for figure in ("peak_allocated", "peak_reserved", "tokens_per_s", "step_time"):
+        assert (table[f"{figure}_error_pct"] > 0).all()
+    flops = 6 * 1e9 + 12 * 20 * 2048 * 2048
+    mfu = table["tokens_per_s"] / 8 * flops / 989.4e12
+    assert table["mfu"].tolist() == pytest.approx(mfu.tolist(), rel=1e-3)
+
+
+def test_what_does_not_fit_is_said_and_a_limit_counts():
+    table = dsnb.predict([given(zero_stage=0), given(zero_stage=0, memory_limit_gib=20)], "H200")
+    assert list(table["fits"]) == [True, False]
+    assert list(dsnb.predict([given(zero_stage=0)], "T4")["fits"]) == [False]
+    assert table["cost"].isna().all()
+
+
+def test_settings_that_the_calibration_has_not_seen_are_named():
+    table = dsnb.predict([given(), given(gpus=512)], "H200", link="ib:400")
+    assert table["outside"][0] == ""
+    assert "512" in table["outside"][1]
+    assert "V100" in dsnb.predict([given(precision="fp16")], "V100")["outside"][0]
+
+
+def test_own_runs_calibrate_and_tell_their_own_error():
+    runs = dsnb.published("h200_memory")
+    table = dsnb.predict([given(gpus=2)], "H200", calibrate=runs)
+    assert table["step_time_error_on"][0] != dsnb.predict([given(gpus=2)], "H200")["step_time_error_on"][0]
+    with pytest.raises(SettingsError, match="no run to calibrate with"):
+        dsnb.predict([given()], calibrate=runs.iloc[:0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "words"),
+    [
+        ({}, {"gpu": "GTX 9"}, "unknown GPU 'GTX 9'"),
+        ({}, {"link": "string"}, "link is 'string'"),
+        ({}, {"tokens": 0}, "tokens is 0"),
+        ({}, {"tokens": math.inf}, "tokens is inf"),
+        ({"micro_batch_size": "auto"}, {}, "micro_batch_size is 'auto'"),
+    ],
+)
+def test_refusals_are_one_sentence(settings, options, words):
+    with pytest.raises(SettingsError, match=words) as caught:
+        dsnb.predict([given(**settings)], **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_asked_is_an_empty_table():
+    assert dsnb.predict([]).empty
+
+
+def test_the_best_that_fits_is_recommended_with_its_alternatives():
+    asked = [given(zero_stage=stage, gpus=8, compile=mode) for stage in range(4) for mode in ("off", "default")]
+    found = dsnb.recommend(asked, "H200", objective="tokens_per_s")
+    everything = dsnb.predict(asked, "H200")
+    assert found.table["tokens_per_s"].iloc[0] == everything["tokens_per_s"].max()
+    assert len(found.table) == 4
+    assert found.table["worse_pct"].tolist() == sorted(found.table["worse_pct"])
+    assert found.sentences[0].startswith(f"Train with {found.table['experiment'][0]}: ")
+    least = dsnb.recommend(asked, "H200", objective="memory").table
+    assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
+    cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0).table
+    assert cheapest["cost"].iloc[0] == everything["gpu_hours"].min() * 2.0
+
+
+def test_a_difference_within_the_error_names_the_two_runs_that_would_decide_it():
+    alike = [given(micro_batch_size=size, gpus=8) for size in (8, 9)]
+    sentence = dsnb.recommend(alike, "H200", objective="tokens_per_s").sentences[1]
+    assert "within the error of " in sentence
+    assert all(one.name_with_model in sentence for one in alike)
+    apart = [given(gpus=8), given(gpus=1)]
+    assert "more than the error of " in dsnb.recommend(apart, "H200", objective="tokens_per_s").sentences[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"objective": "fame"}, "objective is 'fame': use one of days, tokens_per_s, memory, cost"),
+        ({"objective": "cost"}, "price is missing"),
+        ({"gpu": "T4"}, "no setting fits: the smallest, opt-1.3b_.* needs .* GiB, .* more than there is"),
+    ],
+)
+def test_recommendations_are_refused_in_one_sentence(options, words):
+    with pytest.raises(SettingsError, match=words):
+        dsnb.recommend([given(zero_stage=0)], **options)
+
+
+def run(monkeypatch, capsys, *words):
+    monkeypatch.setattr("sys.argv", ["dsnb", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_the_command_line_prints_the_same(tmp_path, monkeypatch, capsys):
+    (tmp_path / "asked.yaml").write_text(PARAMS)
+    code, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--gpu", "H200", "--format", "json")
+    assert not code
+    rows = json.loads(out)
+    assert len(rows) == 6
+    figures = {"peak_allocated_gib", "peak_reserved_gib", "tokens_per_s", "step_time_s"}
+    assert {"experiment", "fits", *figures} < set(rows[0])
+    code, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--price", "2")
+    assert not code
+    assert len([line for line in out.splitlines() if "opt-1.3b_zs" in line]) == 6
+    assert "±" in out
+    code, out, _ = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml", "--objective", "memory")
+    assert not code
+    assert out.startswith("Train with opt-1.3b_zs")
+    code, _, err = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml", "--objective", "fame")
+    assert code == 1
+    assert err.startswith("error: objective is 'fame'")

@@ -1,0 +1,84 @@
+"""The cache of traces: what is made once, and what is another trace."""
+
+import io
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from dsnb.errors import SettingsError
+from dsnb.prediction import traces
+from dsnb.settings.experiment import Experiment
+from dsnb.train import memory_trace
+from tests.prediction.made_up import TRACE
+
+
+def given(**settings):
+    return Experiment(**{"model": "gpt2", "precision": "bf16", "device": "cuda", **settings})
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Trace nothing, and return a list of the keys that would have been traced."""
+    found = []
+
+    def trace(group):
+        found.extend(group)
+        return {key: json.loads(json.dumps(asdict(TRACE))) for key in group}
+
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
+    monkeypatch.setattr(traces, "_made", {})
+    monkeypatch.setattr(traces, "_trace", trace)
+    return found
+
+
+def test_what_the_engine_alone_decides_shares_a_trace(made):
+    same = [given(zero_stage=stage, gpus=2, grad_accum=2) for stage in range(4)]
+    assert traces.traces(same) == [TRACE] * 4
+    assert len(made) == 1
+    others = [given(micro_batch_size=4), given(seq_len=64), given(precision="fp32"), given(mixed_precision="autocast")]
+    traces.traces([*same, *others])
+    assert len(made) == 5
+    compiled = [given(compile="default", zero_stage=stage, gpus=2) for stage in range(4)]
+    traces.traces(compiled)
+    assert len(made) == 7  # whole, and block by block at ZeRO 3
+
+
+def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_read(made, tmp_path, monkeypatch):
+    traces.traces([given()])
+    monkeypatch.setattr(traces, "_made", {})
+    assert traces.traces([given()]) == [TRACE]
+    assert len(made) == 1
+    (file,) = (tmp_path / "traces").iterdir()
+    for nonsense in ("", "[]", "{}", '{"moments": 3}'):
+        file.write_text(nonsense)
+        monkeypatch.setattr(traces, "_made", {})
+        assert traces.traces([given()]) == [TRACE]
+    assert len(made) == 5
+
+
+def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path):
+    config = tmp_path / "model" / "config.json"
+    config.parent.mkdir()
+    for layers in (2, 3):
+        config.write_text(json.dumps({"model_type": "gpt2", "n_layer": layers, "n_head": 2, "n_embd": 8}))
+        traces.traces([given(model=str(config.parent))])
+    assert len(made) == 2
+
+
+def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "nonsense"}')
+    settings = given(model=str(config)).model_dump(mode="json")
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"key": settings})))
+    assert memory_trace.main() == 1
+    printed = capsys.readouterr().out
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(stdout=printed, stderr=""))
+    with pytest.raises(SettingsError) as caught:
+        traces.traces([given(model=str(config), seq_len=7)])
+    assert str(caught.value).startswith(f"model '{config}' could not be traced: ")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(stdout="", stderr="a\nout of memory\n"))
+    with pytest.raises(SettingsError, match="the model could not be traced: out of memory"):
+        traces.traces([given(model=str(config), seq_len=8)])
