@@ -3,7 +3,6 @@
 import pytest
 import yaml
 
-import dsnb
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.launcher import folder
@@ -66,4 +65,7 @@ def test_the_place_of_a_run_is_in_its_record_and_a_column(params, tmp_path):
     table = load_runs(tmp_path / "out").set_index("order_place")
     assert list(table["experiment"][[1, 2]]) == [first.name, second.name]
     assert set(table["order_seed"]) == {7}
-    assert dsnb.load_runs("outputs/examples/quickstart")["order_place"].isna().all()
+    for run in (first, second):  # as of before orders were recorded
+        kept = records.read_json(run.paths.experiment)
+        records.write_json(run.paths.experiment, {k: v for k, v in kept.items() if not k.startswith("order_")})
+    assert load_runs(tmp_path / "out")["order_place"].isna().all()
