@@ -58,8 +58,9 @@ def hang_with_a_child(run_dir: str) -> int:
     child = subprocess.Popen(["sleep", "1000"])
     if os.environ["RANK"] == "0":
         listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
-        (Path(run_dir) / "port").write_text(str(listener.getsockname()[1]))
-    (Path(run_dir) / f"pids{os.environ['RANK']}").write_text(f"{os.getpid()} {child.pid}")
+        records.write_text(Path(run_dir) / "port", str(listener.getsockname()[1]))
+    # Tests wait for the file to appear, so it must appear whole.
+    records.write_text(Path(run_dir) / f"pids{os.environ['RANK']}", f"{os.getpid()} {child.pid}")
     if os.environ.get("DSNB_TEST_KILL_RANK") == os.environ["RANK"]:
         while len(list(Path(run_dir).glob("pids*"))) < int(os.environ["WORLD_SIZE"]):
             time.sleep(0.05)

@@ -25,7 +25,8 @@ def main(run_dir: str) -> int:
         if rank == "0":
             phase = "warmup" if number <= experiment.warmup_steps else "timed"
             records.append_line(run.steps, {"step": number, "phase": phase, "loss": 1.0 / number, "step_time_s": 0.01})
-        (run.dir / f"pids{rank}").write_text(f"{os.getpid()} {os.getpid()}")
+        # Tests wait for the file to appear, so it must appear whole.
+        records.write_text(run.dir / f"pids{rank}", f"{os.getpid()} {os.getpid()}")
         while wait.is_file() and wait.read_text() == str(experiment.seed):
             time.sleep(0.05)
     if rank == "0":
