@@ -1,4 +1,4 @@
-"""The charts of the explorer as Vega specifications, without data: `web/views.js` adds it in the browser.
+"""The charts of the explorer as Vega specifications, without data: `web/views.js` and `web/lines.js` add it in the browser.
 
 They are written in Altair and compiled here, so that a page needs neither Altair nor Vega-Lite. What changes (titles,
 domains, labels, display factors, colours of the theme) is a signal; colours and shapes of marks are part of the data.
@@ -34,7 +34,7 @@ MIN_TICK_STEP = alt.ExprRef("isArray(x_labels) ? 1 : 0")
 @cache
 def specifications() -> dict[str, dict[str, Any]]:
     """Return the Vega specification of every chart by name."""
-    return {"scatter": _compile(_scatter()), "medians": _compile(_medians()), "lines": _compile(_lines())}
+    return {"scatter": _compile(_scatter()), "medians": _compile(_medians()), "lines": _with_paths(_compile(_lines()))}
 
 
 def _number(factor: str) -> str:
@@ -132,24 +132,53 @@ def _medians() -> Any:
 
 
 def _lines() -> Any:
-    """Draw one line per run, with the warm-up shaded and a cross where a run ended early."""
+    """Draw the warm-up as a shade and a cross where a run ended early; `_with_paths` adds a line per run."""
     warm = (
         alt.Chart(alt.NamedData("warm"))
         .mark_rect(opacity=0.14, color=alt.ExprRef("soft"), clip=True)
         .encode(x=_x("from"), x2="to:Q")
     )
-    base = alt.Chart(alt.NamedData("lines")).encode(x=_x(), y=_y(), detail="id:N", order="x:Q")
-    apart = alt.condition("hovered === null || hovered === datum.id", alt.value(0.9), alt.value(0.15))
-    lines = base.mark_line(strokeWidth=1.4, clip=True).encode(
-        color=_fill(), opacity=apart, strokeDash=alt.StrokeDash("dash:N", scale=None, legend=None)
-    )
-    wide = base.mark_line(strokeWidth=9, opacity=0.001, clip=True).encode(tooltip="id:N")  # easier to point at
     ends = (
         alt.Chart(alt.NamedData("ends"))
         .mark_point(shape="cross", angle=45, filled=True, size=80)
         .encode(x=_x(), y=_y(), color=_fill(), tooltip="id:N")
     )
-    return alt.layer(warm, lines, wide, ends)
+    return alt.layer(warm, ends)
+
+
+def _with_paths(vega: dict[str, Any]) -> dict[str, Any]:
+    """Add a path per run, in the units of its figures, and a wide invisible one that is easier to point at.
+
+    Vega-Lite has no path: its lines need a dataflow of their own for each run, built anew whenever the data changes.
+    """
+    place = {
+        "path": {"field": "path"},
+        "scaleX": {"signal": "width / (x_high - x_low)"},
+        "scaleY": {"signal": "-height / (y_high - y_low)"},
+        "x": {"signal": "-x_low * width / (x_high - x_low)"},
+        "y": {"signal": "height + y_low * height / (y_high - y_low)"},
+    }
+    opacity = {"signal": "hovered === null || hovered === datum.id ? 0.9 : 0.15"}
+    line = {
+        "stroke": {"field": "fill"}, "strokeWidth": {"value": 1.4}, "strokeDash": {"field": "dash"}, "opacity": opacity,
+    }  # fmt: skip
+    wide = {
+        "stroke": {"value": "black"}, "strokeWidth": {"value": 9}, "opacity": {"value": 0}, "tooltip": {"field": "id"},
+    }  # fmt: skip
+    paths = [
+        {
+            "type": "path",
+            "name": name,
+            "from": {"data": "lines"},
+            "key": "id",
+            "clip": True,
+            "encode": {"update": style | place},
+        }
+        for name, style in (("line_paths", line), ("wide_paths", wide))
+    ]
+    vega["data"].append({"name": "lines"})
+    vega["marks"][1:1] = paths  # over the warm-up, below the crosses
+    return vega
 
 
 def _compile(chart: Any) -> dict[str, Any]:

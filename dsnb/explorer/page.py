@@ -27,6 +27,7 @@ MODULES = [
     "export",
     "chart",
     "views",
+    "lines",
 ]
 MODULES += [
     "tables",

@@ -26,7 +26,7 @@ class Chart {
     this.tip = element("div", { class: "dsnb-tip", hidden: true });
     this.menu = element("div");
     parent.append(this.canvas, this.empty, this.tip, this.menu);
-    this.resizeObserver = new ResizeObserver(() => this.resize());
+    this.resizeObserver = new ResizeObserver(([{ contentRect }]) => this.resize(contentRect.width));
     this.resizeObserver.observe(this.canvas);
     this.canvas.addEventListener("pointerdown", hoverFirst, { capture: true });
     if (events.brush) this.canvas.addEventListener("pointerdown", () => this.pointerDown());
@@ -47,6 +47,7 @@ class Chart {
     const { view } = await vegaEmbed(this.canvas, specification, options);
     if (types !== this.types) return view.finalize(); // superseded by a later build
     this.view = view;
+    this.theme = this.readTheme();
     this.laidOutWidth = null;
     this.drawnBrush = null;
     const { click, brush } = this.events;
@@ -59,7 +60,7 @@ class Chart {
     }
     if (brush) view.addSignalListener("brush", () => this.pointer && this.region() && brush(this.region()));
     this.apply();
-    requestAnimationFrame(() => this.resize());
+    requestAnimationFrame(() => this.resize(this.canvas.clientWidth));
   }
 
   // The region that Vega's brush encloses, or null.
@@ -112,7 +113,7 @@ class Chart {
 
   apply() {
     const { signals, data, brush } = this.picture;
-    for (const [name, value] of Object.entries({ ...this.theme(), ...signals })) this.view.signal(name, value);
+    for (const [name, value] of Object.entries({ ...this.theme, ...signals })) this.view.signal(name, value);
     for (const [name, values] of Object.entries(data)) this.view.data(name, values);
     this.layOut();
     if ((brush || this.drawnBrush) && !this.pointer) this.drawBrush(brush);
@@ -131,31 +132,36 @@ class Chart {
     this.view.run();
   }
 
-  width() {
-    return Math.max(160, this.canvas.clientWidth);
+  // The width of the container, as last observed: to ask for it makes the browser lay out the whole page.
+  get width() {
+    this.observedWidth ||= this.canvas.clientWidth;
+    return Math.max(160, this.observedWidth);
   }
 
-  resize() {
-    if (this.view && this.canvas.clientWidth && this.laidOutWidth !== this.width()) this.layOut();
+  resize(width) {
+    if (!width) return; // hidden
+    this.observedWidth = Math.floor(width);
+    if (this.view && this.laidOutWidth !== this.width) this.layOut();
   }
 
   // Fit the axes into the width of the container. Vega's signal `width` is that of the plot without its labels, so it is
   // only set when the container changed: each time would lay the plot out too wide first, and fit it in a second pass.
   layOut() {
-    if (this.laidOutWidth === this.width()) this.view.resize();
-    else this.view.width(this.width());
-    this.laidOutWidth = this.width();
+    if (this.laidOutWidth === this.width) this.view.resize();
+    else this.view.width(this.width);
+    this.laidOutWidth = this.width;
     this.view.run();
   }
 
-  theme() {
+  readTheme() {
     const style = getComputedStyle(this.canvas);
     return Object.fromEntries(["ink", "soft", "line"].map((name) => [name, style.getPropertyValue(`--dsnb-${name}`).trim()]));
   }
 
   recolour() {
     if (!this.view) return;
-    for (const [name, value] of Object.entries(this.theme())) this.view.signal(name, value);
+    this.theme = this.readTheme();
+    for (const [name, value] of Object.entries(this.theme)) this.view.signal(name, value);
     this.view.run();
   }
 

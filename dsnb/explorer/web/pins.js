@@ -62,7 +62,7 @@ class Pins {
     const missing = drawn.filter((run) => run === undefined).length;
     this.note.textContent = [waiting, missing ? `The steps of ${missing} of them ${this.model.leftOut}` : ""].filter(Boolean).join(" ");
     this.grid.hidden = missing === drawn.length;
-    if (!this.grid.hidden) PIN_CHARTS.forEach((one, index) => this.charts[index].draw(this.picture(drawn, one)));
+    if (!this.grid.hidden) PIN_CHARTS.forEach((one, index) => this.charts[index].draw(pinned(this.model, drawn, one)));
   }
 
   // Settings that differ on top, then the figures that either of them measured.
@@ -92,18 +92,5 @@ class Pins {
   difference(name, values, runs, { relevance }) {
     const { text, reason } = pinDifference(this.model, name, values, runs, relevance);
     return element("td", {}, text, reason ? element("span", { class: "dsnb-verdict" }, reason) : null);
-  }
-
-  picture(runs, { values, heading, factor }) {
-    const { model } = this;
-    const lines = runs.flatMap((run, id) =>
-      (run === undefined ? [] : (model.series[run][values] ?? []).map((value, index) => ({ id, x: model.series[run].step[index], y: value ?? NaN, fill: PIN_COLOURS[id] }))));
-    const known = lines.filter(({ y }) => !Number.isNaN(y));
-    const warm = Math.max(0, ...runs.map((run) => model.series[run]?.warm_steps ?? 0));
-    const timed = known.filter(({ x }) => x > warm);
-    const [x, y] = [domain(known.map((point) => point.x)), domain((timed.length ? timed : known).map((point) => point.y))];
-    const signals = { x_title: "optimizer step", y_title: heading, x_low: 0, x_high: x[1], y_low: y[0], y_high: y[1], y_factor: factor };
-    const data = { lines: known, warm: warm ? [{ from: 0, to: warm }] : [] };
-    return { ...linear(signals), data, message: known.length ? null : `${heading}: not measured in these runs.` };
   }
 }
