@@ -53,6 +53,8 @@ def lines(
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()
+    for name, why in planned.left_out.items():
+        yield f"  left out: {name} {why}"
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 

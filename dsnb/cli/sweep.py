@@ -52,6 +52,7 @@ class SweepOptions:
     allocation: "Allocation | None" = None
     """What each Slurm job may use; None for runs that are no Slurm jobs."""
     one_allocation: bool = False
+    skip_oom: bool = False
 
     def __post_init__(self) -> None:
         if self.allocation is None:
@@ -66,7 +67,8 @@ class SweepOptions:
     @cached_property
     def overrides(self) -> dict[str, Any]:
         """Settings that replace those of the params file."""
-        return parse_overrides(self.changes) | ({"hostfile": self.hostfile} if self.hostfile else {})
+        given = {"hostfile": self.hostfile, "skip_oom": self.skip_oom}
+        return parse_overrides(self.changes) | {key: value for key, value in given.items() if value}
 
     def load(self) -> tuple["Sweep", list[str]]:
         """Return the sweep, and notes on what it leaves out."""
@@ -88,6 +90,7 @@ class SweepOptions:
         words += ["--output", str(output.absolute()), *(["--retry"] if self.retry else [])]
         words += [word for change in self.changes for word in ("--set", change)]
         words += ["--only", self.only] if self.only else []
+        words += ["--skip-oom"] if self.skip_oom else []
         return words + (["--sub-cluster", self.sub_cluster] if self.sub_cluster else [])
 
 
@@ -106,6 +109,9 @@ def sweep(
         bool, typer.Option("--verbose", "-v", help="With --dry-run: print settings, configurations and commands.")
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs as well as unfinished ones.")] = False,
+    skip_oom: Annotated[
+        bool, typer.Option("--skip-oom", help="Leave out settings that are predicted not to fit into GPU memory.")
+    ] = False,
     hostfile: Annotated[
         str | None, _hosts_option("FILE", "Hostfile (DeepSpeed's format) of the hosts to run on.")
     ] = None,
@@ -147,7 +153,9 @@ def sweep(
         constraint=constraint,
         extra_options=parse_pairs(sbatch_option) if sbatch_option else None,
     )
-    options = SweepOptions(params, set_ or [], only, output, retry, hostfile, sub_cluster, allocation, one_allocation)
+    options = SweepOptions(
+        params, set_ or [], only, output, retry, hostfile, sub_cluster, allocation, one_allocation, skip_oom
+    )
     planned, notes = options.load()
     for note in notes:
         say(f"note: {note}", err=True)
@@ -232,8 +240,10 @@ def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full
     from dsnb.cli.dry_run import lines
     from dsnb.sweep.lock import check_writable
     from dsnb.sweep.run import unsupported
+    from dsnb.sweep.unfit import without_unfit
 
     check_writable(planned.paths)
+    planned = without_unfit(planned, lambda _: None)
     for line in lines(planned, allocation, in_full, table_width()):
         say(line)
     for problem in [] if allocation else unsupported(planned):

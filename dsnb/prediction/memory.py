@@ -41,9 +41,24 @@ class Memory:
     moment: Moment
     peak_allocated_gib: float
 
-    def fits(self, capacity_gib: float) -> bool:
-        """Return whether a GPU of that capacity is large enough."""
-        return self.peak_allocated_gib + CONTEXT_GIB <= capacity_gib
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of a GPU, or `memory_limit_gib`, which limits torch's allocator and not the CUDA context."""
+
+    capacity_gib: float
+    context_gib: float = CONTEXT_GIB
+
+    @property
+    def tensors_gib(self) -> float:
+        """What is left for tensors."""
+        return self.capacity_gib - self.context_gib
+
+
+def room(experiment: Experiment, gpu_gib: float) -> Room:
+    """Return the room on a GPU of that capacity, or within `memory_limit_gib` if that is less."""
+    limit = [Room(experiment.memory_limit_gib, context_gib=0.0)] if experiment.memory_limit_gib else []
+    return min([Room(gpu_gib), *limit], key=lambda one: one.tensors_gib)
 
 
 def peak_memory(experiment: Experiment, trace: Trace) -> Memory:

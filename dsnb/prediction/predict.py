@@ -14,7 +14,7 @@ from dsnb.prediction.coverage import DEFAULT_COVERAGE, Coverage, outside
 from dsnb.prediction.gpus import Gpu
 from dsnb.prediction.links import Link
 from dsnb.prediction.measured import measured
-from dsnb.prediction.memory import CONTEXT_GIB, GIB, Memory, peak_memory
+from dsnb.prediction.memory import GIB, Memory, peak_memory, room
 from dsnb.prediction.step_time import StepTime, setting, step_times
 from dsnb.prediction.time_errors import DEFAULT_ERRORS, TimeError
 from dsnb.prediction.traces import traces
@@ -113,12 +113,12 @@ def _calibrated(runs: "pd.DataFrame", link: Link) -> Known:
 
 def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[str, Any]:
     kind, error = memory_errors.expected_error(experiment)
-    capacity = experiment.memory_limit_gib or gpu.memory_gib
+    left = room(experiment, gpu.memory_gib).tensors_gib
     peak = memory.peak_allocated_gib
     parts = {f"{name}_gib": size / GIB for name, size in memory.moment.parts().items()}
     return {
-        "fits": memory.fits(capacity),
-        "headroom_gib": capacity - CONTEXT_GIB - peak,
+        "fits": peak <= left,
+        "headroom_gib": left - peak,
         "peak_allocated_gib": peak,
         "peak_allocated_error_pct": error.mean_pct,
         "peak_allocated_error_on": f"{error.settings} settings, {kind}",

@@ -38,15 +38,33 @@ def traces(experiments: Sequence[Experiment]) -> list[Trace]:
     SettingsError
         If a model cannot be traced; the message says why.
     """
+    found = attempts(experiments)
+    if problem := next((one for one in found if isinstance(one, SettingsError)), None):
+        raise problem
+    return [one for one in found if isinstance(one, Trace)]
+
+
+def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
+    """Return the trace of each setting, or why it cannot be traced.
+
+    Raises
+    ------
+    SettingsError
+        If torch or transformers is missing.
+    """
     keys = [_key(one) for one in experiments]
     missing = {key: one for key, one in zip(keys, experiments, strict=True) if key not in _made}
     for key in [key for key in missing if (found := _read(key)) is not None and _remember(key, found)]:
         del missing[key]
+    problems: dict[str, SettingsError] = {}
     for group in _made_by_processes(missing):
         for key, found in group.items():
+            if "error" in found:
+                problems[key] = SettingsError(found["error"])
+                continue
             _write(key, found)
             _remember(key, found)
-    return [_made[key] for key in keys]
+    return [problems[key] if key in problems else _made[key] for key in keys]
 
 
 _made: dict[str, Trace] = {}
@@ -138,10 +156,7 @@ def _trace(group: dict[str, Experiment]) -> dict[str, Any]:
     done = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     try:
-        answer = json.loads(lines[-1])
+        return dict(json.loads(lines[-1]))
     except (IndexError, ValueError):
         why = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise SettingsError(f"the model could not be traced: {why}") from None
-    if "error" in answer:
-        raise SettingsError(answer["error"])
-    return answer
+        return {key: {"error": f"the model could not be traced: {why}"} for key in group}

@@ -10,23 +10,40 @@ from dsnb.analysis.summary import summarize
 from dsnb.render import tables
 from dsnb.render.tables import Html
 from dsnb.runs.labels import METRIC_LABELS
-from dsnb.runs.planned import still_to_come
+from dsnb.runs.planned import Planned, left_out, still_to_come
 from dsnb.runs.setting_words import common_unit
 
 MAX_TO_COME = 5
 
 
 def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
-    """Return which runs of a sweep have not ended yet; nothing if it is finished, or the folder is not a sweep's."""
+    """Return which runs of a sweep have not ended yet, and which settings it left out; nothing if there are none."""
     left, planned = still_to_come(runs, folder)
-    if not left:
-        return Html("")
+    return Html(f"{_to_come(left, planned) if left else ''}{_left_out(runs, folder)}")
+
+
+def _to_come(left: Planned, planned: int) -> str:
     shown = [f"<code>{html.escape(name)}</code> run {repeat}" for name, repeat in left[:MAX_TO_COME]]
     more = f" and {len(left) - MAX_TO_COME:,} more" if len(left) > MAX_TO_COME else ""
     verb = "is" if len(left) == 1 else "are"
-    return Html(
+    return (
         f"<p>{len(left):,} of {planned:,} runs of this sweep {verb} still to come: {', '.join(shown)}{more}. "
         "This page has what was there when it was written.</p>"
+    )
+
+
+def _left_out(runs: pd.DataFrame, folder: str | Path) -> str:
+    """Return which settings were not run because they were predicted not to fit; earlier sweeps may have run some."""
+    measured = set(runs["experiment"]) if "experiment" in runs else set()
+    found = [(name, why) for name, why in left_out(folder).items() if name not in measured]
+    if not found:
+        return ""
+    shown = [f"<code>{html.escape(name)}</code> {html.escape(why)}" for name, why in found[:MAX_TO_COME]]
+    more = f"; and {len(found) - MAX_TO_COME:,} more" if len(found) > MAX_TO_COME else ""
+    were, they_are = ("setting was", "it is") if len(found) == 1 else ("settings were", "they are")
+    return (
+        f"<p>{len(found):,} {were} not run, because of the memory that {they_are} predicted to need: "
+        f"{'; '.join(shown)}{more}.</p>"
     )
 
 

@@ -1,4 +1,4 @@
-"""The runs that a sweep set out to make, as it recorded them before the first one."""
+"""The runs that a sweep set out to make, and what it left out, as it recorded them before the first run."""
 
 from pathlib import Path
 
@@ -19,6 +19,13 @@ def planned_runs(folder: str | Path) -> Planned:
         return []
     lists = [(name, repeats) for name, repeats in runs.items() if isinstance(repeats, list)]
     return [(name, repeat) for name, repeats in lists for repeat in repeats if type(repeat) is int]
+
+
+def left_out(folder: str | Path) -> dict[str, str]:
+    """Return the experiments of a sweep that were left out, and why; empty for a folder that is not a sweep's."""
+    record = records.read_json(SweepPaths(Path(folder).absolute()).planned) or {}
+    found = record.get("left_out")
+    return {name: why for name, why in found.items() if isinstance(why, str)} if isinstance(found, dict) else {}
 
 
 def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]:

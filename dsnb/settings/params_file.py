@@ -38,6 +38,8 @@ class ParamsFile(BaseModel):
     """Seed of the random order; the same seed gives the same order."""
     expect_samples_per_s: float | None = Field(default=None, strict=True, gt=0, allow_inf_nan=False)
     """Least sequences per second of every node; a slower group of nodes has failed."""
+    skip_oom: bool = Field(default=False, strict=True)
+    """Leave out the settings that are predicted not to fit into the memory of this machine's GPUs."""
 
 
 SETTINGS_OF_RUNS = ("defaults", "grid", "include", "exclude")

@@ -11,7 +11,7 @@ order: random              # of the experiments within each repeat; `listed` for
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 from dsnb.sweep import grid, order
 
-SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s")
+SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
 """Fields of the params file that `--set` can change, besides settings of runs."""
 
 
@@ -56,6 +56,8 @@ class Sweep:
     paths: SweepPaths
     params: dict[str, Any]
     """The params file as it is run, after `--set`."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Experiments of the params file that are not run, and why, in words."""
 
 
 def load_sweep(
@@ -74,8 +76,8 @@ def load_sweep(
     path
         The params file.
     overrides
-        Settings that replace those of the file in every run; a list becomes an axis. `repeats`, `order`, `order_seed`
-        and `expect_samples_per_s` can be replaced too. Experiments that become equal are one.
+        Settings that replace those of the file in every run; a list becomes an axis. `repeats`, `order`, `order_seed`,
+        `expect_samples_per_s` and `skip_oom` can be replaced too. Experiments that become equal are one.
     only
         A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are checked.
     output

@@ -4,7 +4,8 @@ Every run that is not finished (`dsnb.run_folder.finished`) is executed again.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from dsnb.sweep.slurm.allocation import Allocation
 from dsnb.sweep.slurm.jobs import SlurmExecutor
 from dsnb.sweep.slurm.one_allocation import run_in_allocation
 from dsnb.sweep.slurm.submissions import running_jobs
+from dsnb.sweep.unfit import without_unfit
 from dsnb.system import signals
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def run_sweep(
     retry: bool = False,
     progress: bool = True,
     slurm: Allocation | None = None,
+    skip_oom: bool = False,
 ) -> list[Result]:
     """Execute all runs of a sweep that are not finished yet.
 
@@ -59,6 +62,9 @@ def run_sweep(
     slurm
         Submit every run as a Slurm job with at most this allocation; a `Sweep` then has to come from
         `dsnb.sweep.slurm.allocation.load`.
+    skip_oom
+        Leave out the settings that are predicted not to fit into the memory of this machine's GPUs, or into
+        `memory_limit_gib`, as `skip_oom: true` of the params file does.
 
     Returns
     -------
@@ -68,7 +74,8 @@ def run_sweep(
     Raises
     ------
     SettingsError
-        If this machine cannot run it, a finished run has other settings, or another sweep uses the folder.
+        If this machine cannot run it, a finished run has other settings, another sweep uses the folder, or the memory
+        for `skip_oom` is unknown.
     LaunchError
         If the disk is full, or the sweep's folder is removed. Finished runs are kept.
     """
@@ -78,12 +85,15 @@ def run_sweep(
     check_notebook()
     if not slurm and (problems := unsupported(sweep)):
         raise SettingsError(problems)
+    if skip_oom:
+        sweep = replace(sweep, params={**sweep.params, "skip_oom": True})
+    sweep = without_unfit(sweep, _sayer(progress))
     with locked(sweep.paths) as lock:
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         with contextlib.suppress(OSError):
             sweep.paths.index.unlink()
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        records.write_json(sweep.paths.planned, {"runs": _planned(sweep)})
+        records.write_json(sweep.paths.planned, {"runs": _planned(sweep), "left_out": dict(sweep.left_out)})
         with _display(sweep, todo, progress, show_eta=slurm is None) as display:
             if slurm:
                 schedule.run_all(
@@ -114,10 +124,11 @@ def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, 
     Raises
     ------
     SettingsError
-        If a finished run has other settings.
+        If a finished run has other settings, or the memory for `skip_oom` is unknown.
     LaunchError
         If Slurm rejects the job, or the job ends before the sweep is finished.
     """
+    sweep = without_unfit(sweep, _sayer(True))
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
     code = 0
     if todo:
@@ -146,6 +157,13 @@ def _devices(todo: list[Run]) -> set[str]:
     """Return the devices for which this machine needs a fork server; hosts of a hostfile have their own."""
     here = [run.experiment for run in todo if not run.experiment.hostfile]
     return {experiment.device for experiment in here if experiment.launcher == "fork"}
+
+
+def _sayer(shown: bool) -> Callable[[str], None]:
+    """Return a function that prints a line as the progress of a sweep does."""
+    from dsnb.sweep.progress import Progress
+
+    return Progress(total=0, todo=[], enabled=shown).say
 
 
 @contextlib.contextmanager

@@ -154,20 +154,21 @@ def _hull(moments: list[tuple[float, int]]) -> list[tuple[float, int]]:
     return kept[::-1]
 
 
-def main() -> int:
-    """Trace the settings on the standard input, by a key of the caller's; print one line of JSON."""
-    found = {}
+def main() -> None:
+    """Trace the settings on the standard input, by a key of the caller's; print one line of JSON.
+
+    Where a model cannot be traced, `error` says why.
+    """
+    found: dict[str, Any] = {}
     for key, settings in json.load(sys.stdin).items():
         experiment = Experiment.recorded(settings)
         try:
             found[key] = trace(experiment)
         except Exception as error:
             words = str(error).splitlines() or [type(error).__name__]
-            print(json.dumps({"error": f"model {experiment.model!r} could not be traced: {words[0]}"}))
-            return 1
+            found[key] = {"error": f"model {experiment.model!r} could not be traced: {words[0]}"}
     print(json.dumps(found))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -96,8 +96,6 @@ def test_parts_sum_to_the_peak():
         assert memory.peak_allocated_gib == pytest.approx(
             sum(memory.moment.parts().values()) / GIB + WORKSPACE_GIB, abs=1e-9
         )
-        assert memory.fits(memory.peak_allocated_gib + 2)
-        assert not memory.fits(memory.peak_allocated_gib)
 
 
 def test_tensor_parallel_ranks_keep_embeddings_whole_and_two_thirds_of_what_opt_keeps():

@@ -67,14 +67,30 @@ def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path)
     assert len(made) == 2
 
 
+def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made, monkeypatch):
+    def trace(group):
+        return {key: {"error": "no"} if one.seq_len == 7 else asdict(TRACE) for key, one in group.items()}
+
+    monkeypatch.setattr(traces, "_trace", trace)
+    odd, even = traces.attempts([given(seq_len=7), given(seq_len=8)])
+    assert (str(odd), even) == ("no", TRACE)
+    with pytest.raises(SettingsError, match="no"):
+        traces.traces([given(seq_len=8), given(seq_len=7)])
+
+
 def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, capsys):
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "nonsense"}')
     settings = given(model=str(config)).model_dump(mode="json")
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"key": settings})))
-    assert memory_trace.main() == 1
+    memory_trace.main()
     printed = capsys.readouterr().out
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(stdout=printed, stderr=""))
+    answers = json.loads(printed)
+
+    def answer(_, input, **__):
+        return SimpleNamespace(stdout=json.dumps(dict.fromkeys(json.loads(input), answers["key"])), stderr="")
+
+    monkeypatch.setattr("subprocess.run", answer)
     with pytest.raises(SettingsError) as caught:
         traces.traces([given(model=str(config), seq_len=7)])
     assert str(caught.value).startswith(f"model '{config}' could not be traced: ")

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from dsnb.render import notes
-from dsnb.runs.planned import planned_runs, still_to_come
+from dsnb.runs.planned import left_out, planned_runs, still_to_come
 
 
 def plan(folder, content):
@@ -30,10 +30,26 @@ def test_a_finished_sweep_and_other_folders_say_nothing(tmp_path):
     assert not str(notes.to_come(runs, tmp_path))
 
 
-@pytest.mark.parametrize("content", [{}, {"runs": [1]}, {"runs": {"a": 1}}, {"runs": {"a": ["x", True, None, [1]]}}])
+def test_what_was_left_out_is_not_to_come_and_is_said_with_its_reason(tmp_path):
+    why = {"b": "needs 149.0 GiB of 140.0", "<b>": "needs <i>", "a": "needs 5", "odd": 3}
+    plan(tmp_path, {"runs": {"a": [1]}, "left_out": why})
+    runs = pd.DataFrame([("a", 1, "ok")], columns=["experiment", "repeat", "status"])
+    text = str(notes.to_come(runs, tmp_path))
+    assert text == (
+        "<p>2 settings were not run, because of the memory that they are predicted to need: "
+        "<code>b</code> needs 149.0 GiB of 140.0; <code>&lt;b&gt;</code> needs &lt;i&gt;.</p>"
+    )
+    plan(tmp_path, {"left_out": {f"x{number}": "needs" for number in range(8)}})
+    assert str(notes.to_come(runs, tmp_path)).endswith("<code>x4</code> needs; and 3 more.</p>")
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"runs": [1]}, {"runs": {"a": 1}}, {"runs": {"a": ["x", True, None, [1]]}}, {"left_out": [1]}]
+)
 def test_a_plan_of_something_else_has_no_runs(tmp_path, content):
     plan(tmp_path, content)
     assert planned_runs(tmp_path) == []
+    assert left_out(tmp_path) == {}
 
 
 def test_names_are_escaped_and_a_long_list_is_cut(tmp_path):

@@ -1,0 +1,97 @@
+"""Whether settings fit on this machine: the room, what is covered, the margin of the worst error."""
+
+import pytest
+
+from dsnb.errors import SettingsError
+from dsnb.prediction import fit
+from dsnb.prediction.fit import Fit, fits_here, is_covered, room_here
+from dsnb.prediction.memory import CONTEXT_GIB, Room, peak_memory
+from dsnb.prediction.memory_errors import DEFAULT_ERRORS, PeakError
+from dsnb.settings.experiment import Experiment
+from dsnb.system.hardware import Gpu
+from tests.prediction.made_up import TRACE
+
+
+def given(**settings):
+    return Experiment(**{"model": "opt-1.3b", "precision": "bf16", "device": "cuda", **settings})
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """Give this machine two GPUs, one of them smaller."""
+    found = tuple(Gpu(n, "NVIDIA H200", f"GPU-{n}", size, (9, 0)) for n, size in enumerate((140.0, 80.0)))
+    monkeypatch.setattr("dsnb.system.hardware.gpus", lambda: found)
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    odd = SettingsError("no trace")
+    monkeypatch.setattr(fit, "attempts", lambda asked: [odd if one.seq_len == 7 else TRACE for one in asked])
+
+
+def test_the_room_is_the_smallest_gpus_or_the_limit(cards):
+    assert room_here(given()) == Room(80.0)
+    assert room_here(given()).tensors_gib == 80.0 - CONTEXT_GIB
+    assert room_here(given(memory_limit_gib=20)) == Room(20.0, context_gib=0.0)
+    assert room_here(given(memory_limit_gib=200)) == Room(80.0)
+    assert room_here(given(device="cpu", precision="fp32")) is None
+
+
+def test_without_a_gpu_only_a_limit_is_known(monkeypatch):
+    monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
+    assert room_here(given()) is None
+    assert room_here(given(device="cpu", memory_limit_gib=2)).tensors_gib == 2
+
+
+def test_the_gpus_of_a_slurm_job_are_not_those_of_this_machine(cards, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    job = given().model_copy(update={"hostfile": "slurm"})
+    assert room_here(job) is None
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert room_here(job) == Room(80.0)
+
+
+@pytest.mark.parametrize(
+    ("peak_gib", "too_large"), [(98.0, False), (99.0, False), (103.0, False), (104.2, True), (150.0, True)]
+)
+def test_what_is_within_the_worst_error_of_the_limit_is_not_too_large(peak_gib, too_large):
+    """104.2 less 5 % is 98.99."""
+    error = PeakError(settings=9, mean_pct=1.0, worst_pct=5.0, reserved=1.1, reserved_mean_pct=2.0)
+    assert Fit(peak_gib, Room(98.98 + CONTEXT_GIB), error).is_too_large == too_large
+
+
+def test_the_margin_in_words():
+    error = PeakError(21, 0.14, 0.52, 1.1, 4.6)
+    assert str(Fit(147.4, Room(140.0), error)) == (
+        "needs 149.0 GiB of 140.0 (error of such predictions 0.1 %, at worst 0.5 %)"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro_batch_size": "auto"},
+        {"zero_stage": 3, "gpus": 2, "zeropp": "weights"},
+        {"zero_stage": 3, "gpus": 2, "compile": "deepcompile"},
+        {"zero_stage": 3, "gpus": 2, "offload": "all-nvme", "nvme_path": "/nvme"},
+        {"zero_stage": 3, "deepspeed": {"zero_optimization": {"sub_group_size": 1000}}},
+    ],
+)
+def test_settings_without_rules_are_not_covered(settings):
+    assert not is_covered(given(**settings))
+
+
+def test_models_of_other_families_are_not_covered(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert not is_covered(given(model=str(tmp_path / "config.json")))
+    assert is_covered(given())
+    assert is_covered(given(zero_stage=3, deepspeed={"zero_optimization": {"reduce_bucket_size": 1000}}))
+
+
+def test_each_setting_has_its_fit_or_none(cards, no_torch):
+    asked = [given(zero_stage=0), given(seq_len=7), given(micro_batch_size="auto"), given(memory_limit_gib=20)]
+    known, untraced, auto, limited = fits_here(asked)
+    assert (untraced, auto) == (None, None)
+    assert known.peak_gib == peak_memory(given(zero_stage=0), TRACE).peak_allocated_gib
+    assert known.error == DEFAULT_ERRORS["ZeRO 0"]
+    assert (known.is_too_large, limited.is_too_large) == (False, True)
