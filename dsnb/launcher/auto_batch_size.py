@@ -1,7 +1,8 @@
 """`micro_batch_size: auto`: finds the largest micro-batch that fits in memory, by short probe runs.
 
-The size is doubled until memory runs out, then bisected. Each probe is a run in a folder of its own beside the run that
-it serves; a probe that is already recorded there is not repeated.
+The first size is the predicted one, if there is a prediction. From there the distance is doubled until memory runs out,
+or suffices, then bisected. Each probe is a run in a folder of its own beside the run that it serves; a probe that is
+already recorded there is not repeated.
 """
 
 import os
@@ -19,6 +20,8 @@ from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
 from dsnb.system import launch_clock
 
 MAX_MICRO_BATCH_SIZE = 2**16
+FROM_BELOW = 2
+"""A guess that is too high is first taken to be so by little: the search from 1 upwards starts one try later."""
 WARMUP_STEPS, STEPS = 1, 2
 """The first step allocates the optimizer states, so memory peaks in the second."""
 FITS = {"ok": True, "nan": True, "untrained": True, "oom": False}
@@ -27,24 +30,32 @@ LENGTH_SETTINGS = {"warmup_steps", "steps", "grad_accum", "profile"}
 """The settings in which a probe differs from the run that it serves."""
 RunOnce = Callable[[Experiment, RunPaths, Experiment], Result]
 """Runs one experiment, given its settings, its folder and the requested settings."""
+Predicted = Callable[[Experiment, int], int | None]
+"""Predicts the largest micro-batch that fits, given the settings and the most; None if it cannot."""
 
 
 class ProbeError(Exception):
     """A probe that ended for another reason than its memory."""
 
 
-def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_SIZE) -> int:
+def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_SIZE, guess: int = 0) -> int:
     """Return the largest number from 1 to `most` that fits, 0 if none does.
+
+    With the right guess, two numbers are tried: the guess and the next one. The further off it is, the more are tried,
+    but never more than twice as many as without a guess, and two.
 
     Parameters
     ----------
     fits
         Returns whether a number fits; if it does, all smaller ones do, too.
+    guess
+        The number that is expected; 0 for none.
     """
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
+    guess = min(guess, most)
+    if guess and not fits(guess):
+        low, high = _below(fits, guess)
+    else:
+        low, high = _above(fits, guess, most)
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
@@ -54,7 +65,32 @@ def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_S
     return low
 
 
-def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce) -> Result:
+def _above(fits: Callable[[int], bool], start: int, most: int) -> tuple[int, int]:
+    """Return a number that fits and a larger one that does not, by doubling the distance from one that fits."""
+    low, distance = start, 1
+    while start + distance <= most and fits(start + distance):
+        low, distance = start + distance, 2 * distance
+    return low, min(start + distance, most + 1)
+
+
+def _below(fits: Callable[[int], bool], limit: int) -> tuple[int, int]:
+    """Return the same below one that does not fit: at growing distances from it, and in turn from 1 upwards."""
+    low, high, distance = 0, limit, 1
+    while high - low > 1:
+        size = max(limit - distance, low + 1)
+        if fits(size):
+            return size, high
+        high = size
+        upward = distance // FROM_BELOW
+        if low < upward < high:
+            if not fits(upward):
+                return low, upward
+            low = upward
+        distance *= 2
+    return low, high
+
+
+def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, predicted: Predicted = lambda *_: None) -> Result:
     """Find the largest micro-batch that fits, and run the experiment with it.
 
     A probe of a few steps may fit where the whole run does not, because memory fragments over time. Such a run replaces
@@ -68,7 +104,8 @@ def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce) -> Result:
     began = launch_clock.now_s()
     prepare(run, experiment)  # the run has a row in the tables even if its probes fail
     try:
-        size = largest_that_fits(lambda size: probe_fits(experiment, run, size, run_once))
+        guess = predicted(experiment, MAX_MICRO_BATCH_SIZE) or 0
+        size = largest_that_fits(lambda size: probe_fits(experiment, run, size, run_once), guess=guess)
     except ProbeError as error:
         return _write_result(run, began, "failed", str(error))
     except BaseException as error:

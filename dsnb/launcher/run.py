@@ -67,10 +67,13 @@ def launch(
         raise SettingsError(problems)
     run = RunPaths(Path(run_dir).absolute() if run_dir else create_single_run_dir(experiment))
     if experiment.micro_batch_size == "auto":
+        from dsnb.prediction.largest_batch import largest_predicted
+
         return auto_batch_size.launch(
             experiment,
             run,
             lambda settings, folder, requested: _run_once(settings, folder, requested, progress, worker),
+            largest_predicted,
         )
     return _run_once(experiment, run, experiment, progress, worker)
 

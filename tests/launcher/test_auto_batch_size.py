@@ -5,6 +5,8 @@ import pytest
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
+from dsnb.launcher.run import launch
+from dsnb.prediction.largest_batch import largest_predicted
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.runs.load import load_runs
@@ -23,6 +25,36 @@ def test_doubling_then_bisection_finds_the_largest(largest):
 
 def test_the_search_ends_where_everything_fits():
     assert auto_batch_size.largest_that_fits(lambda number: True, most=100) == 100
+
+
+def tried(largest, most=2**16, guess=0):
+    """Give the numbers that a search for the largest one tries."""
+    asked = []
+    found = auto_batch_size.largest_that_fits(lambda number: asked.append(number) or number <= largest, most, guess)
+    assert found == min(largest, most)
+    assert len(asked) == len(set(asked))
+    return asked
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 60, 5000])
+def test_with_the_right_guess_two_numbers_are_tried(largest):
+    assert tried(largest, guess=largest) == [largest, largest + 1]
+    assert tried(largest, most=largest, guess=largest) == [largest]
+
+
+def test_a_guess_that_is_off_by_little_costs_little():
+    assert tried(60, guess=61) == [61, 60]
+    assert tried(60, guess=62) == [62, 61, 60]
+    assert tried(60, guess=59) == [59, 60, 61]
+    assert tried(60, guess=64) == [64, 63, 62, 1, 60, 61]
+
+
+def test_no_guess_costs_more_than_twice_as_many_tries_and_two():
+    off = [0, 1, 2, 7, 31, 64, 500, 2**16, 10**9]
+    for largest in (*range(40), 63, 64, 100, 1000, 40_000, 2**16):
+        limit = 2 * len(tried(largest)) + 2
+        guesses = {max(0, largest + sign * by) for by in off for sign in (-1, 1)}
+        assert max(len(tried(largest, guess=guess)) for guess in guesses) <= limit
 
 
 class Machine:
@@ -59,6 +91,28 @@ def test_probes_are_neighbours_and_the_run_takes_the_largest(tmp_path, small):
     assert machine.made == [(1, 2), (2, 2), (4, 2), (8, 2), (6, 2), (7, 2), (6, 50)]
     probes = {f"exp_probe-bs{size}": "ok" if size <= 6 else "oom" for size in (1, 2, 4, 6, 7, 8)}
     assert statuses(tmp_path) == {"exp": "ok", **probes}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("guess", "made"),
+    [
+        (6, [6, 7, 6]),
+        (7, [7, 6, 6]),
+        (4, [4, 5, 6, 8, 7, 6]),
+        (None, [1, 2, 4, 8, 6, 7, 6]),
+    ],
+)  # fmt: skip
+def test_the_search_starts_from_the_prediction(tmp_path, small, guess, made):
+    machine, run = Machine(), RunPaths(tmp_path / "exp" / "run1")
+    result = auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once, lambda experiment, most: guess)
+    assert result.status == "ok"
+    assert [size for size, _ in machine.made] == made
+
+
+def test_a_launch_has_the_prediction_of_this_machine(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(auto_batch_size, "launch", lambda *given: given[-1])
+    assert launch(small(**AUTO), tmp_path / "run1") is largest_predicted
 
 
 @pytest.mark.process
