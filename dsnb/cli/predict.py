@@ -1,12 +1,17 @@
 """`dsnb predict` and `dsnb recommend`: what a params file would come to on GPUs that need not be there."""
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsnb.cli.printing import Format, say, show
 from dsnb.cli.sweep import Set, parse_overrides
+from dsnb.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dsnb.settings.experiment import Experiment
 
 
 def _option(metavar: str, help_: str, default: bool = False) -> Any:
@@ -39,7 +44,8 @@ def predict(
     """Predict memory, speed and cost of every setting of a params file, with errors; no GPU is needed."""
     from dsnb.prediction.predict import predict as predicted
 
-    table = predicted(_experiments(params, gpus, set_), gpu, **_options(link, tokens, price, calibrate))
+    asked = _experiments(params, gpus, set_, gpu, link)
+    table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
     _show(table, format_)
 
 
@@ -59,7 +65,8 @@ def recommend(
     from dsnb.prediction.recommend import recommend as recommended
 
     options = _options(link, tokens, price, calibrate)
-    found = recommended(_experiments(params, gpus, set_), gpu, objective=objective, **options)  # type: ignore[arg-type]
+    asked = _experiments(params, gpus, set_, gpu, link)
+    found = recommended(asked, gpu, objective=objective, **options)  # type: ignore[arg-type]
     for sentence in found.sentences:
         say(sentence, err=format_ in {Format.csv, Format.json})
     _show(found.table, format_)
@@ -74,13 +81,30 @@ def _options(link: str, tokens: float, price: float | None, calibrate: Path | No
     return options
 
 
-def _experiments(params: Path, gpus: int | None, set_: list[str] | None) -> list[Any]:
-    """Return the settings of a params file, each once, for GPUs, whatever this machine has."""
+def _experiments(params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str) -> list["Experiment"]:
+    """Return the settings of a params file, each once, for GPUs, whatever this machine has; say which are left out."""
+    from dsnb.prediction.step_time import problem
     from dsnb.sweep.params import load_sweep
 
     overrides = {"device": "cuda", **parse_overrides(set_ or []), **({"gpus": gpus} if gpus else {})}
-    runs = load_sweep(params, overrides, auto_values={"gpus": gpus or 1}).runs
-    return list({run.name: run.experiment for run in runs}.values())
+    sweep = load_sweep(params, overrides, auto_values={"gpus": gpus or 1}, leave_out_refused=True)
+    asked = {run.name: run.experiment for run in sweep.runs}
+    problems = {name: why for name, one in asked.items() if (why := problem(one, gpu, link))}
+    if len(problems) == len(asked):
+        raise SettingsError(list(dict.fromkeys(problems.values())))
+    known = {name: one for name, one in asked.items() if name not in problems}
+    left_out = [*sweep.refused, *problems.items()]
+    for line in _left_out(left_out, known):
+        say(line, err=True)
+    return list(known.values())
+
+
+def _left_out(left_out: list[tuple[str, str]], known: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each reason to leave settings out, with their names where no other setting has the same."""
+    for why in dict.fromkeys(why for _, why in left_out):
+        names = [name for name, own in left_out if own == why]
+        own = ", ".join(sorted(set(names) - set(known)))
+        yield f"left out {len(names)} of {len(known) + len(left_out)} settings{f' ({own})' if own else ''}: {why}"
 
 
 def _show(table: Any, format_: Format) -> None:

@@ -97,6 +97,22 @@ def setting(experiment: Experiment, gpu: Gpu, link: Link) -> Setting:
     return Setting(work(experiment), communication.traffic(experiment), routes, rates)
 
 
+def problem(experiment: Experiment, gpu: str, link: str) -> str:
+    """Return why an experiment cannot be predicted on a GPU; empty if nothing speaks against it.
+
+    Raises
+    ------
+    SettingsError
+        If GPU or link are unknown.
+    """
+    kind, path = gpus.find(gpu), links.link(link)
+    try:
+        setting(experiment, kind, path)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
 def step_time(experiment: Experiment, gpu: Gpu | str, link: Link | str, constants: Constants = DEFAULT) -> StepTime:
     """Return the predicted time of one optimizer step.
 

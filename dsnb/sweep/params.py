@@ -57,7 +57,9 @@ class Sweep:
     params: dict[str, Any]
     """The params file as it is run, after `--set`."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Experiments of the params file that are not run, and why, in words."""
+    """Experiments that are predicted not to fit and are not run, and what they need, in words."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Name and problems of each combination of settings that is not run because it is refused."""
 
 
 def load_sweep(
@@ -68,6 +70,7 @@ def load_sweep(
     *,
     auto_values: Mapping[str, Any] | None = None,
     adapt: Callable[[Experiment], Experiment] | None = None,
+    leave_out_refused: bool = False,
 ) -> Sweep:
     """Read a params file and list its runs.
 
@@ -86,6 +89,8 @@ def load_sweep(
         Values of `auto` by setting, where this machine's do not apply.
     adapt
         Changes an experiment before it is named; a SettingsError counts as a problem of that experiment.
+    leave_out_refused
+        Leave out experiments whose settings are refused, with the reasons in `refused`, as long as one is left.
 
     Raises
     ------
@@ -93,7 +98,7 @@ def load_sweep(
         With every problem of the file and of every run at once.
     """
     file = read_with_overrides(path, overrides)
-    return planned(file, path, only, output, auto_values=auto_values, adapt=adapt)
+    return planned(file, path, only, output, auto_values=auto_values, adapt=adapt, leave_out_refused=leave_out_refused)
 
 
 def planned(
@@ -104,6 +109,7 @@ def planned(
     *,
     auto_values: Mapping[str, Any] | None = None,
     adapt: Callable[[Experiment], Experiment] | None = None,
+    leave_out_refused: bool = False,
 ) -> Sweep:
     """List the runs of a params file that was read; `path` names it in messages, the rest is as for `load_sweep`."""
     combinations = grid.combinations(file)
@@ -114,7 +120,9 @@ def planned(
         {key: known.get(key, value) if value == "auto" else value for key, value in settings.items()}
         for settings in combinations
     ]
-    experiments = _experiments(combinations, only, adapt)
+    experiments, refused = _experiments(combinations, only, adapt)
+    if refused and not (leave_out_refused and experiments):
+        raise SettingsError(list(dict.fromkeys(problem for _, problems in refused for problem in problems)))
     folder = SweepPaths(_output_folder(output, file.name))
     seed = file.order_seed if file.order == "random" else None
     order_of_runs = [
@@ -124,7 +132,8 @@ def planned(
         Run(name, experiments[name], repeat, folder.run(name, repeat), place=place, order_seed=seed)
         for place, (name, repeat) in enumerate(order_of_runs, start=1)
     )
-    return Sweep(file.name, file.question, runs, folder, content(file))
+    reasons = tuple((name, "; ".join(problems)) for name, problems in refused)
+    return Sweep(file.name, file.question, runs, folder, content(file), refused=reasons)
 
 
 def _output_folder(output: str | Path | None, name: str) -> Path:
@@ -166,26 +175,26 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
 
 def _experiments(
     combinations: list[dict[str, Any]], only: str | None, adapt: Callable[[Experiment], Experiment] | None
-) -> dict[str, Experiment]:
+) -> tuple[dict[str, Experiment], list[tuple[str, list[str]]]]:
+    """Return the experiments by name, and of those that are refused the names that they would have and the problems."""
     several_models = len({str(settings.get("model")) for settings in combinations}) > 1
-    problems: list[str] = []
+    refused: list[tuple[str, list[str]]] = []
     experiments: list[Experiment] = []
     for settings in combinations:
         try:
             experiment = Experiment(**{str(key): value for key, value in settings.items()})
             experiments.append(adapt(experiment) if adapt else experiment)
         except SettingsError as error:
-            if only is None or fnmatchcase(_tentative_name(settings, several_models) or only, only):
-                problems += error.problems
-    if problems:
-        raise SettingsError(list(dict.fromkeys(problems)))
+            name = _tentative_name(settings, several_models) or only or "a setting without a name"
+            if only is None or fnmatchcase(name, only):
+                refused.append((name, error.problems))
     named: dict[str, Experiment] = {}
     for experiment in experiments:
         _add(named, _name(experiment, several_models), experiment)
     kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
-    if not kept:
+    if not kept and not refused:
         raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join(named)}")
-    return kept
+    return kept, refused
 
 
 def _add(named: dict[str, Experiment], name: str, experiment: Experiment) -> None:
@@ -208,6 +217,6 @@ def _tentative_name(settings: dict[str, Any], several_models: bool) -> str | Non
         machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
         resolved = Experiment(**machine).model_dump()
         settings = {**settings, **{key: resolved[key] for key in machine}}
-        return _name(Experiment.model_construct(**settings), several_models)
+        return _name(Experiment.model_construct(**aliases.with_current_names(settings)), several_models)
     except (SettingsError, TypeError, ValueError):
         return None

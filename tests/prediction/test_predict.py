@@ -152,3 +152,42 @@ def test_the_command_line_prints_the_same(tmp_path, monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml", "--objective", "fame")
     assert code == 1
     assert err.startswith("error: objective is 'fame'")
+
+
+def test_settings_that_cannot_be_on_so_many_gpus_are_left_out_and_named(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "asked.yaml"
+    path.write_text(PARAMS.replace("grid:", "include: [{strategy: plain, gpus: 1}]\ngrid:"))
+    code, out, err = run(monkeypatch, capsys, "predict", path, "--gpus", "8", "--format", "json")
+    assert not code
+    assert len(json.loads(out)) == 6
+    assert err == (
+        "left out 1 of 7 settings (plain_bf16_gpus8_bs8_sl2048): "
+        "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'\n"
+    )
+    code, out, err = run(monkeypatch, capsys, "recommend", path, "--gpus", "8")
+    assert not code
+    assert "plain" not in out
+    assert err.startswith("left out 1 of 7 settings (plain_")
+    path.write_text("name: x\ndefaults: {model: opt-1.3b, strategy: plain, precision: bf16}\n")
+    code, out, err = run(monkeypatch, capsys, "predict", path, "--gpus", "8")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: gpus is 8, but strategy is 'plain'")
+
+
+def test_a_name_that_an_accepted_setting_has_as_well_is_not_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "asked.yaml").write_text(PARAMS.replace("[0, 1, 3]", "[0, 1], strategy: [ddp]"))
+    _, _, err = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml")
+    assert err.startswith("left out 2 of 4 settings: zero_stage is 1, but strategy is 'ddp'")
+
+
+def test_settings_that_cannot_be_predicted_are_left_out_and_named(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "asked.yaml"
+    path.write_text(PARAMS.replace("grid:", "include: [{micro_batch_size: auto}]\ngrid:"))
+    code, out, err = run(monkeypatch, capsys, "predict", path, "--format", "csv")
+    assert not code
+    assert len(out.splitlines()) == 1 + 6
+    assert err.startswith("left out 1 of 7 settings (zs0_bf16_gpus8_bsauto_sl2048): micro_batch_size is 'auto'")
+    code, out, err = run(monkeypatch, capsys, "predict", path, "--set", "micro_batch_size=auto")
+    assert (code, out) == (1, "")
+    assert err == "error: micro_batch_size is 'auto': a step time is predicted for a number\n"
+    assert run(monkeypatch, capsys, "predict", path, "--gpu", "GTX 9")[2].startswith("error: unknown GPU 'GTX 9'")
