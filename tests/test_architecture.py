@@ -50,6 +50,7 @@ MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
 # The test file of a module is found by its name; that of these modules is another one, which is named here.
 TESTED_ELSEWHERE = {
     "analysis/test_differences.py": "analysis/comparison_table analysis/replicates",
+    "analysis/test_forecast.py": "render/forecast_answer",
     "analysis/test_flags.py": "analysis/steps_within",
     "analysis/test_node_groups.py": "analysis/node_differences analysis/slow_nodes render/node_plots train/skew",
     "analysis/test_rampup.py": "analysis/replica",
@@ -263,11 +264,12 @@ def test_public_names():
 
 PUBLIC = {
     "dsnb": dsnb.__all__,
-    "dsnb.analysis": ["choices", "memory_use", "plan", "scaling", "summary", "tasks"],
+    "dsnb.analysis": ["choices", "forecast", "memory_use", "plan", "scaling", "summary", "tasks"],
     "dsnb.render": [
         "all_reduce",
         "answer",
         "comparison",
+        "forecast_answer",
         "memory_plots",
         "node_report",
         "notes",

@@ -1,12 +1,17 @@
 """The notebooks on design, scaling, planning and memory, executed as a reader would, and their figures looked at."""
 
 import base64
+import re
+from dataclasses import asdict
 
 import nbformat
 import pytest
 
+import dsnb
 from dsnb.execute import notebook
+from dsnb.prediction import traces
 from dsnb.run_folder import paths
+from tests.prediction.made_up import TRACE
 from tests.support import foreign_logs, made_up
 
 pytestmark = pytest.mark.process
@@ -53,9 +58,22 @@ def test_scaling_of_published_data_alone(tmp_path):
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
 
 
-def test_a_plan_from_published_data_alone(tmp_path):
+@pytest.fixture
+def traced(tmp_path, monkeypatch):
+    """Put made-up traces of the settings of `40_plan` into a cache, so that no model is traced."""
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(traces, "_trace", lambda group: {key: asdict(TRACE) for key in group})
+    sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
+    traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
+
+
+def test_a_plan_from_predictions_and_published_data(tmp_path, traced):
     outputs = execute("40_plan", tmp_path, prices={"A100": 2.5}, currency="€")
     text = shown(outputs)
+    name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
+    assert "8 of 8 settings fit on A100, which has 79 GiB (1 measured, 7 predicted)." in text
+    assert "Fewest days for 100 billion tokens: bloom-7b1_" in text
+    assert re.search(f"{name}</th>|{name}</td>", text)
     assert "on 48 A100, 19 days, 21,888 GPU-hours, €54,720" in text
     assert "No price is given for MI150X" in text
     assert "147, but 91,168 tokens/s would be 12.7" in text

@@ -4,6 +4,7 @@ __all__ = [
     "all_reduce",
     "answer",
     "comparison",
+    "forecast_answer",
     "memory_plots",
     "node_report",
     "notes",

@@ -66,7 +66,7 @@ def assumptions(needed: pd.DataFrame, prices: Mapping[str, float], currency: str
     if missing := [name for name in used if name not in priced]:
         sentences.append(f"No price is given for {', '.join(missing)}: no cost is shown. Set prices in the parameters.")
     if unused := [name for name in prices if name and name not in used]:
-        sentences.append(f"The price for {', '.join(unused)} is not used: no setting was measured on it.")
+        sentences.append(f"The price for {', '.join(unused)} is not used here: no setting was measured on it.")
     return bullet_list(sentences, "No setting names its GPU, so only a price for all GPUs, prices[''], is used.")
 
 

@@ -1,0 +1,115 @@
+"""Forecasts: measured runs in place of predictions, and what is said of both."""
+
+import math
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis.forecast import MEASURED, PREDICTED, forecast
+from dsnb.errors import SettingsError
+from dsnb.prediction import predict
+from dsnb.render import forecast_answer
+from tests.prediction.made_up import TRACE
+
+SETTINGS = {"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "micro_batch_size": 8, "gpus": 8}
+STAGES = {**SETTINGS, "zero_stage": [0, 1, 3]}
+NAMES = [f"opt-1.3b_zs{stage}_bf16_gpus8_bs8_sl2048" for stage in (0, 1, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _no_torch(monkeypatch):
+    monkeypatch.setattr(predict, "traces", lambda experiments: [TRACE] * len(experiments))
+
+
+def measured(rate, stage=3, status="ok", gpu_name="NVIDIA H200", peak=30.0):
+    figures = {"tokens_per_s": rate, "peak_allocated_gib": peak, "status": status, "gpu_name": gpu_name}
+    return {**SETTINGS, "zero_stage": stage, "grad_accum_dtype": "auto", **figures}
+
+
+def found(*runs):
+    return forecast(STAGES, "H200", pd.DataFrame(runs), tokens=8e9 * 86.4, price=2.0)
+
+
+def test_without_runs_everything_is_predicted():
+    made = forecast(STAGES, "H200", tokens=1e9, price=2.0)
+    rows = made.table.set_index("experiment")
+    asked = dsnb.predict([dsnb.Experiment(**{**STAGES, "zero_stage": stage, "device": "cuda"}) for stage in (0, 1, 3)],
+                         "H200", tokens=1e9, price=2.0)  # fmt: skip
+    assert set(rows["basis"]) == {PREDICTED}
+    assert list(rows["days"]) == sorted(asked["days"])
+    for name in ("tokens_per_s", "tokens_per_s_error_pct", "cost"):
+        assert rows.loc[NAMES, name].tolist() == asked[name].tolist()
+
+
+def test_a_measured_setting_replaces_its_prediction():
+    """1 million tokens/s: 691.2 billion tokens take 8 days, 1,536 GPU-hours, 3,072 in money."""
+    made = found(measured(0.9e6, peak=29.0), measured(1.1e6, peak=31.0), measured(9e9, gpu_name="NVIDIA A100"))
+    rows = made.table.set_index("experiment")
+    row = rows.loc[NAMES[2]]
+    assert (row["basis"], row["fits"], row["tokens_per_s"], row["peak_allocated_gib"]) == (MEASURED, True, 1e6, 30.0)
+    assert (row["days"], row["gpu_hours"], row["cost"]) == pytest.approx((8, 1536, 3072))
+    assert math.isnan(row["tokens_per_s_error_pct"])
+    assert math.isnan(row["peak_allocated_error_pct"])
+    assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
+    said = str(forecast_answer.answer(made, 8e9 * 86.4, "€"))
+    assert f"Fewest days for 691.2 billion tokens: {NAMES[2]} (measured), 1,000,000 tokens/s, 8 days" in said
+    assert "1,536 GPU-hours, €3,072, 30.0 GiB.</li>" in said
+
+
+def test_runs_on_the_same_gpu_calibrate_the_other_settings():
+    """Three settings, each half as fast as predicted, and a fourth that was not measured."""
+    sizes = (2, 4, 8)
+    asked = [dsnb.Experiment(**{**SETTINGS, "micro_batch_size": size, "device": "cuda"}) for size in sizes]
+    rates = dsnb.predict(asked, "H200")["tokens_per_s"] / 2
+    runs = [{**measured(rate, 0), "micro_batch_size": size} for size, rate in zip(sizes, rates, strict=True)]
+    other = {**SETTINGS, "micro_batch_size": 16}
+    few, enough = (forecast(other, "H200", pd.DataFrame(rows)) for rows in (runs[:2], runs))
+    assert (few.calibrated_on, enough.calibrated_on) == (0, 3)
+    assert enough.table["tokens_per_s"][0] < 0.7 * few.table["tokens_per_s"][0]
+    assert "Predicted speeds follow from 3 measured settings on H200." in str(forecast_answer.fits(enough))
+
+
+def test_a_run_out_of_memory_beats_the_prediction_that_it_fits():
+    made = found(measured(None, stage=0, status="oom", peak=None), measured(None, stage=1, status="failed"))
+    last = made.table.iloc[-1]
+    assert (last["experiment"], last["basis"], last["fits"]) == (NAMES[0], MEASURED, False)
+    assert set(made.table["basis"][:-1]) == {PREDICTED}
+    assert "2 of 3 settings fit on H200, which has 140 GiB (2 predicted)." in str(forecast_answer.fits(made))
+    assert NAMES[0] not in str(forecast_answer.answer(made, 1e9))
+
+
+def test_what_does_not_fit_and_what_is_refused_is_said():
+    made = forecast({**STAGES, "strategy": ["deepspeed", "ddp"]}, "A10")
+    said = str(forecast_answer.fits(made))
+    assert "of 4 settings fit on A10, which has 22 GiB" in said
+    assert "The smallest that does not fit is " in said
+    assert "Refused and left out: zero_stage is 1, but strategy is &#x27;ddp&#x27;: DDP shards nothing" in said
+    nothing = forecast({**SETTINGS, "zero_stage": 0}, "T4")
+    assert "(none)" in str(forecast_answer.fits(nothing))
+    assert "No setting fits: raise zero_stage" in str(forecast_answer.answer(nothing, 1e9))
+    with pytest.raises(SettingsError, match="it is a single process"):
+        forecast({**SETTINGS, "strategy": "plain"}, "H200")
+
+
+def test_how_sure_it_is_depends_on_what_was_measured():
+    best = forecast(STAGES, "H200").table.iloc[0]
+    rate, name = best["tokens_per_s"], best["experiment"]
+    stage = int(name.split("_zs")[1][0])
+    others = [other for other in (0, 1, 3) if other != stage]
+    close = str(forecast_answer.answer(found(measured(0.99 * rate, others[0])), 1e9))
+    assert f"1.0 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {name} to decide." in close
+    both = found(measured(2 * rate, others[0]), measured(1.9 * rate, others[1]))
+    assert "both were measured, and 20_compare says" in str(forecast_answer.answer(both, 1e9))
+    apart = str(forecast_answer.answer(found(measured(2 * rate, others[0])), 1e9))
+    assert "100.0 % slower, more than the error of" in apart
+    unseen = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
+    assert "Less sure than that: " in str(forecast_answer.answer(unseen, 1e9))
+
+
+def test_the_table_tells_measured_from_predicted():
+    text = str(forecast_answer.table(found(measured(1e6)), "€"))
+    assert "<td>measured</td>" in text.replace(' class="text"', "")
+    assert "cost (€)" in text
+    assert "error of tokens/s, days and cost (%)" in text
+    assert "outside" not in text
