@@ -12,6 +12,7 @@ from dsnb.designer.draft import write
 from dsnb.designer.form import Form
 from dsnb.designer.plan import Plan, plan
 from dsnb.designer.predicted import Predict
+from dsnb.designer.predicting import Predicting
 from dsnb.designer.running import Running
 from dsnb.designer.values import unique
 from dsnb.errors import SettingsError
@@ -48,7 +49,8 @@ class Design:
         outputs: Path,
         predict: Predict | None,
     ) -> None:
-        self.folder, self.outputs, self._predict = folder, outputs, predict
+        self.folder, self.outputs = folder, outputs
+        self._predict = Predicting(predict, self._show_plan) if predict else None
         self.plan = Plan()
         self._written: tuple[Path, str] | None = None
         self.plan_view, self.message = widgets.HTML(), widgets.HTML()
@@ -81,7 +83,11 @@ class Design:
         return self.running.explorer
 
     def refresh(self) -> None:
-        """Work out what the form says now, and show it."""
+        """Work out what the form says now, and show it; a prediction that takes time is added when it is there."""
+        self._show_plan()
+        self.message.value = ""
+
+    def _show_plan(self) -> None:
         form = self.form
         try:
             self.plan = plan(
@@ -90,13 +96,15 @@ class Design:
         except SettingsError as error:
             self.plan = Plan(problems=error.problems)
         self.plan_view.value = markup.plan_html(self.plan, form.start_s.value, form.objective.value)
-        self.message.value = ""
         self._enable()
 
     def write(self) -> None:
         """Write the params file; if that is not possible, the form says why."""
         if self.plan.sweep is None:
             self._say("The params file is not written: what the form says cannot be run.")
+            return
+        if self._must_wait():
+            self._say("The params file is not written: wait until it is predicted what will not fit.")
             return
         try:
             write(self.path, self.plan.text, own=self._written)
@@ -135,12 +143,18 @@ class Design:
     def _is_written(self) -> bool:
         return self._written == (self.path, self.plan.text)
 
+    def _must_wait(self) -> bool:
+        """Return whether it is not known yet what is to be left out."""
+        return self.plan.is_predicting and self.form.leave_out_unfit.value
+
     def _may_start(self) -> bool:
-        return self._is_written() and not self.running.is_running and not self.plan.unsupported
+        return (
+            self._is_written() and not self._must_wait() and not self.running.is_running and not self.plan.unsupported
+        )
 
     def _enable(self) -> None:
         """Enable the buttons that can be used now."""
-        self.write_button.disabled = self.plan.sweep is None or self._is_written()
+        self.write_button.disabled = self.plan.sweep is None or self._is_written() or self._must_wait()
         self.start_button.disabled = self.plan.sweep is None or not self._may_start()
         self.stop_button.disabled = not self.running.may_stop
 
@@ -187,7 +201,8 @@ def design(
         The folder for the sweep's own folder; by default `$DSNB_OUTPUTS`, or `outputs` beside `notebooks`.
     predict
         Predicts experiments: takes a list of `Experiment`, returns a row for each, in order, with `experiment`, `fits`,
-        `peak_allocated_gib`, `tokens_per_s` and `step_time_s`, NaN where unknown.
+        `peak_allocated_gib`, `tokens_per_s` and `step_time_s`, NaN where unknown. Where an event loop is running, as in
+        JupyterLab, it is called in a thread.
 
     Raises
     ------

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dsnb.designer import predicted
 from dsnb.designer.draft import Draft, entries
-from dsnb.designer.predicted import BEST, START_S, Predict
+from dsnb.designer.predicted import BEST, PREDICTING, START_S, Predict
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
 from dsnb.settings import checks
@@ -38,6 +38,11 @@ class Plan:
     """One row per experiment of the sweep, with `gpus`, `tokens_per_s_per_gpu`, and `run_s` of each of its runs."""
     note: str = ""
     """Why nothing is predicted; empty if something is."""
+
+    @property
+    def is_predicting(self) -> bool:
+        """Whether a prediction is being made, so that what does not fit is not known yet."""
+        return self.note == PREDICTING
 
     @property
     def unknown_runs(self) -> int:
@@ -100,7 +105,8 @@ def plan(
     try:
         file = validated(draft.content(), path)
         combinations = grid.combinations(file)
-        accepted = _accepted(combinations, file.grid, made)
+        experiments = _Experiments()
+        accepted = _accepted(combinations, file.grid, experiments, made)
         if not accepted:
             raise SettingsError("every combination is refused: change a setting")
         rows, made.note = predicted.rows(list(accepted.values()), predict, start_s)
@@ -111,7 +117,8 @@ def plan(
                 raise SettingsError("nothing is predicted to fit: change a setting")
             rows = rows[rows["fits"].ne(False)]
             accepted = {place: one for place, one in accepted.items() if place not in doomed}
-        _write(draft, file, path, output, [place for place in _places(file.grid) if place not in accepted], made)
+        left_out = [place for place in _places(file.grid) if place not in accepted]
+        _write(draft, file, path, output, left_out, experiments, made)
         made.predicted = rows.drop_duplicates("experiment", ignore_index=True)
     except SettingsError as error:
         made.problems = error.problems
@@ -123,14 +130,28 @@ def _places(axes: Mapping[str, list[Any]]) -> list[tuple[int, ...]]:
     return list(product(*(range(len(values)) for values in axes.values())))
 
 
+class _Experiments:
+    """Makes experiments, each once: they are asked for again where the params file of the form is read back."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Experiment] = {}
+
+    def __call__(self, **settings: Any) -> Experiment:
+        """Return an experiment, or raise the SettingsError of its settings."""
+        key = repr(sorted(settings.items()))
+        if key not in self._made:
+            self._made[key] = Experiment(**settings)
+        return self._made[key]
+
+
 def _accepted(
-    combinations: list[dict[str, Any]], axes: Mapping[str, list[Any]], made: Plan
+    combinations: list[dict[str, Any]], axes: Mapping[str, list[Any]], experiments: _Experiments, made: Plan
 ) -> dict[tuple[int, ...], Experiment]:
     """Return the experiments that can be run, by combination; note the reasons against the others."""
     accepted = {}
     for place, settings in zip(_places(axes), combinations, strict=True):
         try:
-            accepted[place] = Experiment(**settings)
+            accepted[place] = experiments(**settings)
         except SettingsError as error:
             chosen = {name: settings[name] for name in axes}
             for problem in error.problems:
@@ -139,13 +160,19 @@ def _accepted(
 
 
 def _write(
-    draft: Draft, file: ParamsFile, path: Path, output: Path, left_out: list[tuple[int, ...]], made: Plan
+    draft: Draft,
+    file: ParamsFile,
+    path: Path,
+    output: Path,
+    left_out: list[tuple[int, ...]],
+    experiments: _Experiments,
+    made: Plan,
 ) -> None:
     """Set the params file without these combinations, and the sweep that it is read as."""
     made.text = plain_yaml.dump(draft.content(entries(file.grid, left_out)))
     if (size := len(made.text.encode())) > plain_yaml.MAX_BYTES:
         raise SettingsError(f"the params file would have {size:,} bytes: at most {plain_yaml.MAX_BYTES:,} are allowed")
-    made.sweep = planned(validated(plain_yaml.parse(made.text), path), path, output=output)
+    made.sweep = planned(validated(plain_yaml.parse(made.text), path), path, output=output, make=experiments)
     found = {run.name: run.experiment for run in made.sweep.runs}
     # The check of DeepSpeed's keys imports DeepSpeed, which takes seconds: it is left to the start of the sweep.
     settings = [{**one.model_dump(), "deepspeed": {}} for one in found.values()]

@@ -20,8 +20,13 @@ BEST = {
 }
 """Objective of `dsnb.analysis.decision` -> the predicted figure that decides, and what it is called."""
 NOT_ASKED = "Nothing is predicted: this form was opened without a prediction of memory and time."
+PREDICTING = "Predicting memory and speed ..."
 START_S = 20.0
 """Usual seconds of a run outside its steps."""
+
+
+class StillPredictingError(DsnbError):
+    """A prediction that is being made beside the form."""
 
 
 def rows(experiments: list[Experiment], predict: Predict | None, start_s: float) -> tuple[pd.DataFrame, str]:
@@ -66,6 +71,8 @@ def _asked(experiments: list[Experiment], predict: Predict | None) -> tuple[pd.D
         found[figures] = found[figures].apply(pd.to_numeric).astype(float).replace([math.inf, -math.inf], math.nan)
         fits = [None if pd.isna(value) else bool(value) for value in found["fits"]]
         found["fits"] = pd.Series(fits, index=found.index, dtype=object)
+    except StillPredictingError:
+        return nothing, PREDICTING
     except Exception as error:  # what a function from elsewhere raises is a note in the form, not a traceback
         said = str(error) if isinstance(error, DsnbError) else f"{type(error).__name__}: {error}"
         return nothing, f"Nothing is predicted: {plain_text.line(said)}"

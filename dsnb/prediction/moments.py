@@ -1,7 +1,7 @@
 """What memory holds at one moment of a step, and what a trace of the model says about its forward and backward pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,12 @@ class Moment:
 
     def parts(self) -> dict[str, float]:
         """Return the bytes of each part."""
-        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "name"}
+        return {name: getattr(self, name) for name in PARTS}
 
     def with_more(self, name: str, **more: float) -> "Moment":
         """Return another moment, in which some parts are larger by so many bytes."""
-        return replace(self, name=name, **{part: getattr(self, part) + size for part, size in more.items()})
+        parts = self.parts()
+        return Moment(name, **parts | {part: parts[part] + size for part, size in more.items()})
+
+
+PARTS = tuple(part.name for part in fields(Moment) if part.name != "name")

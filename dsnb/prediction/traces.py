@@ -52,7 +52,8 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
     SettingsError
         If torch or transformers is missing.
     """
-    keys = [_key(one) for one in experiments]
+    files = {model: _model_file(model) for model in {one.model for one in experiments}}
+    keys = [_key(one, files[one.model]) for one in experiments]
     missing = {key: one for key, one in zip(keys, experiments, strict=True) if key not in _made}
     for key in [key for key in missing if (found := _read(key)) is not None and _remember(key, found)]:
         del missing[key]
@@ -90,10 +91,8 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return chosen
 
 
-def _key(experiment: Experiment) -> str:
-    words = json.dumps(
-        [_settings(experiment), _model_file(experiment.model), *_versions()], sort_keys=True, default=str
-    )
+def _key(experiment: Experiment, model_file: str) -> str:
+    words = json.dumps([_settings(experiment), model_file, *_versions()], sort_keys=True, default=str)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -5,6 +5,7 @@ A sentence names the setting and its value, and says what is allowed and what to
 
 import ctypes.util
 import difflib
+import functools
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -179,9 +180,15 @@ def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: 
     """
     return [
         problem
-        for fields, rule in RULES
-        if not fields & set(ignore) and fields & set(given) and (problem := rule(settings))
+        for fields, rule in _rules_about(frozenset(given))
+        if fields.isdisjoint(ignore) and (problem := rule(settings))
     ]
+
+
+@functools.lru_cache(maxsize=64)
+def _rules_about(given: frozenset[str]) -> list[tuple[set[str], Rule]]:
+    """Return the rules about some settings, which are the same for all combinations of a grid."""
+    return [(fields, rule) for fields, rule in RULES if not given.isdisjoint(fields)]
 
 
 def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:

@@ -14,6 +14,7 @@ Settings = Mapping[str, Any]
 Rule = Callable[[Settings], str | None]
 HALF = ("fp16", "bf16")
 SHARED = ("tensor_parallel", "pipeline_parallel")
+_FIELDS = Training.model_fields  # looked up once: pydantic's property takes longer than a rule
 
 
 def _zero_is_deepspeeds(s: Settings) -> str | None:
@@ -39,7 +40,7 @@ def only_deepspeed(name: str, what: str) -> Rule:
 
 def is_default(name: str, s: Settings) -> bool:
     """Return whether a setting has its default value."""
-    return bool(s[name] == Training.model_fields[name].default)
+    return bool(s[name] == _FIELDS[name].default)
 
 
 def _offload(s: Settings) -> str | None:

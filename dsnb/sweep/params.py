@@ -110,8 +110,12 @@ def planned(
     auto_values: Mapping[str, Any] | None = None,
     adapt: Callable[[Experiment], Experiment] | None = None,
     leave_out_refused: bool = False,
+    make: Callable[..., Experiment] = Experiment,
 ) -> Sweep:
-    """List the runs of a params file that was read; `path` names it in messages, the rest is as for `load_sweep`."""
+    """List the runs of a params file that was read; `path` names it in messages, the rest is as for `load_sweep`.
+
+    `make` makes the experiments; a caller that knows some already need not make them again.
+    """
     combinations = grid.combinations(file)
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
@@ -120,7 +124,7 @@ def planned(
         {key: known.get(key, value) if value == "auto" else value for key, value in settings.items()}
         for settings in combinations
     ]
-    experiments, refused = _experiments(combinations, only, adapt)
+    experiments, refused = _experiments(combinations, only, adapt, make)
     if refused and not (leave_out_refused and experiments):
         raise SettingsError(list(dict.fromkeys(problem for _, problems in refused for problem in problems)))
     folder = SweepPaths(_output_folder(output, file.name))
@@ -174,7 +178,10 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
 
 
 def _experiments(
-    combinations: list[dict[str, Any]], only: str | None, adapt: Callable[[Experiment], Experiment] | None
+    combinations: list[dict[str, Any]],
+    only: str | None,
+    adapt: Callable[[Experiment], Experiment] | None,
+    make: Callable[..., Experiment],
 ) -> tuple[dict[str, Experiment], list[tuple[str, list[str]]]]:
     """Return the experiments by name, and of those that are refused the names that they would have and the problems."""
     several_models = len({str(settings.get("model")) for settings in combinations}) > 1
@@ -182,7 +189,7 @@ def _experiments(
     experiments: list[Experiment] = []
     for settings in combinations:
         try:
-            experiment = Experiment(**{str(key): value for key, value in settings.items()})
+            experiment = make(**{str(key): value for key, value in settings.items()})
             experiments.append(adapt(experiment) if adapt else experiment)
         except SettingsError as error:
             name = _tentative_name(settings, several_models) or only or "a setting without a name"

@@ -10,6 +10,7 @@ import pytest
 import dsnb
 from dsnb.analysis.decision import OBJECTIVES
 from dsnb.designer import markup
+from dsnb.designer import plan as module
 from dsnb.designer.draft import Draft
 from dsnb.designer.plan import plan
 from dsnb.designer.predicted import BEST
@@ -61,6 +62,14 @@ def test_runs_are_counted_and_refused_combinations_left_out():
     assert "Refused and left out: 2 combinations" in text
     assert "<li>zero_stage 1, strategy ddp</li>" in text
     assert "this form was opened without a prediction" in text
+
+
+def test_every_combination_is_checked_once(monkeypatch):
+    """Of a form over thousands of them, each takes its time; reading the params file back would check them again."""
+    made = []
+    monkeypatch.setattr(module, "Experiment", lambda **settings: made.append(settings) or Experiment(**settings))
+    assert len(planned().sweep.runs) == 8
+    assert len(made) == 6
 
 
 def test_time_and_cost_by_hand():
