@@ -1,4 +1,4 @@
-"""The charts of the explorer as Vega specifications, without data: `web/views.js` and `web/lines.js` add it in the browser.
+"""The charts of the explorer as Vega specifications, without data: `web/views.js` and `lines.js` add it.
 
 They are written in Altair and compiled here, so that a page needs neither Altair nor Vega-Lite. What changes (titles,
 domains, labels, display factors, colours of the theme) is a signal; colours and shapes of marks are part of the data.
