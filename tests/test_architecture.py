@@ -74,8 +74,9 @@ TESTED_ELSEWHERE = {
     "prediction/test_communication.py": "prediction/links",
     "prediction/test_memory.py": (
         "prediction/engine prediction/memory_errors prediction/moments prediction/torch_memory prediction/zero_memory "
-        "train/compiled_trace train/fake_model train/memory_trace"
+        "train/compiled_trace train/fake_model"
     ),
+    "train/test_memory_trace.py": "train/live_bytes train/more_blocks",
     "prediction/test_predict.py": "cli/predict prediction/recommend",
     "prediction/test_work.py": "prediction/host_work prediction/kernels prediction/mode prediction/shapes",
     "render/test_answer.py": "render/changes render/decision_words",

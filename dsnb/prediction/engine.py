@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.prediction.moments import Moment, Trace
 from dsnb.settings.experiment import Experiment
@@ -70,7 +72,7 @@ def engine_of(experiment: Experiment, trace: Trace, moments: float | None = None
 
 
 def passes(engine: Engine, base: Moment, gradient: float, held: float, later: float = 0) -> list[Moment]:
-    """Return the moments of the last micro-batch's forward and backward pass.
+    """Return the forward pass of the last micro-batch, the backward pass of its loss, and the peak of the rest of it.
 
     Parameters
     ----------
@@ -84,15 +86,19 @@ def passes(engine: Engine, base: Moment, gradient: float, held: float, later: fl
         Bytes that are allocated when the first gradient has been computed.
     """
     trace, width = engine.trace, engine.width
-    logits = max(0.0, trace.moments[0][0] - trace.kept)
-    found = [base.with_more("forward", activations=trace.forward_peak)]
-    for number, (size, done) in enumerate(trace.moments):
-        computed = done * engine.trained / max(1, trace.trainable)
-        if number == 0 and not done:
-            found.append(base.with_more("loss", activations=size - logits, logits=logits))
-            continue
-        gradients = gradient * computed + min(held, width * computed)
-        found.append(base.with_more("backward", activations=size, gradients=gradients, buffers=later))
+    loss = trace.moments[0][0]
+    logits = max(0.0, loss - trace.kept)
+    found = [
+        base.with_more("forward", activations=trace.forward_peak),
+        base.with_more("loss", activations=loss - logits, logits=logits),
+    ]
+    sizes, done = trace.after_loss
+    if len(sizes):
+        computed = done * (engine.trained / max(1, trace.trainable))
+        gradients = gradient * computed + np.minimum(held, width * computed)
+        most = int(np.argmax(sizes + gradients))
+        parts = {"activations": float(sizes[most]), "gradients": float(gradients[most]), "buffers": later}
+        found.append(base.with_more("backward", **parts))
     return found
 
 

@@ -4,6 +4,7 @@ Peak rates of most of them are `dsnb.system.hardware.PEAKS`; all bandwidths are 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dsnb.errors import SettingsError
 from dsnb.system import hardware
@@ -77,6 +78,7 @@ GPUS = {
 }
 
 
+@lru_cache
 def find(name: str) -> Gpu:
     """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`).
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
+from dsnb.formulas.model_shapes import slug
 from dsnb.prediction import gpus, links, memory_errors, time_errors
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.constants import DEFAULT, Constants
@@ -88,10 +89,12 @@ def predict(
     if not settings:
         return pd.DataFrame()
     times = step_times(settings, known.constants)
+    slugs = {model: slug(model) for model in {one.model for one in experiments}}
     rows = []
-    for number, (one, trace) in enumerate(zip(experiments, traces(experiments), strict=True)):
-        time = StepTime(**{name: float(values[number]) for name, values in vars(times).items()})
-        row = {"experiment": one.name_with_model, **_memory_columns(one, peak_memory(one, trace), kind)}
+    parts = zip(*(values.tolist() for values in vars(times).values()), strict=True)
+    for one, trace, seconds in zip(experiments, traces(experiments), parts, strict=True):
+        time = StepTime(*seconds)
+        row = {"experiment": f"{slugs[one.model]}_{one.name}", **_memory_columns(one, peak_memory(one, trace), kind)}
         row |= _time_columns(one, time, known)
         flops = metrics.model_flops_per_token(
             int(trace.parameters), trace.layers, trace.hidden, one.seq_len, int(trace.trainable)

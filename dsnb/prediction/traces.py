@@ -15,7 +15,7 @@ from typing import Any
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.prediction.moments import Trace
+from dsnb.prediction.moments import ModelTrace, Trace
 from dsnb.run_folder import paths
 from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
@@ -24,10 +24,10 @@ from dsnb.system import interpreter
 WORKERS = 2
 """Processes that trace at the same time; each takes about 1 GiB."""
 TRACED = (
-    "model", "weights", "strategy", "precision", "mixed_precision", "micro_batch_size", "seq_len", "compile",
-    "activation_checkpointing", "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
+    "model", "weights", "strategy", "precision", "mixed_precision", "seq_len", "compile", "activation_checkpointing",
+    "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
-"""Settings that a trace depends on; the engine's are not among them."""
+"""Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
 
 
 def traces(experiments: Sequence[Experiment]) -> list[Trace]:
@@ -52,8 +52,9 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
     SettingsError
         If torch or transformers is missing.
     """
-    files = {model: _model_file(model) for model in {one.model for one in experiments}}
-    keys = [_key(one, files[one.model]) for one in experiments]
+    settings = [_settings(one) for one in experiments]
+    known = {one: _key(one) for one in set(settings)}
+    keys = [known[one] for one in settings]
     missing = {key: one for key, one in zip(keys, experiments, strict=True) if key not in _made}
     for key in [key for key in missing if (found := _read(key)) is not None and _remember(key, found)]:
         del missing[key]
@@ -65,34 +66,38 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
                 continue
             _write(key, found)
             _remember(key, found)
-    return [problems[key] if key in problems else _made[key] for key in keys]
+    asked = [(key, int(one.micro_batch_size)) for key, one in zip(keys, experiments, strict=True)]
+    of_batch = {one: _made[one[0]].of(one[1]) for one in set(asked) if one[0] not in problems}
+    return [problems[one[0]] if one[0] in problems else of_batch[one] for one in asked]
 
 
-_made: dict[str, Trace] = {}
+_made: dict[str, ModelTrace] = {}
 
 
 def _remember(key: str, record: dict[str, Any]) -> bool:
     try:
-        _made[key] = Trace(**{**record, "moments": tuple(map(tuple, record["moments"]))})
-    except (KeyError, TypeError):  # written by another version
+        _made[key] = ModelTrace.read(record)
+    except (KeyError, TypeError, ValueError):  # written by another version
         return False
     return True
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
+def _settings(experiment: Experiment) -> tuple[Any, ...]:
     """Return the settings that a trace depends on, alike for all strategies that compute alike."""
     chosen = {name: getattr(experiment, name) for name in TRACED}
     if not experiment.activation_checkpointing:
         chosen |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
     if experiment.strategy == "ddp":
         chosen["strategy"] = "plain"
+    if experiment.loss == "chunked":  # chunks have a fixed size
+        chosen["micro_batch_size"] = experiment.micro_batch_size
     if experiment.compile != "off":
-        chosen |= {"compile": "default", "blocks": compiles_blocks(experiment.model_dump())}
-    return chosen
+        chosen |= {"compile": "default", "blocks": compiles_blocks(vars(experiment))}
+    return tuple(chosen.items())
 
 
-def _key(experiment: Experiment, model_file: str) -> str:
-    words = json.dumps([_settings(experiment), model_file, *_versions()], sort_keys=True, default=str)
+def _key(settings: tuple[Any, ...]) -> str:
+    words = json.dumps([settings, _model_file(dict(settings)["model"]), *_versions()], default=str)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -21,7 +21,7 @@ def moments(engine: Engine) -> list[Moment]:
         return _zero3(engine)
     if experiment.zero_stage == 0:
         return _zero0(engine)
-    accumulates = accumulates_in_fp32(experiment.model_dump()) and experiment.zero_stage == 1
+    accumulates = accumulates_in_fp32(vars(experiment)) and experiment.zero_stage == 1
     return _zero1_in_fp32(engine) if accumulates else _zero12(engine)
 
 
@@ -50,7 +50,7 @@ def _zero12(engine: Engine) -> list[Moment]:
     optimizer = 0 if offloaded else (4 * trained + engine.moments) / ranks
     states = Moment("states", weights=width * trained + frozen_bytes(engine), optimizer=optimizer)
     partitioned = experiment.zero_stage == 2
-    in_fp32 = accumulates_in_fp32(experiment.model_dump())
+    in_fp32 = accumulates_in_fp32(vars(experiment))
     own = (4 if in_fp32 else width) * trained / ranks
     if offloaded:
         return _offloaded_optimizer(engine, states)
@@ -102,7 +102,7 @@ def _zero3(engine: Engine) -> list[Moment]:
     share = engine.trained / engine.ranks
     weights = width * share + frozen_bytes(engine) / engine.ranks
     optimizer = 4 * share + engine.moments / engine.ranks
-    gradients = (4 if accumulates_in_fp32(experiment.model_dump()) else width) * share
+    gradients = (4 if accumulates_in_fp32(vars(experiment)) else width) * share
     what = experiment.offload.partition("-")[0]
     states = Moment(
         "states",

@@ -20,21 +20,23 @@ from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi
 from dsnb.train.causal_loss import CausalLoss
+from dsnb.train.fake_model import CudaAutocast, autocast
+from dsnb.train.live_bytes import Size, size
 from dsnb.train.model_parts import blocks, output_layer
 
 ALIGNED = 8
 """A product with a width that is no multiple of this is padded by the compiler (GPT-2's vocabulary)."""
 
 
-def compiled_bytes(model: CausalLoss, experiment: Experiment, context: Callable[[], Any], fake: Any) -> int:
-    """Return the bytes that a compiled model of fake tensors keeps from its forward to its backward pass.
+def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch: int) -> Size:
+    """Return what a compiled model of fake tensors keeps from its forward to its backward pass.
 
     Parameters
     ----------
-    context
-        Returns the context of the forward pass, such as autocast.
     fake
         The mode that the model's tensors belong to.
+    micro_batch
+        Sequences of the pass, as `dsnb.train.live_bytes.size` takes them.
     """
     torch._dynamo.reset()
     known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
@@ -47,15 +49,18 @@ def compiled_bytes(model: CausalLoss, experiment: Experiment, context: Callable[
     else:
         model._compute = compile_(model._compute)
     with fake:
-        ids = torch.zeros(int(experiment.micro_batch_size), experiment.seq_len, dtype=torch.long)
-    with context():
-        loss = model(ids)
+        ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
+        with CudaAutocast(), autocast(experiment):
+            loss = model(ids)
     del loss
-    return sum(size for size, _ in kept.values())
+    total = Size()
+    for number_of_bytes, _ in kept.values():
+        total = total.plus(size(number_of_bytes, micro_batch))
+    return total
 
 
-def loss_bytes(experiment: Experiment, vocab: int, width: int) -> tuple[float, float]:
-    """Return what the backward pass of the loss adds to what is kept, and the size of the output layer's gradient.
+def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Size], Size]:
+    """Return what the backward pass of the loss can add to what is kept, and the size of the output layer's gradient.
 
     The gradient of the logits overwrites them if the compiler sees both, and if they have not been padded.
 
@@ -65,14 +70,14 @@ def loss_bytes(experiment: Experiment, vocab: int, width: int) -> tuple[float, f
         Rows and columns of the output layer.
     """
     of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
-    tokens = int(experiment.micro_batch_size) * experiment.seq_len
-    logits, gradient = of_number * tokens * vocab, of_number * vocab * width
+    gradient = Size(of_number * vocab * width)
     if experiment.loss == "chunked":
-        return 0.0, gradient
+        return [Size()], gradient
+    logits = Size(0, of_number * experiment.seq_len * vocab)
     padded = vocab % ALIGNED != 0
     if compiles_blocks(experiment.model_dump()):
-        return (2 if padded else 1) * logits, gradient
-    return logits if padded else of_number * max(tokens, vocab) * width, gradient
+        return [Size().plus(logits, 2 if padded else 1)], gradient
+    return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient
 
 
 def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:

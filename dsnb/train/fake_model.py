@@ -1,71 +1,53 @@
-"""Models of fake tensors, which have shapes but no memory, and a count of the bytes that they would take."""
+"""Models of fake tensors, which have shapes but no memory, computed as a GPU would."""
 
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
 from dsnb.train.causal_loss import CausalLoss, with_loss
 
-BLOCK_BYTES = 512
-"""torch's caching allocator rounds every allocation up to a multiple of this."""
 FULL_PRECISION = {torch.pow, torch.Tensor.pow, F.layer_norm, F.softmax, torch.softmax, torch.Tensor.softmax}
 """Functions that CUDA's autocast computes in fp32 and a CPU's does not (PyTorch, "Autocast Op Reference")."""
-
-
-class LiveBytes(TorchDispatchMode):
-    """Follows the bytes of the storages that are alive, apart from those that exist already.
-
-    Attributes
-    ----------
-    now, peak
-        Bytes; `peak` is the most since it was last set.
-    """
-
-    def __init__(self, existing: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._known = {tensor.untyped_storage()._cdata for tensor in existing}
-        self._sizes: dict[int, int] = {}
-        self.now = self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._add(tensor.untyped_storage())
-        return result
-
-    def _add(self, storage: Any) -> None:
-        key = storage._cdata
-        if key in self._known or key in self._sizes:
-            return
-        self._sizes[key] = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-        weakref.finalize(storage, self._remove, key)
-        self.now += self._sizes[key]
-        self.peak = max(self.peak, self.now)
-
-    def _remove(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
 
 
 class CudaAutocast(TorchFunctionMode):
     """Makes a CPU's autocast compute in fp32 what CUDA's does."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in FULL_PRECISION:
+        if func in FULL_PRECISION and torch.is_autocast_enabled("cpu"):
             args = [one.float() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
         return func(*args, **(kwargs or {}))
+
+
+def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
+    """Let a checkpointed block compute as on a GPU in the backward pass too, where modes of the caller are not active.
+
+    What goes to host memory keeps its shape alone and comes back as new tensors: fake ones have one device.
+    """
+    recompute = block._gradient_checkpointing_func
+
+    def run(function: Callable[..., Any], *inputs: Any) -> Any:
+        def compute(*args: Any) -> Any:
+            with CudaAutocast():
+                return function(*args)
+
+        if not offloaded:
+            return recompute(compute, *inputs)
+        with saved_tensors_hooks(lambda one: (one.shape, one.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])):
+            return checkpoint(compute, *inputs, use_reentrant=True)
+
+    block._gradient_checkpointing_func = run
 
 
 def fake_mode() -> FakeTensorMode:
@@ -106,11 +88,9 @@ def _allocate(model: nn.Module) -> None:
             setattr(module, name, made[id(tensor)])
 
 
-@contextmanager
-def autocast(experiment: Experiment) -> Iterator[None]:
-    """Compute as CUDA's autocast does, if the settings ask for it."""
+def autocast(experiment: Experiment) -> AbstractContextManager[Any]:
+    """Return the context of the forward pass: autocast, if the settings ask for it."""
     half = model_builder.DTYPES[experiment.precision]
     native = experiment.mixed_precision == "native" and experiment.strategy in {"deepspeed", "fsdp"}
     on = half is not torch.float32 and not native
-    with torch.autocast("cpu", dtype=half) if on else nullcontext(), CudaAutocast() if on else nullcontext():
-        yield
+    return torch.autocast("cpu", dtype=half) if on else nullcontext()

@@ -6,18 +6,25 @@ part of it. `python -m dsnb.train.memory_trace` reads settings as JSON from its 
 that a reader of them needs no torch.
 """
 
+import functools
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from dsnb.formulas.memory import kept_activations, recomputed_blocks
+from dsnb.formulas.memory import kept_activations
 from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.train import model as model_builder
 from dsnb.train.causal_loss import CausalLoss
-from dsnb.train.fake_model import LiveBytes, autocast, build, fake_mode
+from dsnb.train.fake_model import CudaAutocast, autocast, build, compute_recomputed_as_cuda, fake_mode
+from dsnb.train.live_bytes import MANY, LiveBytes, Size, size
 from dsnb.train.model_parts import blocks, output_layer
+from dsnb.train.more_blocks import Pass, Section, few_layers, with_more_blocks
+
+NOTHING = Size()
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
@@ -26,48 +33,88 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     Returns
     -------
     dict
-        The fields of `dsnb.prediction.moments.Trace`.
+        The fields of `dsnb.prediction.moments.ModelTrace`.
     """
-    sizes = _sizes(experiment, build(experiment, fake_mode()))
-    return {**sizes, **(_compiled(experiment, sizes) if experiment.compile != "off" else _eager(experiment))}
+    # Chunks of the loss have a fixed size, so their number depends on the micro-batch.
+    micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
+    layers = model_builder.model_config(experiment).num_hidden_layers
+    sizes = _sizes(experiment, layers)
+    parts = _compiled if experiment.compile != "off" else _eager
+    return {**sizes, **parts(experiment, sizes, micro_batch)}
 
 
-def _eager(experiment: Experiment) -> dict[str, Any]:
-    """Follow every operator of the forward and backward pass."""
-    fake = fake_mode()
-    model = build(experiment, fake)
-    with fake:
-        trained = [one for one in model.parameters() if one.requires_grad]
-        live = LiveBytes([*model.parameters(), *model.buffers()])
-        moments: list[tuple[float, int]] = []
-        done = 0
-
-        def take(parameter: torch.Tensor) -> None:
-            nonlocal done
-            gradient, parameter.grad = parameter.grad, None
-            moments.append((live.peak - _bytes(gradient), done))
-            done += parameter.numel()
-            live.peak = live.now - _bytes(gradient)
-
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(take)
-        kept = _bytes_kept(blocks(model.model), live)
-        ids = torch.zeros(int(experiment.micro_batch_size), experiment.seq_len, dtype=torch.long)
-        with live:
-            with autocast(experiment):
-                loss = model(ids)
-            forward_peak, live.peak = live.peak, live.now
-            loss.backward()
-    moments.append((live.peak, done))
-    offloaded = _offloaded_bytes(experiment, model)
+def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
+    """Follow every operator of the passes of a model with a few blocks, and add the rest of the blocks."""
+    layers = sizes["layers"]
+    period = experiment.checkpoint_every if experiment.activation_checkpointing else 1
+    few = few_layers(layers, period)
+    found = _passes(experiment, few, micro_batch)
+    if few < layers:
+        found = with_more_blocks(found, _passes(experiment, few + period, micro_batch), (few, few + period, layers))
     return {
-        "forward_peak": forward_peak - offloaded,
-        "kept": kept[-1] - kept[0] - offloaded,
-        "moments": _hull([(size - offloaded, done) for size, done in moments]),
+        "forward": found.forward,
+        "kept": found.kept,
+        "moments": _moments((one, section.done) for section in found.sections for one in section.peaks),
     }
 
 
-def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
+def _passes(experiment: Experiment, layers: int, micro_batch: int) -> Pass:
+    """Follow the forward and the backward pass of a model with so many blocks."""
+    fake = fake_mode()
+    model = build(experiment, fake, layers)
+    with fake:
+        live = LiveBytes([*model.parameters(), *model.buffers()], micro_batch)
+        recorder = _Recorder(experiment, model, live)
+        ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
+        with live:
+            with CudaAutocast(), autocast(experiment):
+                loss = model(ids)
+                before = live.now
+            # Autocast drops its copies of weights that nothing needs in the backward pass, those of recomputed blocks.
+            dropped = before.plus(live.now, -1)
+            recorder.forward = live.take_peaks()
+            loss.backward()
+        recorder.add(None)
+    return Pass(recorder.kept.plus(dropped, -1), recorder.kept, recorder.forward, recorder.sections)
+
+
+class _Recorder:
+    """Records what the blocks keep, and the peaks between the gradients of parameters."""
+
+    def __init__(self, experiment: Experiment, model: CausalLoss, live: LiveBytes) -> None:
+        self.forward: list[Size] = []
+        self.sections: list[Section] = []
+        self.kept, self._live, self._done = Size(), live, 0
+        modules = blocks(model.model)
+        numbers = {id(one): number for number, block in enumerate(modules) for one in block.parameters()}
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                block = numbers.get(id(parameter))
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._take, block=block))
+        modules[0].register_forward_pre_hook(lambda *_: self._count_kept(-1))
+        modules[-1].register_forward_hook(lambda *_: self._count_kept(1))
+        if experiment.activation_checkpointing:
+            for block in modules[:: experiment.checkpoint_every]:
+                compute_recomputed_as_cuda(block, experiment.checkpoint_offload)
+
+    def add(self, block: int | None, without: Size = NOTHING) -> None:
+        """Add a section that ends now, without the size of a gradient."""
+        peaks = [one.plus(without, -1) for one in self._live.take_peaks()]
+        self.sections.append(Section(block, self._done, peaks))
+
+    def _take(self, parameter: torch.Tensor, block: int | None) -> None:
+        """End a section with a gradient, which is freed: gradients are the engine's."""
+        gradient, parameter.grad = parameter.grad, None
+        self.add(block, NOTHING if gradient is None else size(gradient.untyped_storage().nbytes(), 1))
+        self._done += parameter.numel()
+        del gradient
+        self._live.take_peaks()
+
+    def _count_kept(self, times: int) -> None:
+        self.kept = self.kept.plus(self._live.now, times)
+
+
+def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
     """Ask torch's compiler what it keeps of models of two and three blocks, and add the rest of the blocks."""
     from dsnb.train import compiled_trace
 
@@ -77,19 +124,20 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
     for layers in (2, 3):
         fake = fake_mode()
         model = build(every_block, fake, layers)
-        found.append(compiled_trace.compiled_bytes(model, experiment, lambda: autocast(experiment), fake))
-    block = found[1] - found[0]
+        found.append(compiled_trace.compiled_size(model, experiment, fake, micro_batch))
+    block = found[1].plus(found[0], -1)
     kept, again = _kept_of_blocks(experiment, sizes, block)
-    whole = found[0] - 2 * block + kept
-    loss, head = compiled_trace.loss_bytes(experiment, sizes["vocab"], sizes["width_of_head"])
+    whole = found[0].plus(block, -2).plus(kept)
+    losses, head = compiled_trace.loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"])
+    last = (kept.plus(again).plus(head), 1)
     return {
-        "forward_peak": whole,
+        "forward": [whole],
         "kept": kept,
-        "moments": _hull([(whole + loss, 0), (kept + again + head, 1), (head, sizes["trainable"])]),
+        "moments": _moments([*((whole.plus(loss), 0) for loss in losses), last, (head, sizes["trainable"])]),
     }
 
 
-def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: int) -> tuple[float, float]:
+def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -> tuple[Size, Size]:
     """Return the bytes that compiled blocks keep, and those of a block that is computed again.
 
     If recomputed blocks follow each other in one graph, torch's partitioner keeps nothing between them, and the
@@ -99,58 +147,54 @@ def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: int) -
     layers, every = sizes["layers"], experiment.checkpoint_every
     at_once = every == 1 and not compiles_blocks(experiment.model_dump())
     if not experiment.activation_checkpointing or at_once:
-        return layers * block, 0
-    return kept_activations(layers, block, sizes["block_input"], every, experiment.checkpoint_offload)
+        return Size().plus(block, layers), Size()
+    pairs = [
+        kept_activations(layers, one, of_input, every, experiment.checkpoint_offload)
+        for one, of_input in zip(block, sizes["block_input"], strict=True)
+    ]
+    return Size(*(kept for kept, _ in pairs)), Size(*(again for _, again in pairs))
 
 
-def _sizes(experiment: Experiment, model: CausalLoss) -> dict[str, Any]:
-    """Return the counts of a model's elements."""
-    of_blocks = [sum(one.numel() for one in block.parameters()) for block in blocks(model.model)]
-    parameters = list(model.parameters())
-    whole, head = sum(one.numel() for one in parameters), output_layer(model).weight
+def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
+    """Return the counts of a model's elements; its blocks are alike, so one of them is built."""
+    model = build(experiment, fake_mode(), 1)
+    parameters, block = list(model.parameters()), list(blocks(model.model)[0].parameters())
+    whole, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
+    trained, of_block_trained = (_elements(one for one in some if one.requires_grad) for some in (parameters, block))
     return {
-        "parameters": whole,
-        "trainable": sum(one.numel() for one in parameters if one.requires_grad),
-        "layers": len(of_blocks),
+        "parameters": whole + (layers - 1) * of_block,
+        "trainable": trained + (layers - 1) * of_block_trained,
+        "layers": layers,
         "hidden": model.config.hidden_size,
-        "of_block": max(of_blocks),
-        "of_root": whole - sum(of_blocks),
+        "of_block": of_block,
+        "of_root": whole - of_block,
         "largest": max(one.numel() for one in parameters),
         "vocab": head.shape[0],
         "width_of_head": head.shape[1],
-        "block_input": _block_input_bytes(experiment, model),
+        "block_input": _block_input(experiment, model.config.hidden_size),
     }
 
 
-def _bytes_kept(modules: list[Any], live: LiveBytes) -> list[int]:
-    """Return a list that a forward pass fills with the bytes alive before the first block and after the last one."""
-    found: list[int] = []
-    modules[0].register_forward_pre_hook(lambda *_: found.append(live.now))
-    modules[-1].register_forward_hook(lambda *_: found.append(live.now))
-    return found
+def _elements(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(one.numel() for one in parameters)
 
 
-def _block_input_bytes(experiment: Experiment, model: CausalLoss) -> int:
+def _block_input(experiment: Experiment, hidden: int) -> Size:
     width = 4 if experiment.precision in {"fp32", "tf32"} else 2
-    return width * experiment.micro_batch_size * experiment.seq_len * model.config.hidden_size
+    return Size(0, width * experiment.seq_len * hidden)
 
 
-def _offloaded_bytes(experiment: Experiment, model: CausalLoss) -> int:
-    """Return the bytes of block inputs that a run keeps in host memory; the trace has one device only."""
-    recomputed = recomputed_blocks(model.config.num_hidden_layers, experiment.checkpoint_every)
-    return recomputed * _block_input_bytes(experiment, model) if experiment.checkpoint_offload else 0
+def _moments(found: Iterable[tuple[Size, float]]) -> list[tuple[float, float, float]]:
+    """Return (constant, per sequence, done) of the moments that can be a peak for some micro-batch.
 
-
-def _bytes(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.untyped_storage().nbytes()
-
-
-def _hull(moments: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return the moments that can be a peak: no other has more bytes with as many gradients."""
-    kept: list[tuple[float, int]] = []
-    for size, done in sorted(moments, key=lambda moment: (-moment[1], -moment[0])):
-        if not kept or size > kept[-1][0]:
-            kept.append((size, done))
+    A moment is none if another one, with as many gradients, has as many bytes of both kinds. Those of the loss's
+    backward pass, before any gradient, are compared with each other only.
+    """
+    kept: list[tuple[float, float, float]] = []
+    for one, done in sorted(found, key=lambda moment: (moment[1], *moment[0]), reverse=True):
+        others = (other for other in kept if done or not other[2])
+        if not any(one.constant <= constant and one.per_sequence <= each for constant, each, _ in others):
+            kept.append((*one, done))
     return kept[::-1]
 
 

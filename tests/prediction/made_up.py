@@ -1,6 +1,6 @@
 """A trace of a small made-up model, for tests that need no torch."""
 
-from dsnb.prediction.moments import Trace
+from dsnb.prediction.moments import ELEMENTS, ModelTrace, Trace
 
 MIB = 2.0**20
 PARAMETERS = 1_000_000_000
@@ -19,3 +19,11 @@ TRACE = Trace(
     width_of_head=2048,
     block_input=32 * MIB,
 )
+MODEL_TRACE = ModelTrace(
+    forward=[(0, 900 / 8 * MIB)],
+    kept=(0, 600 / 8 * MIB),
+    block_input=(0, 4 * MIB),
+    moments=[(200 * MIB, 100 * MIB, 0), (0, 500 / 8 * MIB, 5e8), (50 * MIB, 0, 1e9)],
+    elements={name: getattr(TRACE, name) for name in ELEMENTS},
+)
+"""A trace that is `TRACE` at a micro-batch of 8."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 
@@ -84,6 +85,17 @@ def test_refusals_are_one_sentence(settings, options, words):
     with pytest.raises(SettingsError, match=words) as caught:
         dsnb.predict([given(**settings)], **options)
     assert "\n" not in str(caught.value)
+
+
+def test_ten_thousand_settings_take_seconds():
+    """1.5 to 2 s on one core that is not shared; the limit has room for others."""
+    asked = [given(zero_stage=stage, gpus=4, micro_batch_size=size) for stage in range(4) for size in range(1, 126)]
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        dsnb.predict(asked, "H200")
+        took.append(time.process_time() - began)
+    assert min(took) / len(asked) * 10_000 < 4
 
 
 def test_nothing_asked_is_an_empty_table():

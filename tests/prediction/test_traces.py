@@ -11,7 +11,7 @@ from dsnb.errors import SettingsError
 from dsnb.prediction import traces
 from dsnb.settings.experiment import Experiment
 from dsnb.train import memory_trace
-from tests.prediction.made_up import TRACE
+from tests.prediction.made_up import MODEL_TRACE, TRACE
 
 
 def given(**settings):
@@ -25,7 +25,8 @@ def made(tmp_path, monkeypatch):
 
     def trace(group):
         found.extend(group)
-        return {key: json.loads(json.dumps(asdict(TRACE))) for key in group}
+        record = {**asdict(MODEL_TRACE), **MODEL_TRACE.elements}
+        return {key: json.loads(json.dumps(record)) for key in group}
 
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
     monkeypatch.setattr(traces, "_made", {})
@@ -37,12 +38,20 @@ def test_what_the_engine_alone_decides_shares_a_trace(made):
     same = [given(zero_stage=stage, gpus=2, grad_accum=2) for stage in range(4)]
     assert traces.traces(same) == [TRACE] * 4
     assert len(made) == 1
-    others = [given(micro_batch_size=4), given(seq_len=64), given(precision="fp32"), given(mixed_precision="autocast")]
+    others = [given(seq_len=64), given(precision="fp32"), given(mixed_precision="autocast")]
     traces.traces([*same, *others])
-    assert len(made) == 5
+    assert len(made) == 4
     compiled = [given(compile="default", zero_stage=stage, gpus=2) for stage in range(4)]
     traces.traces(compiled)
-    assert len(made) == 7  # whole, and block by block at ZeRO 3
+    assert len(made) == 6  # whole, and block by block at ZeRO 3
+
+
+def test_a_trace_serves_all_micro_batches_unless_the_loss_is_computed_in_chunks(made):
+    large, small = traces.traces([given(micro_batch_size=16), given(micro_batch_size=8)])
+    assert len(made) == 1
+    assert (small, large.kept) == (TRACE, 2 * TRACE.kept)
+    traces.traces([given(micro_batch_size=size, loss="chunked") for size in (8, 16)])
+    assert len(made) == 3
 
 
 def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_read(made, tmp_path, monkeypatch):

@@ -1,0 +1,65 @@
+"""Traces of a few blocks and one pass tell the memory of any number of blocks and any micro-batch."""
+
+import json
+
+import pytest
+
+from dsnb.prediction.moments import ModelTrace
+from dsnb.settings.experiment import Experiment
+from dsnb.train import memory_trace
+from dsnb.train.live_bytes import MANY, Size, largest, size
+from dsnb.train.more_blocks import few_layers
+
+LAYERS = 7
+SHAPES = {
+    "gpt2": {"n_embd": 256, "n_head": 2, "n_positions": 128},
+    "opt": {"hidden_size": 256, "num_attention_heads": 2, "ffn_dim": 1024, "word_embed_proj_dim": 256},
+    "bloom": {"hidden_size": 256, "n_head": 2},
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("opt", {}),
+        ("bloom", {"strategy": "plain", "activation_checkpointing": True}),
+        ("gpt2", {"mixed_precision": "autocast", "activation_checkpointing": True, "checkpoint_every": 2}),
+        ("gpt2", {"activation_checkpointing": True, "checkpoint_offload": True, "attention": "eager"}),
+    ],
+)
+def test_a_trace_is_that_of_the_whole_model_and_its_micro_batch(tmp_path, family, settings):
+    """Within 0.1 %, at every moment: only the rounding of allocations depends on the micro-batch otherwise."""
+    layers = "num_hidden_layers" if family == "opt" else "n_layer"
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": family, "vocab_size": 512, layers: LAYERS, **SHAPES[family]}))
+    one = Experiment(model=str(path), seq_len=128, micro_batch_size=3, device="cuda", **settings)
+    found = ModelTrace.read(json.loads(json.dumps(memory_trace.trace(one)))).of(3)
+    whole = memory_trace._passes(one, LAYERS, 3)
+    assert found.forward_peak == pytest.approx(max(each.constant for each in whole.forward), rel=1e-3)
+    assert found.kept == pytest.approx(whole.kept.constant, rel=1e-3, abs=2048)
+    assert found.moments[0][0] == pytest.approx(
+        max(s.peaks[0].constant for s in whole.sections if not s.done), rel=1e-3
+    )
+    for each in (2, 16):  # the most bytes if a gradient takes so many
+        expected = max(one.constant + each * section.done for section in whole.sections for one in section.peaks)
+        assert max(number + each * done for number, done in found.moments) == pytest.approx(expected, rel=1e-3)
+    assert min(number for number, _ in found.moments) >= 0
+
+
+def test_the_size_of_an_allocation_is_constant_or_that_of_its_sequences():
+    assert size(1000, MANY) == Size(1024, 0)
+    assert size(24 * MANY, MANY) == Size(0, 24)
+    assert size(24 * MANY, 8) == Size(-(-24 * MANY // 512) * 512, 0)
+
+
+def test_only_sizes_that_can_be_the_largest_are_kept():
+    assert largest([Size(1, 5), Size(3, 3), Size(2, 2), Size(3, 3), Size(9, 0)]) == [Size(9, 0), Size(3, 3), Size(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "period", "few"), [(1, 1, 1), (3, 1, 3), (4, 1, 2), (24, 1, 2), (24, 5, 14), (9, 3, 9)]
+)
+def test_the_blocks_that_are_traced(layers, period, few):
+    """Two periods and what is left, or all if there are hardly more."""
+    assert few_layers(layers, period) == few
