@@ -107,7 +107,8 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: Trace) -> Trace:
     how = {"fused": True, "relu": facts(experiment.model).get("family") == "opt", "dropout": bool(experiment.dropout)}
     whole, own = (formulas.block_activations(1, 1, 1, 1, ranks, **how) for ranks in (1, experiment.tensor_parallel))
     less = 1 - own / whole
-    trained = max(1.0, trace.trainable)
-    moments = tuple((size - less * trace.kept * (1 - done / trained), done) for size, done in trace.moments)
+    # As much of what blocks keep is left as of their gradients is missing; frozen weights outside of them have none.
+    of_blocks = max(1.0, trace.trainable if trace.trainable < trace.parameters else trace.trainable - trace.of_root)
+    moments = tuple((size - less * trace.kept * max(0.0, 1 - done / of_blocks), done) for size, done in trace.moments)
     kept = trace.kept * (1 - less)
     return replace(trace, kept=kept, forward_peak=trace.forward_peak - less * trace.kept, moments=moments)

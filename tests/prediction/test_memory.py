@@ -13,7 +13,7 @@ from dsnb.prediction.memory import GIB, RULES, WORKSPACE_GIB, peak_memory
 from dsnb.prediction.memory_errors import DEFAULT_ERRORS, Peak, by_kind, expected_error
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
-from tests.prediction.made_up import MIB, PARAMETERS, TRACE
+from tests.prediction.made_up import MIB, MODEL_TRACE, PARAMETERS, TRACE
 
 P = PARAMETERS
 
@@ -88,6 +88,47 @@ def test_zero_3_gathers_up_to_a_limit():
 def test_more_ranks_never_take_more_memory(settings):
     peaks = [peak_memory(given(gpus=ranks, **settings), TRACE).peak_allocated_gib for ranks in (1, 2, 4, 8, 64)]
     assert peaks == sorted(peaks, reverse=True)
+
+
+VALID = [
+    {"gpus": 4, **strategy, **accumulation, **precision}
+    for strategy in (
+        {"strategy": "plain", "gpus": 1},
+        {"strategy": "ddp"},
+        {"strategy": "fsdp"},
+        *({"zero_stage": stage} for stage in range(4)),
+        *({"zero_stage": stage, "offload": "optimizer-cpu"} for stage in (1, 2, 3)),
+        {"zero_stage": 3, "offload": "all-cpu"},
+        {"zero_stage": 1, "tensor_parallel": 2},
+        {"zero_stage": 0, "tensor_parallel": 4},
+        {"zero_stage": 1, "pipeline_parallel": 2},
+    )
+    for accumulation in ({}, {"grad_accum": 8})
+    for precision in ({}, {"precision": "fp32"}, {"mixed_precision": "autocast"})
+    if "mixed_precision" not in precision or strategy.get("strategy") not in {"plain", "ddp"}
+]
+
+
+@pytest.mark.parametrize("settings", VALID, ids=str)
+def test_no_part_is_negative_and_larger_micro_batches_never_take_less(settings):
+    found = [
+        peak_memory(given(**settings, micro_batch_size=size), MODEL_TRACE.of(size)) for size in (1, 2, 3, 4, 8, 16, 64)
+    ]
+    for memory in found:
+        assert min(memory.moment.parts().values()) >= 0
+        assert memory.peak_allocated_gib == pytest.approx(memory.moment.total / GIB + WORKSPACE_GIB, abs=1e-9)
+    peaks = [memory.peak_allocated_gib for memory in found]
+    assert peaks == sorted(peaks)
+
+
+@pytest.mark.parametrize("settings", VALID, ids=str)
+def test_states_that_are_not_on_the_gpu_or_shared_never_take_more(settings):
+    if settings.get("offload", "none") != "none":
+        here = peak_memory(given(**{**settings, "offload": "none"}), TRACE)
+        assert peak_memory(given(**settings), TRACE).peak_allocated_gib <= here.peak_allocated_gib
+    elif settings.get("zero_stage") or settings.get("strategy") == "fsdp":
+        twice = peak_memory(given(**{**settings, "gpus": 8}), TRACE)
+        assert twice.peak_allocated_gib <= peak_memory(given(**settings), TRACE).peak_allocated_gib
 
 
 def test_parts_sum_to_the_peak():
