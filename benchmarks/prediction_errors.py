@@ -4,7 +4,8 @@
 The measured rows: `dsnb.published("h200_gpt2_zero_precision")` and `("h200_memory")`, `benchmarks/h200_bars.csv`, and
 `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose code is still the one that runs.
 With `memory` it prints the errors of peak memory, for `dsnb/prediction/memory_errors.py`: its models are traced first,
-which takes minutes. With `fit` it prints the constants that fit all of them, for `dsnb/prediction/constants.py`.
+which takes a minute. With `others` it prints the table of these errors beside those of other estimates. With `fit` it
+prints the constants that fit all of them, for `dsnb/prediction/constants.py`.
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 import dsnb
-from benchmarks import bars
+from benchmarks import bars, other_estimates
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured, recorded
@@ -89,6 +90,10 @@ def lines(found: dict[str, TimeError]) -> list[str]:
 
 def main() -> None:
     """Print the error of each run and those by kind, or the fitted constants."""
+    if sys.argv[1:] == ["others"]:
+        found = peaks()
+        print("\n".join(other_estimates.lines(found, traces([one.experiment for one in found]))))
+        return
     if sys.argv[1:] == ["memory"]:
         found = peaks()
         for one in sorted(found, key=lambda one: one.error_pct):

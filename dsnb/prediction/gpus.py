@@ -54,9 +54,18 @@ def _gpu(name: str, key: str, memory: tuple[float, float], links: tuple[float, f
     return Gpu(name, peak.fp32, peak.tf32 or peak.fp32, half, *memory, *links, switched, peak.source)
 
 
-# Memory: the H200's is what its driver reported here. The others are about what drivers report, but were not seen here.
-# NVLink 4: 18 links of 25 GB/s in each direction; NVLink 3: 12; NVLink 2: 6. PCIe 5.0 x16: 64 GB/s, 4.0: 32, 3.0: 16.
-# Bridges of the NVL and PCIe cards join two of them. MI250X: one of its two dies, which is what a program sees.
+# Rates and bandwidths are those of the makers' data sheets, and of the white papers of Ada and GA102. Compared in
+# November 2026 with what others print of them: A100 and B200 (glennklockwood.com/garden/processors; its tf32 of the
+# B200 is 1,100), H100 PCIe's bandwidth (NVIDIA product brief PB-11133), H100 NVL's memory and links (aiminingco.com),
+# V100's NVLink (Dell EMC, reference guide for deep learning), L40S (mullet.se), L4 (store.sourcecode.com), RTX 4090
+# (waredb.com), T4 and the bandwidth of the A10 (sysrqmts.com), MI250X (zexron.com). Not found again: the rates of
+# H100 PCIe, H100 NVL and A10, H200 NVL, RTX 3090, and the links of the MI250X.
+# Memory is what drivers report: seen for the H200 here, printed for the A100-40GB (40,441 MiB, PC2 Paderborn), and
+# what is usual for the nominal size of the others. An A100 as PCIe card has 1,935 GB/s (thundercompute.com), not
+# 2,039.
+# NVLink 5: 18 links of 50 GB/s in each direction; NVLink 4: 18 of 25; NVLink 3: 12; NVLink 2: 6. PCIe 5.0 x16: 64
+# GB/s, 4.0: 32, 3.0: 16. Bridges of the NVL and PCIe cards join two of them. MI250X: one of its two dies, as programs
+# see it.
 GPUS = {
     "B200": _gpu("B200", "b200", (178.4, 8000), (900, 64)),
     "H200": _gpu("H200", "h200", (139.8, 4800), (450, 64)),

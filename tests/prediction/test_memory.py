@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import dsnb
+from benchmarks import other_estimates
 from dsnb.prediction import memory_errors
 from dsnb.prediction.engine import engine_of
 from dsnb.prediction.measured import recorded
@@ -193,3 +194,25 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few():
     assert list(found) == ["ZeRO 0", "ZeRO 1", "all"]
     assert found["ZeRO 0"] == memory_errors.PeakError(2, 17.5, 25.0, 2.0, 37.5)
     assert found["ZeRO 1"] == memory_errors.PeakError(1, 0.0, 0.0, 1.0, 0.0)
+
+
+def test_sixteen_bytes_a_parameter_are_divided_as_the_zero_paper_does():
+    """Rajbhandari et al. 2020, figure 1: 2 + 2 + 12 bytes, of which a stage divides 12, 14 or 16."""
+    expected = {0: 16.0, 1: 4 + 12 / 4, 2: 2 + 14 / 4, 3: 16 / 4}
+    found = {s: other_estimates.sixteen_bytes_gib(given(zero_stage=s, gpus=4), TRACE) * GIB / P for s in expected}
+    assert found == pytest.approx(expected)
+    assert other_estimates.sixteen_bytes_gib(given(zero_stage=1, offload="optimizer-cpu"), TRACE) is None
+    assert other_estimates.deepspeed_gib(given(zero_stage=0), TRACE) is None
+
+
+def test_the_table_of_other_estimates_by_hand(monkeypatch):
+    monkeypatch.setattr(
+        other_estimates, "deepspeed_gib", lambda experiment, trace: 5.0 if experiment.zero_stage else None
+    )
+    peaks = [Peak(given(zero_stage=stage), 11.0, 10.0, math.nan) for stage in (0, 1)]
+    sixteen = 100 * (1 - 16 * P / GIB / 10.0)
+    assert other_estimates.lines(peaks, [TRACE, TRACE])[2:] == [
+        f"| ZeRO 0 | 1 | 10.0, worst 10.0 (1) |  | {-sixteen:.1f}, worst {-sixteen:.1f} (1) |",
+        f"| ZeRO 1 | 1 | 10.0, worst 10.0 (1) | 50.0, worst 50.0 (1) | {-sixteen:.1f}, worst {-sixteen:.1f} (1) |",
+        f"| all | 2 | 10.0, worst 10.0 (2) | 50.0, worst 50.0 (1) | {-sixteen:.1f}, worst {-sixteen:.1f} (2) |",
+    ]
