@@ -38,11 +38,11 @@ DEFAULT_ERRORS: dict[str, PeakError] = {
     "ZeRO 0": PeakError(21, 0.14, 0.52, 1.115, 4.6),
     "ZeRO 1": PeakError(7, 0.35, 0.57, 1.198, 6.1),
     "ZeRO 2": PeakError(5, 0.28, 0.45, 1.198, 5.2),
-    "ZeRO 3": PeakError(10, 1.12, 4.14, 1.281, 6.4),
+    "ZeRO 3": PeakError(10, 0.25, 0.58, 1.281, 5.3),
     "offload to the CPU": PeakError(5, 0.07, 0.29, 1.177, 6.7),
     "plain loop": PeakError(6, 0.25, 0.49, 1.0, 0.0),
     "tensor and pipeline parallel": PeakError(1, 0.02, 0.02, 1.363, 0.0),
-    "all": PeakError(62, 0.5, 10.07, 1.177, 6.2),
+    "all": PeakError(62, 0.36, 10.07, 1.177, 6.3),
 }
 
 

@@ -112,7 +112,9 @@ def _zero3(engine: Engine) -> list[Moment]:
         buffers=engine.buckets,
     )
     limit = float(experiment.deepspeed.get("zero_optimization.stage3_max_live_parameters", LIVE))
-    gathered = width * min(engine.trained + engine.frozen, limit)
+    # One rank has whole parameters already: gathering them copies nothing unless they are in host memory.
+    copied = engine.ranks > 1 or what == "all"
+    gathered = width * min(engine.trained + engine.frozen, limit) if copied else 0
     base = states.with_more("states", buffers=gathered)
     update = (6 if engine.keeps_masters else 4) * min(share, SUB_GROUP) if what == "none" else 0
     return [
