@@ -13,6 +13,8 @@ from dsnb.settings.experiment import Experiment
 from dsnb.train import memory_trace
 from tests.prediction.made_up import MODEL_TRACE, TRACE
 
+RECORD = {**asdict(MODEL_TRACE), **MODEL_TRACE.elements}
+
 
 def given(**settings):
     return Experiment(**{"model": "gpt2", "precision": "bf16", "device": "cuda", **settings})
@@ -25,8 +27,7 @@ def made(tmp_path, monkeypatch):
 
     def trace(group):
         found.extend(group)
-        record = {**asdict(MODEL_TRACE), **MODEL_TRACE.elements}
-        return {key: json.loads(json.dumps(record)) for key in group}
+        return {key: json.loads(json.dumps(RECORD)) for key in group}
 
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
     monkeypatch.setattr(traces, "_made", {})
@@ -78,7 +79,7 @@ def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path)
 
 def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made, monkeypatch):
     def trace(group):
-        return {key: {"error": "no"} if one.seq_len == 7 else asdict(TRACE) for key, one in group.items()}
+        return {key: {"error": "no"} if one.seq_len == 7 else RECORD for key, one in group.items()}
 
     monkeypatch.setattr(traces, "_trace", trace)
     odd, even = traces.attempts([given(seq_len=7), given(seq_len=8)])
