@@ -88,7 +88,7 @@ def test_refusals_are_one_sentence(settings, options, words):
 
 
 def test_ten_thousand_settings_take_seconds():
-    """1.5 to 2 s on one core that is not shared; the limit has room for others."""
+    """1.5 to 3 s on one core, depending on its load; the limit has room for more."""
     asked = [given(zero_stage=stage, gpus=4, micro_batch_size=size) for stage in range(4) for size in range(1, 126)]
     took = []
     for _ in range(3):
