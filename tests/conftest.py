@@ -165,18 +165,16 @@ def chromium() -> Iterator[Any]:
         started.__exit__(None, None, None)
 
 
+@pytest.fixture(scope="session")
+def tabs(chromium: Any) -> browser.Tabs:
+    return browser.Tabs(chromium)
+
+
 @pytest.fixture
-def watched(chromium: Any) -> Iterator[Callable[..., browser.Watched]]:
-    """Open a file in a page of its own, watched from the start; options are those of a browser's context."""
-    contexts = []
-
-    def open_page(path: Path, **options: Any) -> browser.Watched:
-        contexts.append(chromium.new_context(**{"viewport": {"width": 1280, "height": 1600}, **options}))
-        return browser.Watched(contexts[-1]).open(path)
-
-    yield open_page
-    for context in contexts:
-        context.close()
+def watched(tabs: browser.Tabs) -> Iterator[Callable[..., browser.Watched]]:
+    """Open a file in a tab of its own, watched from the start; options are those of a browser's context."""
+    yield tabs.open
+    tabs.clear()
 
 
 @pytest.fixture(scope="session")
