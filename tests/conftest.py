@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -76,6 +77,31 @@ LONGEST = [
     "sweep/test_schedule.py",
 ]
 """Workers take whole files, these first, so that all end at about the same time."""
+IN_ONE_WORKER = {
+    "tests/analysis/test_node_groups.py",
+    "tests/prediction/test_traces.py",
+    "tests/train/test_attention.py",
+    "tests/train/test_causal_loss.py",
+    "tests/train/test_compiling.py",
+    "tests/train/test_meter.py",
+    "tests/train/test_profiling.py",
+}
+"""Files whose tests themselves import torch, DeepSpeed or transformers, which takes 7 s: one worker runs them all."""
+LOADED: set[str] = set()
+"""The modules that are loaded once all tests are collected."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to workers, and all that import torch to the same one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "torch" if file in IN_ONE_WORKER else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,6 +120,7 @@ def pytest_collection() -> Iterator[None]:
     try:
         return (yield)
     finally:
+        LOADED.update(sys.modules)
         gc.freeze()
         gc.enable()
 

@@ -19,7 +19,7 @@ import yaml
 import dsnb
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
-from tests.conftest import LONGEST
+from tests.conftest import IN_ONE_WORKER, LOADED, LONGEST
 
 # From top to bottom: a module imports only from lines below its own, a package also from itself.
 LAYERS = [
@@ -200,8 +200,15 @@ def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
 
 
-def test_the_longest_test_files_exist():
+def test_the_files_that_are_handed_out_specially_exist():
     assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
+    assert [name for name in IN_ONE_WORKER if not (ROOT / name).is_file()] == []
+
+
+def test_collecting_tests_imports_no_library_of_training():
+    """Each worker would spend 7 s on them; `tests.support.lazy` imports them where a test uses them."""
+    assert {"tests.conftest", "pandas"} <= LOADED
+    assert not {"torch", "deepspeed", "transformers"} & LOADED
 
 
 def test_every_module_has_a_test_file():

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import dsnb
@@ -26,8 +25,9 @@ from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, RUN_NUMBERS
 from dsnb.runs import run_folders
 from dsnb.settings.params_file import read_params
 from dsnb.sweep.params import load_sweep
-from dsnb.train import skew
-from tests.support import collected_logs, foreign_logs, made_up
+from tests.support import collected_logs, foreign_logs, lazy, made_up
+
+torch, skew = lazy.Module("torch"), lazy.Module("dsnb.train.skew")
 
 HOSTS = [f"node-{number:03d}" for number in range(1, 65)]
 SLOW, DEAD = HOSTS[41], HOSTS[18]

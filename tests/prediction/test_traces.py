@@ -10,10 +10,11 @@ import pytest
 from dsnb.errors import SettingsError
 from dsnb.prediction import traces
 from dsnb.settings.experiment import Experiment
-from dsnb.train import memory_trace
 from tests.prediction.made_up import MODEL_TRACE, TRACE
+from tests.support import lazy
 
 RECORD = {**asdict(MODEL_TRACE), **MODEL_TRACE.elements}
+memory_trace = lazy.Module("dsnb.train.memory_trace")
 
 
 def given(**settings):

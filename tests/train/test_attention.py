@@ -1,23 +1,24 @@
 """Attention without a mask, FlexAttention with ALiBi, and the kernel that is recorded."""
 
 import pytest
-import torch
-from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.train import alibi, attention
-from dsnb.train.attention import KernelWatch, kernel_of
+from tests.support import lazy
+
+torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
+transformers = lazy.Module("transformers")
+alibi, attention = lazy.Module("dsnb.train.alibi"), lazy.Module("dsnb.train.attention")
+MASKLESS = {"gpt2", "opt"}
 
 
 def built(name, implementation):
     """Return a model with weights as large as after a training: freshly drawn ones hardly attend."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**PRESETS[name].config(), attn_implementation=implementation)
+    config = transformers.AutoConfig.for_model(**PRESETS[name].config(), attn_implementation=implementation)
     for dropout in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout"):
         if hasattr(config, dropout):
             setattr(config, dropout, 0.0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -31,7 +32,7 @@ def loss_and_gradients(model, ids):
     return loss.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in attention.MASKLESS))
+@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in MASKLESS))
 def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
     ids = torch.randint(PRESETS[name].config()["vocab_size"], (2, 100))
     loss, expected = loss_and_gradients(built(name, "eager"), ids)
@@ -40,8 +41,12 @@ def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
     assert (found - expected).norm() < 2e-5 * expected.norm()
 
 
+def test_every_family_without_a_mask_is_tested():
+    assert attention.MASKLESS == MASKLESS
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in attention.MASKLESS))
+@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in MASKLESS))
 def test_no_mask_is_made_even_if_a_compiler_traces_the_model(name):
     model, masks = built(name, attention.CAUSAL), []
     whole = attention.sdpa_attention_forward
@@ -52,7 +57,7 @@ def test_no_mask_is_made_even_if_a_compiler_traces_the_model(name):
 
     ids = torch.randint(256, (2, 40))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "sdpa_attention_forward", watched)
+        patch.setattr("dsnb.train.attention.sdpa_attention_forward", watched)
         torch.compile(lambda: model(input_ids=ids, use_cache=False).logits, backend="eager")()
     assert masks
     assert set(masks) == {(None, True)}
@@ -83,16 +88,16 @@ def test_flex_attention_with_alibi_is_transformers_attention(length):
     ],
 )
 def test_the_kernel_is_named_by_its_operator(operators, kernel):
-    assert kernel_of(operators) == kernel
+    assert attention.kernel_of(operators) == kernel
 
 
 def test_the_kernel_that_ran_is_found():
     query = torch.randn(1, 2, 16, 8, requires_grad=True)
-    fused, unfused = KernelWatch(), KernelWatch()
+    fused, unfused = attention.KernelWatch(), attention.KernelWatch()
     with fused.watching():
         F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
     with unfused.watching():
         torch.softmax(query @ query.transpose(-1, -2), -1) @ query
-    assert (fused.kernel, unfused.kernel, KernelWatch().kernel, KernelWatch(flex=True).kernel) == (
+    assert (fused.kernel, unfused.kernel, attention.KernelWatch().kernel, attention.KernelWatch(flex=True).kernel) == (
         "flash", "math", None, "flex",
     )  # fmt: skip

@@ -3,18 +3,19 @@
 import math
 
 import pytest
-import torch
-from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.train import causal_loss
-from dsnb.train.causal_loss import CausalLoss
+from tests.support import lazy
+
+torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
+transformers = lazy.Module("transformers")
+causal_loss = lazy.Module("dsnb.train.causal_loss")
 
 
 def tiny(name, **more):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**PRESETS[name].config(), **more})).eval()
+    config = transformers.AutoConfig.for_model(**{**PRESETS[name].config(), **more})
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 def gradients(module, loss):
@@ -26,12 +27,14 @@ def gradients(module, loss):
 @pytest.mark.parametrize("name", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch):
-    monkeypatch.setattr(causal_loss, "CHUNK_BYTES", 4 * 1024 * 7)  # seven tokens a chunk: the last one is smaller
+    monkeypatch.setattr(
+        "dsnb.train.causal_loss.CHUNK_BYTES", 4 * 1024 * 7
+    )  # seven tokens a chunk: the last one is smaller
     model = tiny(name)
     ids = torch.randint(model.config.vocab_size, (3, 17))
     theirs = model(input_ids=ids, labels=ids).loss
     expected = gradients(model, theirs)
-    ours = CausalLoss(model, chunked)(ids)
+    ours = causal_loss.CausalLoss(model, chunked)(ids)
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
     assert (gradients(model, ours) - expected).norm() < 1e-6 * expected.norm()
 
@@ -57,6 +60,6 @@ def test_chunks_keep_no_logits(monkeypatch):
             module(ids)
         return max(sizes)
 
-    monkeypatch.setattr(causal_loss, "CHUNK_BYTES", 4 * model.config.vocab_size * 8)
-    assert largest_kept(CausalLoss(model)) == logits
-    assert largest_kept(CausalLoss(model, chunked=True)) < logits / 2
+    monkeypatch.setattr("dsnb.train.causal_loss.CHUNK_BYTES", 4 * model.config.vocab_size * 8)
+    assert largest_kept(causal_loss.CausalLoss(model)) == logits
+    assert largest_kept(causal_loss.CausalLoss(model, chunked=True)) < logits / 2

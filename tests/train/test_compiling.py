@@ -4,17 +4,18 @@ import functools
 from unittest import mock
 
 import pytest
-import torch
 
 from dsnb.settings.experiment import Experiment
-from dsnb.train import compiling
-from dsnb.train.causal_loss import with_loss
-from dsnb.train.model import build
+from tests.support import lazy
+
+torch, compiling = lazy.Module("torch"), lazy.Module("dsnb.train.compiling")
+causal_loss, models = lazy.Module("dsnb.train.causal_loss"), lazy.Module("dsnb.train.model")
 
 
 def made(**settings):
     experiment = Experiment(device="cpu", precision="fp32", seq_len=16, micro_batch_size=2, **settings)
-    return experiment, with_loss(experiment, build(experiment, {}, torch.device("cpu")))
+    model = models.build(experiment, {}, torch.device("cpu"))
+    return experiment, causal_loss.with_loss(experiment, model)
 
 
 @pytest.mark.process
@@ -46,7 +47,7 @@ def test_compiled_blocks_share_one_graph(model):
     torch._dynamo.reset()
     graphs, breaks = compiling.compiled_graphs(), compiling.graph_breaks()
     experiment, module = made(model=model, compile="default", compile_unit="block")
-    with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="eager")):
+    with mock.patch("torch.compile", functools.partial(torch.compile, backend="eager")):
         compiling.compile_model(experiment, module)
     for _ in range(2):
         module(torch.randint(500, (2, 16))).backward()
@@ -55,6 +56,8 @@ def test_compiled_blocks_share_one_graph(model):
 
 
 def test_a_graph_break_is_counted():
+    import torch  # what is traced must not import it
+
     torch._dynamo.reset()
     breaks = compiling.graph_breaks()
 

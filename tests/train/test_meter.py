@@ -3,13 +3,12 @@
 import time
 
 import pytest
-import torch
 
 from dsnb.files import records
 from dsnb.system import launch_clock
-from dsnb.train.meter import Meter
+from tests.support import lazy
 
-CPU = torch.device("cpu")
+torch, meters = lazy.Module("torch"), lazy.Module("dsnb.train.meter")
 
 
 class FakeClock:
@@ -35,7 +34,7 @@ class FakeClock:
 def test_known_times_come_out_exactly(tmp_path):
     # zero, warm-up begins, two steps, timed begins after a pause, two steps
     clock = FakeClock([0.0, 1.0, 3.0, 4.0, 10.0, 10.5, 11.25])
-    meter = Meter(tmp_path / "steps.jsonl", 4, 64, CPU, launch_clock.now_s(), clock)
+    meter = meters.Meter(tmp_path / "steps.jsonl", 4, 64, torch.device("cpu"), launch_clock.now_s(), clock)
     for phase in ("warmup", "timed"):
         meter.begin(phase, lambda: None)
         for loss in (2.0, 1.0):
@@ -55,7 +54,7 @@ def test_known_times_come_out_exactly(tmp_path):
 def test_the_first_forward_pass_of_each_step_is_timed(tmp_path):
     # zero, timed begins, then of two steps: the first forward pass, the end
     clock = FakeClock([0.0, 1.0, 1.25, 3.0, 3.5, 4.0])
-    meter = Meter(None, 3, 64, CPU, launch_clock.now_s(), clock)
+    meter = meters.Meter(None, 3, 64, torch.device("cpu"), launch_clock.now_s(), clock)
     meter.begin("timed", lambda: None)
     for _ in range(2):
         for name in ("forward", "backward", "forward", "optimizer"):
@@ -70,7 +69,7 @@ def test_the_first_forward_pass_of_each_step_is_timed(tmp_path):
 
 def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
     clock = FakeClock([0.0, 0.0, 1.0, 2.0])
-    meter = Meter(tmp_path / "steps.jsonl", 2, 64, CPU, launch_clock.now_s(), clock)
+    meter = meters.Meter(tmp_path / "steps.jsonl", 2, 64, torch.device("cpu"), launch_clock.now_s(), clock)
     meter.begin("timed", lambda: None)
     clock.now, meter._flushed_at = 0.5, float("-inf")
     meter.step(torch.tensor(1.0), skipped=False)
@@ -82,7 +81,7 @@ def test_a_step_is_written_only_when_the_device_has_done_it(tmp_path):
 
 @pytest.mark.alone
 def test_a_sleeper_reports_its_sleep(tmp_path):
-    meter = Meter(tmp_path / "steps.jsonl", 10, 64, CPU, launch_clock.now_s())
+    meter = meters.Meter(tmp_path / "steps.jsonl", 10, 64, torch.device("cpu"), launch_clock.now_s())
     meter.begin("timed", lambda: None)
     for _ in range(10):
         time.sleep(0.05)
@@ -95,7 +94,7 @@ def test_a_sleeper_reports_its_sleep(tmp_path):
 
 
 def test_the_mean_over_ranks_replaces_rank_0s_loss(tmp_path):
-    meter = Meter(tmp_path / "steps.jsonl", 1, 64, CPU, launch_clock.now_s())
+    meter = meters.Meter(tmp_path / "steps.jsonl", 1, 64, torch.device("cpu"), launch_clock.now_s())
     meter.begin("timed", lambda: None)
     meter.step(torch.tensor(3.0), skipped=False)
     meter.end()

@@ -11,7 +11,9 @@ import pytest
 
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.train.data import data_rank
+from tests.support import lazy
+
+data = lazy.Module("dsnb.train.data")
 
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 1e-2
 SGD = "tests.workers.sgd"
@@ -144,7 +146,7 @@ def test_another_engine_than_asked_for_is_refused(run_small, worker, said):
 
 def test_ranks_that_share_a_model_get_the_same_data(small):
     experiment = small(gpus=8, **TP, **PP)
-    assert [data_rank(experiment, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [data.data_rank(experiment, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("setting", "shared"), [("tensor_parallel", TP), ("pipeline_parallel", PP)])

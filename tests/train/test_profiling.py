@@ -1,14 +1,14 @@
 """`profile: true`: what it measures, that it disturbs nothing, and that no profiler can cost a run."""
 
+import collections
 import gzip
 import itertools
 import json
+import sys
 import time
 
 import einops
 import pytest
-import torch
-from torch.nn import functional as F
 
 import dsnb
 from dsnb.analysis.summary import summarize
@@ -18,9 +18,11 @@ from dsnb.launcher.folder import remove_leftovers
 from dsnb.render import plots, run_card
 from dsnb.render.tables import format_summary
 from dsnb.run_folder.paths import RunPaths
-from dsnb.train import flops, traces
-from dsnb.train.step_breakdown import time_parts
-from dsnb.train.trainer import no_section
+from dsnb.train import traces
+from tests.support import lazy
+
+torch, flops = lazy.Module("torch"), lazy.Module("dsnb.train.flops")
+step_breakdown, trainers = lazy.Module("dsnb.train.step_breakdown"), lazy.Module("dsnb.train.trainer")
 
 PARTS = ("forward_s", "backward_s", "optimizer_s")
 
@@ -99,7 +101,7 @@ class Sleeper:
     """Sleeps known times in each part of a step, two micro-batches a step; each step has its own length."""
 
     def __init__(self, *lengths, parts=("forward", "backward", "optimizer")):
-        self.section, self.lengths, self.parts = no_section, iter(lengths), parts
+        self.section, self.lengths, self.parts = trainers.no_section, iter(lengths), parts
 
     def step(self, micro_batches):
         length_s = next(self.lengths)
@@ -115,18 +117,20 @@ class Sleeper:
 def test_a_sleepers_parts_are_its_sleeps():
     waits = []
     trainer = Sleeper(0.03, 0.01, 0.02)
-    split = time_parts(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
+    split = step_breakdown.time_parts(
+        trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks")
+    )
     seconds = [split[name] for name in (*PARTS, "step_s")]
     slept = [0.04, 0.08, 0.12, 0.26]  # of the step of middle length
     assert all(found >= known for found, known in zip(seconds, slept, strict=True))
     assert seconds == pytest.approx(slept, abs=0.03)  # a busy machine wakes a sleeper late
     assert waits.count("ranks") == 3
     assert waits.count("device") == 3 * (1 + 2 + 2 * 6)  # before a step, at its edges and at those of its parts
-    assert trainer.section is no_section
+    assert trainer.section is trainers.no_section
 
 
 def test_parts_that_a_trainer_does_not_mark_are_missing():
-    split = time_parts(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
+    split = step_breakdown.time_parts(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
     assert [split[name] for name in PARTS] == [None, None, None]
     assert split["step_s"] > 0
 
@@ -134,30 +138,24 @@ def test_parts_that_a_trainer_does_not_mark_are_missing():
 @pytest.mark.alone
 def test_a_pipelines_handover_is_told_beside_its_parts():
     trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
-    split = time_parts(trainer, lambda: [1], lambda: None, lambda: None)
+    split = step_breakdown.time_parts(trainer, lambda: [1], lambda: None, lambda: None)
     assert split["handover_s"] == pytest.approx(0.02, abs=0.02)
     assert "communication_s" not in split
 
 
 def patched():
-    places = (torch, torch.Tensor, F, einops)
+    places = (sys.modules["torch"], torch.Tensor, torch.nn.functional, einops)
     return [name for place in places for name, value in vars(place).items() if "wrapFunc" in str(value)]
 
 
-class Model(torch.nn.Module):
-    """One product of (tokens, 8) and (8, 4)."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 4, bias=False)
-
-    def forward(self, values):
-        return self.linear(values)
+def one_product():
+    """Make a model of one product, of (tokens, 8) and (8, 4)."""
+    return torch.nn.Sequential(collections.OrderedDict(linear=torch.nn.Linear(8, 4, bias=False)))
 
 
 class OneProduct:
     def __init__(self):
-        self.section, self.module, self.seen = no_section, Model(), []
+        self.section, self.module, self.seen = trainers.no_section, one_product(), []
 
     def step(self, micro_batches):
         for batch in micro_batches:
@@ -194,7 +192,7 @@ def test_a_flops_profiler_that_fails_halfway_leaves_nothing_behind(tmp_path, mon
 
 def test_a_strategy_without_forward_passes_has_no_flops():
     trainer = Sleeper(0, parts=())
-    trainer.module = Model()
+    trainer.module = one_product()
     assert flops.count_forward(trainer, lambda: [], None) == (None, "the strategy marks no forward pass")
 
 
