@@ -6,6 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
 PARALLEL := --dist loadfile --no-loadscope-reorder
+# What hundreds of processes import is compiled once, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo check lint test docs example env
 
