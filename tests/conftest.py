@@ -79,12 +79,17 @@ LONGEST = [
 """Workers take whole files, these first, so that all end at about the same time."""
 IN_ONE_WORKER = {
     "tests/analysis/test_node_groups.py",
+    "tests/formulas/test_memory.py",
+    "tests/formulas/test_metrics.py",
+    "tests/formulas/test_model_shapes.py",
     "tests/prediction/test_traces.py",
     "tests/train/test_attention.py",
     "tests/train/test_causal_loss.py",
     "tests/train/test_compiling.py",
+    "tests/train/test_data.py",
     "tests/train/test_meter.py",
     "tests/train/test_profiling.py",
+    "tests/train/test_verify_engine.py",
 }
 """Files whose tests themselves import torch, DeepSpeed or transformers, which takes 7 s: one worker runs them all."""
 LOADED: set[str] = set()

@@ -56,7 +56,7 @@ def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
         thin = steps.iloc[(len(steps) - 1) % every :: every]  # up to the last step
         result = {name: _rounded(thin[name]) for name in ("step", "t_s", "step_time_s", "loss", "allocated_gib")}
         result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
-    if len(means := mean_over_gpus(samples)):
+    if len(samples) and len(means := mean_over_gpus(samples)):
         thin = means.iloc[:: math.ceil(len(means) / points)]
         result |= {name: _rounded(thin[name]) for name in SAMPLED}
         result |= {"sample_s": _rounded(thin["t_s"]), "gpus": samples.groupby(GPU, dropna=False).ngroups}

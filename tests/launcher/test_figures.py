@@ -127,20 +127,6 @@ def test_host_memory_is_the_sum_over_ranks_without_the_build(run_small):
     assert before["peak_allocated_gib"] == 2.0
 
 
-def test_graphs_that_are_compiled_again_are_counted():
-    import torch
-
-    from dsnb.train.compiling import compiled_graphs
-
-    compiled = torch.compile(lambda values: values * 2, backend="eager", dynamic=False)
-    compiled(torch.ones(3))
-    before = compiled_graphs()
-    compiled(torch.ones(3))
-    assert compiled_graphs() == before
-    compiled(torch.ones(4))
-    assert compiled_graphs() == before + 1
-
-
 def test_the_cost_of_a_run(swept, tmp_path):
     source = next(path for path in sorted(swept.rglob("run1")) if (path / "result.json").is_file())
     run = RunPaths(tmp_path / "s" / source.parent.name / "run1")

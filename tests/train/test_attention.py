@@ -63,6 +63,24 @@ def test_no_mask_is_made_even_if_a_compiler_traces_the_model(name):
     assert set(masks) == {(None, True)}
 
 
+def test_fused_attention_with_alibi_is_transformers_attention():
+    model = built("bloom-tiny", "eager")
+    ids = torch.randint(model.config.vocab_size, (2, 256))
+
+    def gradients(dtype):
+        loss, found = loss_and_gradients(model.to(dtype), ids)
+        return loss, found.float()
+
+    weights = {name: one.clone() for name, one in model.state_dict().items()}
+    (loss, exact), (_, eager) = gradients(torch.float32), gradients(torch.bfloat16)
+    model.to(torch.float32).load_state_dict(weights)
+    alibi.use_fused_attention(model)
+    (fused_loss, same), (_, fused) = gradients(torch.float32), gradients(torch.bfloat16)
+    assert fused_loss == pytest.approx(loss, abs=1e-5)
+    assert (same - exact).norm() < 2e-5 * exact.norm()
+    assert (fused - exact).norm() < (eager - exact).norm()
+
+
 @pytest.mark.parametrize("length", [64, 100])
 def test_flex_attention_with_alibi_is_transformers_attention(length):
     """The forward pass, not compiled: on a CPU FlexAttention has no backward pass."""

@@ -69,6 +69,16 @@ def test_a_graph_break_is_counted():
     assert compiling.graph_breaks() == breaks + 1
 
 
+def test_graphs_that_are_compiled_again_are_counted():
+    compiled = torch.compile(lambda values: values * 2, backend="eager", dynamic=False)
+    compiled(torch.ones(3))
+    before = compiling.compiled_graphs()
+    compiled(torch.ones(3))
+    assert compiling.compiled_graphs() == before
+    compiled(torch.ones(4))
+    assert compiling.compiled_graphs() == before + 1
+
+
 def test_modes_are_torchs():
     modes = {mode: Experiment(device="cpu", compile=mode) for mode in ("default", "reduce-overhead", "max-autotune")}
     assert [compiling.compile_options(one) for one in modes.values()] == [

@@ -11,9 +11,6 @@ import pytest
 
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
-from tests.support import lazy
-
-data = lazy.Module("dsnb.train.data")
 
 PLAIN, ADAM, BF16 = 2e-5, 1e-4, 1e-2
 SGD = "tests.workers.sgd"
@@ -142,11 +139,6 @@ def test_another_engine_than_asked_for_is_refused(run_small, worker, said):
     result, _ = run_small(worker=f"tests.workers.{worker}", gpus=4, **PP, **(TP if worker == "unsplit" else {}))
     assert result.status == "failed"
     assert said in result.cause
-
-
-def test_ranks_that_share_a_model_get_the_same_data(small):
-    experiment = small(gpus=8, **TP, **PP)
-    assert [data.data_rank(experiment, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("setting", "shared"), [("tensor_parallel", TP), ("pipeline_parallel", PP)])

@@ -5,7 +5,6 @@ differ in order only, by 1e-6 of a loss; 5e-6 was the largest difference seen in
 """
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -144,63 +143,6 @@ def test_a_compiled_model_trains_as_it_did(losses, tmp_path, worker, blocks, how
     (tmp_path / "config.json").write_text(json.dumps(shape))
     settings = {**SIX, "model": str(tmp_path / "config.json"), "time_limit_s": 280}
     assert losses(worker, **{**settings, "compile": True, **how}) == pytest.approx(losses(**settings), abs=ADAM)
-
-
-def test_fused_alibi_is_transformers_attention():
-    """With weights as large as after a training: freshly drawn ones hardly attend."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from dsnb.formulas.model_shapes import PRESETS
-    from dsnb.train import alibi
-
-    config = AutoConfig.for_model(**PRESETS["bloom-tiny"].config(), hidden_dropout=0.0, attention_dropout=0.0)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    ids = torch.randint(config.vocab_size, (2, 256))
-
-    def gradients(dtype):
-        model.to(dtype).zero_grad()
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        return loss.item(), torch.cat([one.grad.flatten().float() for one in model.parameters()])
-
-    weights = {name: one.clone() for name, one in model.state_dict().items()}
-    (loss, exact), (_, eager) = gradients(torch.float32), gradients(torch.bfloat16)
-    model.to(torch.float32).load_state_dict(weights)
-    alibi.use_fused_attention(model)
-    (fused_loss, same), (_, fused) = gradients(torch.float32), gradients(torch.bfloat16)
-    assert fused_loss == pytest.approx(loss, abs=1e-5)
-    assert (same - exact).norm() < 2e-5 * exact.norm()
-    assert (fused - exact).norm() < (eager - exact).norm()
-
-
-def test_an_engine_that_is_not_what_was_asked_for(monkeypatch):
-    from dsnb.train import verify_engine
-
-    right = {"ZeRO stage": 2, "optimizer offloaded to": "cpu"}
-    monkeypatch.setattr(verify_engine, "expected", lambda experiment: right)
-    monkeypatch.setattr(verify_engine, "actual", lambda engine, keys: {**right, **engine.differing})
-    settings = SimpleNamespace(deepspeed={})
-    verify_engine.check(settings, SimpleNamespace(differing={}))
-    with pytest.raises(RuntimeError, match="ZeRO stage 1 instead of 2, optimizer offloaded to none instead of"):
-        verify_engine.check(settings, SimpleNamespace(differing={"ZeRO stage": 1, "optimizer offloaded to": "none"}))
-
-
-def test_a_key_that_the_engine_does_not_use_as_given_is_named():
-    from dsnb.train import verify_engine
-
-    zero = SimpleNamespace(overlap_comm=False)
-    engine = SimpleNamespace(_config=SimpleNamespace(zero_config=zero, _param_dict={"communication_data_type": "bf16"}))
-    found = [
-        verify_engine.configured(engine, path) for path in ("zero_optimization.overlap_comm", "zero_optimization.x")
-    ]
-    assert found == [False, None]
-    assert verify_engine.configured(engine, "communication_data_type") == "bf16"
-    assert verify_engine.configured(engine, "aio.block_size") is None
 
 
 def test_an_engine_that_deepspeed_changed_ends_the_run(run_small):
