@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
     "seq_len": 32,
     "warmup_steps": 1,
     "steps": 4,
-    "time_limit_s": 120.0,
+    "time_limit_s": 240.0,
     "device": "cpu",
 }
 STARTS_PROCESSES = {"run_small", "losses", "swept", "chromium", "watched"}

@@ -11,6 +11,7 @@ import pytest
 
 from dsnb.errors import KernelDiedError
 from dsnb.execute import kernels, notebook
+from tests.support.waiting import WAIT_S
 
 EXECUTE = """
 import asyncio, signal, sys
@@ -64,7 +65,7 @@ DIED = "the kernel of in.ipynb failed:"
 def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
     nbformat.write(nbf.new_notebook(cells=[nbf.new_code_cell(source)]), tmp_path / "in.ipynb")
     command = [sys.executable, "-c", EXECUTE, str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert (done.stdout, done.stderr) == (f"{end} []\n", "")
     if "time" in source:  # the cell was executing
         (cell,) = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells

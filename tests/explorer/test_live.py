@@ -72,11 +72,11 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     tab.on("request", lambda request: asked.append(request.url))
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.goto(f"{lab}/lab/tree/look.ipynb?token={TOKEN}")
-    tab.locator(".jp-Notebook").wait_for(timeout=60_000)
+    tab.locator(".jp-Notebook").wait_for(timeout=120_000)
     tab.locator(".jp-Notebook .jp-Cell").first.click()
-    tab.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    tab.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
     tab.keyboard.press("Shift+Enter")
-    tab.locator(".dsnb-explorer table").first.wait_for(timeout=90_000)
+    tab.locator(".dsnb-explorer table").first.wait_for(timeout=120_000)
     tab.locator(".dsnb-count", has_text="60 of 60 runs").wait_for()
 
     # the losses of the runs are there at once
@@ -100,24 +100,24 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert 0 < selected < 60
     tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_text(f"selected {selected} ['ZeRO 3'] 0.05").wait_for(timeout=30_000)
+    tab.get_by_text(f"selected {selected} ['ZeRO 3'] 0.05").wait_for(timeout=120_000)
 
     # the kernel's own hand: the widgets and the views follow
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_role("heading", name="power against memory allocated").wait_for(timeout=30_000)
+    tab.get_by_role("heading", name="power against memory allocated").wait_for(timeout=120_000)
     assert tab.evaluate(f"{ROOT}.state.precision") == ["bf16"]
     assert "mod-active" in tab.locator(".widget-toggle-button", has_text="bf16").get_attribute("class")
     assert tab.evaluate(f"{ROOT}.selected.length") < selected
 
     # a hand in the views: the kernel sends the steps of a run that is opened, and knows the brush
     tab.locator(".dsnb-link").first.click()
-    tab.locator(".dsnb-series canvas").first.wait_for(timeout=30_000)
+    tab.locator(".dsnb-series canvas").first.wait_for(timeout=120_000)
     link = tab.get_by_role("link", name="Executed notebook").get_attribute("href")
     assert link.startswith("/lab/tree/outputs/made_up/")
     tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [0, 1e9], y: [1e8, 1e9] }} }})")
     tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_text("selected 0 ['ZeRO 3']").wait_for(timeout=30_000)
+    tab.get_by_text("selected 0 ['ZeRO 3']").wait_for(timeout=120_000)
 
     # all is undone, here and in the kernel
     tab.get_by_role("button", name="Reset").click()
@@ -126,7 +126,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     assert tab.evaluate(f"{ROOT}.state.brush") is None
     tab.locator(".jp-Notebook .jp-Cell").nth(1).click()
     tab.keyboard.press("Shift+Enter")
-    tab.get_by_text("selected 60 [] 0.02").wait_for(timeout=30_000)
+    tab.get_by_text("selected 60 [] 0.02").wait_for(timeout=120_000)
 
     assert [url for url in asked if not url.startswith((lab, "data:", "blob:", lab.replace("http", "ws")))] == []
     assert said == []

@@ -22,7 +22,7 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
-from tests.support.browser import SETTLED, violations
+from tests.support.browser import CALM, SETTLED, violations
 
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 HOSTILE = [
@@ -249,7 +249,7 @@ def test_ten_brushes_select_in_the_page_what_they_select_in_pandas(runs, saved, 
             tab.mouse.down()
             tab.mouse.move(box["x"] + corners[2] * box["width"], box["y"] + corners[3] * box["height"] * 0.8, steps=4)
             tab.mouse.up()
-            tab.wait_for_timeout(150)
+            tab.evaluate(CALM)
         else:
             page.tab.evaluate("document.querySelector('.dsnb-region').open = true")
             found = [values(explorer.data, explorer.state, explorer.state[side]) for side in ("y", "x")]
@@ -276,7 +276,7 @@ def drag(tab, start, end):
     tab.mouse.down()
     tab.mouse.move(box["x"] + end[0] * box["width"], box["y"] + end[1] * box["height"], steps=5)
     tab.mouse.up()
-    tab.wait_for_timeout(150)
+    tab.evaluate(CALM)
 
 
 def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(runs, saved, watched):
@@ -289,23 +289,23 @@ def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(runs, saved, w
     assert 5 <= tab.evaluate(inside) < 30  # the axes end where the canvas does
     for press in ("fp32", "fp32", "bf16", "bf16"):  # each on and off
         tab.locator(".dsnb-chip", has_text=press).click()
-        tab.wait_for_timeout(60)
+        tab.evaluate(CALM)
         assert tab.evaluate(f"{ROOT}.state.brush") == state
     assert tab.evaluate(f"{ROOT}.selected") == selected
     tab.set_viewport_size({"width": 700, "height": 900})
-    tab.wait_for_timeout(200)
+    tab.evaluate(CALM)
     tab.get_by_label("Y scale").select_option("log")
-    tab.wait_for_timeout(200)
+    tab.evaluate(CALM)
     assert tab.evaluate(f"{ROOT}.state.brush") == state
     assert tab.evaluate(f"{ROOT}.selected") == selected
     tab.locator(".dsnb-region summary").click()
     tab.get_by_role("button", name="Clear region").click()
-    tab.wait_for_timeout(150)
+    tab.evaluate(CALM)
     assert tab.evaluate(f"{ROOT}.state.brush") is None
     drag(tab, (0.3, 0.2), (0.7, 0.8))
     assert tab.evaluate(f"{ROOT}.state.brush") is not None
     tab.get_by_role("button", name="Reset").click()
-    tab.wait_for_timeout(150)
+    tab.evaluate(CALM)
     assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected.length]") == [None, 300]
     drag(tab, (0.3, 0.2), (0.7, 0.8))
     drag(tab, (0.95, 0.05), (0.95, 0.05))  # a click beside it
@@ -318,7 +318,7 @@ def test_a_saved_region_opens_as_it_was_saved(runs, tmp_path, watched):
     page = watched(explorer.save(tmp_path / "page.html"))
     page.tab.locator(".dsnb-chip", has_text="bf16").click()
     page.tab.locator(".dsnb-chip", has_text="bf16").click()
-    page.tab.wait_for_timeout(150)
+    page.tab.evaluate(CALM)
     assert page.tab.evaluate(f"{ROOT}.state") == explorer.state
     assert page.tab.evaluate(f"{ROOT}.selected") == positions(explorer)
     page.tab.get_by_role("button", name="Reset").click()
@@ -401,7 +401,7 @@ def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, wat
     explorer.set(sort=["mfu", "ascending"], y_scale="log", base=runs["experiment"][9])
     explorer.set(train_tokens=5e9, objective="cost", gpus_at_hand=4, prices={"GPU": 1.5}, currency="€", relevance=0.05)
     tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
-    tab.wait_for_timeout(400)  # an address is written once the controls rest
+    tab.evaluate(CALM, 300)  # an address is written once the controls rest
     address, link = tab.evaluate(f"[location.href, {ROOT}.address.link({ROOT}.state)]")
     assert address == link
     other = tab.context.new_page()
@@ -421,7 +421,7 @@ def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, wat
     opened = f"(text) => {{ location.hash = `explorer=${{encodeURIComponent(text)}}`; return {ROOT}.address.read(); }}"
     for text in (json.dumps(bad), "null", "[1]", "%", '{"brush": 7}', '{"pins": [true]}'):
         assert other.evaluate(opened, text) == {}
-    other.wait_for_timeout(50)
+    other.evaluate(CALM)
     assert other.evaluate(f"{ROOT}.state") == usual
     other.close()
     assert (page.said, page.outside) == ([], [])
@@ -563,7 +563,7 @@ def test_a_click_on_a_point_opens_the_run(tmp_path, watched, where, region):
     page.tab.mouse.move(place[0], place[1])
     assert page.tab.locator(".dsnb-tip").first.is_visible()
     page.tab.mouse.click(place[0], place[1])
-    page.tab.wait_for_timeout(150)
+    page.tab.evaluate(CALM)
     assert page.tab.evaluate(f"{ROOT}.state.run") == place[2]
     assert page.tab.evaluate(f"{ROOT}.state.brush") == ({"x": [-1, 1e9], "y": [-1, 1e9]} if region else None)
     page.tab.evaluate(SETTLED)
@@ -605,7 +605,7 @@ def stroke(tab, start, end):
         session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
         tab.wait_for_timeout(16)
     session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    tab.wait_for_timeout(250)
+    tab.evaluate(CALM, 250)
 
 
 def test_a_finger_draws_a_region_sideways_and_scrolls_up_and_down(runs, saved, watched):
@@ -762,7 +762,7 @@ def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, s
     assert any(f"(median of {count}, " in line for line in lines)
     page.tab.evaluate(f"{ROOT}.set({{ base: null }})")
     page.tab.mouse.click(*place)
-    page.tab.wait_for_timeout(150)
+    page.tab.evaluate(CALM)
     assert page.tab.evaluate(f"{ROOT}.state.base") in set(runs["experiment"])
     assert page.said == []
 

@@ -22,7 +22,7 @@ from tests.support.small_sweep import NAMES
 
 
 def settings(**changes):
-    return Experiment(**{**DEFAULTS, "device": "cpu", "gpus": 2, "time_limit_s": 60.0, **changes})
+    return Experiment(**{**DEFAULTS, "device": "cpu", "gpus": 2, "time_limit_s": 240.0, **changes})
 
 
 @pytest.fixture(scope="module")

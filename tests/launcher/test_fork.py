@@ -17,7 +17,7 @@ from dsnb.system import launch_clock
 from dsnb.train import fork_server
 from tests import ROOT
 from tests.support.small_sweep import light_server
-from tests.support.waiting import wait_until, wait_until_ended
+from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 
 @pytest.mark.process
@@ -40,7 +40,7 @@ def test_started_by_a_process_that_has_ended_since_it_ends_by_itself(module, tmp
     ended.wait()
     words = [sys.executable, "-m", module, str(tmp_path / "scratch" / "socket"), str(ended.pid)]
     (tmp_path / "scratch").mkdir()
-    started = subprocess.run(words, env=light_server() | {"JPY_PARENT_PID": str(ended.pid)}, timeout=60)
+    started = subprocess.run(words, env=light_server() | {"JPY_PARENT_PID": str(ended.pid)}, timeout=WAIT_S)
     assert started.returncode == (1 if "kernel" in module else 0)
 
 

@@ -1,5 +1,6 @@
 """How runs end, and that nothing of them is left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -323,3 +324,6 @@ def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):
     owner.kill()
     owner.wait()
     wait_until_ended(ranks)
+    for child in set(pids(folder)) - set(ranks):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)

@@ -23,6 +23,7 @@ from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, run_sweep
 from tests import ROOT
 from tests.support import whole
+from tests.support.waiting import WAIT_S, wait_until
 
 PARAMS = """
 name: t
@@ -284,10 +285,10 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
         f"launch(experiment, {str(tmp_path / 'run1')!r}, progress=False, worker='tests.workers.hanger')"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    while not list(tmp_path.glob("run1/pids*")):
-        assert process.poll() is None
+    wait_until(lambda: list(tmp_path.glob("run1/pids*")) or process.poll() is not None, "the rank hangs")
+    assert process.poll() is None
     shutil.rmtree(tmp_path / "run1")
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=WAIT_S)
     assert "LaunchError: " in said.splitlines()[-1]
     assert "was removed or replaced during the run" in said.splitlines()[-1]
     assert not (tmp_path / "run1").exists()

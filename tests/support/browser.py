@@ -46,6 +46,13 @@ SETTLED = """async () => {
 }"""
 
 
+CALM = """async (rest_ms) => {
+  await new Promise((done) => setTimeout(done, rest_ms ?? 60));
+  for (const _ of [1, 2]) await new Promise((done) => requestAnimationFrame(done));
+}"""
+"""Wait in the page, whose timers and frames come in their order however slow the machine is, until it has followed."""
+
+
 class Watched:
     """A tab that is watched from before it opens a page: what the page asks for, and what it says."""
 

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from dsnb.system import signals
 from tests import ROOT
 from tests.support.hosts import cluster
 from tests.support.namespaces import HOST_ENV
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 SETTINGS = {"model": "gpt2-tiny", "seq_len": 32, "micro_batch_size": 1, "warmup_steps": 1, "steps": 4, "device": "cpu"}
 SILENCE_S = 3.0
@@ -81,16 +82,16 @@ class Lab:
     def serve(self, *names):
         """Start the servers of hosts."""
         for name in names:
-            socket = self._sockets / f"{name}-{time.monotonic_ns()}"
-            command = [*self.hosts.prefix(name), sys.executable, "-m", "tests.support.light_server", str(socket)]
+            path = self._sockets / f"{name}-{time.monotonic_ns()}"
+            command = [*self.hosts.prefix(name), sys.executable, "-m", "tests.support.light_server", str(path)]
             env = {**HOST_ENV, "PYTHONPATH": str(ROOT)}
             self._processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL))
-            self._servers[name] = socket
+            self._servers[name] = path
         for name in names:
-            wait_until(self._servers[name].exists, f"a server is on {name}")
+            wait_until(lambda name=name: listens(self._servers[name]), f"a server is on {name}")
             line = f"tests.support.light_server {self._servers[name]}"
             self._own |= {pid for pid, words in self.hosts.processes(name) if words.endswith(line)}
-        os.environ[SERVERS] = json.dumps({f"{name} cpu": str(socket) for name, socket in self._servers.items()})
+        os.environ[SERVERS] = json.dumps({f"{name} cpu": str(path) for name, path in self._servers.items()})
 
     def keep(self):
         """Take what is on the hosts now for nothing that a run leaves: a sweep's servers."""
@@ -170,6 +171,12 @@ class Lab:
         ]
 
 
+def listens(path):
+    """Return whether a server takes connections on a socket, which is a file somewhat earlier."""
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(str(path)) == 0
+
+
 class Run:
     """A run under way."""
 
@@ -204,7 +211,7 @@ class Run:
             assert not self.paths.result.exists(), self.paths.result.read_text()
             return len([path for path in self.paths.dir.glob("pids*") if path.read_text()]) == self.settings["gpus"]
 
-        wait_until(there, "all ranks are there", limit_s=90)
+        wait_until(there, "all ranks are there")
         self.began = time.monotonic()
         return self
 
@@ -217,7 +224,7 @@ class Run:
         """Give the agent of this run on a host."""
         return [pid for pid, line in self.lab.left(which) if line.endswith("dsnb.launcher.hosts.agent")]
 
-    def wait(self, limit_s=60.0):
+    def wait(self, limit_s=WAIT_S):
         """Wait for the end of the launch, and give this run with what it recorded and after how long."""
         if self.process:
             self.process.join(limit_s)
@@ -231,7 +238,7 @@ class Run:
         self.nodes = {row["host"]: row for row in (records.read_json(self.paths.nodes) or {}).get("nodes", [])}
         return self
 
-    def until_empty(self, *which, limit_s=20.0):
+    def until_empty(self, *which, limit_s=WAIT_S):
         """Wait until hosts have no process of a run any more, and give the seconds since the run began or was hit."""
         wait_until(lambda: not self.lab.left(*which), "hosts have no process of a run", limit_s)
         return time.monotonic() - self.began

@@ -202,7 +202,7 @@ class Cluster:
 
     def run_on(self, which, argv, **options):
         """Run a command on a host to its end, not by ssh, in a fresh environment."""
-        options = {"env": HOST_ENV, "capture_output": True, "text": True, "timeout": 60, "check": False, **options}
+        options = {"env": HOST_ENV, "capture_output": True, "text": True, "timeout": WAIT_S, "check": False, **options}
         return subprocess.run([*self.prefix(which), *map(str, argv)], **options)
 
     def processes(self, which):

@@ -22,7 +22,9 @@ def main() -> int:
     folder = Path(sys.argv[1])
     if "--owned" in sys.argv:
         threading.Thread(target=end_with_owner, daemon=True).start()
-    began = time.time()
+    began, plan = time.time(), folder / "seconds"
+    # Tests change the plan once the job has begun: it must have been read by then.
+    seconds = float(plan.read_text() if plan.exists() else os.environ.get("DSNB_TEST_JOB_S", "0.1"))
     (folder / "began").touch()
     if (folder / "kill").exists():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -32,8 +34,7 @@ def main() -> int:
     if meeting := os.environ.get("DSNB_TEST_MEETING"):
         Path(meeting, str(os.getpid())).touch()
         wait_until(lambda: len(os.listdir(meeting)) > 1, "another job has begun")
-    plan = folder / "seconds"
-    time.sleep(float(plan.read_text() if plan.exists() else os.environ.get("DSNB_TEST_JOB_S", "0.1")))
+    time.sleep(seconds)
     if (folder / "silent").exists():
         return 0
     (folder / "times.json").write_text(json.dumps({"began": began, "ended": time.time()}))

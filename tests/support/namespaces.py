@@ -19,7 +19,7 @@ OF_A_HOST = ("--net", "--pid", "--mount", "--uts", "--ipc")
 POWER = ("--fork", "--kill-child")  # the first process of a PID namespace is a child, which dies with its parent
 OF_A_SWITCH = ("--net",)
 NEW_NET = 0x40000000  # CLONE_NEWNET
-WAIT_S = 20.0
+WAIT_S = 120.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

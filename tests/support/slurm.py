@@ -20,7 +20,7 @@ import pytest
 
 from dsnb.launcher import fork
 from tests import ROOT
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 NODES = ("n1", "n2")
@@ -116,13 +116,13 @@ class Slurm:
         daemon.kill()
         work = processes({"SLURM_CONF": str(self.home / "slurm.conf"), "SLURMD_NODENAME": node})
         kill([*keepers(self.home / f"spool.{node}"), *work])  # keepers first: they would report that the job was killed
-        daemon.wait(10)
+        daemon.wait(WAIT_S)
 
     def command(self, *words: str) -> str:
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
         return done.stdout + done.stderr
 
-    def wait_idle(self, timeout_s: float = 30.0) -> None:
+    def wait_idle(self, timeout_s: float = WAIT_S) -> None:
         words = ("sinfo", "-h", "-N", "-p", "main", "-o", "%t")
         try:
             wait_until(lambda: self.command(*words).split() == ["idle", "idle"], "two nodes are idle", timeout_s)
@@ -138,9 +138,9 @@ class Slurm:
 
     def stop(self) -> None:
         self._cleaner.stdin.close()
-        self._cleaner.wait(30)
+        self._cleaner.wait(WAIT_S)
         for daemon in self._daemons.values():
-            daemon.wait(10)
+            daemon.wait(WAIT_S)
 
 
 @contextlib.contextmanager

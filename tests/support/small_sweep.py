@@ -10,7 +10,7 @@ name: small
 question: Does it resume?
 order: listed
 defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
-           warmup_steps: 1, steps: 4, time_limit_s: 100}
+           warmup_steps: 1, steps: 4, time_limit_s: 240}
 grid: {zero_stage: [0, 3]}
 repeats: 2
 """

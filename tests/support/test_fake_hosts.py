@@ -12,7 +12,7 @@ from tests import ROOT
 from tests.support import hosts as test_hosts
 from tests.support import namespaces
 from tests.support.hosts import cluster
-from tests.support.waiting import wait_until, wait_until_ended
+from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 KINDS = ("net", "pid", "mnt", "uts", "ipc")
 HOLDER = """
@@ -108,7 +108,7 @@ def test_what_is_inside_can_be_killed_itself(pair):
     child = pair.inside(["sleep", "60"])
     assert pair.launchers() == [child.pid]
     child.kill()
-    assert child.wait(5) == -signal.SIGKILL
+    assert child.wait(WAIT_S) == -signal.SIGKILL
     assert pair.launchers() == []
 
 
@@ -155,7 +155,7 @@ def test_a_host_that_is_switched_off_loses_everything(pair, goodbye):
     assert not Path(f"/proc/{pid}").exists()
     assert pair.processes(2) == []
     if goodbye:
-        assert "closed by" in talking.communicate(timeout=5)[1]
+        assert "closed by" in talking.communicate(timeout=WAIT_S)[1]
     else:
         with pytest.raises(subprocess.TimeoutExpired):
             talking.wait(0.5)
@@ -188,7 +188,7 @@ def test_a_host_without_sshd_is_up_and_refuses_connections(pair):
     talking.stdin.flush()
     assert talking.stdout.readline() == "open connections stay\n"
     pair.kill_sshd(1)
-    talking.communicate(timeout=5)
+    talking.communicate(timeout=WAIT_S)
     assert talking.returncode == 255
     assert pid in dict(pair.processes(1))
     os.kill(pid, signal.SIGKILL)
@@ -218,7 +218,7 @@ def test_nothing_is_left_after_the_block(tmp_path):
         assert len(spaces) == 1 + 2 * len(KINDS)
         assert still_used(spaces)
     assert still_used(spaces) == []
-    assert launcher.wait(5) == -signal.SIGKILL
+    assert launcher.wait(WAIT_S) == -signal.SIGKILL
     assert interfaces() == before
 
 
@@ -230,8 +230,8 @@ def test_nothing_is_left_when_the_process_that_has_hosts_is_killed(tmp_path):
     assert len(found) >= 5, found
     spaces = {space for pid in found for space in spaces_of(pid).values()} - set(spaces_of("self").values())
     process.kill()
-    process.communicate(timeout=10)
-    wait_until_ended(map(int, found), 5)
+    process.communicate(timeout=WAIT_S)
+    wait_until_ended(map(int, found))
     assert still_used(spaces) == []
 
 

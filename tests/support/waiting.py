@@ -34,7 +34,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_ended(pids: Iterable[int], limit_s: float = 20.0) -> None:
+def wait_until_ended(pids: Iterable[int], limit_s: float = WAIT_S) -> None:
     """Wait until no process is running any more.
 
     Raises

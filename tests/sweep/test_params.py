@@ -203,10 +203,10 @@ def test_no_match_and_no_file(params, tmp_path):
     ],
 )
 def test_hostile_files_are_refused_in_plain_words(params, text):
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(SettingsError) as caught:
         load_sweep(params(text))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert all(len(problem) < 1_500 for problem in caught.value.problems)
 
 

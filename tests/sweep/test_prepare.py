@@ -23,6 +23,7 @@ from dsnb.sweep.prepare import prepare
 from tests.cli.test_app import dsnb
 from tests.conftest import SMALL
 from tests.support.fake_hub import COMMIT, Hub, serving
+from tests.support.waiting import wait_until
 
 CONFIG = b'{"model_type": "gpt2"}'
 WEIGHTS = bytes(range(256)) * 2000
@@ -145,7 +146,7 @@ def test_without_a_network_one_sentence_names_all_that_is_missing(params, tmp_pa
     offline = {**os.environ, "HF_ENDPOINT": "http://user:hf_secret@127.0.0.1:9"}
     began = time.monotonic()
     done = dsnb("prepare", params(**settings), "--cache", shared, env=offline)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60  # it does not try again and again
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"error: 127.0.0.1 cannot be reached (ConnectError), and {shared} lacks config and weights of 'owner/small', "
@@ -184,10 +185,7 @@ def test_what_a_killed_call_left_is_not_taken_for_whole_and_the_next_one_goes_on
     hub.stall.add("model.safetensors")
     words = [sys.executable, "-m", "dsnb", "prepare", str(file), "--cache", str(shared)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 30
-        while not (len(hub.got()) == 2 and list(shared.rglob("config.json"))):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(hub.got()) == 2 and list(shared.rglob("config.json")), "the weights are being fetched")
         process.send_signal(signal.SIGKILL)
     assert not (shared / "prepared.json").exists()
     monkeypatch.setenv("DSNB_SHARED", str(shared))

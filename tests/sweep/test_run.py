@@ -19,6 +19,7 @@ from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep
 from tests import ROOT
 from tests.support.small_sweep import NAMES, PARAMS, command
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, mo
 def test_two_sweeps_do_not_share_a_folder(params, tmp_path):
     sweep = load_sweep(params, output=tmp_path / "out")
     with locked(sweep.paths):
-        done = subprocess.run(command(params), capture_output=True, text=True, cwd=ROOT, timeout=60)
+        done = subprocess.run(command(params), capture_output=True, text=True, cwd=ROOT, timeout=WAIT_S)
     assert done.returncode == 1
     holder = f"process {os.getpid()} on {os.uname().nodename}"
     assert done.stderr == (

@@ -18,7 +18,7 @@ from dsnb.files import records
 from dsnb.runs.load import load_runs
 from tests import ROOT
 from tests.support.small_sweep import NAMES, PARAMS, command, light_server, own_server
-from tests.support.waiting import is_running, wait_until, wait_until_ended
+from tests.support.waiting import WAIT_S, is_running, wait_until, wait_until_ended
 
 
 @pytest.fixture
@@ -42,7 +42,8 @@ def steps_since(out, began):
 def kill(words, out, seconds, steps):
     """Start a sweep, kill it after some time or steps, whichever is first, and say whether a run was stepping."""
     began = time.time()
-    sweep = psutil.Popen(words, cwd=ROOT, env=light_server(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    env = light_server() | {"DSNB_TEST_STEP_S": "0.05"}  # so that the run cannot end before it is killed
+    sweep = psutil.Popen(words, cwd=ROOT, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     while time.time() < began + seconds and steps_since(out, began)[0] < steps:
         time.sleep(0.02)
     family = sweep.children(recursive=True)
@@ -50,7 +51,7 @@ def kill(words, out, seconds, steps):
     assert sweep.poll() is None, "the sweep was over before it was killed"
     sweep.kill()
     sweep.wait()
-    wait_until_ended((one.pid for one in family), limit_s=60)  # a kernel that still imports notices afterwards
+    wait_until_ended(one.pid for one in family)  # a kernel that still imports notices afterwards
     for result in out.rglob("result.json"):
         assert json.loads(result.read_text())["status"] == "ok"
     return stepping
@@ -65,7 +66,7 @@ def test_killed_at_two_moments_it_still_ends_with_the_same_runs(params):
     words, out = [*command(params), "--only", "zs0*", "--set", "steps=30"], params.parent / "out"
     draw = random.Random(5)
     kill(words, out, draw.uniform(0.5, 4.0), 1)
-    assert kill(words, out, 60.0, 31 + draw.randint(1, 20))
+    assert kill(words, out, WAIT_S, 31 + draw.randint(1, 20))
     finished = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
     assert len(finished) == 1
     done = subprocess.run(words, cwd=ROOT, env=light_server(), capture_output=True, text=True, timeout=250)
@@ -166,7 +167,7 @@ def interrupt(words, out, number, env):
     wait_until(lambda: records.read_lines(folder / "steps.jsonl"), "the run trains")
     family = sweep.children(recursive=True)
     sweep.send_signal(number)
-    _, said = sweep.communicate(timeout=60)
+    _, said = sweep.communicate(timeout=WAIT_S)
     assert sweep.returncode == 130
     assert said == (
         f"stop with Ctrl-C or `kill {sweep.pid}`; finished runs are kept\n"
@@ -179,7 +180,7 @@ def interrupt(words, out, number, env):
 
 def reply_to(client, number):
     """Wait for the reply to one request; a slow kernel may still answer how it is."""
-    while (reply := client.get_shell_msg(timeout=30))["parent_header"]["msg_id"] != number:
+    while (reply := client.get_shell_msg(timeout=WAIT_S))["parent_header"]["msg_id"] != number:
         pass
     return reply
 

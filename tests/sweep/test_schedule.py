@@ -24,7 +24,7 @@ from dsnb.sweep import job, progress, schedule, subclusters
 from dsnb.sweep.params import load_sweep
 from dsnb.system import signals
 from tests import ROOT
-from tests.support.waiting import wait_until, wait_until_ended
+from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 PARAMS = """
 name: small
@@ -50,13 +50,13 @@ def load(params, *sizes, **overrides):
 
 def test_hosts_are_split_into_neighbours():
     hosts = [Host(f"n{number}", (0, 1)) for number in range(64)]
-    began = time.perf_counter()
+    began = time.process_time()
     for size in (1, 2, 4, 8, 16, 32, 64, 5):
         groups, left = subclusters.split(hosts, size)
         assert [host for group in groups for host in group] + list(left) == hosts
         assert {len(group) for group in groups} == {size}
         assert len(left) == 64 % size
-    assert time.perf_counter() - began < 0.05
+    assert time.process_time() - began < 0.05
     with pytest.raises(SettingsError, match="sub-cluster is 65: there are 64 hosts; give 1 to 64"):
         subclusters.split(hosts, 65)
 
@@ -119,9 +119,9 @@ def test_a_name_may_be_that_of_one_size(params):
 
 def test_sixty_four_hosts_take_seconds(params):
     (params.parent / "hosts").write_text("".join(f"node{number:02} slots=8\n" for number in range(64)))
-    began = time.perf_counter()
+    began = time.process_time()
     division = load(params, 1, 2, 4, 8, 16, 32, 64)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     assert len(division.sweep.runs) == 2 * 2 * 127
     assert {run.experiment.gpus for run in division.sweep.runs} == {8 * 2**power for power in range(7)}
     assert len({run.paths.dir for run in division.sweep.runs}) == len(division.sweep.runs)
@@ -225,7 +225,7 @@ def test_jobs_end_with_the_sweep_however_it_ends(params, number):
     family = sweep.children(recursive=True)
     assert len(family) == 2
     sweep.send_signal(number)
-    assert sweep.wait(20) == -number
+    assert sweep.wait(WAIT_S) == -number
     wait_until_ended(one.pid for one in family)
     found = [json.loads(file.read_text())["status"] for file in out.rglob("result.json")]
     assert found == (["interrupted"] * 2 if number == signal.SIGINT else [])
@@ -268,7 +268,7 @@ def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
     assert family
     process.terminate()
     process.terminate()
-    assert process.wait(20) == signals.INTERRUPTED
+    assert process.wait(WAIT_S) == signals.INTERRUPTED
     assert json.loads(run.paths.result.read_text())["status"] == "interrupted"
     assert records.read_lines(run.paths.steps)
     wait_until_ended(one.pid for one in family)

@@ -20,7 +20,7 @@ import pytest
 
 from dsnb.system import scratch
 from tests import ROOT
-from tests.support.waiting import wait_until, wait_until_ended
+from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 pytestmark = pytest.mark.process
 PARAMS = """
@@ -90,7 +90,7 @@ def in_the_background(home):
     assert sweep.process.poll() is None
     sweep.process.send_signal(signal.SIGTERM)
     sweep.process.send_signal(signal.SIGTERM)  # impatient, which must not cut the cleanup short
-    _, said = sweep.process.communicate(timeout=30)
+    _, said = sweep.process.communicate(timeout=WAIT_S)
     pid = sweep.process.pid
     assert said == f"stop with `kill {pid}`; finished runs are kept\n{END}\n"
     assert sweep.process.returncode == 130
@@ -106,7 +106,7 @@ def by_closing_its_terminal(home):
     said = os.read(master, 65536).decode(errors="replace")
     assert f"stop with Ctrl-C or `kill {sweep.process.pid}`; finished runs are kept" in said
     os.close(master)
-    sweep.process.wait(timeout=30)
+    sweep.process.wait(timeout=WAIT_S)
     sweep.assert_interrupted()
     sweep.close()
 
@@ -121,7 +121,7 @@ def stopped_and_continued(home):
     sweep.wait.write_text("")  # it may be looking at the file just now
     time.sleep(1.2)
     sweep.process.resume()
-    _, said = sweep.process.communicate(timeout=30)
+    _, said = sweep.process.communicate(timeout=WAIT_S)
     assert (sweep.process.returncode, sweep.result()["cause"]) == (0, None), said
     sweep.assert_nothing_is_left()
     assert list(sweep.temporary.iterdir()) == []
@@ -132,10 +132,10 @@ def stopped_and_continued(home):
 def report_hung_up_on(sweep):
     env = {**sweep.env, "PYTHONPATH": str(ROOT)}  # a report needs the real plots
     report = psutil.Popen([sys.executable, "-m", "dsnb", "report", str(sweep.out)], env=env)
-    wait_until(lambda: list(sweep.temporary.glob("*/kernel-*")), "the kernel has its sockets", 100)
+    wait_until(lambda: list(sweep.temporary.glob("*/kernel-*")), "the kernel has its sockets")
     family = report.children(recursive=True)
     report.send_signal(signal.SIGHUP)
-    assert report.wait(30) == 130
+    assert report.wait(WAIT_S) == 130
     wait_until_ended(one.pid for one in family)
     assert list(sweep.temporary.iterdir()) == []
 
@@ -148,7 +148,7 @@ def papermill_is_ended(home):
     command = ["papermill", "--no-progress-bar", notebook, home / "out.ipynb", *words]
     run = Started(home, command, stderr=subprocess.DEVNULL)
     run.process.terminate()
-    run.process.wait(timeout=30)
+    run.process.wait(timeout=WAIT_S)
     run.assert_nothing_is_left()
     assert list(run.temporary.glob(f"{scratch.PREFIX}*")) == []
     run.close()

@@ -18,14 +18,14 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep.run import run_sweep
 from tests.support.fault_lab import HANGER, SILENCE_S, Run, lab
 from tests.support.hosts import NETWORK
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.process
 
 STEPPER = "tests.workers.stepper"
 NOTICED_S = SILENCE_S + 4
-SLACK = 2.0
-"""How much longer than on a quiet machine everything may take."""
+SLACK = 5.0
+"""How much longer than on a quiet machine everything may take: without supervision it would take minutes, or for ever."""
 LINES = []
 
 
@@ -178,9 +178,9 @@ def test_the_launcher_is_interrupted_while_a_host_does_not_answer(pair, tmp_path
 
 
 def test_ranks_hang(pair):
-    run = pair.begin(step_timeout_s=6.0)
-    status, cause = ends(run, "all ranks hang, step_timeout_s 6", 6 + 3)
-    assert (status, cause) == ("timeout", "no step within step_timeout_s of 6 s, 0 of 5 steps done")
+    run = pair.begin(step_timeout_s=9.0)  # it counts from the launch: until then the ranks must have started
+    status, cause = ends(run, "all ranks hang, step_timeout_s 9", 9 + 3)
+    assert (status, cause) == ("timeout", "no step within step_timeout_s of 9 s, 0 of 5 steps done")
 
 
 def test_one_host_lacks_the_interface(pair):
@@ -277,7 +277,7 @@ def test_a_run_ends_beside_another_that_is_interrupted(pair, monkeypatch):
     assert [line.split()[0] for _, line in pair.left(2)] == ["python"]
     # What DeepSpeed's launcher does on every host when it is interrupted:
     pair.hosts.run_on(2, ["pkill", "-f", "python -u -m deepspeed.launcher.launc"])
-    assert other.wait(5)
+    assert other.wait(WAIT_S)
     assert pair.left() == []
     other.communicate()
 
@@ -298,13 +298,14 @@ def test_a_sweep_goes_on_when_a_host_dies(pair, monkeypatch):
     )
     sweep.start()
     folders = [RunPaths(out / Experiment(**settings, seed=seed).name / "run1") for seed in range(3)]
-    wait_until(lambda: len(list(folders[1].dir.glob("pids*"))) == 4, "the second run is under way", limit_s=90)
+    wait_until(lambda: len(list(folders[1].dir.glob("pids*"))) == 4, "the second run is under way")
     pair.hosts.kill(2)
     pair.hosts.switch.ip("neigh flush all")  # the third run finds no route at once, instead of trying for 10 s
     began = time.monotonic()
     wait_until(folders[1].result.exists, "the second run is recorded")
     recorded_s = time.monotonic() - began
-    sweep.join(90)
+    sweep.join(WAIT_S)
+    assert not sweep.is_alive()
     LINES.append(
         f"sweep of 3, host 2 off in the 2nd: recorded after {recorded_s:.1f} s, all {time.monotonic() - began:.1f} s"
     )

@@ -117,7 +117,7 @@ def test_deepspeeds_launcher_ends_its_own_ranks_alone(pair, monkeypatch):
     assert {which for which in (stays, goes) for line in lines if str(which.paths.dir) in line} == {stays, goes}
     os.kill(goes.process.pid, signal.SIGTERM)
     assert goes.wait().status == "interrupted"
-    assert goes.recorded_s < 20
+    assert goes.recorded_s < 60
     assert not [line for _, line in pair.left() if str(goes.paths.dir) in line]
     for which in (1, 2):
         assert [

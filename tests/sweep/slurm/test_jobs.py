@@ -32,7 +32,7 @@ from dsnb.sweep.slurm.outcome import final_result, job_status
 from dsnb.sweep.slurm.submissions import read_submission
 from tests import ROOT
 from tests.support import slurm as small_slurm
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 PARAMS = """
 name: small
@@ -152,7 +152,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         cluster.kill_node("n2")
         wait_until(lambda: records.read_lines(real.paths.steps) or problems, "the real job trains")
         assert cluster.command("scancel", job_of(real)) == ""
-        executor.join(60)
+        executor.join(WAIT_S)
         assert not executor.is_alive()
     finally:
         cluster.start_node("n2")
@@ -175,7 +175,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     assert results[-1].summary["loss_last"] is not None
     assert said == []
     assert not list(params.parent.rglob("hacked")) + list(ROOT.glob("hacked"))
-    wait_until(lambda: not cluster.processes(job_of(real)), "the cancelled job has ended", 10)
+    wait_until(lambda: not cluster.processes(job_of(real)), "the cancelled job has ended")
 
 
 SCRIPT = """
@@ -216,7 +216,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     assert [job_of(run) for run in sweep.runs] == numbers
     assert {*cluster.command("squeue", "--noheader", "--format=%i").split()} >= {*numbers[:2]}
     second.send_signal(signal.SIGINT)
-    assert second.wait(30) == -signal.SIGINT
+    assert second.wait(WAIT_S) == -signal.SIGINT
     assert not set(cluster.command("squeue", "--noheader", "--format=%i").split()) & set(numbers)
     ends = [(one["status"], one["cause"]) for one in (records.read_json(run.paths.result) for run in sweep.runs)]
     assert ends == [
