@@ -33,6 +33,7 @@ from tests.support.waiting import WAIT_S, wait_until
 
 SETTINGS = {"model": "gpt2-tiny", "seq_len": 32, "micro_batch_size": 1, "warmup_steps": 1, "steps": 4, "device": "cpu"}
 SILENCE_S = 3.0
+LAUNCH = "a launch of the test lab"
 HANGER, SILENT = "tests.workers.hanger", "tests.workers.silent"
 
 
@@ -140,9 +141,9 @@ class Lab:
         """Make a run from its start to its end."""
         return Run(self, worker, settings).wait()
 
-    def start(self, worker=HANGER, **settings):
-        """Start a run in a thread."""
-        return Run(self, worker, settings)
+    def start(self, worker=HANGER, outside=False, **settings):
+        """Start a run in a thread or, before any is in a thread, in a process of its own."""
+        return Run(self, worker, settings, outside)
 
     def begin(self, worker=HANGER, outside=False, **settings):
         """Start a run, in a thread or in a process of its own, and wait until all its ranks are there."""
@@ -186,10 +187,12 @@ class Run:
         self.process = self.error = None
         self.began = time.monotonic()
         if outside:
+            # A fork while a thread launches may copy a lock that the thread holds, and wait for it for ever.
+            assert not [one for one in threading.enumerate() if one.name == LAUNCH], "fork first"
             self.process = multiprocessing.get_context("fork").Process(target=self._launch_and_listen)
             self.process.start()
         else:
-            self.thread = threading.Thread(target=self._launch)
+            self.thread = threading.Thread(target=self._launch, name=LAUNCH)
             self.thread.start()
 
     def _launch(self):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 STEPPER = "tests.workers.stepper"
 NOTICED_S = SILENCE_S + 4
 SLACK = 5.0
-"""How much longer than on a quiet machine everything may take: without supervision it would take minutes, or for ever."""
+"""How much longer than on a quiet machine everything may take; without supervision it would be minutes, or for ever."""
 LINES = []
 
 
@@ -262,9 +262,9 @@ def test_a_run_ends_beside_another_that_is_interrupted(pair, monkeypatch):
     wait = pair.folder / "wait"
     wait.write_text("0")
     monkeypatch.setenv("DSNB_TEST_WAIT", str(wait))
-    stays = pair.begin(STEPPER)
-    pair.serve(*pair.hosts.names)  # each sweep has its own
     goes = pair.begin(outside=True)
+    pair.serve(*pair.hosts.names)  # each sweep has its own
+    stays = pair.begin(STEPPER)
     bystander = "python -u -m deepspeed.launcher.launch --world_info=abc"
     other = pair.start_on(2, ["bash", "-c", f"echo; exec -a '{bystander}' sleep 600"])
     goes.process.terminate()

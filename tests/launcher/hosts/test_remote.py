@@ -110,9 +110,10 @@ def test_deepspeeds_launcher_ends_its_own_ranks_alone(pair, monkeypatch):
     wait = pair.folder / "wait"
     wait.write_text("0")
     monkeypatch.setenv("DSNB_TEST_WAIT", str(wait))
+    goes = pair.start(outside=True, launcher="deepspeed", gpus=2, nodes=2)
     stays = pair.start("tests.workers.stepper", launcher="deepspeed", gpus=2, nodes=2)
-    goes = pair.begin(outside=True, launcher="deepspeed", gpus=2, nodes=2)
-    stays.until_ranks()
+    for run in (goes, stays):
+        run.until_ranks()
     lines = [line for _, line in pair.left() if "deepspeed.launcher.launch" in line]
     assert {which for which in (stays, goes) for line in lines if str(which.paths.dir) in line} == {stays, goes}
     os.kill(goes.process.pid, signal.SIGTERM)
