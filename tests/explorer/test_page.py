@@ -535,12 +535,18 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
     assert page.tab.locator("td.dsnb-bad", has_text="oom").count() > 0
 
 
+@pytest.fixture(scope="module")
+def recompiled(tmp_path_factory):
+    home = tmp_path_factory.mktemp("recompiled")
+    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), home / "s")
+    return dsnb.explore(dsnb.load_runs(home)).save(home / "page.html")
+
+
 @pytest.mark.parametrize("where", ["front", "points"])
 @pytest.mark.parametrize("region", [False, True])
-def test_a_click_on_a_point_opens_the_run(tmp_path, watched, where, region):
+def test_a_click_on_a_point_opens_the_run(recompiled, watched, where, region):
     """On the front or off it, under a region or not."""
-    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), tmp_path / "s")
-    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
+    page = watched(recompiled)
     if region:
         page.tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [-1, 1e9], y: [-1, 1e9] }} }})")
     place = page.tab.evaluate(

@@ -87,8 +87,9 @@ KERNEL = {"argv": ["/bin/false", "{connection_file}"], "display_name": "another 
 def crowded(tmp_path_factory):
     """Let three sweeps start together, two of them on the same outputs; give their folder, exit codes and words.
 
-    Their working folder holds modules with the names of packages that they use, their home is on a full disk (where
-    one can be mounted), Jupyter's path has another kernel called `python3`, and their umask keeps all to the user.
+    The third one has a server without torch. Their working folder holds modules with the names of packages that they
+    use, their home is on a full disk (where one can be mounted), Jupyter's path has another kernel called `python3`,
+    and their umask keeps all to the user.
     """
     home = tmp_path_factory.mktemp("crowded")
     work, kernels = home / "work", home / "jupyter" / "kernels" / "python3"
@@ -105,12 +106,13 @@ def crowded(tmp_path_factory):
     env = own_server() | {"HOME": str(full), "JUPYTER_PATH": str(home / "jupyter"), "DSNB_CACHE": "off"}
     params = home / "small.yaml"
     params.write_text(PARAMS.replace("repeats: 2", "repeats: 1").replace("[0, 3]", "[0]"))
+    light = env | {name: light_server()[name] for name in ("PYTHONPATH", "DSNB_TEST_STEP_S")}
     other = [*command(params)[:-1], str(home / "other")]
     started = [
-        subprocess.Popen(words, cwd=work, env=env, umask=0o077, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        for words in (command(params), command(params), other)
+        subprocess.Popen(words, cwd=work, env=own, umask=0o077, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        for words, own in ((command(params), env), (command(params), env), (other, light))
     ]
-    said = [sweep.communicate(timeout=120)[1].decode() for sweep in started]
+    said = [sweep.communicate(timeout=WAIT_S)[1].decode() for sweep in started]
     yield home, env, [sweep.returncode for sweep in started], said
     if not mounted.returncode:
         subprocess.run(["umount", str(full)], check=True)
