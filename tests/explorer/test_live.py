@@ -90,7 +90,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     button = tab.get_by_role("button", name="ZeRO 3", exact=True)
     assert card.bounding_box()["y"] < button.bounding_box()["y"] < tab.locator(".dsnb-count").bounding_box()["y"]
     card.get_by_label("Smallest relevant difference (%)").fill("5")
-    card.get_by_label("Smallest relevant difference (%)").press("Tab")
+    card.get_by_label("Smallest relevant difference (%)").press("Enter")
     tab.locator(".dsnb-front h4", has_text="differences below 5 % do not count").wait_for()
 
     # a hand on an ipywidget: the views follow, and the kernel knows

@@ -740,6 +740,29 @@ def test_the_series_of_a_large_sweep_are_thinned_and_the_page_says_so(tmp_path, 
     assert f"The steps of 5 of the 9 selected runs {left_out}" in text
     assert f"The steps of this run {left_out}" in text
 
+    # a hand over a line of the losses shows whose it is, and fades the others
+    drawn, *place = page.tab.evaluate(
+        f"""(({{ losses }}) => {{
+          losses.canvas.scrollIntoView();
+          const lines = losses.view.data("lines");
+          const [x, y] = lines[0].path.split("L").at(-2).split(",").map(Number);
+          const box = losses.canvas.querySelector("canvas").getBoundingClientRect();
+          const [[left, top], pad] = [losses.view.origin(), losses.view.padding()];
+          const [across, up] = [losses.view.scale("x")(x), losses.view.scale("y")(y)];
+          return [lines.map(({{ id }}) => id), box.left + pad.left + left + across, box.top + pad.top + top + up];
+        }})({ROOT})"""
+    )
+    assert len(drawn) == 4
+    page.tab.mouse.move(*place)
+    page.tab.evaluate(CALM)
+    hovered = page.tab.evaluate(f"{ROOT}.losses.view.signal('hovered')")
+    assert hovered in drawn
+    assert (
+        page.tab.locator(".dsnb-tip:visible")
+        .inner_text()
+        .startswith(page.tab.evaluate(f"{ROOT}.model.experiments.names[{ROOT}.model.experiments.codes[{hovered}]]"))
+    )
+
 
 def test_only_failed_runs_are_crosses(tmp_path, watched):
     page = watched(dsnb.explore(made_up.runs(30).assign(status="failed")).save(tmp_path / "page.html"))

@@ -6,7 +6,8 @@ class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
     const { labels, decision } = model;
-    const number = (attributes) => element("input", { type: "number", min: "0", step: "any", onchange: () => this.read(), ...attributes });
+    const entered = { onchange: () => this.read(), onkeydown: ({ key }) => key === "Enter" && this.read() }; // JupyterLab may keep Enter
+    const number = (attributes) => element("input", { type: "number", min: "0", step: "any", ...entered, ...attributes });
     const group = newId();
     this.choices = [decision.allTasks, ...decision.tasks].filter(Boolean);
     this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
@@ -21,7 +22,7 @@ class Card {
     this.tokens = number({ min: "0.001" });
     this.gpus = number({ step: "1", placeholder: "any" });
     this.gpusField = field(labels.gpus_at_hand, this.gpus);
-    this.currency = element("input", { type: "text", maxlength: "8", size: "4", onchange: () => this.read() });
+    this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...entered });
     this.kinds = [...new Set(decision.settings.filter(Boolean).map(({ kind }) => kind))];
     this.prices = this.kinds.map(() => number());
     this.priceFields = this.kinds.map((kind, index) => field(`${labels.price} (${kind})`, this.prices[index]));
