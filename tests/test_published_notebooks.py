@@ -1,7 +1,6 @@
 """The notebooks on design, scaling, planning and memory, executed as a reader would, and their figures looked at."""
 
 import re
-from dataclasses import asdict
 from urllib.parse import unquote
 
 import nbformat
@@ -11,7 +10,7 @@ import dsnb
 from dsnb.execute import notebook
 from dsnb.prediction import traces
 from dsnb.run_folder import paths
-from tests.prediction.made_up import TRACE
+from tests.prediction.made_up import RECORD
 from tests.support import foreign_logs, made_up
 
 pytestmark = pytest.mark.process
@@ -62,7 +61,7 @@ def test_scaling_of_published_data_alone(tmp_path):
 def traced(tmp_path, monkeypatch):
     """Put made-up traces of the settings of `40_plan` into a cache, so that no model is traced."""
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(traces, "_trace", lambda group: {key: asdict(TRACE) for key in group})
+    monkeypatch.setattr(traces, "_trace", lambda group: dict.fromkeys(group, RECORD))
     sizes = {"model": "bloom-7b1", "gpus": 48, "seq_len": 1024, "device": "cuda"}
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
 

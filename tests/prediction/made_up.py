@@ -1,5 +1,7 @@
 """A trace of a small made-up model, for tests that need no torch."""
 
+from dataclasses import asdict
+
 from dsnb.prediction.moments import ELEMENTS, ModelTrace, Trace
 
 MIB = 2.0**20
@@ -27,3 +29,5 @@ MODEL_TRACE = ModelTrace(
     elements={name: getattr(TRACE, name) for name in ELEMENTS},
 )
 """A trace that is `TRACE` at a micro-batch of 8."""
+RECORD = {**asdict(MODEL_TRACE), **MODEL_TRACE.elements}
+"""The same as traces are kept."""

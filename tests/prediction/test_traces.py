@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +9,9 @@ import pytest
 from dsnb.errors import SettingsError
 from dsnb.prediction import traces
 from dsnb.settings.experiment import Experiment
-from tests.prediction.made_up import MODEL_TRACE, TRACE
+from tests.prediction.made_up import RECORD, TRACE
 from tests.support import lazy
 
-RECORD = {**asdict(MODEL_TRACE), **MODEL_TRACE.elements}
 memory_trace = lazy.Module("dsnb.train.memory_trace")
 
 

@@ -6,9 +6,11 @@ import pytest
 
 from dsnb.prediction.moments import ModelTrace
 from dsnb.settings.experiment import Experiment
-from dsnb.train import memory_trace
-from dsnb.train.live_bytes import MANY, Size, largest, size
-from dsnb.train.more_blocks import few_layers
+from tests.support import lazy
+
+memory_trace = lazy.Module("dsnb.train.memory_trace")
+live_bytes = lazy.Module("dsnb.train.live_bytes")
+more_blocks = lazy.Module("dsnb.train.more_blocks")
 
 LAYERS = 7
 SHAPES = {
@@ -48,13 +50,16 @@ def test_a_trace_is_that_of_the_whole_model_and_its_micro_batch(tmp_path, family
 
 
 def test_the_size_of_an_allocation_is_constant_or_that_of_its_sequences():
-    assert size(1000, MANY) == Size(1024, 0)
-    assert size(24 * MANY, MANY) == Size(0, 24)
-    assert size(24 * MANY, 8) == Size(-(-24 * MANY // 512) * 512, 0)
+    size, many, Size = live_bytes.size, live_bytes.MANY, live_bytes.Size
+    assert size(1000, many) == Size(1024, 0)
+    assert size(24 * many, many) == Size(0, 24)
+    assert size(24 * many, 8) == Size(-(-24 * many // 512) * 512, 0)
 
 
 def test_only_sizes_that_can_be_the_largest_are_kept():
-    assert largest([Size(1, 5), Size(3, 3), Size(2, 2), Size(3, 3), Size(9, 0)]) == [Size(9, 0), Size(3, 3), Size(1, 5)]
+    Size = live_bytes.Size
+    found = live_bytes.largest([Size(1, 5), Size(3, 3), Size(2, 2), Size(3, 3), Size(9, 0)])
+    assert found == [Size(9, 0), Size(3, 3), Size(1, 5)]
 
 
 @pytest.mark.parametrize(
@@ -62,4 +67,4 @@ def test_only_sizes_that_can_be_the_largest_are_kept():
 )
 def test_the_blocks_that_are_traced(layers, period, few):
     """Two periods and what is left, or all if there are hardly more."""
-    assert few_layers(layers, period) == few
+    assert more_blocks.few_layers(layers, period) == few
