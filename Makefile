@@ -1,5 +1,5 @@
 # make demo: set up, sweep a small model, write a report.    make test: set up, run every check and test.
-# make check: set up, run lint, types and the tests that start no process and draw no random cases: about a minute.
+# make check: set up, run lint, types and the tests that start no process and go through few cases: a minute.
 # make docs: set up, build the documentation into docs/_build/html, run its code blocks.
 # make example: measure the example in outputs/ again.
 PYTHON ?= python3

@@ -135,6 +135,7 @@ ODD = {
 }
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_tables_are_explored(runs, kind, tmp_path):
     table = ODD[kind](runs)

@@ -232,6 +232,7 @@ def test_a_loss_that_is_nan_is_no_measurement(tmp_path):
     check(row, status="nan", loss_last=8.0)
 
 
+@pytest.mark.draws
 def test_no_number_is_taken_that_may_have_lost_its_end(tmp_path):
     """Cut at every byte of the last lines: a figure is the logged one, or missing."""
     text = logs.chat()
@@ -314,6 +315,7 @@ def test_what_is_neither_file_nor_folder_is_passed_over(tmp_path):
     assert len(dsnb.load_runs(tmp_path)) == 1
 
 
+@pytest.mark.draws
 def test_a_long_log_takes_little_memory(tmp_path):
     """24 MB, most of it one line of garbage; the tables need the steps only."""
     path = tmp_path / "long.log"
