@@ -76,6 +76,11 @@ def test_strategies_agree(losses, settings):
     assert losses(**common, **settings) == pytest.approx(losses(**common), abs=1e-4)
 
 
+def test_an_offloaded_optimizer_steps_on_all_cores(run_small):
+    _, paths = run_small(**ON_GPU, zero_stage=2, offload="optimizer-cpu")
+    assert (records.read_json(paths.worker) or {})["cpu_threads"] == hardware.cores()
+
+
 @pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
 @pytest.mark.parametrize(
     "settings",

@@ -28,6 +28,8 @@ TRACED = (
     "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
 """Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
+WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1}
+"""A trace is of the whole model: without ranks, none can be split among them."""
 
 
 def traces(experiments: Sequence[Experiment]) -> list[Trace]:
@@ -155,7 +157,7 @@ def _made_by_processes(missing: dict[str, Experiment]) -> Iterable[dict[str, Any
 
 def _trace(group: dict[str, Experiment]) -> dict[str, Any]:
     """Trace some settings, one after the other, in one process."""
-    asked = {key: one.model_dump(mode="json") for key, one in group.items()}
+    asked = {key: one.model_copy(update=WHOLE).model_dump(mode="json") for key, one in group.items()}
     words = interpreter.command("-m", "dsnb.train.memory_trace")
     done = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()

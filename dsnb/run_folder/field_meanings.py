@@ -24,6 +24,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "worker.json": {
         "layers": "Transformer blocks of the model.",
         "hidden": "Hidden size of the model.",
+        "cpu_threads": "Threads of a rank that compute on the CPU, an offloaded optimizer among them.",
         "block_parameters": "Parameters of all transformer blocks, without embeddings, output layer and final norm.",
         "steps_from_s": "Begin of the first step, since the launch.",
         "timed_from_s": "Begin of the timed steps, since the launch.",

@@ -169,6 +169,7 @@ def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
         "block_parameters": trainer.block_parameters,
         "layers": trainer.config.num_hidden_layers,
         "hidden": trainer.config.hidden_size,
+        "cpu_threads": torch.get_num_threads(),
         "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
         "versions": versions(),
     }
@@ -179,12 +180,13 @@ def set_up(experiment: Experiment) -> torch.device:
     torch.manual_seed(experiment.seed)
     torch.backends.cuda.matmul.allow_tf32 = experiment.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
+    # Ranks are forked from a server with one thread. An offloaded optimizer steps in this many, on a GPU host too.
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if experiment.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         # Training never uses deepspeed_shm_comm, which DeepSpeed would compile for 40 to 77 s at the first start on a
         # CPU if this table listed it. DeepSpeed fills the table when it is first read, by a compiler in every rank.
         deepspeed.ops.__compatible_ops__ = {}

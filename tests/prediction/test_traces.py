@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, ca
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"key": settings})))
     memory_trace.main()
     printed = capsys.readouterr().out
-    answers = json.loads(printed)
+    answers = json.loads(printed.splitlines()[-1])  # DeepSpeed logs what it finds when it is imported
 
     def answer(_, input, **__):
         return SimpleNamespace(stdout=json.dumps(dict.fromkeys(json.loads(input), answers["key"])), stderr="")
@@ -107,3 +107,14 @@ def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, ca
     monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(stdout="", stderr="a\nout of memory\n"))
     with pytest.raises(SettingsError, match="the model could not be traced: out of memory"):
         traces.traces([given(model=str(config), seq_len=8)])
+
+
+@pytest.mark.process
+def test_a_model_that_ranks_share_is_traced_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
+    monkeypatch.setattr(traces, "_made", {})
+    common = {"model": "opt-tiny", "seq_len": 32, "zero_stage": 1, "gpus": 2}
+    (split,) = traces.traces([given(**common, tensor_parallel=2)])
+    monkeypatch.setattr(traces, "_made", {})
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "other"))
+    assert traces.traces([given(**common)]) == [split]

@@ -90,6 +90,7 @@ def test_a_cpu_gives_what_it_can_and_nothing_else(run_small):
         assert result.summary[name] is None
     assert result.summary["host_memory_gib"] > 0.1
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
+    assert (records.read_json(paths.worker) or {})["cpu_threads"] == hardware.cores()
     assert not paths.gpu.exists()
 
 
