@@ -1,11 +1,12 @@
 """How wrong predicted step times of models are that the constants were not fitted to.
 
 `python -m benchmarks.prediction_errors` prints the error of each setting, predicted from those of other models.
-The measured rows: `dsnb.published("h200_gpt2_zero_precision")` and `("h200_memory")`, `benchmarks/h200_bars.csv`, and
-`benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose code is still the one that runs.
-With `memory` it prints the errors of peak memory, for `dsnb/prediction/memory_errors.py`: its models are traced first,
-which takes a minute. With `others` it prints the table of these errors beside those of other estimates. With `fit` it
-prints the constants that fit all of them, for `dsnb/prediction/constants.py`.
+The measured rows: `dsnb.published("h200_gpt2_zero_precision")`, `("h200_memory")` and `("h200")`,
+`benchmarks/h200_bars.csv`, and `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose
+code is still the one that runs. With `memory` it prints the errors of peak memory, for
+`dsnb/prediction/memory_errors.py`: its models are traced first, which takes a minute. With `others` it prints the table
+of these errors beside those of other estimates. With `fit` it prints the constants that fit all of them, for
+`dsnb/prediction/constants.py`.
 """
 
 import math
@@ -34,10 +35,22 @@ OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """Runs whose code has changed since: the loss of a pipeline copied its logits."""
 
 
+STEPS = 6
+"""The fewest timed steps of a run of the data set whose time counts."""
+
+
 def h200_runs() -> list[Measured]:
     """Return every measured run on H200 of this repository, medians where repeats were kept one by one."""
-    return [*_medians(dsnb.published("h200_gpt2_zero_precision")), *_medians(dsnb.published("h200_memory")),
+    tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory")]
+    return [*(run for table in [*tables, _steady()] for run in _medians(table)),
             *measured(_bars()), *measured(_log())]  # fmt: skip
+
+
+def _steady() -> pd.DataFrame:
+    """Return the runs of the data set that were made to measure time: three steps after two are still settling."""
+    runs = dsnb.published("h200")
+    beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
+    return runs[(runs["status"] == "ok") & (runs["timed_steps"] >= STEPS) & ~beside]
 
 
 def _medians(runs: pd.DataFrame) -> list[Measured]:
@@ -61,7 +74,7 @@ def _log() -> pd.DataFrame:
 
 def peaks() -> list[Peak]:
     """Return every measured peak of memory on H200 of this repository beside its prediction."""
-    tables = [dsnb.published("h200_gpt2_zero_precision"), dsnb.published("h200_memory"), _bars()]
+    tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory", "h200")] + [_bars()]
     rows = [row for table in tables for row in table.drop_duplicates("experiment").to_dict("records")]
     rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
     experiments = [_as_measured(row) for row in rows]

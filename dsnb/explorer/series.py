@@ -6,8 +6,9 @@ from typing import Any
 import pandas as pd
 
 from dsnb.explorer.data import Data, json_numbers, run_folder, run_log
-from dsnb.run_folder.table_columns import GPU_COLUMNS, STEP_COLUMNS
+from dsnb.run_folder.table_columns import GPU_COLUMNS
 from dsnb.runs.labels import METRIC_LABELS
+from dsnb.runs.literature import measured as literature
 from dsnb.runs.load import load_gpu, load_steps
 
 MAX_NUMBERS = 26_000
@@ -65,14 +66,16 @@ def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
 
 def read(data: Data, position: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read the steps and samples of one run; empty tables if it recorded none."""
-    place = run_folder(data, position) or run_log(data, position)
+    place, row = run_folder(data, position) or run_log(data, position), data.runs.iloc[position]
     if place is None:
-        return pd.DataFrame(columns=STEP_COLUMNS), pd.DataFrame(columns=GPU_COLUMNS)
+        steps = literature.steps(str(row.get("source")))
+        return _of_run(steps[steps["sweep"] == row["sweep"]], row), pd.DataFrame(columns=GPU_COLUMNS)
     steps, samples = load_steps(place), load_gpu(place)
-    if place.is_file():  # a log may hold several runs
-        row = data.runs.iloc[position]
-        steps = steps[(steps["experiment"] == row["experiment"]) & (steps["repeat"] == row["repeat"])]
-    return steps, samples
+    return _of_run(steps, row) if place.is_file() else steps, samples  # a log may hold several runs
+
+
+def _of_run(steps: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
+    return steps[(steps["experiment"] == row["experiment"]) & (steps["repeat"] == row["repeat"])]
 
 
 def mean_over_gpus(samples: pd.DataFrame) -> pd.DataFrame:

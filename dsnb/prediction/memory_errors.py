@@ -32,17 +32,17 @@ class PeakError:
 
 # On one and two H200: `python -m benchmarks.prediction_errors memory`.
 DEFAULT_ERRORS: dict[str, PeakError] = {
-    "DDP": PeakError(2, 5.04, 10.07, 1.087, 2.7),
-    "FSDP": PeakError(4, 0.19, 0.75, 1.179, 2.1),
-    "LoRA": PeakError(1, 0.01, 0.01, 1.055, 0.0),
-    "ZeRO 0": PeakError(21, 0.14, 0.52, 1.115, 4.6),
-    "ZeRO 1": PeakError(7, 0.35, 0.57, 1.198, 6.1),
-    "ZeRO 2": PeakError(5, 0.28, 0.45, 1.198, 5.2),
-    "ZeRO 3": PeakError(10, 0.25, 0.58, 1.281, 5.3),
-    "offload to the CPU": PeakError(5, 0.07, 0.29, 1.177, 6.7),
-    "plain loop": PeakError(6, 0.25, 0.49, 1.0, 0.0),
-    "tensor and pipeline parallel": PeakError(1, 0.02, 0.02, 1.363, 0.0),
-    "all": PeakError(62, 0.36, 10.07, 1.177, 6.3),
+    "DDP": PeakError(3, 3.47, 10.07, 1.033, 5.0),
+    "FSDP": PeakError(7, 0.19, 0.75, 1.179, 2.9),
+    "LoRA": PeakError(5, 0.26, 1.13, 1.032, 1.1),
+    "ZeRO 0": PeakError(33, 0.12, 0.58, 1.093, 4.5),
+    "ZeRO 1": PeakError(22, 0.26, 0.88, 1.248, 8.0),
+    "ZeRO 2": PeakError(12, 0.13, 0.45, 1.187, 4.3),
+    "ZeRO 3": PeakError(19, 0.18, 0.59, 1.174, 5.3),
+    "offload to the CPU": PeakError(8, 0.42, 1.71, 1.411, 18.9),
+    "plain loop": PeakError(12, 0.56, 1.94, 1.146, 3.4),
+    "tensor and pipeline parallel": PeakError(4, 0.06, 0.18, 1.363, 12.0),
+    "all": PeakError(125, 0.3, 10.07, 1.154, 7.5),
 }
 
 

@@ -38,17 +38,17 @@ class TimeError:
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.prediction_errors`.
 DEFAULT_ERRORS: dict[str, TimeError] = {
-    "DDP": TimeError(7, 3.8, 11.1, -2.7),
+    "DDP": TimeError(7, 3.8, 11.2, -2.7),
     "FSDP": TimeError(7, 6.0, 11.9, -3.7),
-    "LoRA": TimeError(3, 2.4, 4.1, 0.3),
-    "ZeRO 0": TimeError(26, 6.8, 19.7, 3.3),
-    "ZeRO 1": TimeError(18, 6.2, 15.9, 0.4),
-    "ZeRO 2": TimeError(5, 7.9, 15.8, 1.4),
-    "ZeRO 3": TimeError(14, 7.8, 30.4, -0.6),
-    "offload to the CPU": TimeError(5, 10.4, 29.2, -10.4),
-    "plain loop": TimeError(8, 5.0, 9.2, 4.0),
-    "tensor and pipeline parallel": TimeError(2, 9.9, 15.2, 5.3),
-    "all": TimeError(95, 6.6, 30.4, 0.4),
+    "LoRA": TimeError(3, 2.4, 4.0, 0.3),
+    "ZeRO 0": TimeError(26, 6.8, 19.3, 3.1),
+    "ZeRO 1": TimeError(20, 6.1, 16.0, 0.3),
+    "ZeRO 2": TimeError(5, 8.0, 16.2, 1.5),
+    "ZeRO 3": TimeError(18, 7.7, 30.6, 1.1),
+    "offload to the CPU": TimeError(5, 10.5, 29.2, -10.5),
+    "plain loop": TimeError(8, 5.0, 9.2, 4.1),
+    "tensor and pipeline parallel": TimeError(2, 9.9, 15.0, 5.1),
+    "all": TimeError(101, 6.6, 30.6, 0.6),
 }
 
 

@@ -76,11 +76,20 @@ def _offloaded_optimizer(engine: Engine, states: Moment) -> list[Moment]:
     width = engine.width
     states = states.with_more("states", buffers=width * engine.trace.largest)
     if engine.experiment.zero_stage == 2:
-        return passes(engine, states, 0, min(engine.bucket, width * engine.trained), engine.buckets)
+        held = min(engine.bucket, width * engine.trained)
+        return [*passes(engine, states, 0, held, engine.buckets), _norm_in_fp64(engine, states)]
     base = states.with_more("states", gradients=width * engine.trained if engine.accumulates else 0)
     if engine.accumulates:
         base = base.with_more("states", buffers=engine.buckets)
     return passes(engine, base, 0 if engine.accumulates else width, 0)
+
+
+def _norm_in_fp64(engine: Engine, states: Moment) -> Moment:
+    """Take the norm of the rank's share of the largest gradient: `set_norm_for_param_grad_in_gpu`."""
+    largest = engine.trace.largest
+    beside = engine.width * largest if engine.width * largest > engine.bucket else 0  # else it is in the bucket
+    in_fp64 = 8 * min(largest, engine.trained / engine.ranks)
+    return states.with_more("backward", gradients=beside, buffers=engine.buckets + in_fp64)
 
 
 def _zero1_in_fp32(engine: Engine) -> list[Moment]:

@@ -133,7 +133,7 @@ SAMPLE = {name: NUMBER if name == "t_s" else AMOUNT for name in GPU_COLUMNS} | {
 PROFILE = dict.fromkeys(("forward_s", "backward_s", "optimizer_s", "handover_s", "between_s", "step_s"), AMOUNT)
 PROFILE |= dict.fromkeys(("communication_s", "exposed_communication_s", "traced_step_s", "ended_s"), AMOUNT)
 WORKER = dict.fromkeys(("parameters", "trainable_parameters", "layers", "hidden", "timed_wall_s", "ended_s"), AMOUNT)
-WORKER |= dict.fromkeys(("block_parameters", "energy_j", "update_rms"), AMOUNT)
+WORKER |= dict.fromkeys(("block_parameters", "cpu_threads", "energy_j", "update_rms"), AMOUNT)
 WORKER |= dict.fromkeys(("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib"), AMOUNT)
 WORKER |= dict.fromkeys(("host_memory_gib", "rank_host_memory_gib"), AMOUNT)
 WORKER |= dict.fromkeys(("step_skew", "forward_skew", "steps_from_s", "timed_from_s", "timed_to_s"), NUMBER)

@@ -40,11 +40,17 @@ def _deepcompile(s: Settings) -> str | None:
 
 
 def compiles_blocks(s: Settings) -> bool:
-    """Return whether torch.compile sees the blocks one by one."""
+    """Return whether torch.compile sees the blocks one by one.
+
+    By itself it does where weights are gathered block by block, and where blocks are recomputed: in a graph of the
+    whole model the backward pass would compute all of them again at once.
+    """
     if s["compile"] in {"off", "deepcompile"}:
         return False
+    if s["compile_unit"] != "auto":
+        return bool(s["compile_unit"] == "block")
     gathers = s["strategy"] == "fsdp" or (s["strategy"] == "deepspeed" and s["zero_stage"] == 3)
-    return bool(s["compile_unit"] == "block" or (s["compile_unit"] == "auto" and gathers))
+    return bool(gathers or (s["activation_checkpointing"] and s["compile"] not in CUDA_GRAPHS))
 
 
 def gathers_blocks(s: Settings) -> bool:
@@ -90,6 +96,6 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"compile", "grad_accum", "strategy", "zero_stage", "tensor_parallel", "checkpoint_offload"}, _cuda_graphs),
     ({"compile", "strategy", "zero_stage", "device"}, _deepcompile),
     ({"compile", "compile_unit", "strategy"}, _unit),
-    ({"compile", "compile_unit", "strategy", "zero_stage", "leaf_modules"}, _leaf_modules),
+    ({"compile", "compile_unit", "strategy", "zero_stage", "leaf_modules", "activation_checkpointing"}, _leaf_modules),
     ({"loss", "pipeline_parallel", "model"}, _loss_chunks),
 ]

@@ -95,7 +95,8 @@ class Training(BaseModel):
     `deepcompile` is DeepSpeed's compiler of ZeRO's communication. `true` is `default`, `false` is `off`."""
     compile_unit: Literal["auto", "model", "block"] = "auto"
     """What torch.compile sees at once: the whole model, or each transformer block and the output layer, so that
-    communication can begin between them. `auto` is `block` for ZeRO 3 and FSDP, otherwise `model`."""
+    communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
+    graphs, otherwise `model`."""
     loss: Literal["whole", "chunked"] = "whole"
     """`chunked` computes the logits in chunks of tokens, twice, and never holds all of them: less memory for a large
     vocabulary."""

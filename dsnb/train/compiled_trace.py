@@ -80,6 +80,11 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient
 
 
+def embedding_gradient(head: Size, experiment: Experiment) -> Size:
+    """Return the size of the embedding's gradient, summed up in fp32 before the output layer's is added to it."""
+    return head if experiment.precision in {"fp32", "tf32"} else Size().plus(head, 2)
+
+
 def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:
     """Return a compiler that runs the partitioned graphs as they are and shows what leaves the forward graphs."""
 

@@ -130,24 +130,29 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     whole = found[0].plus(block, -2).plus(kept)
     losses, head = compiled_trace.loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"])
     last = (kept.plus(again).plus(head), 1)
+    end = head
+    if not compiles_blocks(experiment.model_dump()):
+        end = head.plus(compiled_trace.embedding_gradient(head, experiment))
     return {
         "forward": [whole],
         "kept": kept,
-        "moments": _moments([*((whole.plus(loss), 0) for loss in losses), last, (head, sizes["trainable"])]),
+        "moments": _moments([*((whole.plus(loss), 0) for loss in losses), last, (end, sizes["trainable"])]),
     }
 
 
 def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) -> tuple[Size, Size]:
     """Return the bytes that compiled blocks keep, and those of a block that is computed again.
 
-    If recomputed blocks follow each other in one graph, torch's partitioner keeps nothing between them, and the
-    backward pass computes all of them again at once: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every
-    second one (docs/LOG.md).
+    If recomputed blocks follow each other in one graph, the backward pass computes all of them again at once, beside
+    the inputs that have been kept: OPT-13B took 70 GiB with every block recomputed, 51 GiB with every second one
+    (docs/LOG.md).
     """
     layers, every = sizes["layers"], experiment.checkpoint_every
     at_once = every == 1 and not compiles_blocks(experiment.model_dump())
-    if not experiment.activation_checkpointing or at_once:
+    if not experiment.activation_checkpointing:
         return Size().plus(block, layers), Size()
+    if at_once:
+        return Size().plus(block, layers).plus(sizes["block_input"], layers), Size()
     pairs = [
         kept_activations(layers, one, of_input, every, experiment.checkpoint_offload)
         for one, of_input in zip(block, sizes["block_input"], strict=True)

@@ -178,10 +178,8 @@ def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
 def set_up(experiment: Experiment) -> torch.device:
     """Choose the device, its arithmetic and its number of threads, and join the process group."""
     torch.manual_seed(experiment.seed)
-    torch.backends.cuda.matmul.allow_tf32 = experiment.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
-    # Ranks are forked from a server with one thread. An offloaded optimizer steps in this many, on a GPU host too.
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # else a forked rank has the one of its server
     if experiment.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -195,7 +193,7 @@ def set_up(experiment: Experiment) -> torch.device:
     # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead rank.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, timeout=limit, init_method=rendezvous.INIT_METHOD)
+    deepspeed.init_distributed(backend, timeout=limit, init_method=rendezvous.INIT_METHOD)
     return device
 
 

@@ -76,6 +76,17 @@ def test_accumulation_in_fp32_costs_zero_1_four_bytes_a_parameter_on_every_rank(
     assert moments(zero_stage=2, gpus=4, grad_accum=2)["loss"] == (2 + 12 / 4 + 4 / 4) * P + 1000 * MIB
 
 
+@pytest.mark.parametrize(("bucket", "beside"), [(500_000_000, 0), (80_000_000, 2 * 90_000_000)])
+@pytest.mark.parametrize(("ranks", "share"), [(1, 90_000_000), (4, 90_000_000), (16, P / 16)])
+def test_offloaded_gradients_of_zero_2_have_their_norm_in_fp64(bucket, beside, ranks, share):
+    """A gradient that is larger than the bucket is beside it; the measured BLOOM-7B1 took 25.7 GiB, not 20.9."""
+    trace = replace(TRACE, moments=((0.0, 0.0), (0.0, P)))
+    settings = {"zero_stage": 2, "offload": "optimizer-cpu", "bucket_elements": bucket, "gpus": ranks}
+    states = (2 * P) + 2 * 90_000_000  # and a buffer for the largest gradient
+    expected = states + 2 * bucket + max(beside + 8 * share, 2 * min(bucket, P))
+    assert moments(trace, **settings)["backward"] == expected
+
+
 def test_zero_3_gathers_up_to_a_limit():
     bucket, shares = 1e9, (14 + 2) / 4 * P
     assert moments(zero_stage=3, gpus=4)["loss"] == shares + bucket + 2 * P + 1000 * MIB

@@ -74,9 +74,12 @@ def test_what_cannot_be_right_is_refused(settings, message):
         ({"strategy": "fsdp"}, True, True),
         ({"zero_stage": 2}, False, False),
         ({"strategy": "ddp", "compile_unit": "block"}, True, True),
+        ({"zero_stage": 1, "activation_checkpointing": True}, True, True),
+        ({"zero_stage": 1, "activation_checkpointing": True, "compile_unit": "model"}, False, False),
+        ({"zero_stage": 1, "activation_checkpointing": True, "compile": "reduce-overhead"}, False, False),
     ],
     ids=str,
 )
-def test_what_gathers_weights_is_compiled_by_blocks(settings, by_blocks, gathered_whole):
+def test_what_gathers_or_recomputes_blocks_is_compiled_by_blocks(settings, by_blocks, gathered_whole):
     settings = Experiment(**{"device": "cpu", "compile": "default", **settings}).model_dump()
     assert (compiles_blocks(settings), gathers_blocks(settings)) == (by_blocks, gathered_whole)

@@ -49,6 +49,27 @@ def test_a_trace_is_that_of_the_whole_model_and_its_micro_batch(tmp_path, family
     assert min(number for number, _ in found.moments) >= 0
 
 
+@pytest.mark.process
+def test_a_compiled_model_ends_with_the_gradient_of_its_embedding_in_fp32(tmp_path):
+    """Beside the output layer's gradient in bf16, before they are added; blocks alone do not hold it."""
+    common = {"seq_len": 32, "precision": "bf16", "device": "cuda", "compile": "default", "model": "opt-tiny"}
+    whole, by_blocks = (memory_trace.trace(Experiment(**common, **more)) for more in ({}, {"compile_unit": "block"}))
+    elements = whole["vocab"] * whole["width_of_head"]
+    ends = [max(size for size, each, done in one["moments"] if done > 1 and not each) for one in (whole, by_blocks)]
+    assert ends == [6 * elements, 2 * elements]
+
+
+@pytest.mark.process
+def test_blocks_that_are_computed_again_at_once_need_their_inputs_besides(tmp_path):
+    common = {"seq_len": 32, "precision": "bf16", "device": "cuda", "compile": "default", "model": "opt-tiny"}
+    kept, again = (
+        memory_trace.trace(Experiment(**common, compile_unit="model", activation_checkpointing=on))
+        for on in (False, True)
+    )
+    inputs = 2 * 32 * kept["hidden"] * kept["layers"]
+    assert tuple(again["kept"]) == (kept["kept"][0], kept["kept"][1] + inputs)
+
+
 def test_the_size_of_an_allocation_is_constant_or_that_of_its_sequences():
     size, many, Size = live_bytes.size, live_bytes.MANY, live_bytes.Size
     assert size(1000, many) == Size(1024, 0)

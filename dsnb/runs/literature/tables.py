@@ -6,15 +6,12 @@ from typing import Any
 import pandas as pd
 
 from dsnb.errors import PublishedError
-from dsnb.formulas import metrics, model_shapes
+from dsnb.formulas import metrics
 from dsnb.run_folder import paths
 from dsnb.run_folder.table_columns import RUN_COLUMNS, RUN_NUMBERS
+from dsnb.runs.literature import measured
 from dsnb.runs.logs import rows
 from dsnb.runs.logs.logged_run import DERIVED, PUBLISHED, LoggedRun
-from dsnb.settings import aliases
-from dsnb.settings.experiment import DEFAULTS
-from dsnb.system import hardware
-from dsnb.system.nvml import POWER_AVERAGE
 
 TOKENS = 100e9
 """Tokens that the days of the BLOOM-7B1 table refer to."""
@@ -43,7 +40,8 @@ def published(name: str) -> pd.DataFrame:
     Parameters
     ----------
     name
-        `bigscience_1b3`, `dist_training_gpt2`, `jean_zay_bloom7b`, `lambda_1cc_opt`, or one measured with dsnb (`OWN`).
+        `bigscience_1b3`, `dist_training_gpt2`, `jean_zay_bloom7b`, `lambda_1cc_opt`, or one measured with dsnb
+        (`measured.OWN`).
 
     Returns
     -------
@@ -56,8 +54,8 @@ def published(name: str) -> pd.DataFrame:
     PublishedError
         If there is no such table.
     """
-    if name in OWN:
-        return _own(name)
+    if name in measured.OWN:
+        return measured.table(name)
     if name not in TABLES:
         raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join(names())}")
     raw = pd.read_csv(paths.literature(name))
@@ -71,37 +69,7 @@ def published(name: str) -> pd.DataFrame:
 
 def names() -> list[str]:
     """Return the names of all tables."""
-    return [*TABLES, *OWN]
-
-
-def _own(name: str) -> pd.DataFrame:
-    """Load a table measured with dsnb, one row per run; figures that older tables lack are derived."""
-    raw = pd.read_csv(paths.literature(name))
-    table = pd.DataFrame([aliases.with_former_defaults(row) for row in raw.to_dict("records")], columns=RUN_COLUMNS)
-    table = table.assign(**{name: DEFAULTS[name] for name in DEFAULTS if name in table and table[name].isna().all()})
-    table["grad_accum_dtype"] = table["grad_accum_dtype"].fillna(DEFAULTS["grad_accum_dtype"])
-    table = table.assign(source=f"published: {name}", nodes=1)
-    table["data_parallel"] = table["gpus"] // (table["tensor_parallel"] * table["pipeline_parallel"])
-    table["global_batch_size"] = table["micro_batch_size"] * table["grad_accum"] * table["data_parallel"]
-    table["samples_per_s"] = table["tokens_per_s"] / table["seq_len"]
-    peaks = [hardware.matmul_tflops(*one) for one in zip(table["gpu_name"], table["precision"], strict=True)]
-    table["mfu_of_matmul"] = table["tflops_per_gpu"] / peaks
-    table["tokens_per_joule"] = table["tokens_per_s_per_gpu"] / table["power_w"]
-    table["hardware_tflops_per_gpu"] = [_hardware_tflops(row) for row in table.to_dict("records")]
-    table["power_source"] = table["power_source"].astype(object).where(table["power_w"].isna(), POWER_AVERAGE)
-    texts = ("cause", "note", "provenance", "run_dir")
-    return table.astype({name: object for name in texts if table[name].isna().all()})
-
-
-def _hardware_tflops(row: dict[str, Any]) -> float:
-    """Return the hardware TFLOP/s of a run: older runs counted embeddings and output layer as recomputed, too."""
-    shape = model_shapes.PRESETS[row["model"]]
-    blocks = shape.layers, shape.hidden, int(row["seq_len"])
-    every = int(row["checkpoint_every"]) if row["activation_checkpointing"] else 0
-    trained = row["parameters"] if pd.isna(row["trainable_parameters"]) else row["trainable_parameters"]
-    once = metrics.model_flops_per_token(row["parameters"], *blocks, trained)
-    again = metrics.recomputed_flops_per_token(shape.block_parameters, *blocks, every)
-    return float(row["tflops_per_gpu"] * (once + again) / once)
+    return [*TABLES, *measured.OWN]
 
 
 def schedule() -> pd.DataFrame:
@@ -222,5 +190,3 @@ TABLES: dict[str, Callable[[LoggedRun, dict[str, Any]], str]] = {
     "lambda_1cc_opt": _lambda,
 }
 """Table -> function that fills in a run from a row and returns the name of its experiment."""
-OWN = ("h200_gpt2_zero_precision", "h200_memory")
-"""Tables measured with dsnb: runs as `load_runs` returns them, in one CSV file each."""

@@ -1,0 +1,61 @@
+"""Adds measured runs to the data set `dsnb.published("h200")`: `python -m benchmarks.dataset MACHINE FOLDER [NOTE]`.
+
+MACHINE is a name for the host that the runs were made on, the same for all runs of one host: hosts of a cloud are all
+called alike. NOTE is added to the note of every run, such as what else ran beside it. Runs of a setting that the data
+set holds already are further repeats of it.
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+import dsnb
+from dsnb.run_folder import paths
+from dsnb.run_folder.table_columns import KEYS
+from dsnb.runs.literature.measured import steps_file
+
+NAME = "h200"
+DIGITS = 6
+LEFT_OUT = ("source", "run_dir", "provenance", "of_plain")
+"""Columns that say where a run lies, or follow from the others."""
+
+
+def with_repeats(known: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs whose repeats go on after those that are known of the same sweep and experiment."""
+    setting = KEYS[:2]
+    most = known.groupby(setting)["repeat"].max() if len(known) else pd.Series(dtype=int)
+    before = [most.get(tuple(one), 0) for one in runs[setting].to_numpy()]
+    return runs.assign(repeat=before + runs.groupby(setting).cumcount() + 1)
+
+
+def noted(runs: pd.DataFrame, note: str) -> pd.Series:
+    """Return the note of each run, with a further one."""
+    return pd.Series(["; ".join(filter(None, [one, note])) for one in runs["note"].fillna("")], index=runs.index)
+
+
+def add(machine: str, folder: Path, note: str = "") -> int:
+    """Add the runs of a folder and their steps; return how many."""
+    files = paths.literature(NAME), steps_file(NAME)
+    known, steps = (pd.read_csv(files[0]), pd.read_parquet(files[1])) if files[0].exists() else (pd.DataFrame(),) * 2
+    found = dsnb.load_runs(folder)
+    found = found[found["status"].isin(["ok", "oom"])]
+    runs = with_repeats(known, found).assign(host=machine, note=noted(found, note))
+    numbers = {tuple(old): new for old, new in zip(found[KEYS].to_numpy(), runs["repeat"], strict=True)}
+    own = dsnb.load_steps(folder)
+    own = own[[tuple(key) in numbers for key in own[KEYS].to_numpy()]]
+    own = own.assign(repeat=[numbers[tuple(key)] for key in own[KEYS].to_numpy()])
+    table = pd.concat([known, runs.drop(columns=list(LEFT_OUT))], ignore_index=True)
+    table.dropna(axis=1, how="all").to_csv(files[0], index=False, float_format=f"%.{DIGITS}g")
+    pd.concat([steps, own.dropna(axis=1, how="all")], ignore_index=True).to_parquet(files[1], compression="zstd")
+    return len(runs)
+
+
+def main() -> None:
+    """Add what the arguments name."""
+    machine, folder, *note = sys.argv[1:]
+    print(f"{add(machine, Path(folder), *note)} runs added")
+
+
+if __name__ == "__main__":
+    main()
