@@ -112,7 +112,7 @@ TESTED_ELSEWHERE = {
         "sweep/slurm/allocation sweep/slurm/client sweep/slurm/one_allocation sweep/slurm/outcome "
         "sweep/slurm/submissions"
     ),
-    "sweep/test_params.py": "files/plain_yaml settings/params_file sweep/grid",
+    "sweep/test_params.py": "files/plain_yaml settings/grid settings/params_file",
     "sweep/test_prepare.py": (
         "settings/prepared/hub settings/prepared/lookup settings/prepared/model_files settings/prepared/paths"
     ),

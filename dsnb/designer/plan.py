@@ -13,10 +13,9 @@ from dsnb.designer.draft import Draft, entries
 from dsnb.designer.predicted import BEST, PREDICTING, START_S, Predict
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
-from dsnb.settings import checks
+from dsnb.settings import checks, grid
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import ParamsFile, validated
-from dsnb.sweep import grid
 from dsnb.sweep.params import Sweep, planned
 
 

@@ -16,7 +16,8 @@ from dsnb.prediction.gpus import Gpu
 from dsnb.prediction.links import Link
 from dsnb.prediction.measured import measured
 from dsnb.prediction.memory import GIB, Memory, peak_memory, room
-from dsnb.prediction.step_time import StepTime, setting, step_times
+from dsnb.prediction.moments import Trace
+from dsnb.prediction.step_time import Setting, StepTime, setting, step_times
 from dsnb.prediction.time_errors import DEFAULT_ERRORS, TimeError
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
@@ -78,34 +79,56 @@ def predict(
     SettingsError
         If the GPU, the link or a model is unknown, a micro-batch is `auto`, or nothing can be calibrated.
     """
-    import pandas as pd
-
     if not tokens > 0 or math.isinf(tokens):
         raise SettingsError(f"tokens is {tokens!r}: give a finite number of more than 0")
     experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
     kind, path = gpus.find(gpu), links.link(link)
-    known = Known() if calibrate is None else _calibrated(calibrate, path)
-    settings = [setting(one, kind, path) for one in experiments]
+    known = Known() if calibrate is None else calibrated(calibrate, path)
+    settings = [setting(one, kind, path) for one in experiments]  # refuses before anything is traced
+    return tabulated(experiments, settings, traces(experiments), On(kind, path, known), tokens=tokens, price=price)
+
+
+@dataclass(frozen=True)
+class On:
+    """What settings are predicted for, and with what."""
+
+    gpu: Gpu
+    link: Link
+    known: Known = field(default_factory=Known)
+
+
+def tabulated(
+    experiments: Sequence[Experiment],
+    settings: Sequence[Setting],
+    found: Sequence[Trace | None],
+    on: On,
+    *,
+    tokens: float,
+    price: float | None = None,
+) -> "pd.DataFrame":
+    """Return the table of `predict`; without a trace, memory, `fits` and `mfu` are missing."""
+    import pandas as pd
+
     if not settings:
         return pd.DataFrame()
-    times = step_times(settings, known.constants)
+    times = step_times(settings, on.known.constants)
     slugs = {model: slug(model) for model in {one.model for one in experiments}}
     rows = []
     parts = zip(*(values.tolist() for values in vars(times).values()), strict=True)
-    for one, trace, seconds in zip(experiments, traces(experiments), parts, strict=True):
-        time = StepTime(*seconds)
-        row = {"experiment": f"{slugs[one.model]}_{one.name}", **_memory_columns(one, peak_memory(one, trace), kind)}
-        row |= _time_columns(one, time, known)
-        flops = metrics.model_flops_per_token(
-            int(trace.parameters), trace.layers, trace.hidden, one.seq_len, int(trace.trainable)
-        )
-        row |= {"mfu": _mfu(one, flops, row["tokens_per_s"], kind)}
+    for one, trace, seconds in zip(experiments, found, parts, strict=True):
+        memory = _memory_columns(one, peak_memory(one, trace), on.gpu) if trace else {}
+        row = {
+            "experiment": f"{slugs[one.model]}_{one.name}",
+            **memory,
+            **_time_columns(one, StepTime(*seconds), on.known),
+        }
+        row |= {"mfu": _mfu(one, trace, row["tokens_per_s"], on.gpu)} if trace else {}
         row |= _cost_columns(one, row["tokens_per_s"], tokens, price)
-        rows.append({**row, "outside": "; ".join(outside(one, kind.name, known.covered, path))})
+        rows.append({**row, "outside": "; ".join(outside(one, on.gpu.name, on.known.covered, on.link))})
     return pd.DataFrame(rows)
 
 
-def _calibrated(runs: "pd.DataFrame", link: Link) -> Known:
+def calibrated(runs: "pd.DataFrame", link: Link) -> Known:
     """Return what measured runs tell, with the error on models that were left out."""
     found = measured(runs, link)
     if not found:
@@ -146,8 +169,9 @@ def _time_columns(experiment: Experiment, time: StepTime, known: Known) -> dict[
     }
 
 
-def _mfu(experiment: Experiment, flops_per_token: float, tokens_per_s: float, gpu: Gpu) -> float | None:
-    achieved = metrics.tflops(flops_per_token, tokens_per_s / experiment.gpus)
+def _mfu(experiment: Experiment, trace: Trace, tokens_per_s: float, gpu: Gpu) -> float | None:
+    shape = int(trace.parameters), trace.layers, trace.hidden, experiment.seq_len, int(trace.trainable)
+    achieved = metrics.tflops(metrics.model_flops_per_token(*shape), tokens_per_s / experiment.gpus)
     return metrics.mfu(achieved, gpu.peak_flops(experiment.precision) / 1e12)
 
 

@@ -14,6 +14,8 @@ from dsnb.settings.experiment import Experiment
 ALL = "all"
 FEWEST = 3
 """Settings of a kind that its own error is taken from; with fewer it is that of all settings."""
+MOST_FITS = 20
+"""Fits of the constants for the errors of some runs: each takes 20 to 40 ms, and more for thousands of runs."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +76,30 @@ def expected_error(experiment: Experiment, known: Mapping[str, TimeError] = DEFA
 def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float]:
     """Return the error of each run in per cent, predicted with constants fitted to the runs of all other models.
 
-    Runs of a single model are left out setting by setting.
+    Runs of a single model are left out setting by setting. Of more than 20 models or settings, several are left out
+    together, so that the constants are fitted 20 times at most.
 
     Parameters
     ----------
     start
         Constants that none of the runs had a part in.
     """
-    models = [run.experiment.model for run in runs]
-    groups: list[object] = list(models) if len(set(models)) > 1 else [run.setting for run in runs]
+    several = by_model(runs)
+    groups: list[object] = [run.experiment.model if several else run.setting for run in runs]
     errors = np.zeros(len(runs))
-    for group in dict.fromkeys(groups):
-        chosen = [number for number, own in enumerate(groups) if own == group]
-        constants = calibrate([run for run, own in zip(runs, groups, strict=True) if own != group], start)
+    distinct = {group: number % MOST_FITS for number, group in enumerate(dict.fromkeys(groups))}
+    folds = [distinct[group] for group in groups]
+    for fold in range(min(len(distinct), MOST_FITS)):
+        chosen = [number for number, own in enumerate(folds) if own == fold]
+        constants = calibrate([run for run, own in zip(runs, folds, strict=True) if own != fold], start)
         seconds = step_times([runs[number].setting for number in chosen], constants).step_time_s
         errors[chosen] = 100 * (np.asarray(seconds) / [runs[number].step_time_s for number in chosen] - 1)
     return [float(error) for error in errors]
+
+
+def by_model(runs: Sequence[Measured]) -> bool:
+    """Return whether runs are left out model by model; otherwise setting by setting."""
+    return len({run.experiment.model for run in runs}) > 1
 
 
 def by_kind(runs: Sequence[Measured], errors: Sequence[float]) -> dict[str, TimeError]:

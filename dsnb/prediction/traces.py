@@ -54,12 +54,8 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
     SettingsError
         If torch or transformers is missing.
     """
-    settings = [_settings(one) for one in experiments]
-    known = {one: _key(one) for one in set(settings)}
-    keys = [known[one] for one in settings]
-    missing = {key: one for key, one in zip(keys, experiments, strict=True) if key not in _made}
-    for key in [key for key in missing if (found := _read(key)) is not None and _remember(key, found)]:
-        del missing[key]
+    keys = _keys(experiments)
+    missing = {key: one for key, one in dict(zip(keys, experiments, strict=True)).items() if not _is_kept(key)}
     problems: dict[str, SettingsError] = {}
     for group in _made_by_processes(missing):
         for key, found in group.items():
@@ -68,12 +64,37 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
                 continue
             _write(key, found)
             _remember(key, found)
-    asked = [(key, int(one.micro_batch_size)) for key, one in zip(keys, experiments, strict=True)]
-    of_batch = {one: _made[one[0]].of(one[1]) for one in set(asked) if one[0] not in problems}
-    return [problems[one[0]] if one[0] in problems else of_batch[one] for one in asked]
+    made = _of_batches(keys, experiments)
+    return [one if one is not None else problems[key] for key, one in zip(keys, made, strict=True)]
+
+
+def kept(experiments: Sequence[Experiment]) -> list[Trace | None]:
+    """Return the trace of each setting that was made before, None for the others; nothing is traced."""
+    keys = _keys(experiments)
+    for key in set(keys):
+        _is_kept(key)
+    return _of_batches(keys, experiments)
 
 
 _made: dict[str, ModelTrace] = {}
+
+
+def _of_batches(keys: Sequence[str], experiments: Sequence[Experiment]) -> list[Trace | None]:
+    """Return the trace of each setting at its micro-batch; None where there is none."""
+    asked = [(key, int(one.micro_batch_size)) for key, one in zip(keys, experiments, strict=True)]
+    known = {(key, size): _made[key].of(size) for key, size in set(asked) if key in _made}
+    return [known.get(one) for one in asked]
+
+
+def _keys(experiments: Sequence[Experiment]) -> list[str]:
+    settings = [_settings(one) for one in experiments]
+    known = {one: _key(one) for one in set(settings)}
+    return [known[one] for one in settings]
+
+
+def _is_kept(key: str) -> bool:
+    """Return whether a trace is in memory, or in the cache, from where it is read then."""
+    return key in _made or ((found := _read(key)) is not None and _remember(key, found))
 
 
 def _remember(key: str, record: dict[str, Any]) -> bool:

@@ -19,10 +19,10 @@ from typing import Any
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.settings import aliases, deepspeed_keys
+from dsnb.settings import aliases, deepspeed_keys, grid
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
-from dsnb.sweep import grid, order
+from dsnb.sweep import order
 
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
 """Fields of the params file that `--set` can change, besides settings of runs."""
