@@ -288,6 +288,7 @@ PUBLIC = {
         "memory_plots",
         "node_report",
         "notes",
+        "parity",
         "plan_answer",
         "plots",
         "run_card",

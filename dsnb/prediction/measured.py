@@ -45,7 +45,7 @@ def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured
         How the GPUs of these runs are connected.
     """
     path = links.link(link) if isinstance(link, str) else link
-    found = (_row(record, path) for record in runs.to_dict("records"))
+    found = (of_record(record, path) for record in runs.to_dict("records"))
     return [row for row in found if row is not None]
 
 
@@ -63,7 +63,8 @@ def recorded(record: dict[str, Any]) -> Experiment:
     return Experiment.recorded(deepspeed_keys.flattened({**known, **keys}))
 
 
-def _row(record: dict[str, Any], link: Link) -> Measured | None:
+def of_record(record: dict[str, Any], link: Link) -> Measured | None:
+    """Return the measured run of one row; None if it did not succeed, or its GPU or its model are unknown."""
     status = record.get("status")
     if not (_missing(status) or status == "ok") or _missing(record.get("gpu_name")):
         return None

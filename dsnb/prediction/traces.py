@@ -76,6 +76,11 @@ def kept(experiments: Sequence[Experiment]) -> list[Trace | None]:
     return _of_batches(keys, experiments)
 
 
+def can_trace() -> bool:
+    """Return whether the libraries are installed that a model is traced with."""
+    return bool(find_spec("torch") and find_spec("transformers"))
+
+
 _made: dict[str, ModelTrace] = {}
 
 
@@ -168,7 +173,7 @@ def _write(key: str, record: dict[str, Any]) -> None:
 def _made_by_processes(missing: dict[str, Experiment]) -> Iterable[dict[str, Any]]:
     if not missing:
         return []
-    if not find_spec("torch") or not find_spec("transformers"):
+    if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
     keys = list(missing)
     groups = [keys[start::WORKERS] for start in range(min(WORKERS, len(keys)))]

@@ -8,6 +8,7 @@ __all__ = [
     "memory_plots",
     "node_report",
     "notes",
+    "parity",
     "plan_answer",
     "plots",
     "run_card",
