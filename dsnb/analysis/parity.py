@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -29,6 +29,7 @@ from dsnb.settings.experiment import Experiment
 
 NEEDED = ("model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size")
 """What a row must tell: defaults in place of unknown settings would predict another one."""
+T = TypeVar("T")
 FIGURES = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
 """What is compared: the beginning of the columns of its error, and its own column."""
 MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
@@ -82,8 +83,7 @@ def parity(runs: pd.DataFrame, trace: bool = False) -> Parity | None:
         Trace the models that were not traced before, which takes seconds each, where torch is installed.
     """
     rows = by_setting(runs)
-    shown = rows[:: math.ceil(len(rows) / MOST) or 1]
-    records = [record for record in shown if record["status"] == "oom" or record["measured"]]
+    records = [record for record in thinned(rows) if record["status"] == "oom" or record["measured"]]
     if not records:
         return None
     own = any(record.get("source") in OWN_TABLES for record in records)
@@ -100,6 +100,11 @@ def parity(runs: pd.DataFrame, trace: bool = False) -> Parity | None:
     timed = [record["measured"] for record in records if record["measured"]]
     left_out = "model" if time_errors.by_model(timed) else "setting" if len(timed) > 1 else "nothing"
     return Parity(table, left_out, not own, len(rows))
+
+
+def thinned(rows: Sequence[T]) -> Sequence[T]:
+    """Return at most `MOST` of them, evenly spaced."""
+    return rows[:: math.ceil(len(rows) / MOST) or 1]
 
 
 def by_setting(runs: pd.DataFrame) -> list[dict[str, Any]]:

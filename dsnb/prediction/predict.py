@@ -14,7 +14,7 @@ from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.coverage import DEFAULT_COVERAGE, Coverage, outside
 from dsnb.prediction.gpus import Gpu
 from dsnb.prediction.links import Link
-from dsnb.prediction.measured import measured
+from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.memory import GIB, Memory, peak_memory, room
 from dsnb.prediction.moments import Trace
 from dsnb.prediction.step_time import Setting, StepTime, setting, step_times
@@ -83,7 +83,7 @@ def predict(
         raise SettingsError(f"tokens is {tokens!r}: give a finite number of more than 0")
     experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
     kind, path = gpus.find(gpu), links.link(link)
-    known = Known() if calibrate is None else calibrated(calibrate, path)
+    known = Known() if calibrate is None else _calibrated(calibrate, path)
     settings = [setting(one, kind, path) for one in experiments]  # refuses before anything is traced
     return tabulated(experiments, settings, traces(experiments), On(kind, path, known), tokens=tokens, price=price)
 
@@ -128,13 +128,18 @@ def tabulated(
     return pd.DataFrame(rows)
 
 
-def calibrated(runs: "pd.DataFrame", link: Link) -> Known:
+def _calibrated(runs: "pd.DataFrame", link: Link) -> Known:
     """Return what measured runs tell, with the error on models that were left out."""
     found = measured(runs, link)
     if not found:
         raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
-    errors = time_errors.by_kind(found, time_errors.left_out(found))
-    return Known(fit(found), Coverage.of(found, link), errors)
+    return known_from(found, link)
+
+
+def known_from(runs: Sequence[Measured], link: Link) -> Known:
+    """Return what at least one measured run tells."""
+    errors = time_errors.by_kind(runs, time_errors.left_out(runs))
+    return Known(fit(runs), Coverage.of(runs, link), errors)
 
 
 def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[str, Any]:
