@@ -106,8 +106,8 @@ def _on_one_gpu(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
     rows = by_setting(runs)
     if not rows:
         names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
-        gpus = f"on {', '.join(names)}" if names else "on no GPU"
-        raise SettingsError(f"predict: these runs are {gpus}, for which nothing is predicted; leave it out")
+        where = f"on {', '.join(names)}" if names else "on no GPU"
+        raise SettingsError(f"predict: these runs were {where}, for which nothing can be predicted; leave it out")
     gpu_name = _most_common([str(row["gpu_name"]) for row in rows])
     return [row for row in rows if row["gpu_name"] == gpu_name], gpu_name
 

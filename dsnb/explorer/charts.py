@@ -83,7 +83,31 @@ def _scatter() -> Any:
         layer.properties(name=f"front_{number}") for number, layer in enumerate((line, rings, numbers))
     )
     points = _points("points", 44).add_params(brush)
-    return alt.layer(*_capacity("x"), *_capacity("y"), line, points, *_failed(), rings, numbers, _best())
+    layers = [
+        *_capacity("x"),
+        *_capacity("y"),
+        line,
+        points,
+        *_predicted("x", "y"),
+        *_failed(),
+        rings,
+        numbers,
+        _best(),
+    ]
+    return alt.layer(*layers)
+
+
+def _predicted(*sides: str) -> list[alt.Chart]:
+    """Draw settings that were not run as hollow marks, with a line over the mean error of such predictions."""
+    base = alt.Chart(alt.NamedData("predicted"))
+    rule: dict[str, Any] = {"strokeWidth": 1, "opacity": 0.6, "clip": True}
+    across = base.mark_rule(**rule).encode(x=_x("left"), x2="right:Q", y=_y(), color=_fill())
+    up = base.mark_rule(**rule).encode(x=_x(), y=_y("low"), y2="high:Q", color=_fill())
+    ranges = [{"x": across, "y": up}[side].properties(name=f"range_{side}") for side in sides]
+    hollow = base.mark_point(filled=False, fill="transparent", strokeWidth=1.6, size=60, clip=True, opacity=1)
+    shape = alt.Shape("shape:N", scale=None)
+    marks = hollow.encode(x=_x(), y=_y(), color=_fill(), shape=shape, tooltip="id:N")
+    return [*ranges, marks.properties(name="predicted")]
 
 
 def _best() -> alt.Chart:
@@ -128,7 +152,8 @@ def _medians() -> Any:
     ticks = medians.mark_point(filled=True, size=90, clip=True, opacity=1).encode(
         shape=alt.Shape("shape:N", scale=None), tooltip="id:N"
     )
-    return alt.layer(*_capacity("y"), _points("runs", 22, opacity=0.4), joined, ranges, ticks, *_failed())
+    runs = _points("runs", 22, opacity=0.4)
+    return alt.layer(*_capacity("y"), runs, joined, ranges, ticks, *_predicted("y"), *_failed())
 
 
 def _lines() -> Any:
@@ -194,7 +219,7 @@ def _compile(chart: Any) -> dict[str, Any]:
         .configure_view(stroke=None)
     )  # fmt: skip
     vega: dict[str, Any] = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VEGA_LITE)
-    covering = ("brush_", "front", "capacity", "best")  # they lie on points that must stay clickable
+    covering = ("brush_", "front", "capacity", "best", "range")  # they lie on points that must stay clickable
     for mark in vega["marks"]:
         if mark["name"].startswith(covering):
             mark["interactive"] = False

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from dsnb.analysis.choices import choices as choices_of
 from dsnb.analysis.choices import with_choices
 from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.analysis.tasks import TASK, tasks
+from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
 from dsnb.explorer import columns
+from dsnb.run_folder.table_columns import SETTINGS
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
@@ -35,6 +37,8 @@ class Choice:
     name: str
     values: list[object]
     codes: list[int]
+    predicted: list[int] = field(default_factory=list)
+    """The same for predicted settings, where they have this setting."""
 
     @property
     def varies(self) -> bool:
@@ -80,6 +84,10 @@ class Data:
     """The titles of the tasks, the one with the most runs first."""
     task_codes: list[int]
     """Each run's task."""
+    predicted: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Predicted settings of which no run has ended (`dsnb.analysis.unmeasured`); no figure of runs includes them."""
+    predicted_tasks: list[int] = field(default_factory=list)
+    predicted_notes: tuple[str, ...] = ()
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -99,8 +107,8 @@ class Data:
         return len(pairs) == len({(task, gpus) for task, gpus, _ in pairs})
 
 
-def read(runs: pd.DataFrame) -> Data:
-    """Read a table of runs.
+def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
+    """Read a table of runs, and predicted settings, without those that these runs measured.
 
     Raises
     ------
@@ -110,25 +118,32 @@ def read(runs: pd.DataFrame) -> Data:
     missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
-    runs = rename_old_columns(runs)
+    runs, predicted = rename_old_columns(runs), predicted or Unmeasured()
+    expected = predicted.without(runs).reset_index(drop=True)
     known = with_plain_ratio(runs).assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
-    known = with_choices(known)
-    names = [name for name in choices_of(known) if name not in TASK]
-    choices = [choice(name, known[name]) for name in [*names, "sweep"]]
+    settings = [name for name in expected if name in SETTINGS or name in choices_of(expected)]
+    every = with_choices(pd.concat([known, expected[settings]], ignore_index=True) if len(expected) else known)
+    names = [name for name in choices_of(every) if name not in TASK]
+    choices = [choice(name, every[name], len(runs)) for name in names] + [choice("sweep", known["sweep"])]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
-    return Data(runs, named, {one.name: one for one in shown}, constant, columns.stored(figures(known)), *_tasks(known))
+    titles, codes = _tasks(every, len(runs))
+    return Data(
+        runs, named, {one.name: one for one in shown}, constant, columns.stored(figures(known)),
+        titles, codes[: len(runs)], expected, codes[len(runs) :], predicted.notes,
+    )  # fmt: skip
 
 
-def _tasks(runs: pd.DataFrame) -> tuple[list[str], list[int]]:
-    """Return the titles of the tasks, and each run's."""
-    found = tasks(runs.reset_index(drop=True))
+def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int]]:
+    """Return the titles of the tasks, those with the most runs first, and each row's; the first rows are runs."""
+    found = tasks(every.reset_index(drop=True))
+    found.sort(key=lambda task: -int((task.runs.index < runs).sum()))
     codes = {place: code for code, task in enumerate(found) for place in task.runs.index}
     titles = [task.title for task in found]
     taken = [*titles, EVERY_TASK]
     unique = [title if taken.count(title) == 1 else f"{title} ({code + 1})" for code, title in enumerate(titles)]
-    return unique, [codes[place] for place in range(len(runs))]
+    return unique, [codes[place] for place in range(len(every))]
 
 
 def medians(data: Data) -> pd.DataFrame:
@@ -138,12 +153,13 @@ def medians(data: Data) -> pd.DataFrame:
     return summarize(pd.DataFrame({"experiment": data.experiments, "sweep": "", "status": status, **figures}))
 
 
-def choice(name: str, column: pd.Series) -> Choice:
-    """Code the values of a setting by their order."""
+def choice(name: str, column: pd.Series, runs: int | None = None) -> Choice:
+    """Code the values of a setting by their order; the first `runs` are those of runs, by default all."""
     given = [(isinstance(value, bool), value) for value in map(plain, column)]  # True is not 1
     values = sorted(set(given), key=lambda value: labels.axis(name).sort_key(value[1]))
     codes = {value: code for code, value in enumerate(values)}
-    return Choice(name, [value for _, value in values], [codes[value] for value in given])
+    found = [codes[value] for value in given]
+    return Choice(name, [value for _, value in values], found[:runs], found[len(found) if runs is None else runs :])
 
 
 def plain(value: object) -> object:

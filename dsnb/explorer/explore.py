@@ -1,6 +1,7 @@
 """`explore` returns an explorer of runs, which displays itself in notebooks and in HTML pages without a kernel."""
 
 import html
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import nbformat.v4 as nbf
 import pandas as pd
 
+from dsnb.analysis.unmeasured import Asked, Unmeasured, unmeasured
 from dsnb.errors import SettingsError
 from dsnb.explorer import data, decisions, page, question
 from dsnb.explorer.payload import payload
@@ -28,8 +30,9 @@ class Explorer:
     has the same effect as using the controls.
     """
 
-    def __init__(self, runs: pd.DataFrame, home: str | Path | None = None) -> None:
-        self.data = data.read(runs)
+    def __init__(self, runs: pd.DataFrame, home: str | Path | None = None, predicted: Unmeasured | None = None) -> None:
+        self.predicted = predicted
+        self.data = data.read(runs, predicted)
         self.home = Path(home or Path.cwd()).absolute()
         self._state = default(self.data)
         self._live: Live | None = None
@@ -72,7 +75,7 @@ class Explorer:
     def show(self, runs: pd.DataFrame) -> None:
         """Show other runs in the same place; what was chosen stays as far as it exists in them."""
         before, state = self.data, self.state
-        self.data = data.read(runs)
+        self.data = data.read(runs, self.predicted)
         self._state = carried_over(before, state, self.data)
         if self._live:
             self._live = self._live.replaced(self.data, self._state)
@@ -106,7 +109,12 @@ class Explorer:
         return {**bundle, "text/html": self._fragment(self.home)}, metadata
 
 
-def explore(runs: pd.DataFrame | str | Path, home: str | Path | None = None, watch: bool = False) -> Explorer:
+def explore(
+    runs: pd.DataFrame | str | Path,
+    home: str | Path | None = None,
+    watch: bool = False,
+    predict: Asked | Sequence[Asked] | None = None,
+) -> Explorer:
     """Return an interactive explorer of runs, for JupyterLab and for HTML pages without a kernel.
 
     Parameters
@@ -119,18 +127,20 @@ def explore(runs: pd.DataFrame | str | Path, home: str | Path | None = None, wat
     watch
         Follow a sweep that is running: runs come in as they finish, and filters and axes stay as they are. It needs the
         folder; `explorer.watch.stop()` ends it.
+    predict
+        Settings to show as hollow marks where they were not run: params files, folders of sweeps (for what is still to
+        come of them), or experiments. They are predicted for the GPU of the runs, as `dsnb.predict` does it, with
+        speeds that follow from the runs if three settings or more were measured. No statistic includes them.
 
     Raises
     ------
     SettingsError
-        If columns of a table of runs are missing, the folder does not exist, or a table is to be watched.
+        If columns of a table of runs are missing, the folder does not exist, a table is to be watched, a params file
+        cannot be used, or the runs were on no GPU that can be predicted for.
     """
-    if isinstance(runs, pd.DataFrame):
-        if watch:
-            raise SettingsError(
-                "explore can watch a folder of runs, not a table: pass the folder, such as outputs/name"
-            )
-        return Explorer(runs, home)
-    explorer = Explorer(load_runs(runs), home)
-    explorer.watch = Watch(explorer, Path(runs).absolute()) if watch else None
+    if isinstance(runs, pd.DataFrame) and watch:
+        raise SettingsError("explore can watch a folder of runs, not a table: pass the folder, such as outputs/name")
+    table = runs if isinstance(runs, pd.DataFrame) else load_runs(runs)
+    explorer = Explorer(table, home, unmeasured(table, predict) if predict else None)
+    explorer.watch = Watch(explorer, Path(runs).absolute()) if watch and not isinstance(runs, pd.DataFrame) else None
     return explorer

@@ -23,6 +23,7 @@ MODULES = [
     "front",
     "studentized_range",
     "differences",
+    "predicted",
     "model",
     "export",
     "chart",

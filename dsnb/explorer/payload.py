@@ -11,7 +11,7 @@ import pandas as pd
 from dsnb.analysis import replicates, studentized_range
 from dsnb.analysis.comparison_table import NO_SPREAD
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, Verdict
-from dsnb.explorer import anatomy, charts, decisions, series, shortages
+from dsnb.explorer import anatomy, charts, decisions, predicted, series, shortages
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
 from dsnb.explorer.unusual import remarks
@@ -88,13 +88,16 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
         "decision": decisions.payload(data, names),
+        "predicted": predicted.payload(data),
         "defaults": default(data),
         "state": state,
         "labels": LABELS,
         "rules": {"okStatus": "ok", "openEdge": OPEN_EDGE},
         "method": METHOD,
         "hosts": _hosts(data),
-        "colours": {"unselected": palette.UNSELECTED, "run": palette.ONE_RUN, "exposed": palette.VERMILION},
+        "colours": {
+            "unselected": palette.UNSELECTED, "predicted": palette.GREY,
+            "run": palette.ONE_RUN, "exposed": palette.VERMILION},
         "series": shown,
         "seriesCharts": series.CHARTS,
         "charts": charts.specifications(),

@@ -96,8 +96,10 @@ def default(data: Data, task: str | None = None) -> State:
 
 
 def _varies(data: Data, name: str, task: str | None) -> bool:
-    """Return whether a setting has several values among the runs of a task."""
-    return len(np.unique(np.array(data.choices[name].codes)[_of_task(data, task)])) > 1
+    """Return whether a setting has several values among the runs and the predicted settings of a task."""
+    choice = data.choices[name]
+    codes = np.array([*choice.codes, *choice.predicted])
+    return len(np.unique(codes[_of_task(data, task, [*data.task_codes, *data.predicted_tasks])])) > 1
 
 
 def is_measured(data: Data, name: str, task: str | None) -> bool:
@@ -106,9 +108,10 @@ def is_measured(data: Data, name: str, task: str | None) -> bool:
     return name in data.choices or bool(data.figures[column].notna()[_of_task(data, task)].any())
 
 
-def _of_task(data: Data, task: str | None) -> np.ndarray:
-    """Return which runs belong to a task, or to any of them: (runs,)."""
-    return np.array([task in {data.tasks[code], EVERY_TASK} for code in data.task_codes], dtype=bool)
+def _of_task(data: Data, task: str | None, codes: list[int] | None = None) -> np.ndarray:
+    """Return which runs, or which of these tasks, are a task or any of them: (runs,)."""
+    known = data.task_codes if codes is None else codes
+    return np.array([task in {data.tasks[code], EVERY_TASK} for code in known], dtype=bool)
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:

@@ -73,7 +73,7 @@ class Card {
     this.decision = this.decide(state);
     this.showQuestion(state);
     if (model.showsAllTasks(state)) this.text.replaceChildren(element("p", {}, ALL_TASKS));
-    else this.showAnswer(task, this.decision.words());
+    else this.showAnswer(task, { ...this.decision.words(), worth: model.predictions.worthMeasuring(this.decision) });
   }
 
   // Move the focus to the task that is shown.
@@ -104,7 +104,7 @@ class Card {
   showAnswer(task, words) {
     const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
     const title = task.title && this.tasks.length === 1 ? element("h3", {}, task.title) : null;
-    const parts = ["kicker", "headline", "costs", "following"].map(line);
+    const parts = ["kicker", "headline", "costs", "following", "worth"].map(line);
     this.text.replaceChildren(...[title, ...parts, this.table(words.table), line("basis")].filter(Boolean));
   }
 

@@ -39,7 +39,7 @@ class Controls {
     this.state = state;
     const runs = this.model.runsOf(this.model.task(state));
     for (const { axis, inputs, labels, node } of this.boxes) {
-      const codes = runs.map((run) => axis.codes[run]);
+      const codes = runs.map((run) => axis.codes[run]).concat(this.model.predictions.codesOf(axis, { task: state.task }));
       const present = new Set(codes); // values of other tasks are not offered
       labels.forEach((label, code) => {
         label.hidden = !present.has(code);

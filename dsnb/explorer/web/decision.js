@@ -102,6 +102,7 @@ class Decision {
 
   whyNot() {
     const { runs, ok, measured, state } = this;
+    if (!runs.length) return "No setting can be recommended: none was run yet.";
     if (!ok.length) return `No setting can be recommended: ${runs.length === 1 ? "the run" : `all ${runs.length} runs`} failed.`;
     if (!measured.length) {
       const missing = ok.some((run) => this.value("tokens_per_s", run) > 0) ? "the number of GPUs is unknown" : "no run measured speed";

@@ -29,7 +29,7 @@ const field = (label, input) => {
 };
 
 // A mark as drawn in the charts, for legends: shape and colour.
-const mark = (shape, colour) => {
+const mark = (shape, colour, hollow = false) => {
   const paths = {
     circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z", square: "M2 2h8v8h-8z", diamond: "M6 .8l4 5.2-4 5.2-4-5.2z",
     "triangle-up": "M6 1.5l5 9h-10z", "triangle-down": "M6 10.5l5-9h-10z", "triangle-right": "M10.5 6l-9 5v-10z",
@@ -42,7 +42,8 @@ const mark = (shape, colour) => {
     svg.setAttribute(name, value);
   }
   path.setAttribute("d", paths[shape]);
-  path.setAttribute("fill", colour);
+  path.setAttribute("fill", hollow ? "none" : colour);
+  if (hollow) path.setAttribute("stroke", colour);
   svg.append(path);
   return svg;
 };

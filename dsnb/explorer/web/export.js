@@ -61,10 +61,10 @@ const chartSvg = async (chart) => {
   write(title, { "font-size": 14, "font-weight": 600, fill: colour("ink") });
   let left = 10;
   if (legend.length) top += LINE;
-  for (const { label, shape, fill } of legend) {
+  for (const { label, shape, fill, hollow } of legend) {
     const room = 26 + 6.4 * label.length;
     if (left + room > width && left > 10) [left, top] = [10, top + LINE];
-    const drawn = mark(shape, fill);
+    const drawn = mark(shape, fill, hollow);
     for (const [name, value] of [["x", left], ["y", top - 14]]) drawn.setAttribute(name, value);
     parts.push(drawn, svgElement("text", { x: left + 16, y: top - 4, "font-size": 12, fill: colour("ink") }, label));
     left += room;

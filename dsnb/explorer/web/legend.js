@@ -3,7 +3,8 @@
 // The values that occur among the runs which pass the other filters.
 const legendEntries = (model, state) => {
   const axis = model.axis.get(state.colour);
-  const present = new Set(model.filtered({ ...state, [axis.name]: [] }).map((run) => axis.codes[run]));
+  const others = { ...state, [axis.name]: [] };
+  const present = new Set([...model.filtered(others).map((run) => axis.codes[run]), ...model.predictions.codesOf(axis, others)]);
   return axis.labels
     .map((label, code) => ({ label, code, value: axis.values[code], shape: axis.shapes[code], fill: axis.colours[code] }))
     .filter(({ code }) => present.has(code));
@@ -38,7 +39,8 @@ class Legend {
       const content = [mark(shape, fill), label];
       return element("li", {}, element("button", { type: "button", "aria-pressed": String(chosen), title: `Only ${label}`, onclick: () => this.toggle(axis, value) }, ...content));
     });
-    const statuses = statusEntries(this.model, runs).map(({ label, shape, fill }) => element("li", {}, mark(shape, fill), label));
+    const others = [...statusEntries(this.model, runs), ...this.model.predictions.legend(state)];
+    const statuses = others.map(({ label, shape, fill, hollow }) => element("li", {}, mark(shape, fill, hollow), label));
     this.node.replaceChildren(element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...entries, ...statuses);
     this.node.querySelectorAll("button")[focused]?.focus();
   }

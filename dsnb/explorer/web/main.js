@@ -59,6 +59,7 @@ class Explorer {
       this.pins.node,
       card("One run", this.detail.node),
       card("Runs", this.table.node),
+      this.model.predictions.card() ?? "",
     );
     const tooltip = (mark) => this.describe(mark);
     const click = (mark) => this.clicked(mark);
@@ -80,7 +81,7 @@ class Explorer {
   describePicture(chart) {
     const { model, state, selected } = this;
     const title = { [this.scatter.label]: this.headings.scatter, [this.medians.label]: this.headings.medians }[chart.label]?.textContent ?? chart.label;
-    const entries = [this.scatter, this.medians, this.losses].includes(chart) ? [...legendEntries(model, state), ...statusEntries(model, selected)] : [];
+    const entries = [this.scatter, this.medians, this.losses].includes(chart) ? [...legendEntries(model, state), ...statusEntries(model, selected), ...(chart === this.losses ? [] : model.predictions.legend(state))] : [];
     return { title, legend: entries, cite: [model.cite, `n = ${count(selected.length, "run")}`].filter(Boolean).join("; ") };
   }
 
@@ -118,6 +119,7 @@ class Explorer {
     this.draw();
     this.compare();
     this.table.show(this.selected, state);
+    model.predictions.show(state);
     this.pins.show(state);
     this.detail.show(state.run, state);
   }
@@ -174,8 +176,9 @@ class Explorer {
   }
 
   // The lines of the tooltip of a mark.
-  describe({ id, isExperiment = false }) {
+  describe({ id, isExperiment = false, isPredicted = false }) {
     const { model, state } = this;
+    if (isPredicted) return model.predictions.describe(id, state);
     const experiment = isExperiment ? id : model.experiments.codes[id];
     const lines = [model.experiments.names[experiment], model.short[experiment]];
     const runs = isExperiment ? (this.groups.get(experiment) ?? []) : [id];
@@ -191,7 +194,8 @@ class Explorer {
   }
 
   // A click on an experiment makes it the baseline; a click on a run opens it.
-  clicked({ id, isExperiment = false }) {
+  clicked({ id, isExperiment = false, isPredicted = false }) {
+    if (isPredicted) return;
     if (isExperiment) this.set({ base: this.model.experiments.names[id] });
     else this.set({ run: id });
   }

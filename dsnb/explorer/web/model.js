@@ -48,6 +48,7 @@ class Model {
     this.short = this.shortNames();
     this.differences = new Differences(this);
     this.memory = new GpuMemory(this, payload.memory);
+    this.predictions = new Predictions(this, payload.predicted);
   }
 
   // Each experiment by the settings that have several known values in its task, without those at their usual values, as

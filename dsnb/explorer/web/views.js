@@ -10,7 +10,7 @@ const style = (model, state, run) => {
 // Titles, domains, labels and display factors of both axes; a scale is logarithmic only if all values are positive.
 const frame = (model, state, x, y, xs, ys) => {
   const axis = model.axis.get(x);
-  const codes = axis ? model.runsOf(model.task(state)).map((run) => axis.codes[run]) : []; // filters leave the axis as it is
+  const codes = axis ? model.runsOf(model.task(state)).map((run) => axis.codes[run]).concat(model.predictions.codesOf(axis, state)) : []; // filters leave the axis as it is
   const types = {};
   for (const [side, name, values] of [["x", x, xs], ["y", y, ys]]) {
     const possible = !model.axis.get(name) && values.every((value) => !(value <= 0));
@@ -56,6 +56,9 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const short = { x: model.memory.shortages(state.x, failed), y: nominal ? model.memory.shortages(state.y, failed) : [] };
   const along = { x: measured.map((run) => x[run]), y: measured.map((run) => y[run]) };
   for (const side of ["x", "y"]) along[side].push(...short[side].map(({ gib }) => gib));
+  const predicted = model.predictions.scatter(state);
+  along.x.push(...predicted.flatMap((mark) => [mark.x, mark.left, mark.right]));
+  along.y.push(...predicted.flatMap((mark) => [mark.y, mark.low, mark.high]));
   const capacities = { x: model.memory.lines(state.x, filtered, along.x), y: model.memory.lines(state.y, filtered, along.y) };
   const { signals, types } = frame(model, state, state.x, state.y, [...along.x, ...capacities.x], [...along.y, ...capacities.y]);
   const floor = signals.y_high - signals.y_low;
@@ -80,16 +83,16 @@ const scatter = (model, state, filtered, selected, front, best) => {
   }));
   const shortages = short.y.map(({ run, gib }) => ({ id: run, x: x[run] + jitter(run), y: gib, fill: crossFill(run) }));
   const named = front.map((point, order) => ({ ...point, order, number: String(order + 1) }));
-  const message = points.length || failed.length ? null : filtered.length ? "No run measured both." : "No run matches the filters: remove some.";
+  const message = points.length || failed.length || predicted.length ? null : filtered.length ? "No run measured both." : "No run matches the filters: remove some.";
   const star = starred(model, state, filtered, best);
   const notes = [
     needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
     unknown.length && !nominal ? `${needed.size ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
     unreported(model, state, filtered.filter((run) => model.ok[run] && (Number.isNaN(x[run]) || Number.isNaN(y[run])))),
-    model.memory.note(state.x, filtered, along.x), model.memory.note(state.y, filtered, along.y),
+    model.memory.note(state.x, filtered, along.x), model.memory.note(state.y, filtered, along.y), model.predictions.note(state, predicted),
   ];
   const lines = { capacity_x: model.memory.marks("x", capacities.x), capacity_y: model.memory.marks("y", capacities.y) };
-  return { signals, types, data: { points, failed: lane, shortages, front: named, best: star, ...lines }, message, note: notes.filter(Boolean).join(" ") };
+  return { signals, types, data: { points, failed: lane, shortages, front: named, best: star, predicted, ...lines }, message, note: notes.filter(Boolean).join(" ") };
 };
 
 // Experiments along one setting: medians, ranges, every run; lines join experiments that are otherwise equal.
@@ -97,10 +100,11 @@ const medians = (model, state, selected, groups) => {
   const axis = model.axis.get(state.along);
   const y = state.y ? model.values(state.y, state) : new Float64Array(model.runs).fill(NaN);
   const colours = model.axis.get(state.colour);
-  const side = (run) => {
+  const offset = (code) => {
     const count = colours.values.length;
-    return state.colour === state.along || count < 2 ? 0 : (colours.codes[run] / (count - 1) - 0.5) * 0.5;
+    return state.colour === state.along || count < 2 ? 0 : (code / (count - 1) - 0.5) * 0.5;
   };
+  const side = (run) => offset(colours.codes[run]);
   const failed = [];
   const shortages = [];
   const marks = [];
@@ -133,11 +137,12 @@ const medians = (model, state, selected, groups) => {
   const runs = selected
     .filter((run) => !Number.isNaN(y[run]))
     .map((run) => ({ id: run, x: axis.codes[run] + side(run) + jitter(run, 0.08), y: y[run], ...style(model, state, run) }));
-  const heights = [...runs, ...shortages].map((run) => run.y);
+  const predicted = model.predictions.medians(state, offset);
+  const heights = [...[...runs, ...shortages].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
   const capacities = model.memory.lines(state.y, selected, heights);
   const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities]);
   signals.y_low -= types.y === "linear" ? 0.08 * (signals.y_high - signals.y_low) : 0;
-  const message = runs.length || failed.length || shortages.length ? null : "No selected run measured this.";
+  const message = runs.length || failed.length || shortages.length || predicted.length ? null : "No selected run measured this.";
   const capacity_y = model.memory.marks("y", capacities);
-  return { signals, types, data: { runs, medians: marks, segments, failed, shortages, capacity_y }, message };
+  return { signals, types, data: { runs, medians: marks, segments, failed, shortages, predicted, capacity_y }, message };
 };
