@@ -3,11 +3,13 @@
 import errno
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
 
+from dsnb.analysis.unmeasured import check
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.explorer import page
@@ -21,7 +23,12 @@ from dsnb.runs.load import load_runs
 NOTEBOOK = "90_report"
 
 
-def write_report(folder: str | Path, output: str | Path | None = None, compare_with: str | Path | None = None) -> Path:
+def write_report(
+    folder: str | Path,
+    output: str | Path | None = None,
+    compare_with: str | Path | None = None,
+    predict: str | Path | Sequence[str | Path] = (),
+) -> Path:
     """Execute the report notebook on a sweep's folder and write the HTML page.
 
     Parameters
@@ -33,6 +40,11 @@ def write_report(folder: str | Path, output: str | Path | None = None, compare_w
     compare_with
         A folder of earlier runs; the report then has a section on what changed since, setting by setting.
 
+    predict
+        Params files whose settings are predicted where they were not run, and shown as hollow marks; the folder of a
+        sweep stands for its own, so that `predict=folder` predicts what is still to come. Models are traced with
+        torch, seconds each, and kept in the user's cache.
+
     Returns
     -------
     pathlib.Path
@@ -41,7 +53,8 @@ def write_report(folder: str | Path, output: str | Path | None = None, compare_w
     Raises
     ------
     SettingsError
-        If one of the folders contains no run.
+        If one of the folders contains no run, a params file cannot be used, or there is something to predict but no run
+        was on a GPU that can be predicted for.
     LaunchError
         If the notebook failed, or the page cannot be written.
     """
@@ -50,9 +63,13 @@ def write_report(folder: str | Path, output: str | Path | None = None, compare_w
     for each in (folder, *([compare_with] if compare_with else [])):
         if load_runs(each).empty:
             raise SettingsError(no_runs_message(each))
+    files = [str(Path(one).absolute()) for one in ([predict] if isinstance(predict, str | Path) else predict)]
+    if files:
+        check(load_runs(folder), files)
     executed = _executed_notebook(sweep, target)
-    parameters = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
+    parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
     parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
+    parameters |= {"predict": files} if files else {}
     execute(paths.notebook_template(NOTEBOOK), executed, parameters)
     content = nbformat.read(executed, as_version=4)
     try:

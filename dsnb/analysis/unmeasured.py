@@ -101,6 +101,12 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> Unmeasured
     return Unmeasured(pd.DataFrame(rows), (*basis, *notes, *refused, *_untraced(traces)))
 
 
+def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> None:
+    """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
+    own, _ = _on_one_gpu(rename_old_columns(runs))
+    _wanted(asked, max(int(row["asked"].gpus) for row in own))
+
+
 def _on_one_gpu(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
     rows = by_setting(runs)

@@ -88,11 +88,20 @@ def report(
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder of earlier runs to compare these with.", show_default=False),
     ] = None,
+    predict_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--predict",
+            metavar="PARAMS",
+            help="Params file whose settings that were not run are predicted; FOLDER for what is still to come.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Execute the report notebook over a folder and write one HTML file."""
     from dsnb.report import write_report
 
-    say(write_report(folder, output, compare))
+    say(write_report(folder, output, compare, predict_ or ()))
 
 
 @app.command(cls=Command)

@@ -14,21 +14,23 @@ from dsnb.runs.planned import Planned, left_out, still_to_come
 from dsnb.runs.setting_words import common_unit
 
 MAX_TO_COME = 5
+HOW_TO_PREDICT = " With <code>dsnb report FOLDER --predict FOLDER</code> it predicts those that are not there."
 
 
 def to_come(runs: pd.DataFrame, folder: str | Path) -> Html:
     """Return which runs of a sweep have not ended yet, and which settings it left out; nothing if there are none."""
     left, planned = still_to_come(runs, folder)
-    return Html(f"{_to_come(left, planned) if left else ''}{_left_out(runs, folder)}")
+    on_gpus = "gpu_name" in runs and runs["gpu_name"].notna().any()
+    return Html(f"{_to_come(left, planned, on_gpus) if left else ''}{_left_out(runs, folder)}")
 
 
-def _to_come(left: Planned, planned: int) -> str:
+def _to_come(left: Planned, planned: int, on_gpus: bool) -> str:
     shown = [f"<code>{html.escape(name)}</code> run {repeat}" for name, repeat in left[:MAX_TO_COME]]
     more = f" and {len(left) - MAX_TO_COME:,} more" if len(left) > MAX_TO_COME else ""
     verb = "is" if len(left) == 1 else "are"
     return (
         f"<p>{len(left):,} of {planned:,} runs of this sweep {verb} still to come: {', '.join(shown)}{more}. "
-        "This page has what was there when it was written.</p>"
+        f"This page has what was there when it was written.{HOW_TO_PREDICT if on_gpus else ''}</p>"
     )
 
 
