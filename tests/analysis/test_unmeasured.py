@@ -1,0 +1,158 @@
+"""Settings that were not run: which they are, for which GPU they are predicted, what is left out and why."""
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis import parity as of_parity
+from dsnb.analysis import unmeasured as module
+from dsnb.analysis.unmeasured import check, unmeasured
+from dsnb.errors import SettingsError
+from dsnb.explorer import data
+from tests.analysis.test_parity import runs
+from tests.prediction.made_up import TRACE
+
+PARAMS = """
+name: asked
+defaults: {model: opt-1.3b, precision: bf16, seq_len: 512, micro_batch_size: 8, gpus: auto}
+grid: {zero_stage: [0, 1, 2, 3]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch):
+    """Give every model the same made-up trace, without torch."""
+    monkeypatch.setattr(of_parity.traces, "attempts", lambda experiments: [TRACE] * len(experiments))
+
+
+@pytest.fixture
+def asked(tmp_path):
+    (tmp_path / "asked.yaml").write_text(PARAMS)
+    return tmp_path / "asked.yaml"
+
+
+def test_what_was_not_run_is_predicted_on_the_gpu_of_the_runs(asked):
+    measured = runs({"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 1, "micro_batch_size": 4})
+    found = unmeasured(measured, asked)
+    assert [name.split("_")[1] for name in found.table["experiment"]] == ["zs2", "zs3"]
+    assert set(found.table["gpu_name"]) == {"NVIDIA H200"}
+    assert set(found.table["gpus"]) == {1}  # auto, as in the runs
+    assert found.notes == (
+        "Predicted for NVIDIA H200, with a time model that is fitted to the 3 settings that were measured on it here. "
+        "± is the mean error of such predictions.",
+    )
+    experiments = [dsnb.Experiment(**{**SETTINGS, "zero_stage": stage}) for stage in (2, 3)]
+    with pytest.MonkeyPatch.context() as patch:  # the same figures as without a page
+        patch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE] * len(experiments))
+        table = dsnb.predict(experiments, "H200", calibrate=measured)
+    for name in ("tokens_per_s", "step_time_s", "peak_allocated_gib"):
+        assert found.table[name].tolist() == pytest.approx(table[name].tolist())
+    assert found.table["tokens_per_s_error_pct"].tolist() == table["tokens_per_s_error_pct"].tolist()
+
+
+SETTINGS = {
+    "model": "opt-1.3b", "precision": "bf16", "seq_len": 512, "micro_batch_size": 8, "gpus": 1, "device": "cuda",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "left"), [("ok", 3), ("oom", 3), ("failed", 3), ("timeout", 3), ("interrupted", 4)])
+def test_only_a_run_that_has_ended_takes_its_setting_out(asked, status, left):
+    table = pd.concat([runs({"micro_batch_size": 2}), runs({"zero_stage": 1}).assign(status=status)])
+    assert len(unmeasured(table, asked).table) == left
+
+
+def test_runs_that_come_in_later_take_theirs_out(asked):
+    found = unmeasured(runs({"zero_stage": 0}), asked)
+    assert len(found.without(runs({"zero_stage": 0}, {"zero_stage": 3}))) == 2
+    assert len(found.table) == 3
+
+
+def test_fewer_than_three_settings_do_not_calibrate(asked):
+    assert "fitted to dsnb's own runs on H200" in unmeasured(runs({}, {"zero_stage": 1}), asked).notes[0]
+    every = runs({}).assign(status="oom")
+    assert "fitted to dsnb's own runs on H200" in unmeasured(every, asked).notes[0]
+
+
+def test_a_sweeps_folder_stands_for_its_own_params(asked, tmp_path):
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    assert len(unmeasured(runs({}), tmp_path).table) == 3
+    assert len(unmeasured(runs({}), [tmp_path, asked, str(asked)]).table) == 3  # each setting once
+    experiment = dsnb.Experiment(**{**SETTINGS, "zero_stage": 3, "grad_accum": 4})
+    assert len(unmeasured(runs({}), [asked, experiment]).table) == 4
+
+
+def test_what_is_refused_or_cannot_be_predicted_is_said(asked):
+    asked.write_text(
+        PARAMS
+        + "include: [{strategy: plain, gpus: 2}, {micro_batch_size: auto}, {micro_batch_size: auto, zero_stage: 1}]"
+    )
+    notes = unmeasured(runs({}), asked).notes
+    assert notes[1].startswith("Left out 1 setting: gpus is 2, but strategy is 'plain'")
+    assert notes[2] == "Left out 2 settings: micro_batch_size is 'auto': a step time is predicted for a number."
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (runs({}).assign(gpu_name=None), "predict: these runs were on no GPU, for which nothing can be predicted"),
+        (runs({}).assign(gpu_name="GTX 9"), "predict: these runs were on GTX 9, for which nothing can be predicted"),
+    ],
+)
+def test_runs_on_no_known_gpu_are_one_sentence(asked, table, words):
+    for ask in (unmeasured, check):
+        with pytest.raises(SettingsError, match=words) as caught:
+            ask(table, asked)
+        assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    for path in (tmp_path / "missing.yaml", tmp_path):
+        with pytest.raises(SettingsError, match="cannot be read: No such file or directory"):
+            check(runs({}), path)
+    (tmp_path / "bad.yaml").write_text("name: x\ndefaults: {strategy: plain, gpus: 2}\n")
+    with pytest.raises(SettingsError, match="gpus is 2, but strategy is 'plain'"):
+        check(runs({}), tmp_path / "bad.yaml")
+
+
+def test_without_torch_speed_is_predicted_and_memory_is_unknown(asked, monkeypatch):
+    def missing(_):
+        raise SettingsError("torch or transformers is missing")
+
+    monkeypatch.setattr(of_parity.traces, "attempts", missing)
+    monkeypatch.setattr(of_parity.traces, "kept", lambda experiments: [None] * len(experiments))
+    monkeypatch.setattr(module, "can_trace", lambda: False)
+    found = unmeasured(runs({}), asked)
+    assert found.table["peak_allocated_gib"].isna().all()
+    assert (found.table["tokens_per_s"] > 0).all()
+    assert set(found.table["fits"]) == {None}
+    why = "torch or transformers, with which models are traced, is missing"
+    assert found.notes[-1] == f"The memory of 3 predicted settings is unknown: {why}."
+
+
+def test_at_most_so_many_are_predicted(asked, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 2)
+    found = unmeasured(runs({}), asked)
+    assert len(found.table) == 2
+    assert "2 of 3 settings are predicted, the first of the file." in found.notes
+
+
+def test_everything_was_run(asked):
+    found = unmeasured(runs(*({"zero_stage": stage} for stage in range(4))), asked)
+    assert (len(found.table), found.notes) == (0, ())
+
+
+def test_a_predicted_setting_differs_from_runs_in_its_own_settings_alone():
+    """What load_runs writes of a setting and what a prediction has of it are the same values."""
+    for name in ("h200_memory", "h200_gpt2_zero_precision"):
+        table = dsnb.published(name)
+        before = data.read(table)
+        first = of_parity.by_setting(table)[0]["asked"].model_copy(update={"grad_accum": 64})
+        found = unmeasured(table, [first])
+        assert len(found.table) == 1
+        after = data.read(table, found)
+        assert set(after.choices) == {*before.choices, "grad_accum"}
+        assert after.choices["grad_accum"].values[-1] == 64
+        for choice in before.choices.values():
+            assert choice.name == "grad_accum" or after.choices[choice.name].codes == choice.codes
+        assert after.figures.equals(before.figures)
+        assert after.experiments == before.experiments
