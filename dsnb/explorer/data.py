@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
-from dsnb.analysis.choices import with_choices
 from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.analysis.tasks import TASK, tasks
 from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
 from dsnb.explorer import columns
-from dsnb.run_folder.table_columns import SETTINGS
+from dsnb.run_folder.table_columns import key_columns
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
@@ -122,8 +122,7 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     expected = predicted.without(runs).reset_index(drop=True)
     known = with_plain_ratio(runs).assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
     named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
-    settings = [name for name in expected if name in SETTINGS or name in choices_of(expected)]
-    every = with_choices(pd.concat([known, expected[settings]], ignore_index=True) if len(expected) else known)
+    every = with_choices(_beside(known, expected) if len(expected) else known)
     names = [name for name in choices_of(every) if name not in TASK]
     choices = [choice(name, every[name], len(runs)) for name in names] + [choice("sweep", known["sweep"])]
     shown = [one for one in choices if one.varies] + [choice("status", known["status"])]
@@ -133,6 +132,13 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
         runs, named, {one.name: one for one in shown}, constant, columns.stored(figures(known)),
         titles, codes[: len(runs)], expected, codes[len(runs) :], predicted.notes,
     )  # fmt: skip
+
+
+def _beside(runs: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
+    """Return runs and predicted settings as one table; what no run tells of itself is not told of predictions."""
+    known = [name for name in choices_of(expected) if name in runs and runs[name].notna().any()]
+    own = [name for name in {*SHARING, *TASK} if name in expected and name in runs and runs[name].notna().any()]
+    return pd.concat([runs, expected[[*dict.fromkeys([*known, *own, *key_columns(expected)])]]], ignore_index=True)
 
 
 def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int]]:

@@ -21,7 +21,7 @@ from tests.prediction.made_up import TRACE
 COMMON = {
     "sweep": "s", "repeat": 1, "status": "ok", "gpu_name": "NVIDIA H200", "gpu_memory_gib": 139.8, "timed_steps": 20,
     "model": "opt-1.3b", "strategy": "deepspeed", "precision": "bf16", "gpus": 1, "micro_batch_size": 8, "seq_len": 512,
-    "device": "cuda",
+    "device": "cuda", "compile": "off", "data": "synthetic",
 }  # fmt: skip
 
 
