@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import dsnb
 from dsnb import report
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
@@ -182,3 +183,44 @@ def test_the_readmes_picture_is_there():
     root = ROOT
     for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (root / "README.md").read_text()):
         assert (root / name).is_file()
+
+
+@pytest.fixture(scope="module")
+def on_gpus(swept, tmp_path_factory):
+    """A sweep whose records say that it ran on an H200, with a setting that is still to come."""
+    home = tmp_path_factory.mktemp("gpus") / "out"
+    shutil.copytree(swept, home)
+    for path in home.glob("*/run*/environment.json"):
+        gpus = [{"name": "NVIDIA H200", "memory_gib": 139.8}]
+        records.write_json(path, {**records.read_json(path), "gpus": gpus})
+    (home / "params.yaml").write_text(
+        "name: out\n"
+        "defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, micro_batch_size: 2, seq_len: 32, gpus: 2}\n"
+        "grid: {zero_stage: [0, 1, 2, 3]}\n"
+    )
+    (home / ".index.arrow").unlink(missing_ok=True)
+    return home
+
+
+@pytest.mark.process
+def test_predictions_are_in_a_section_and_beside_the_runs(on_gpus, watched):
+    page = watched(write_report(on_gpus, predict=on_gpus))
+    text = page.tab.locator("body").inner_text()
+    assert "Predicted and measured" in text
+    assert "Here, step times are predicted with a mean error of" in text
+    assert "Predicted for NVIDIA H200" in text
+    explorer = "document.querySelector('.dsnb-explorer').dsnb"
+    assert page.tab.evaluate(f"{explorer}.model.runs") == len(dsnb.load_runs(on_gpus))
+    assert page.tab.evaluate(f"{explorer}.model.predictions.names.length") > 0
+    pictures = [alt for alt in Links((on_gpus / "report.html").read_text()).images if "on the diagonal" in alt]
+    assert len(pictures) == 1
+    assert violations(page.tab) == []
+    assert (page.outside, page.said) == ([], [])
+
+
+@pytest.mark.process
+def test_predictions_that_cannot_be_made_are_one_sentence(folder, on_gpus, tmp_path):
+    with pytest.raises(SettingsError, match="predict: these runs were on no GPU, for which nothing can be predicted"):
+        write_report(folder, predict=on_gpus)
+    with pytest.raises(SettingsError, match=r"params file .*nothing\.yaml' cannot be read"):
+        write_report(on_gpus, predict=[tmp_path / "nothing.yaml"])

@@ -110,6 +110,8 @@ def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> None:
 def _on_one_gpu(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
     rows = by_setting(runs)
+    if not runs["status"].isin(["ok", "oom"]).any():
+        raise SettingsError("predict: no run has succeeded yet, or run out of memory, that tells the GPU; leave it out")
     if not rows:
         names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
         where = f"on {', '.join(names)}" if names else "on no GPU"

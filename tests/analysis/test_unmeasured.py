@@ -95,6 +95,8 @@ def test_what_is_refused_or_cannot_be_predicted_is_said(asked):
     ("table", "words"),
     [
         (runs({}).assign(gpu_name=None), "predict: these runs were on no GPU, for which nothing can be predicted"),
+        (runs({}).assign(status="interrupted"), "predict: no run has succeeded yet, or run out of memory, that tells"),
+        (runs({}).iloc[:0], "predict: no run has succeeded yet"),
         (runs({}).assign(gpu_name="GTX 9"), "predict: these runs were on GTX 9, for which nothing can be predicted"),
     ],
 )

@@ -106,7 +106,8 @@ class Predictions {
     const figures = [...new Set([state.y, state.x])].filter((name) => name && !model.axis.has(name) && this.text(name, place, state));
     const said = figures.map((name) => `${model.heading(name)}: ${this.text(name, place, state)}`);
     const outside = this.texts[this.outside[place]];
-    return [this.names[place], "predicted, not run", this.settings[place], ...said, ...(outside ? [`less sure: ${outside}`] : [])];
+    const lines = [this.names[place], "predicted, not run", this.settings[place], ...said, ...(outside ? [`less sure: ${outside}`] : [])];
+    return lines.map((line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line));
   }
 
   // The predicted setting that would beat the best measured one in what is to be least; empty without one.
