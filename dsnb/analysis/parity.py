@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -29,7 +29,6 @@ from dsnb.settings.experiment import Experiment
 
 NEEDED = ("model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size")
 """What a row must tell: defaults in place of unknown settings would predict another one."""
-T = TypeVar("T")
 FIGURES = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
 """What is compared: the beginning of the columns of its error, and its own column."""
 MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
@@ -82,8 +81,8 @@ def parity(runs: pd.DataFrame, trace: bool = False) -> Parity | None:
     trace
         Trace the models that were not traced before, which takes seconds each, where torch is installed.
     """
-    rows = by_setting(runs)
-    records = [record for record in thinned(rows) if record["status"] == "oom" or record["measured"]]
+    rows, found = by_setting(runs)
+    records = [record for record in rows if record["status"] == "oom" or record["measured"]]
     if not records:
         return None
     own = any(record.get("source") in OWN_TABLES for record in records)
@@ -99,29 +98,26 @@ def parity(runs: pd.DataFrame, trace: bool = False) -> Parity | None:
         return None
     timed = [record["measured"] for record in records if record["measured"]]
     left_out = "model" if time_errors.by_model(timed) else "setting" if len(timed) > 1 else "nothing"
-    return Parity(table, left_out, not own, len(rows))
+    return Parity(table, left_out, not own, found)
 
 
-def thinned(rows: Sequence[T]) -> Sequence[T]:
-    """Return at most `MOST` of them, evenly spaced."""
-    return rows[:: math.ceil(len(rows) / MOST) or 1]
-
-
-def by_setting(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def by_setting(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], int]:
     """Return a record for each setting on a known GPU that ran or ran out of memory, with the medians of its runs.
+
+    Of more than `MOST` settings these are every second, third, ... one; the second value is the number of all.
 
     Each has the columns of its first run, `experiment` as dsnb names its settings, `known_gpu` (the GPU by its data
     sheet), `asked` (the settings), and `measured` (None if no run succeeded, or its time cannot be predicted).
     """
     known = rename_old_columns(runs)
     if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*known}:
-        return []
+        return [], 0
     known = known[known["status"].isin(["ok", "oom"]) & known[list(NEEDED)].notna().all(axis=1)]
     known = known[known["gpu_name"].map(lambda name: _gpu(name) is not None).astype(bool)]
     known = known[~known["experiment"].map(lambda name: bool(PROBED.search(labels.text(name)))).astype(bool)]
     known = known.assign(sweep=known.get("sweep", ""), **{name: numbers(known, name) for name in MEDIANS})
-    groups = known.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False)
-    return [_setting(group) for _, group in groups]
+    groups = [group for _, group in known.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False)]
+    return [_setting(group) for group in groups[:: math.ceil(len(groups) / MOST) or 1]], len(groups)
 
 
 def _gpu(name: object) -> gpus.Gpu | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.parity import by_setting, known_traces, thinned
+from dsnb.analysis.parity import by_setting, known_traces
 from dsnb.errors import SettingsError
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.links import Link
@@ -87,7 +87,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> Unmeasured
     done = _ended(runs)
     wanted = {name: one for name, one in wanted.items() if name not in done}
     timed = [row["measured"] for row in own if row["measured"]]
-    known = known_from(thinned(timed), Link()) if len(timed) >= FEWEST else Known()
+    known = known_from(timed, Link()) if len(timed) >= FEWEST else Known()
     on = On(own[0]["known_gpu"], Link(), known)
     settings, refused = _settings(wanted, on)
     if len(settings) > MOST:
@@ -109,7 +109,7 @@ def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> None:
 
 def _on_one_gpu(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
-    rows = by_setting(runs)
+    rows, _ = by_setting(runs)
     if not runs["status"].isin(["ok", "oom"]).any():
         raise SettingsError("predict: no run has succeeded yet, or run out of memory, that tells the GPU; leave it out")
     if not rows:

@@ -148,7 +148,7 @@ def test_a_predicted_setting_differs_from_runs_in_its_own_settings_alone():
     for name in ("h200_memory", "h200_gpt2_zero_precision"):
         table = dsnb.published(name)
         before = data.read(table)
-        first = of_parity.by_setting(table)[0]["asked"].model_copy(update={"grad_accum": 64})
+        first = of_parity.by_setting(table)[0][0]["asked"].model_copy(update={"grad_accum": 64})
         found = unmeasured(table, [first])
         assert len(found.table) == 1
         after = data.read(table, found)
