@@ -3,10 +3,12 @@
 `python -m benchmarks.prediction_errors` prints the error of each setting, predicted from those of other models.
 The measured rows: `dsnb.published("h200_gpt2_zero_precision")`, `("h200_memory")` and `("h200")`,
 `benchmarks/h200_bars.csv`, and `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose
-code is still the one that runs. With `memory` it prints the errors of peak memory, for
-`dsnb/prediction/memory_errors.py`: its models are traced first, which takes a minute. With `others` it prints the table
-of these errors beside those of other estimates. With `fit` it prints the constants that fit all of them, for
-`dsnb/prediction/constants.py`.
+code is still the one that runs. Its argument can be
+
+* `memory`: the errors of peak memory, for `dsnb/prediction/memory_errors.py`; models are traced first, for a minute
+* `others`: the table of these errors beside those of other estimates
+* `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
+* `fit`: the constants that fit all rows, for `dsnb/prediction/constants.py`
 """
 
 import math
@@ -24,7 +26,8 @@ from dsnb.prediction.measured import Measured, measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.memory_errors import Peak
 from dsnb.prediction.memory_errors import by_kind as by_kind_of_peak
-from dsnb.prediction.time_errors import TimeError, by_kind, left_out
+from dsnb.prediction.step_time import step_times
+from dsnb.prediction.time_errors import ALL, TimeError, by_kind, error_of, left_out
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 
@@ -35,6 +38,13 @@ OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """Runs whose code has changed since: the loss of a pipeline copied its logits."""
 
 
+PUBLISHED = {
+    "lambda_1cc_opt": "ib:400",
+    "bigscience_1b3": "ib:100",
+    "jean_zay_bloom7b": "ib:100/node",
+    "dist_training_gpt2": "nvlink",
+}
+"""Tables of H100, V100, A100 and H100 NVL, and how their GPUs were connected."""
 STEPS = 6
 """The fewest timed steps of a run of the data set whose time counts."""
 
@@ -70,6 +80,19 @@ def _bars() -> pd.DataFrame:
 def _log() -> pd.DataFrame:
     table = pd.read_csv(HERE / "h200_log.csv", keep_default_na=False)
     return table.assign(gpu_name=H200, precision="bf16", tokens_per_s=table["tokens_per_s_per_gpu"] * table["gpus"])
+
+
+def elsewhere() -> dict[str, TimeError]:
+    """Return the errors on each published table of GPUs that the constants were not fitted to, and on all of them."""
+    found = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
+    errors = {name: _errors(runs) for name, runs in found.items()}
+    everything = [one for own in errors.values() for one in own]
+    return {name: error_of(own) for name, own in {**errors, ALL: everything}.items()}
+
+
+def _errors(runs: list[Measured]) -> list[float]:
+    seconds = step_times([run.setting for run in runs]).step_time_s
+    return [100 * (float(own) / run.step_time_s - 1) for own, run in zip(seconds, runs, strict=True)]
 
 
 def peaks() -> list[Peak]:
@@ -113,6 +136,9 @@ def main() -> None:
             print(f"{one.experiment.name_with_model}: {one.allocated_gib:.2f} GiB measured, {one.error_pct:+.2f} %")
         for name, error in by_kind_of_peak(found).items():
             print(f'    "{name}": {error},')
+        return
+    if sys.argv[1:] == ["elsewhere"]:
+        print("\n".join(lines(elsewhere())))
         return
     runs = h200_runs()
     if sys.argv[1:] == ["fit"]:

@@ -120,7 +120,7 @@ def tabulated(
         row = {
             "experiment": f"{slugs[one.model]}_{one.name}",
             **memory,
-            **_time_columns(one, StepTime(*seconds), on.known),
+            **_time_columns(one, StepTime(*seconds), on),
         }
         row |= {"mfu": _mfu(one, trace, row["tokens_per_s"], on.gpu)} if trace else {}
         row |= _cost_columns(one, row["tokens_per_s"], tokens, price)
@@ -161,8 +161,9 @@ def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[st
     }
 
 
-def _time_columns(experiment: Experiment, time: StepTime, known: Known) -> dict[str, Any]:
-    kind, error = time_errors.expected_error(experiment, known.errors)
+def _time_columns(experiment: Experiment, time: StepTime, on: On) -> dict[str, Any]:
+    calibrated = on.gpu.name in on.known.covered.gpus
+    kind, error = time_errors.expected_error(experiment, on.known.errors) if calibrated else time_errors.ELSEWHERE
     # An error of p per cent in the step time is one of about p per cent in tokens/s.
     return {
         "tokens_per_s": experiment.tokens_per_step / time.step_time_s,

@@ -5,11 +5,21 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+import dsnb
 from benchmarks import prediction_errors
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import measured
 from dsnb.prediction.step_time import step_times
-from dsnb.prediction.time_errors import ALL, DEFAULT_ERRORS, TimeError, by_kind, expected_error, kind, left_out
+from dsnb.prediction.time_errors import (
+    ALL,
+    DEFAULT_ERRORS,
+    ELSEWHERE,
+    TimeError,
+    by_kind,
+    expected_error,
+    kind,
+    left_out,
+)
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
@@ -31,6 +41,18 @@ def test_models_on_h200_that_were_left_out():
     assert sum(abs(error) > 20 for error in errors) == 2  # ZeRO 3, eager: OPT-350M on one GPU; optimizer on the CPU
     page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
     assert "\n".join(prediction_errors.lines(DEFAULT_ERRORS)) in page
+
+
+@pytest.mark.process
+def test_published_tables_of_gpus_that_nothing_was_calibrated_on():
+    found = prediction_errors.elsewhere()
+    assert ELSEWHERE[1] == found[ALL]
+    assert sum(found[name].settings for name in prediction_errors.PUBLISHED) == found[ALL].settings
+    page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
+    assert "\n".join(prediction_errors.lines(found)) in page
+    table = dsnb.predict([Experiment(model="gpt2", precision="bf16")], "A100")
+    assert table["step_time_error_on"].tolist() == ["71 settings, published on other GPUs"]
+    assert table["tokens_per_s_error_pct"].tolist() == [found[ALL].mean_pct]
 
 
 def test_a_run_has_no_part_in_its_own_prediction():
