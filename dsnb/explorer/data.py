@@ -100,6 +100,22 @@ class Data:
         others = {"status", "sweep", *(["nodes"] if self._nodes_follow_from_gpus() else [])}
         return [name for name, choice in self.choices.items() if name not in others and choice.varies]
 
+    def of_task(self, task: str | None, codes: list[int] | None = None) -> np.ndarray:
+        """Return which runs, or which of these tasks, are a task or any of them: (runs,)."""
+        known = self.task_codes if codes is None else codes
+        return np.array([task in {self.tasks[code], EVERY_TASK} for code in known], dtype=bool)
+
+    def offered(self, name: str, task: str | None) -> list[int]:
+        """Return the codes of a setting that a filter offers: those of the task, or none if there is no choice."""
+        codes, values = self.codes_of(name, task), self.choices[name].values
+        return codes if sum(values[code] is not None for code in codes) > 1 else []
+
+    def codes_of(self, name: str, task: str | None) -> list[int]:
+        """Return the codes that a setting has among the runs and the predicted settings of a task, each once."""
+        choice = self.choices[name]
+        every = np.array([*choice.codes, *choice.predicted])
+        return np.unique(every[self.of_task(task, [*self.task_codes, *self.predicted_tasks])]).tolist()
+
     def _nodes_follow_from_gpus(self) -> bool:
         if not {"nodes", "gpus"} <= set(self.choices):
             return False

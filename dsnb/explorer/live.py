@@ -50,6 +50,8 @@ class Live:
         self._setting = False
         self._sent = set(shown["series"])
         self.filters = {name: self._filter(choice) for name, choice in data.choices.items() if choice.is_filter}
+        self.filter_lines = {name: _line([widgets.Label(labels.axis(name).title)]) for name in self.filters}
+        self.lines = _line([])
         self.selects = {name: self._select(name, values) for name, values in options(data).items()}
         self.reset = widgets.Button(description=LABELS["reset"])
         self.reset.on_click(lambda _: self._set(**default(data, self.state["task"])))
@@ -105,15 +107,18 @@ class Live:
         return labels.axis(name).title if name in self.data.choices else metric(name).heading
 
     def _rows(self) -> list[widgets.Widget]:
-        lines = [
-            widgets.HBox([widgets.Label(labels.axis(name).title), *buttons.values()], layout={"flex_flow": "row wrap"})
-            for name, buttons in self.filters.items()
-        ]
         for field in self.selects.values():
             field.style.description_width = "initial"
             field.layout.width = "auto"
-        fields = widgets.HBox([*self.selects.values(), self.reset], layout={"flex_flow": "row wrap"})
-        return [widgets.HBox(lines, layout={"flex_flow": "row wrap"}), fields]
+        fields = _line([*self.selects.values(), self.reset])
+        return [self.lines, fields]
+
+    def _show_filters(self, task: str | None) -> None:
+        """Offer the values that occur in the task, as the page does."""
+        offered = {name: self.data.offered(name, task) for name in self.filters}
+        for name, line in self.filter_lines.items():
+            line.children = [line.children[0], *(self.filters[name][code] for code in offered[name])]
+        self.lines.children = [line for name, line in self.filter_lines.items() if offered[name]]
 
     def _set(self, **changes: Any) -> None:
         """Take over what was chosen in a control, but not what `_show` wrote into it."""
@@ -134,6 +139,7 @@ class Live:
     def _show(self, state: State) -> None:
         self._setting = True
         try:
+            self._show_filters(state["task"])
             for name, buttons in self.filters.items():
                 values = self.data.choices[name].values
                 for code, button in buttons.items():
@@ -143,6 +149,10 @@ class Live:
             self.selects["x_scale"].disabled = state["x"] in self.data.choices
         finally:
             self._setting = False
+
+
+def _line(children: list[widgets.Widget]) -> widgets.HBox:
+    return widgets.HBox(children, layout={"flex_flow": "row wrap"})
 
 
 def _view() -> View:

@@ -43,7 +43,9 @@ MODULES += [
     "detail",
     "theme",
     "overview",
+    "painting",
     "main",
+    "mount",
 ]
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
 

@@ -97,21 +97,13 @@ def default(data: Data, task: str | None = None) -> State:
 
 def _varies(data: Data, name: str, task: str | None) -> bool:
     """Return whether a setting has several values among the runs and the predicted settings of a task."""
-    choice = data.choices[name]
-    codes = np.array([*choice.codes, *choice.predicted])
-    return len(np.unique(codes[_of_task(data, task, [*data.task_codes, *data.predicted_tasks])])) > 1
+    return len(data.codes_of(name, task)) > 1
 
 
 def is_measured(data: Data, name: str, task: str | None) -> bool:
     """Return whether a run of a task has a figure; every run has a value of every setting."""
     column = "tokens_per_s" if name == "days" else name
-    return name in data.choices or bool(data.figures[column].notna()[_of_task(data, task)].any())
-
-
-def _of_task(data: Data, task: str | None, codes: list[int] | None = None) -> np.ndarray:
-    """Return which runs, or which of these tasks, are a task or any of them: (runs,)."""
-    known = data.task_codes if codes is None else codes
-    return np.array([task in {data.tasks[code], EVERY_TASK} for code in known], dtype=bool)
+    return name in data.choices or bool(data.figures[column].notna()[data.of_task(task)].any())
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
@@ -237,7 +229,7 @@ def mask(data: Data, state: State) -> pd.Series:
 
     A filter with nothing chosen selects all runs. A brush includes its edges; it never selects runs without the figure.
     """
-    selected = _of_task(data, state["task"])
+    selected = data.of_task(state["task"])
     for name, choice in data.choices.items():
         if state[name]:
             chosen = [code for code, value in enumerate(choice.values) if any(same(value, one) for one in state[name])]

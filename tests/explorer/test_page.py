@@ -811,6 +811,51 @@ def test_printed_it_is_light_and_complete(saved, watched, tmp_path):
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
+OUT_OF_VIEW = """async () => {
+  const root = document.querySelector(".dsnb-explorer");
+  const table = root.querySelector(".dsnb-runs");
+  const frame = () => new Promise(requestAnimationFrame);
+  const task = () => new Promise((done) => setTimeout(done));
+  const seen = () => [table.innerText, document.documentElement.scrollHeight, table.scrollTop, table.scrollLeft];
+  scrollTo(0, 0);
+  await frame();
+  table.scrollTo(50, 90);
+  root.dsnb.set({ precision: ["bf16"] });
+  const now = seen();
+  await frame();
+  const skipped = table.innerText === "";
+  const height = document.documentElement.scrollHeight;
+  await task();
+  return { now, skipped, height, afterwards: seen() };
+}"""
+
+
+def test_tables_out_of_view_are_painted_later_but_can_always_be_read(saved, watched):
+    page = watched(saved, viewport={"width": 1280, "height": 800})
+    found = page.tab.evaluate(OUT_OF_VIEW)
+    assert found["skipped"]
+    assert found["now"][0].count("\tbf16\t") == 25
+    assert found["now"][2:] == [90, 50]
+    assert found["afterwards"] == found["now"]
+    assert found["height"] == found["now"][1]  # the page does not jump
+    assert page.said == []
+
+
+def test_the_widgets_offer_the_values_that_the_page_offers(tmp_path, watched):
+    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt"))
+    page = watched(explorer.save(tmp_path / "page.html"))
+    visible = "(nodes) => nodes.filter((node) => node.checkVisibility()).map((node) => node.textContent)"
+    every = []
+    for task in [*explorer.data.tasks, "all"]:
+        page.tab.evaluate(f"(task) => {ROOT}.set({{ task }})", task)
+        explorer.set(task=task)
+        lines = [line.children for line in explorer.live.lines.children]
+        offered = [text for title, *buttons in lines for text in [title.value, *(one.description for one in buttons)]]
+        assert page.tab.locator(".dsnb-controls :is(legend, .dsnb-chip)").evaluate_all(visible) == offered
+        every.append(offered)
+    assert len(every[0]) < len(every[-1])
+
+
 def test_without_scripts_the_page_says_what_it_needs(saved, chromium):
     context = chromium.new_context(java_script_enabled=False)
     tab = context.new_page()

@@ -19,7 +19,7 @@ class Explorer {
     this.link = this.address ? copyButton(this.model.labels.link, () => this.address.link(this.state)) : null;
     this.about = element("p", { class: "dsnb-soft" });
     this.front = element("div", { class: "dsnb-front" });
-    this.effectBox = element("div");
+    this.effectBox = element("div", { class: "dsnb-later" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.laneNote = element("p", { class: "dsnb-soft" });
     this.lossNote = element("p", { class: "dsnb-soft" });
@@ -33,6 +33,7 @@ class Explorer {
     this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.table.print(printing));
     this.followAddress = () => this.set({ ...this.model.state, ...this.address.read() });
     if (this.address) addEventListener("hashchange", this.followAddress);
+    this.root = root;
     root.dsnb = this;
   }
 
@@ -98,6 +99,7 @@ class Explorer {
     for (const name of ["sort", "columns"]) parts[name] = () => this.table.show(this.selected, this.state);
     if (!this.single.hidden && changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
+    paintViewFirst(this.root);
   }
 
   redraw() {
@@ -241,21 +243,5 @@ const snapToValues = ([low, high]) => {
   return first <= last ? [first - 0.5, last + 0.5] : [low, high];
 };
 
-// A link relative to the page; each part is encoded, so that none can start another scheme.
-const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;
-
-const LEFT_OUT = "are left out of this file to keep it small; they are in the run folders.";
-const NOT_LOADED = "are not loaded yet: open a run to load its steps.";
-
 // A part that a small screen shows folded, so that the first chart comes soon.
 const folded = (title, content) => element("details", { class: "dsnb-fold", open: !matchMedia("(max-width: 640px)").matches }, element("summary", {}, title), content);
-
-const mounted = []; // the explorers of a page, in their order
-
-// In a page: create every explorer from the data beside it.
-const mountAll = () => {
-  for (const root of document.querySelectorAll(".dsnb-explorer")) {
-    const data = root.parentNode.querySelector("script[type='application/json']");
-    if (data && !root.dsnb) new Explorer(root, JSON.parse(data.textContent));
-  }
-};

@@ -23,7 +23,7 @@ class RunTable {
     const table = element("table", {}, element("caption", {}, "The selected runs"), element("thead", {}, this.head), this.body);
     this.boxes = this.picker();
     this.node = element(
-      "div", {},
+      "div", { class: "dsnb-later" },
       element("div", { class: "dsnb-scroll dsnb-runs", tabindex: "0", role: "region", "aria-label": "The selected runs" }, table),
       element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save),
       this.boxes.node,
