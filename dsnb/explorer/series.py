@@ -69,7 +69,8 @@ def read(data: Data, position: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     place, row = run_folder(data, position) or run_log(data, position), data.runs.iloc[position]
     if place is None:
         steps = literature.steps(str(row.get("source")))
-        return _of_run(steps[steps["sweep"] == row["sweep"]], row), pd.DataFrame(columns=GPU_COLUMNS)
+        own = _of_run(steps[steps["sweep"] == row["sweep"]], row) if len(steps) else steps
+        return own, pd.DataFrame(columns=GPU_COLUMNS)
     steps, samples = load_steps(place), load_gpu(place)
     return _of_run(steps, row) if place.is_file() else steps, samples  # a log may hold several runs
 
