@@ -99,6 +99,13 @@ def test_hollow_marks_are_what_was_predicted(tmp_path, watched):
     legend = page.tab.locator(".dsnb-legend").first.inner_text()
     assert "predicted, not run" in legend
     assert "ZeRO 3" in legend  # a value that no run has
+    at = page.tab.evaluate(
+        f"(({{ view, picture }}) => {{ const {{ x, y }} = picture.data.predicted[2];"
+        " const { left, top } = view.padding(); const [across, down] = view.origin();"
+        f" return {{ x: left + across + view.scale('x')(x), y: top + down + view.scale('y')(y) }}; }})({ROOT}.scatter)"
+    )
+    page.tab.locator(".dsnb-chart canvas").first.hover(position=at)
+    assert "predicted, not run" in page.tab.locator(".dsnb-tip").first.inner_text()
     page.tab.evaluate(f"{ROOT}.clicked({{ id: 1, isPredicted: true }})")
     assert page.tab.evaluate(f"{ROOT}.state.run") is None
 
@@ -121,6 +128,15 @@ def test_filters_and_the_table(tmp_path, watched):
     assert "No predicted setting of this task matches the filters." in page.tab.locator(".dsnb-predicted").inner_text()
     page.tab.evaluate(f"{ROOT}.set({{ strategy: [], compile: [], along: 'compile', y: 'step_time_s' }})")
     assert sorted(round(one["x"]) for one in page.tab.evaluate(f"{ROOT}.medians.picture.data.predicted")) == [0, 0, 1]
+    assert page.said == []
+
+
+def test_a_task_of_which_nothing_fits_says_so(tmp_path, watched):
+    other = asked({"model": "gpt2-xl", "memory_limit_gib": 2.0})
+    explorer = dsnb.explore(measured(), predict=other)
+    page = watched(explorer.set(task=explorer.data.tasks[1]).save(tmp_path / "page.html"))
+    assert page.tab.evaluate(f"{ROOT}.scatter.empty.textContent").startswith("No run of this task has ended")
+    assert page.tab.locator(".dsnb-worth").count() == 0
     assert page.said == []
 
 

@@ -29,6 +29,8 @@ const frame = (model, state, x, y, xs, ys) => {
 const JITTER = 0.3;
 const jitter = (run, width = JITTER) => (((run * 0.61803398875) % 1) - 0.5) * width;
 
+const NOT_RUN = "No run of this task has ended, and no predicted setting can be drawn.";
+
 // How many ok runs a chart leaves out, and for lack of which figure.
 const unreported = (model, state, runs) => {
   if (!runs.length) return "";
@@ -83,7 +85,9 @@ const scatter = (model, state, filtered, selected, front, best) => {
   }));
   const shortages = short.y.map(({ run, gib }) => ({ id: run, x: x[run] + jitter(run), y: gib, fill: crossFill(run) }));
   const named = front.map((point, order) => ({ ...point, order, number: String(order + 1) }));
-  const message = points.length || failed.length || predicted.length ? null : filtered.length ? "No run measured both." : "No run matches the filters: remove some.";
+  const isRun = !model.predictions.names.length || model.runsOf(model.task(state)).length;
+  const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : NOT_RUN;
+  const message = points.length || failed.length || predicted.length ? null : reason;
   const star = starred(model, state, filtered, best);
   const notes = [
     needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
