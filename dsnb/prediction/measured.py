@@ -59,7 +59,8 @@ def recorded(record: dict[str, Any]) -> Experiment:
         known["deepspeed"] = {}  # in a table of runs, the column of this name holds DeepSpeed's version
     if "compile" in known:
         known["compile"] = compile_mode(known["compile"])
-    keys = {name: value for name, value in record.items() if name.startswith("deepspeed.") and not _missing(value)}
+    of_deepspeed = ((name, value) for name, value in record.items() if name.startswith("deepspeed."))
+    keys = {name: _whole(value) for name, value in of_deepspeed if not _missing(value)}
     return Experiment.recorded(deepspeed_keys.flattened({**known, **keys}))
 
 
@@ -78,6 +79,11 @@ def of_record(record: dict[str, Any], link: Link) -> Measured | None:
     except SettingsError:
         return None
     return Measured(experiment, name, float(seconds), counts) if seconds and seconds > 0 else None
+
+
+def _whole(value: Any) -> Any:
+    """Return a number as it was given: a column of whole numbers with gaps holds fractions."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _missing(value: Any) -> bool:

@@ -128,6 +128,7 @@ def test_rows_of_other_programs():
     assert (one.gpus, one.compile, one.deepspeed, one.zero_stage, one.precision) == (1, "off", {}, 0, "bf16")
     key = "deepspeed.zero_optimization.stage3_max_live_parameters"
     assert recorded({**row, key: 5}).deepspeed == {"zero_optimization.stage3_max_live_parameters": 5}
+    assert recorded({**row, key: 5.0}).name == recorded({**row, key: 5}).name  # in a column with gaps
     bad = [
         {"gpu_name": "Z9"},
         {"gpu_name": None},
