@@ -63,18 +63,18 @@ PRIOR = Constants(
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 
 DEFAULT = Constants(
-    matmul_efficiency=0.75,
+    matmul_efficiency=0.751,
     unaligned_efficiency=0.11,
-    attention_efficiency=0.535,
+    attention_efficiency=0.534,
     memory_efficiency=0.736,
     kernel_us=1.53,
-    host_launch_us=37.5,
-    host_parameter_us=139.0,
+    host_launch_us=37.6,
+    host_parameter_us=137.8,
     host_gather_us=226.0,
-    link_efficiency=0.657,
+    link_efficiency=0.655,
     network_efficiency=0.5,
-    host_link_efficiency=0.886,
-    overlap=0.602,
+    host_link_efficiency=0.884,
+    overlap=0.604,
     cpu_parameter_ns=2.06,
 )
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, from `PRIOR` on the settings that

@@ -89,7 +89,7 @@ DEFAULT_COVERAGE = Coverage(
     ),
     precisions=frozenset({"fp32", "fp16", "bf16"}),
     modes=frozenset({"eager", "compiled", "CUDA graphs"}),
-    offloads=frozenset({"none"}),
+    offloads=frozenset({"none"}),  # offloaded optimizers were measured on one CPU thread
     optimizers=frozenset({"adamw", "adafactor"}),
     losses=frozenset({"whole"}),
     compressions=frozenset({"none", "bf16"}),

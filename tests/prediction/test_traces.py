@@ -109,12 +109,17 @@ def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, ca
         traces.traces([given(model=str(config), seq_len=8)])
 
 
-@pytest.mark.process
-def test_a_model_that_ranks_share_is_traced_whole(tmp_path, monkeypatch):
-    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
+def test_a_model_that_ranks_share_is_traced_whole(monkeypatch):
+    """A process that traces is no rank, so a model that is split among ranks could not be built in it."""
+    sent = []
+
+    def answer(_, input, **__):
+        sent.extend(json.loads(input).values())
+        return SimpleNamespace(stdout=json.dumps(dict.fromkeys(json.loads(input), RECORD)), stderr="")
+
     monkeypatch.setattr(traces, "_made", {})
-    common = {"model": "opt-tiny", "seq_len": 32, "zero_stage": 1, "gpus": 2}
-    (split,) = traces.traces([given(**common, tensor_parallel=2)])
-    monkeypatch.setattr(traces, "_made", {})
-    monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "other"))
-    assert traces.traces([given(**common)]) == [split]
+    monkeypatch.setenv("DSNB_CACHE", "off")
+    monkeypatch.setattr("subprocess.run", answer)
+    shared = {"model": "opt-tiny", "zero_stage": 1, "gpus": 4}
+    traces.traces([given(**shared, tensor_parallel=2), given(**shared, pipeline_parallel=2, precision="fp32")])
+    assert [(one["tensor_parallel"], one["pipeline_parallel"]) for one in sent] == [(1, 1)] * 2

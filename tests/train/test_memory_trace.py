@@ -1,5 +1,6 @@
 """Traces of a few blocks and one pass tell the memory of any number of blocks and any micro-batch."""
 
+import functools
 import json
 
 import pytest
@@ -49,23 +50,33 @@ def test_a_trace_is_that_of_the_whole_model_and_its_micro_batch(tmp_path, family
     assert min(number for number, _ in found.moments) >= 0
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """Return a function that traces a compiled model, each setting once."""
+
+    @functools.cache
+    def trace(unit, checkpointing=False):
+        common = {"model": "opt-tiny", "seq_len": 32, "precision": "bf16", "device": "cuda", "compile": "default"}
+        settings = {"compile_unit": unit, "activation_checkpointing": checkpointing}
+        return memory_trace.trace(Experiment(**common, **settings))
+
+    return trace
+
+
 @pytest.mark.process
-def test_a_compiled_model_ends_with_the_gradient_of_its_embedding_in_fp32(tmp_path):
+def test_a_compiled_model_ends_with_the_gradient_of_its_embedding_in_fp32(compiled):
     """Beside the output layer's gradient in bf16, before they are added; blocks alone do not hold it."""
-    common = {"seq_len": 32, "precision": "bf16", "device": "cuda", "compile": "default", "model": "opt-tiny"}
-    whole, by_blocks = (memory_trace.trace(Experiment(**common, **more)) for more in ({}, {"compile_unit": "block"}))
-    elements = whole["vocab"] * whole["width_of_head"]
-    ends = [max(size for size, each, done in one["moments"] if done > 1 and not each) for one in (whole, by_blocks)]
-    assert ends == [6 * elements, 2 * elements]
+    elements = compiled("model")["vocab"] * compiled("model")["width_of_head"]
+    moments = [compiled(unit)["moments"] for unit in ("model", "block")]
+    assert [max(size for size, each, done in one if done > 1 and not each) for one in moments] == [
+        6 * elements,
+        2 * elements,
+    ]
 
 
 @pytest.mark.process
-def test_blocks_that_are_computed_again_at_once_need_their_inputs_besides(tmp_path):
-    common = {"seq_len": 32, "precision": "bf16", "device": "cuda", "compile": "default", "model": "opt-tiny"}
-    kept, again = (
-        memory_trace.trace(Experiment(**common, compile_unit="model", activation_checkpointing=on))
-        for on in (False, True)
-    )
+def test_blocks_that_are_computed_again_at_once_need_their_inputs_besides(compiled):
+    kept, again = compiled("model"), compiled("model", checkpointing=True)
     inputs = 2 * 32 * kept["hidden"] * kept["layers"]
     assert tuple(again["kept"]) == (kept["kept"][0], kept["kept"][1] + inputs)
 
