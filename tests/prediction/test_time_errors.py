@@ -22,6 +22,7 @@ from dsnb.prediction.time_errors import (
 )
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
+from tests.prediction.made_up import TRACE
 
 
 def runs(*settings):
@@ -43,13 +44,13 @@ def test_models_on_h200_that_were_left_out():
     assert "\n".join(prediction_errors.lines(DEFAULT_ERRORS)) in page
 
 
-@pytest.mark.process
-def test_published_tables_of_gpus_that_nothing_was_calibrated_on():
+def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
     found = prediction_errors.elsewhere()
     assert ELSEWHERE[1] == found[ALL]
     assert sum(found[name].settings for name in prediction_errors.PUBLISHED) == found[ALL].settings
     page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
     assert "\n".join(prediction_errors.lines(found)) in page
+    monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments])
     table = dsnb.predict([Experiment(model="gpt2", precision="bf16")], "A100")
     assert table["step_time_error_on"].tolist() == ["71 settings, published on other GPUs"]
     assert table["tokens_per_s_error_pct"].tolist() == [found[ALL].mean_pct]

@@ -1,6 +1,5 @@
 """Traces of a few blocks and one pass tell the memory of any number of blocks and any micro-batch."""
 
-import functools
 import json
 
 import pytest
@@ -10,6 +9,7 @@ from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
 memory_trace = lazy.Module("dsnb.train.memory_trace")
+compiled_trace = lazy.Module("dsnb.train.compiled_trace")
 live_bytes = lazy.Module("dsnb.train.live_bytes")
 more_blocks = lazy.Module("dsnb.train.more_blocks")
 
@@ -50,35 +50,27 @@ def test_a_trace_is_that_of_the_whole_model_and_its_micro_batch(tmp_path, family
     assert min(number for number, _ in found.moments) >= 0
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    """Return a function that traces a compiled model, each setting once."""
-
-    @functools.cache
-    def trace(unit, checkpointing=False):
-        common = {"model": "opt-tiny", "seq_len": 32, "precision": "bf16", "device": "cuda", "compile": "default"}
-        settings = {"compile_unit": unit, "activation_checkpointing": checkpointing}
-        return memory_trace.trace(Experiment(**common, **settings))
-
-    return trace
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_compiled_embedding_sums_up_its_gradient_in_fp32(precision):
+    """Beside the output layer's gradient, before they are added."""
+    one = Experiment(model="opt-tiny", precision=precision, device="cuda", compile="default")
+    _, head = compiled_trace.loss_sizes(one, vocab=1000, width=8)
+    assert compiled_trace.embedding_gradient(head, one) == live_bytes.Size(4 * 8000)
 
 
-@pytest.mark.process
-def test_a_compiled_model_ends_with_the_gradient_of_its_embedding_in_fp32(compiled):
-    """Beside the output layer's gradient in bf16, before they are added; blocks alone do not hold it."""
-    elements = compiled("model")["vocab"] * compiled("model")["width_of_head"]
-    moments = [compiled(unit)["moments"] for unit in ("model", "block")]
-    assert [max(size for size, each, done in one if done > 1 and not each) for one in moments] == [
-        6 * elements,
-        2 * elements,
-    ]
-
-
-@pytest.mark.process
-def test_blocks_that_are_computed_again_at_once_need_their_inputs_besides(compiled):
-    kept, again = compiled("model"), compiled("model", checkpointing=True)
-    inputs = 2 * 32 * kept["hidden"] * kept["layers"]
-    assert tuple(again["kept"]) == (kept["kept"][0], kept["kept"][1] + inputs)
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"compile_unit": "model"}, 6 * 100),
+        ({"compile_unit": "model", "activation_checkpointing": True}, 6 * (100 + 7)),  # all again at once, and inputs
+        ({"activation_checkpointing": True}, 6 * 7),
+    ],
+    ids=str,
+)
+def test_what_compiled_blocks_keep(settings, kept):
+    one = Experiment(model="opt-tiny", precision="bf16", device="cuda", compile="default", **settings)
+    sizes = {"layers": 6, "block_input": live_bytes.Size(0, 7)}
+    assert memory_trace._kept_of_blocks(one, sizes, live_bytes.Size(0, 100))[0] == live_bytes.Size(0, kept)
 
 
 def test_the_size_of_an_allocation_is_constant_or_that_of_its_sequences():
