@@ -1,13 +1,14 @@
 """Measure params files as fast as a host with several GPUs allows: `python -m benchmarks.h200 OUTPUT SECONDS FILE ...`.
 
 Runs that need one GPU are made on all GPUs at once, then those that need two, then four: each set of GPUs makes one
-run after the other. All settings are measured once before any is repeated, so that a drift of the machine favours
-none. Runs that are finished in OUTPUT, or listed in OUTPUT/finished.txt, are kept: a further call goes
-on where the last one ended. After SECONDS no run is started any more.
+run after the other, with its own share of the host's cores. `--gpus 2` makes only those on two. All settings are
+measured once before any is repeated, so that a drift of the machine favours none. Runs that are finished in OUTPUT, or
+listed in OUTPUT/finished.txt, are kept: a further call goes on where the last one ended. After SECONDS no run is
+started any more.
 """
 
+import argparse
 import os
-import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -53,26 +54,34 @@ def measure(runs: list[Run], gpus: list[int], last_start: float) -> None:
         return
     context = get_context("spawn")
     free: Any = context.Queue()
-    for some in sets:
-        free.put(",".join(map(str, some)))
-    with ProcessPoolExecutor(len(sets), context, _take_gpus, (free,)) as pool:
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // len(sets)
+    for number, some in enumerate(sets):
+        free.put((",".join(map(str, some)), cores[number * share : (number + 1) * share]))
+    with ProcessPoolExecutor(len(sets), context, _take_share, (free,)) as pool:
         pending = {pool.submit(make, run, last_start): run for run in runs}
         for done in as_completed(pending):
             run = pending[done]
             print(run.experiment.name_with_model, run.repeat, done.exception() or done.result(), flush=True)
 
 
-def _take_gpus(free: Any) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = free.get()
+def _take_share(free: Any) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"], cores = free.get()
+    os.sched_setaffinity(0, cores)
 
 
 def main() -> None:
     """Make the runs that are left, those on few GPUs first."""
-    output, seconds, *files = sys.argv[1:]
-    last_start = time.time() + float(seconds)
-    left = runs_left(Path(output), files)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--gpus", type=int)
+    given = parser.parse_args()
+    last_start = time.time() + given.seconds
+    left = runs_left(given.output, given.files)
     gpus = list(range(len(hardware.gpus()) or 1))
-    for each in sorted({run.experiment.gpus for run in left}):
+    for each in [given.gpus] if given.gpus else sorted({run.experiment.gpus for run in left}):
         measure([run for run in left if run.experiment.gpus == each], gpus, last_start)
 
 
