@@ -63,19 +63,19 @@ PRIOR = Constants(
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 
 DEFAULT = Constants(
-    matmul_efficiency=0.751,
-    unaligned_efficiency=0.11,
-    attention_efficiency=0.534,
-    memory_efficiency=0.736,
-    kernel_us=1.53,
-    host_launch_us=37.6,
-    host_parameter_us=137.8,
-    host_gather_us=226.0,
-    link_efficiency=0.655,
+    matmul_efficiency=0.772,
+    unaligned_efficiency=0.119,
+    attention_efficiency=0.58,
+    memory_efficiency=0.71,
+    kernel_us=1.51,
+    host_launch_us=37.2,
+    host_parameter_us=156.2,
+    host_gather_us=226.3,
+    link_efficiency=0.631,
     network_efficiency=0.5,
-    host_link_efficiency=0.884,
-    overlap=0.604,
-    cpu_parameter_ns=2.06,
+    host_link_efficiency=0.94,
+    overlap=0.614,
+    cpu_parameter_ns=0.959,
 )
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, from `PRIOR` on the settings that
 `python -m benchmarks.prediction_errors` names; `python -m benchmarks.prediction_errors fit` fits them again."""

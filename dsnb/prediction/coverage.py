@@ -94,7 +94,7 @@ DEFAULT_COVERAGE = Coverage(
     losses=frozenset({"whole"}),
     compressions=frozenset({"none", "bf16"}),
     hidden=(768, 5120),
-    tokens=(1024, 32768),
+    tokens=(256, 32768),
     ranks=(1, 4),
     nodes=(1, 1),
 )

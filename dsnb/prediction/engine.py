@@ -6,6 +6,7 @@ import numpy as np
 
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.prediction.moments import Moment, Trace
+from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
 
 BUCKET = 500_000_000
@@ -54,8 +55,22 @@ class Engine:
 
     @property
     def buckets(self) -> float:
-        """Bytes of all buckets: two alternate if communication overlaps with computation."""
-        return self.bucket * (2 if self.experiment.overlap_comm == "on" else 1)
+        """Bytes of all buckets: two alternate if communication overlaps with computation.
+
+        Under DeepSpeed's autocast, weights of linear layers have a bucket of their own, unless LoRA trains no others
+        (`torch_autocast.get_all_comm_dtypes`). ZeRO 3's is in half precision, the others' in that of the gradients.
+        """
+        experiment, one = self.experiment, self.bucket
+        if experiment.mixed_precision == "autocast" and experiment.precision in HALF:
+            linear = one / 2 if experiment.zero_stage == 3 else one
+            one = linear if experiment.lora_rank else one + linear
+        return one * (2 if experiment.overlap_comm == "on" else 1)
+
+    @property
+    def is_one_graph(self) -> bool:
+        """Whether the whole model is compiled: all gradients then leave its backward pass at once, at its end."""
+        settings = vars(self.experiment)
+        return settings["compile"] not in {"off", "deepcompile"} and not compiles_blocks(settings)
 
 
 def engine_of(experiment: Experiment, trace: Trace, moments: float | None = None) -> Engine:
@@ -83,7 +98,7 @@ def passes(engine: Engine, base: Moment, gradient: float, held: float, later: fl
     held
         The most bytes of gradients that are there besides, because they have not been reduced yet.
     later
-        Bytes that are allocated when the first gradient has been computed.
+        Bytes that are allocated when the first gradient leaves the backward pass.
     """
     trace, width = engine.trace, engine.width
     loss = trace.moments[0][0]
@@ -98,6 +113,9 @@ def passes(engine: Engine, base: Moment, gradient: float, held: float, later: fl
         gradients = gradient * computed + np.minimum(held, width * computed)
         most = int(np.argmax(sizes + gradients))
         parts = {"activations": float(sizes[most]), "gradients": float(gradients[most]), "buffers": later}
+        if engine.is_one_graph:
+            parts["buffers"] = 0
+            found.append(base.with_more("backward", gradients=width * engine.trained, buffers=later))
         found.append(base.with_more("backward", **parts))
     return found
 

@@ -32,17 +32,17 @@ class PeakError:
 
 # On one and two H200: `python -m benchmarks.prediction_errors memory`.
 DEFAULT_ERRORS: dict[str, PeakError] = {
-    "DDP": PeakError(3, 3.47, 10.07, 1.033, 5.0),
-    "FSDP": PeakError(7, 0.19, 0.75, 1.179, 2.9),
-    "LoRA": PeakError(5, 0.26, 1.13, 1.032, 1.1),
-    "ZeRO 0": PeakError(33, 0.12, 0.58, 1.093, 4.5),
-    "ZeRO 1": PeakError(22, 0.26, 0.88, 1.248, 8.0),
-    "ZeRO 2": PeakError(12, 0.13, 0.45, 1.187, 4.3),
-    "ZeRO 3": PeakError(19, 0.18, 0.59, 1.174, 5.3),
+    "DDP": PeakError(5, 2.32, 10.07, 1.033, 3.5),
+    "FSDP": PeakError(11, 0.27, 0.77, 1.15, 4.1),
+    "LoRA": PeakError(8, 0.43, 1.22, 1.036, 1.6),
+    "ZeRO 0": PeakError(50, 0.24, 1.87, 1.081, 4.0),
+    "ZeRO 1": PeakError(35, 0.39, 1.86, 1.248, 8.7),
+    "ZeRO 2": PeakError(23, 0.33, 1.89, 1.198, 7.6),
+    "ZeRO 3": PeakError(35, 0.27, 1.33, 1.149, 4.8),
     "offload to the CPU": PeakError(8, 0.42, 1.71, 1.411, 18.9),
-    "plain loop": PeakError(12, 0.56, 1.94, 1.146, 3.4),
+    "plain loop": PeakError(21, 0.49, 1.94, 1.084, 4.4),
     "tensor and pipeline parallel": PeakError(4, 0.06, 0.18, 1.363, 12.0),
-    "all": PeakError(125, 0.3, 10.07, 1.154, 7.5),
+    "all": PeakError(200, 0.37, 10.07, 1.149, 7.9),
 }
 
 

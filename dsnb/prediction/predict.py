@@ -163,7 +163,8 @@ def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[st
 
 def _time_columns(experiment: Experiment, time: StepTime, on: On) -> dict[str, Any]:
     calibrated = on.gpu.name in on.known.covered.gpus
-    kind, error = time_errors.expected_error(experiment, on.known.errors) if calibrated else time_errors.ELSEWHERE
+    measured_on = time_errors.expected_error(experiment, time_errors.host_share(time), on.known.errors)
+    kind, error = measured_on if calibrated else time_errors.ELSEWHERE
     # An error of p per cent in the step time is one of about p per cent in tokens/s.
     return {
         "tokens_per_s": experiment.tokens_per_step / time.step_time_s,

@@ -2,16 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.measured import Measured
-from dsnb.prediction.step_time import step_times
+from dsnb.prediction.step_time import StepTime, step_times
 from dsnb.settings.experiment import Experiment
 
 ALL = "all"
+WAITING = "waiting for the host"
+WAITS = 0.2
+"""Share of a predicted step that a GPU waits for the host, above which the host decides how wrong the prediction is."""
 FEWEST = 3
 """Settings of a kind that its own error is taken from; with fewer it is that of all settings."""
 MOST_FITS = 20
@@ -40,25 +44,26 @@ class TimeError:
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.prediction_errors`.
 DEFAULT_ERRORS: dict[str, TimeError] = {
-    "DDP": TimeError(7, 3.8, 11.2, -2.7),
-    "FSDP": TimeError(7, 6.0, 11.9, -3.7),
-    "LoRA": TimeError(3, 2.4, 4.0, 0.3),
-    "ZeRO 0": TimeError(26, 6.8, 19.3, 3.1),
-    "ZeRO 1": TimeError(20, 6.1, 16.0, 0.3),
-    "ZeRO 2": TimeError(5, 8.0, 16.2, 1.5),
-    "ZeRO 3": TimeError(18, 7.7, 30.6, 1.1),
-    "offload to the CPU": TimeError(5, 10.5, 29.2, -10.5),
-    "plain loop": TimeError(8, 5.0, 9.2, 4.1),
-    "tensor and pipeline parallel": TimeError(2, 9.9, 15.0, 5.1),
-    "all": TimeError(101, 6.6, 30.6, 0.6),
+    "DDP": TimeError(7, 4.0, 11.0, -2.2),
+    "FSDP": TimeError(8, 6.6, 12.8, -6.6),
+    "LoRA": TimeError(6, 3.8, 7.8, -2.3),
+    "ZeRO 0": TimeError(27, 5.1, 12.2, 2.6),
+    "ZeRO 1": TimeError(17, 5.0, 15.2, -0.5),
+    "ZeRO 2": TimeError(5, 6.0, 17.4, 0.9),
+    "ZeRO 3": TimeError(1, 7.7, 7.7, 7.7),
+    "offload to the CPU": TimeError(1, 63.0, 63.0, 63.0),
+    "plain loop": TimeError(12, 4.0, 8.7, 1.7),
+    "tensor and pipeline parallel": TimeError(2, 8.1, 15.1, 7.0),
+    "waiting for the host": TimeError(86, 14.2, 67.5, 4.9),
+    "all": TimeError(172, 10.0, 67.5, 3.0),
 }
 
-ELSEWHERE = ("published on other GPUs", TimeError(71, 35.3, 87.8, -28.2))
+ELSEWHERE = ("published on other GPUs", TimeError(71, 35.4, 93.6, -27.8))
 """Errors on four published tables of A100, H100 and V100, with the constants of H200: `prediction_errors elsewhere`."""
 
 
 def kind(experiment: Experiment) -> str:
-    """Return the kind of a setting, by what decides how well it is predicted."""
+    """Return the kind of a setting: its strategy, unless it shares or leaves out something besides."""
     if experiment.offload != "none":
         return "offload to the CPU"
     if experiment.tensor_parallel > 1 or experiment.pipeline_parallel > 1:
@@ -69,9 +74,28 @@ def kind(experiment: Experiment) -> str:
     return names.get(experiment.strategy, f"ZeRO {experiment.zero_stage}")
 
 
-def expected_error(experiment: Experiment, known: Mapping[str, TimeError] = DEFAULT_ERRORS) -> tuple[str, TimeError]:
-    """Return the kind of settings on which the error of an experiment's prediction was measured, and that error."""
+def kind_of_time(experiment: Experiment, host_share: float) -> str:
+    """Return the kind of a setting by what decides how well its step time is predicted: that of offload is the CPU."""
     own = kind(experiment)
+    return WAITING if host_share > WAITS and experiment.offload == "none" else own
+
+
+def host_share(time: StepTime) -> Any:
+    """Return the share of predicted steps in which a GPU waits for the host."""
+    return time.host_s / time.step_time_s
+
+
+def expected_error(
+    experiment: Experiment, share: float, known: Mapping[str, TimeError] = DEFAULT_ERRORS
+) -> tuple[str, TimeError]:
+    """Return the kind of settings on which the error of a predicted step time was measured, and that error.
+
+    Parameters
+    ----------
+    share
+        What `host_share` says of the prediction.
+    """
+    own = kind_of_time(experiment, share)
     name = own if own in known and known[own].settings >= FEWEST else ALL
     return name, known[name]
 
@@ -107,9 +131,11 @@ def by_model(runs: Sequence[Measured]) -> bool:
 
 def by_kind(runs: Sequence[Measured], errors: Sequence[float]) -> dict[str, TimeError]:
     """Return the errors of runs by kind of setting, and of all of them."""
-    groups: dict[str, list[float]] = {name: [] for name in sorted({kind(run.experiment) for run in runs})}
-    for run, error in zip(runs, errors, strict=True):
-        groups[kind(run.experiment)].append(error)
+    shares = host_share(step_times([run.setting for run in runs]))
+    kinds = [kind_of_time(run.experiment, share) for run, share in zip(runs, shares, strict=True)]
+    groups: dict[str, list[float]] = {name: [] for name in sorted(set(kinds))}
+    for name, error in zip(kinds, errors, strict=True):
+        groups[name].append(error)
     return {name: error_of(group) for name, group in [*groups.items(), (ALL, list(errors))]}
 
 

@@ -25,7 +25,7 @@ from dsnb.train.live_bytes import Size, size
 from dsnb.train.model_parts import blocks, output_layer
 
 ALIGNED = 8
-"""A product with a width that is no multiple of this is padded by the compiler (GPT-2's vocabulary)."""
+"""A product on tensor cores with a width that is no multiple of this is padded by the compiler (GPT-2's vocabulary)."""
 
 
 def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch: int) -> Size:
@@ -74,7 +74,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     if experiment.loss == "chunked":
         return [Size()], gradient
     logits = Size(0, of_number * experiment.seq_len * vocab)
-    padded = vocab % ALIGNED != 0
+    padded = vocab % ALIGNED != 0 and experiment.precision != "fp32"
     if compiles_blocks(experiment.model_dump()):
         return [Size().plus(logits, 2 if padded else 1)], gradient
     return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient

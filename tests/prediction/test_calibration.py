@@ -69,7 +69,7 @@ def test_repeats_of_a_setting_count_once(h200):
 def test_the_default_constants_are_those_that_fit_the_measured_runs(h200):
     found = calibrate(h200, PRIOR)
     assert {name: getattr(DEFAULT, name) for name in vars(DEFAULT)} == pytest.approx(vars(found), rel=0.005)
-    # Offloaded optimizers were measured on one CPU thread, so what the rows say of them covers nothing.
+    # A single row has an offloaded optimizer, which covers nothing.
     assert replace(Coverage.of(h200), offloads=frozenset({"none"})) == DEFAULT_COVERAGE
 
 

@@ -1,0 +1,123 @@
+"""Whether compiled models compute what eager ones do.
+
+`python -m benchmarks.compiled_gradients MODEL BATCH LENGTH [LAYERS]` makes one forward and backward pass of a plain
+loop for each way to compute it, all from the same weights and tokens, and prints the loss, the norm of the gradient,
+and the parameter whose gradient is furthest from that of an eager pass in fp32. Where a compiled pass is far off and
+the eager one is not, the further ways tell what does it: the attention kernel, padding, or the compiler's code.
+"""
+
+import gc
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor
+from torch.backends import cuda
+
+from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
+from dsnb.train.causal_loss import CausalLoss, with_loss
+from dsnb.train.model import DTYPES, build, model_config
+
+KERNELS = ("cudnn", "flash", "mem_efficient", "math")
+WAYS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "eager, flash": {"kernel": "flash"},
+    "eager, math": {"kernel": "math"},
+    "compiled": {"compile": {}},
+    "compiled, flash": {"compile": {}, "kernel": "flash"},
+    "compiled, CUDA graphs": {"compile": {"mode": "reduce-overhead"}},
+    "compiled, without Inductor": {"compile": {"backend": "aot_eager"}},
+    "compiled, products not padded": {"compile": {}, "inductor": {"shape_padding": False}},
+    "compiled, strides not padded": {"compile": {}, "inductor": {"comprehensive_padding": False}},
+    "compiled, no online softmax": {"compile": {}, "inductor": {"online_softmax": False}},
+    "compiled, eager's roundings": {"compile": {}, "inductor": {"emulate_precision_casts": True}},
+    "compiled, no persistent reductions": {"compile": {}, "inductor": {"triton.persistent_reductions": False}},
+    "compiled, no caches": {"compile": {}, "inductor": {"force_disable_caches": True}},
+}
+
+
+def shortened(model: str, layers: int, folder: Path) -> str:
+    """Write the configuration of a model with fewer layers; return its folder."""
+    settings = model_config(Experiment(model=model)).to_dict()
+    name = next(name for name in ("n_layer", "num_hidden_layers") if name in settings)
+    (folder / "config.json").write_text(json.dumps({**settings, name: layers}))
+    return str(folder)
+
+
+@contextmanager
+def computing(kernel: str | None = None, inductor: dict[str, Any] | None = None, **_: Any) -> Iterator[None]:
+    """Allow one attention kernel alone, and set the compiler's options."""
+    for name in KERNELS:
+        getattr(cuda, f"enable_{name}_sdp")(kernel in (None, name))
+    torch._dynamo.reset()
+    with inductor_options(inductor):
+        yield
+    for name in KERNELS:
+        getattr(cuda, f"enable_{name}_sdp")(True)
+
+
+def inductor_options(options: dict[str, Any] | None) -> Any:
+    """Return a context with other options of the compiler."""
+    return inductor.patch(options) if options else nullcontext()
+
+
+def one_pass(experiment: Experiment, ids: torch.Tensor, half: torch.dtype, **way: Any) -> tuple[float, CausalLoss]:
+    """Return the loss of one pass, and the model with its gradients."""
+    model = with_loss(experiment, build(experiment, {}, ids.device))
+    if "compile" in way:
+        model.compile_inside(**way["compile"])
+    with computing(**way):
+        with torch.autocast(ids.device.type, dtype=half, enabled=half is not torch.float32):
+            loss = model(ids)
+        loss.backward()
+    return float(loss.detach()), model
+
+
+def gradients(model: CausalLoss) -> dict[str, torch.Tensor]:
+    """Return the gradients of all parameters in fp32, on the host."""
+    return {name: one.grad.float().cpu() for name, one in model.named_parameters() if one.grad is not None}
+
+
+def furthest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> tuple[str, float]:
+    """Return the parameter whose gradient has the largest relative error (in the 2-norm), and that error."""
+    errors = {name: float((one - wanted[name]).norm() / wanted[name].norm()) for name, one in found.items()}
+    name = max(errors, key=lambda one: errors[one])
+    return name, errors[name]
+
+
+def norm(found: dict[str, torch.Tensor]) -> float:
+    """Return the norm of the whole gradient."""
+    return float(torch.stack([one.norm() for one in found.values()]).norm())
+
+
+def main() -> None:
+    """Print a line for each way."""
+    model, batch, length, *layers = sys.argv[1:]
+    device = torch.device(hardware.default_device())
+    with tempfile.TemporaryDirectory() as folder:
+        name = shortened(model, int(layers[0]), Path(folder)) if layers else model
+        experiment = Experiment(model=name, strategy="plain", seq_len=int(length), micro_batch_size=int(batch))
+        torch.manual_seed(0)
+        ids = torch.randint(0, model_config(experiment).vocab_size, (int(batch), int(length)), device=device)
+        loss, exact = one_pass(experiment.model_copy(update={"attention": "eager"}), ids, torch.float32)
+        wanted = gradients(exact)
+        print(f"{'fp32, eager':36} loss {loss:.6f} norm {norm(wanted):.6f}", flush=True)
+        for what, way in WAYS.items():
+            loss, trained = one_pass(experiment, ids, DTYPES["bf16"], **way)
+            found = gradients(trained)
+            worst, error = furthest(found, wanted)
+            print(f"{what:36} loss {loss:.6f} norm {norm(found):.6f} worst {100 * error:.2f} % {worst}", flush=True)
+            del trained
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Whether runs that compute the same start with the same loss, and train alike.
+
+Speed and memory of a run say nothing if it computes something else, as a compiler's or a kernel's error makes it. Two
+settings of one model, with equal seeds and global batches, see the same weights and tokens: their first losses differ
+by rounding alone, however they share the work.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from dsnb.analysis.summary import qualify_experiments
+from dsnb.analysis.tasks import TASK, with_trained
+from dsnb.runs.columns import numbers
+
+SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")
+"""What decides the first loss."""
+SAME_TRAINING = (
+    *SAME_START,
+    "lora_rank",
+    "optimizer",
+    "learning_rate",
+    "gradient_clipping",
+    "gradient_compression",
+    "warmup_steps",
+    "steps",
+)
+"""What decides the last loss, but for number formats."""
+_NEEDED = ["seed", "global_batch_size"]
+
+
+def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the losses of each run are from those of other settings that should have the same.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it; columns may be missing.
+
+    Returns
+    -------
+    pandas.DataFrame
+        With the index of `runs`: `first_loss_gap_pct` and `last_loss_gap_pct`, in per cent of the median of the other
+        settings. NaN where there is none, with dropout, where seed or global batch are unknown, and, for the last
+        loss, where a run did not end well or skipped steps.
+    """
+    known = (numbers(runs, "dropout").fillna(0) == 0) & runs.reindex(columns=_NEEDED).notna().all(axis=1)
+    skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(runs, "skipped_warmup_steps").fillna(0)
+    whole = (runs["status"] == "ok") & (skipped == 0)
+    gaps = {
+        "first_loss_gap_pct": _gaps_pct(runs[known], "loss_first", SAME_START),
+        "last_loss_gap_pct": _gaps_pct(runs[known & whole], "loss_last", SAME_TRAINING),
+    }
+    return pd.DataFrame(gaps, index=runs.index, dtype=float)
+
+
+def median_of_others(values: np.ndarray) -> np.ndarray:
+    """Return, for each of n numbers, the median of the n - 1 others; shape (n,), NaN for a single number."""
+    count = len(values)
+    if count < 2:
+        return np.full(count, np.nan)
+    order = np.argsort(values)
+    ranks, ascending = np.argsort(order), values[order]
+    low, high = (count - 2) // 2, (count - 1) // 2
+    return (ascending[low + (ranks <= low)] + ascending[high + (ranks <= high)]) / 2
+
+
+def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
+    """Compare medians of settings, so that a setting with many repeats counts once; a missing value equals another."""
+    columns = with_trained(runs).reindex(columns=list(same))
+    codes = pd.DataFrame({name: pd.factorize(column)[0] for name, column in columns.items()}, index=runs.index)
+    table = pd.DataFrame(
+        {
+            "group": codes.groupby(list(same), sort=False).ngroup(),
+            "experiment": qualify_experiments(runs)["experiment"],
+            "loss": numbers(runs, loss),
+        }
+    )
+    medians = table.dropna(subset="loss").groupby(["group", "experiment"], sort=False)["loss"].median()
+    if medians.empty:
+        return table["loss"]
+    others = medians.groupby("group", sort=False).transform(lambda part: median_of_others(part.to_numpy()))
+    found = table.join(others.rename("others"), on=["group", "experiment"])
+    return 100 * (found["loss"] / found["others"] - 1)

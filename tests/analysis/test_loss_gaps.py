@@ -1,0 +1,100 @@
+"""Runs that should compute the same, and do not, are found by their losses."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.analysis.flags import Flag, flags
+from dsnb.analysis.loss_gaps import loss_gaps_pct, median_of_others
+
+SETTING = {
+    "sweep": "s",
+    "repeat": 1,
+    "status": "ok",
+    "model": "gpt2",
+    "seq_len": 128,
+    "data": "synthetic",
+    "seed": 0,
+    "global_batch_size": 32,
+    "dropout": 0.0,
+    "optimizer": "adamw",
+    "learning_rate": 1e-4,
+    "warmup_steps": 10,
+    "steps": 40,
+}
+
+
+def table(*runs):
+    return pd.DataFrame([{**SETTING, "experiment": f"e{number}", **run} for number, run in enumerate(runs)])
+
+
+def losses(first, last=7.0, **more):
+    return {"loss_first": first, "loss_last": last, **more}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 20])
+def test_the_median_of_the_others_is_that_without_each(count):
+    values = np.random.default_rng(count).integers(0, 5, count).astype(float)  # with ties
+    assert list(median_of_others(values)) == [np.median(np.delete(values, place)) for place in range(count)]
+
+
+def test_a_single_setting_has_no_others():
+    assert np.isnan(median_of_others(np.ones(1))).all()
+    assert loss_gaps_pct(table(losses(10.0), losses(11.0, seed=1))).isna().all(axis=None)
+
+
+def test_gaps_by_hand():
+    found = loss_gaps_pct(table(losses(10.0, 5.0), losses(10.0, 5.1), losses(11.0, 6.0)))
+    assert list(found["first_loss_gap_pct"]) == pytest.approx([100 * (10 / 10.5 - 1), 100 * (10 / 10.5 - 1), 10])
+    assert list(found["last_loss_gap_pct"]) == pytest.approx(
+        [100 * (5 / 5.55 - 1), 100 * (5.1 / 5.5 - 1), 100 * (6 / 5.05 - 1)]
+    )
+
+
+def test_repeats_count_once():
+    runs = table(*[losses(10.0, experiment="a", repeat=number) for number in range(1, 6)], losses(11.0), losses(11.0))
+    assert list(loss_gaps_pct(runs)["first_loss_gap_pct"])[:5] == pytest.approx([100 * (10 / 11 - 1)] * 5)
+    assert loss_gaps_pct(runs)["first_loss_gap_pct"].iloc[-1] == pytest.approx(100 * (11 / 10.5 - 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "opt-350m"},
+        {"seq_len": 256},
+        {"global_batch_size": 64},
+        {"seed": 1},
+        {"seed": None},
+        {"dropout": 0.1},
+        {"tokenizer": "bytes"},
+        {"weights": "pretrained"},
+        {"lora_rank": 8},
+    ],
+)
+def test_what_starts_elsewhere_is_not_compared(other):
+    assert loss_gaps_pct(table(losses(10.0), losses(11.0, **other))).isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"optimizer": "adafactor"}, {"learning_rate": 1e-3}, {"steps": 20}, {"skipped_steps": 3}, {"status": "oom"}],
+)
+def test_what_trains_otherwise_still_starts_alike(other):
+    found = loss_gaps_pct(table(losses(10.0), losses(10.5, 8.0, **other)))
+    assert found["last_loss_gap_pct"].isna().all()
+    assert found["first_loss_gap_pct"].iloc[1] == pytest.approx(5)
+
+
+def test_flags_say_so():
+    found = flags(table(losses(10.0), losses(10.0001), losses(10.02), losses(10.0, 7.5)))
+    assert [tuple(one) for one in found["flags"]] == [(), (), (Flag.LOSS,), (Flag.LOSS,)]
+    assert list(found["words"])[2:] == [
+        "first loss +0.2 % from that of settings that compute the same",
+        "last loss +7.1 % from that of settings that train alike",
+    ]
+
+
+def test_columns_that_no_log_has_are_no_problem():
+    assert loss_gaps_pct(dsnb.published("jean_zay_bloom7b")).isna().all(axis=None)
+    assert loss_gaps_pct(dsnb.published("jean_zay_bloom7b").iloc[:0]).empty
