@@ -87,6 +87,7 @@ IN_ONE_WORKER = {
     "tests/train/test_causal_loss.py",
     "tests/train/test_compiling.py",
     "tests/train/test_data.py",
+    "tests/train/test_engine.py",
     "tests/train/test_memory_trace.py",
     "tests/train/test_meter.py",
     "tests/train/test_profiling.py",

@@ -119,6 +119,15 @@ def test_deepcompile_trains_as_eager_does(losses, stage, gpus):
 
 
 @TWO_GPUS
+def test_weights_are_gathered_after_their_update(losses):
+    """Without persistent weights, nothing but dsnb lets DeepSpeed's gathers wait for the optimizer."""
+    common = {**ON_GPU, "model": "gpt2-large", "precision": "bf16", "gpus": 2, "zero_stage": 3, "compile": "default"}
+    common |= {"micro_batch_size": 4, "seq_len": 512, "steps": 10}
+    none = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+    assert losses(**common, deepspeed=none) == pytest.approx(losses(**common), rel=2e-4)
+
+
+@TWO_GPUS
 @pytest.mark.parametrize("zeropp", ["weights", "partition"])
 def test_quantized_communication_trains_nearly_the_same(losses, zeropp):
     """Rounded to 8 bits: the curve stays near, and is not the same; a second partition rounds nothing."""

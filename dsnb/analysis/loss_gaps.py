@@ -2,7 +2,8 @@
 
 Speed and memory of a run say nothing if it computes something else, as a compiler's or a kernel's error makes it. Two
 settings of one model, with equal seeds and global batches, see the same weights and tokens: their first losses differ
-by rounding alone, however they share the work.
+by rounding alone, however they share the work. Repeats of one setting do the same in the same order: their losses
+differ by the order of sums alone, unless something reads what is not there yet.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pandas as pd
 
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.analysis.tasks import TASK, with_trained
+from dsnb.run_folder.table_columns import KEYS
 from dsnb.runs.columns import numbers
 
 SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")
@@ -27,6 +29,8 @@ SAME_TRAINING = (
     "steps",
 )
 """What decides the last loss, but for number formats."""
+EARLY_STEPS = 20
+"""Differences between repeats grow with each step, so only the first ones are compared."""
 _NEEDED = ["seed", "global_batch_size"]
 
 
@@ -45,7 +49,7 @@ def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
         settings. NaN where there is none, with dropout, where seed or global batch are unknown, and, for the last
         loss, where a run did not end well or skipped steps.
     """
-    known = (numbers(runs, "dropout").fillna(0) == 0) & runs.reindex(columns=_NEEDED).notna().all(axis=1)
+    known = _reproducible(runs)
     skipped = numbers(runs, "skipped_steps").fillna(0) + numbers(runs, "skipped_warmup_steps").fillna(0)
     whole = (runs["status"] == "ok") & (skipped == 0)
     gaps = {
@@ -53,6 +57,33 @@ def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
         "last_loss_gap_pct": _gaps_pct(runs[known & whole], "loss_last", SAME_TRAINING),
     }
     return pd.DataFrame(gaps, index=runs.index, dtype=float)
+
+
+def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series:
+    """Return, for each run, how far the losses of its setting's runs are apart in the first steps, in per cent.
+
+    Parameters
+    ----------
+    runs
+        One row per run.
+    steps
+        Their steps, as `dsnb.load_steps` returns them.
+
+    Returns
+    -------
+    pandas.Series
+        With the index of `runs`: the largest range of a step over the smallest loss, warm-up included. NaN for
+        single runs, with dropout, and where the seed is unknown.
+    """
+    nothing = pd.Series(np.nan, index=runs.index)
+    if steps is None or "loss" not in steps:
+        return nothing
+    setting = KEYS[:-1]
+    early = steps[steps["step"].between(1, EARLY_STEPS) & steps["loss"].notna()]
+    losses = early.groupby([*setting, "step"], sort=False)["loss"].agg(["min", "max", "count"])
+    range_pct = (100 * (losses["max"] / losses["min"] - 1)).where(losses["count"] > 1)
+    worst = range_pct.groupby(setting, sort=False).max().rename("range_pct")
+    return runs[setting].join(worst, on=setting)["range_pct"].where(_reproducible(runs)) if len(worst) else nothing
 
 
 def median_of_others(values: np.ndarray) -> np.ndarray:
@@ -64,6 +95,11 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
     ranks, ascending = np.argsort(order), values[order]
     low, high = (count - 2) // 2, (count - 1) // 2
     return (ascending[low + (ranks <= low)] + ascending[high + (ranks <= high)]) / 2
+
+
+def _reproducible(runs: pd.DataFrame) -> pd.Series:
+    """Return which runs can be compared: without dropout, and with a known seed and batch."""
+    return (numbers(runs, "dropout").fillna(0) == 0) & runs.reindex(columns=_NEEDED).notna().all(axis=1)
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:

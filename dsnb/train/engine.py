@@ -19,6 +19,9 @@ from dsnb.train.model_parts import blocks, count_parameters
 from dsnb.train.optimizers import client_optimizer
 from dsnb.train.trainer import Section, no_section
 
+GATHERING_STREAM = "_DeepSpeedZeRoOffload__allgather_stream"
+"""The attribute of ZeRO 3's parameter offload that holds its stream; None on a CPU."""
+
 
 class DeepSpeedTrainer:
     """Trains with ZeRO, offload and tensor parallelism.
@@ -62,6 +65,7 @@ class DeepSpeedTrainer:
         skipped_before = self._skipped_steps()
         total = torch.zeros((), device=self.engine.device)
         begin_graphs(self.experiment)
+        order_gathers(self.engine)
         for ids in micro_batches:
             with self.section("forward"):
                 loss = self.engine(ids)
@@ -85,6 +89,18 @@ def compiles_outside(experiment: Experiment) -> bool:
     """Return whether the engine compiles: its hooks are part of the graph, such as ZeRO 3's, which gather weights."""
     whole = experiment.compile != "off" and not compiles_blocks(experiment.model_dump())
     return whole and (experiment.compile == "deepcompile" or experiment.zero_stage == 3)
+
+
+def order_gathers(engine: Any) -> None:
+    """Let ZeRO 3 gather weights only when they have been updated.
+
+    DeepSpeed 0.19.8 gathers on a stream of its own, which waits for nothing. What orders gathers after the update is
+    the gathering of persistent weights that follows it. Without any (`stage3_param_persistence_threshold: 0`), compiled
+    OPT-1.3B and GPT-2 XL on two H200 had losses that were off by up to 0.3 %, and others in each repeat.
+    """
+    stream = getattr(getattr(engine.optimizer, "parameter_offload", None), GATHERING_STREAM, None)
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())
 
 
 def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextManager[Any]:

@@ -6,7 +6,8 @@ import pytest
 
 import dsnb
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.loss_gaps import loss_gaps_pct, median_of_others
+from dsnb.analysis.loss_gaps import loss_gaps_pct, median_of_others, repeat_gaps_pct
+from dsnb.runs.literature import measured
 
 SETTING = {
     "sweep": "s",
@@ -84,6 +85,49 @@ def test_what_trains_otherwise_still_starts_alike(other):
     found = loss_gaps_pct(table(losses(10.0), losses(10.5, 8.0, **other)))
     assert found["last_loss_gap_pct"].isna().all()
     assert found["first_loss_gap_pct"].iloc[1] == pytest.approx(5)
+
+
+def steps_of(runs, losses):
+    keys = runs[["sweep", "experiment", "repeat"]].to_dict("records")
+    return pd.DataFrame(
+        [
+            {**key, "step": number, "phase": "warmup", "t_s": 1.0, "step_time_s": 1.0, "loss": loss}
+            for key, own in zip(keys, losses, strict=True)
+            for number, loss in enumerate(own, 1)
+        ]
+    )
+
+
+def test_repeats_train_alike_or_are_flagged():
+    """A range by hand; a single run, another seed's and a later step's have none."""
+    runs = table(
+        losses(9, experiment="a"), losses(9, experiment="a", repeat=2), losses(9), losses(9, experiment="a", repeat=3)
+    )
+    late = [9.0] * 20
+    steps = steps_of(runs, [[*late, 8.0], [9, 9.009, *late[2:], 9.0], [9.0], [9, 8.991, *late[2:], 9.0]])
+    found = repeat_gaps_pct(runs, steps)
+    assert list(found) == pytest.approx(
+        [100 * (9.009 / 8.991 - 1)] * 2 + [np.nan, 100 * (9.009 / 8.991 - 1)], nan_ok=True
+    )
+    words = "losses of the setting's runs differ by up to 0.20 % in the first steps, with the same seed"
+    assert list(flags(runs, steps)["words"]) == [words, words, "", words]
+    assert repeat_gaps_pct(runs.assign(seed=None), steps).isna().all()
+    assert repeat_gaps_pct(runs.assign(dropout=0.1), steps).isna().all()
+    assert repeat_gaps_pct(runs, None).isna().all()
+    assert repeat_gaps_pct(runs, steps.assign(loss=np.nan)).isna().all()
+
+
+def test_runs_on_h200_that_compute_something_else():
+    """Found on 2026-11-23 (docs/LOG.md): threads of two causes, and nothing else among 193 runs."""
+    runs = dsnb.published("h200")
+    found = flags(runs, measured.steps("published: h200"))
+    flagged = runs[[Flag.LOSS in own for own in found["flags"]]]
+    one_graph = flagged["experiment"].str.match(
+        "(plain|zs._bf16).*_bs32_sl128.*compile$|gpt2-xl_plain_bf16_gpus1_bs2_sl1024"
+    )
+    threshold = flagged["experiment"].str.contains("zs3.*stage3_param_persistence_threshold-0")
+    assert (one_graph | threshold).all()
+    assert (one_graph.sum(), threshold.sum()) == (9, 6)
 
 
 def test_flags_say_so():
