@@ -17,6 +17,7 @@ TRAINED = "trained"
 """Derived column: what is trained, `all weights` or `LoRA adapters`."""
 TASK = ("model", "seq_len", "data", TRAINED)
 """The columns that make a task."""
+UNKNOWN = labels.text(None)
 _USUAL = {"data": "synthetic", TRAINED: "all weights"}
 
 
@@ -39,10 +40,10 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     runs = rename_old_columns(runs)
     keys = with_trained(runs).reindex(columns=list(TASK))
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
-    varying = [name for name in TASK if keys[name].nunique() > 1]
+    unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]
     groups = keys.groupby(list(TASK), sort=False).indices
     parts = [
-        Task(_title(dict(zip(TASK, key, strict=True)), varying), runs.iloc[places])
+        Task(_title(dict(zip(TASK, key, strict=True)), unknown), runs.iloc[places])
         for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
     ]
     return sorted(parts, key=lambda task: -len(task.runs))
@@ -55,8 +56,8 @@ def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _title(key: Mapping[str, str], varying: Sequence[str]) -> str:
-    """Name a task by model, sequence length, and whatever is unusual or differs from other tasks."""
-    shown = [name for name in TASK if name in {"model", "seq_len", *varying} or key[name] != _USUAL.get(name)]
-    known = [name for name in shown if key[name] != "-"]
+def _title(key: Mapping[str, str], unknown: Sequence[str]) -> str:
+    """Name a task by model, sequence length, whatever is unusual, and what other tasks do not tell."""
+    shown = [name for name in TASK if name in {"model", "seq_len", *unknown} or key[name] != _USUAL.get(name)]
+    known = [name for name in shown if key[name] != UNKNOWN]
     return ", ".join(labels.axis(name).describe(key[name]) for name in known)

@@ -50,7 +50,12 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = re.compile(r"<svg [^>]*>")
 _COORDINATES = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 _DECIMALS = re.compile(r"(\.\d)\d+")
+_UNSEEN = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>", re.DOTALL)
+_IDENTIFIER = re.compile(r'( id="|#)([A-Za-z][\w-]{7,})')
+"""Colours are shorter."""
+_MARKER = re.compile('<defs><path id="([^"]*)" ([^<>]*)/></defs>')
 _GROUP = re.compile(r'<g id="[^"]*">')
+_ALONE_IN_GROUP = re.compile("<g>(<[^<>]*/>)</g>")
 _TAG = re.compile("<[^>]*>")
 _QUOTED = re.compile('="([^"\']*)"')
 _STYLE = re.compile(r' style="([^"]*)"')
@@ -95,8 +100,26 @@ def _themed(svg: str) -> str:
 
 def _compact(svg: str) -> str:
     """Leave out what is not seen, and write each style once: a third."""
+    svg = _UNSEEN.sub("", svg).replace(" xlink:href=", " href=")
     svg = _COORDINATES.sub(lambda found: _DECIMALS.sub(r"\1", found[0].replace("\n", "")), svg)
-    return _with_classes(_GROUP.sub("<g>", _BETWEEN_TAGS.sub("><", svg)))
+    svg = _ALONE_IN_GROUP.sub(r"\1", _GROUP.sub("<g>", _BETWEEN_TAGS.sub("><", svg)))
+    return _with_classes(_with_short_identifiers(svg))
+
+
+def _with_short_identifiers(svg: str) -> str:
+    """Give short names to what is referred to, and define each marker once: every series has its own."""
+    shapes: dict[str, str] = {}
+    names: dict[str, str] = {}
+
+    def once(marker: re.Match[str]) -> str:
+        first = shapes.setdefault(marker[2], marker[1])
+        names[marker[1]] = names.setdefault(first, f"i{len(names)}")
+        return marker[0] if first == marker[1] else ""
+
+    def short(tag: re.Match[str]) -> str:
+        return _IDENTIFIER.sub(lambda found: found[1] + names.setdefault(found[2], f"i{len(names)}"), tag[0])
+
+    return _TAG.sub(short, _MARKER.sub(once, svg))  # in tags alone, since a text may read like an identifier
 
 
 def _with_classes(svg: str) -> str:

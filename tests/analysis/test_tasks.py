@@ -9,7 +9,15 @@ from tests.support import made_up
 
 def test_a_task_is_model_length_data_and_what_is_trained():
     titles = {task.title: len(task.runs) for task in tasks(dsnb.published("lambda_1cc_opt"))}
-    assert titles == {"opt-350m, sequence 512, all weights": 8, "opt-13b, sequence 512, LoRA adapters": 8}
+    assert titles == {"opt-350m, sequence 512": 8, "opt-13b, sequence 512, LoRA adapters": 8}
+
+
+def test_a_title_tells_what_is_unusual_or_what_other_tasks_do_not_tell():
+    runs = made_up.runs(9, model=["gpt2"], seq_len=[512])
+    runs["data"] = ["synthetic"] * 3 + ["stdlib"] * 3 + [None] * 3
+    titles = ["gpt2, sequence 512, synthetic data", "gpt2, sequence 512, stdlib data", "gpt2, sequence 512"]
+    assert sorted(task.title for task in tasks(runs)) == sorted(titles)
+    assert [task.title for task in tasks(runs[:6])] == ["gpt2, sequence 512", "gpt2, sequence 512, stdlib data"]
 
 
 def test_everything_else_is_a_way_to_do_it():
