@@ -1,0 +1,28 @@
+"""The README's table of published benchmarks is what the data set says."""
+
+import dsnb
+from benchmarks import headline
+from tests import ROOT
+
+
+def test_the_readme_has_the_table_of_the_data_set():
+    table = "\n".join([*headline.HEADER, *headline.rows()])
+    assert table in (ROOT / "README.md").read_text()
+    assert f"All {len(dsnb.published('h200'))} runs" in (ROOT / "README.md").read_text()
+
+
+def test_runs_that_compute_something_else_are_not_in_it():
+    runs = dsnb.published("h200")
+    left = headline.sound(runs)
+    gone = runs.drop(left.index)
+    assert set(gone[gone["status"] == "ok"]["model"]) == {"gpt2", "gpt2-xl", "opt-1.3b"}
+    assert (left["status"] == "ok").all()
+
+
+def test_a_row_by_hand():
+    published = dsnb.published("lambda_1cc_opt").query("gpus == 8 and model == 'opt-13b'").iloc[0].to_dict()
+    ours = headline.sound(dsnb.published("h200"))
+    row = ours[ours["experiment"].str.startswith("opt-13b_zs0_fp16")]["tokens_per_s"].median() / 2
+    assert headline.line(published, ours).startswith(
+        f"| opt-13b, LoRA 128, ZeRO 0, fp16 | 4,672 (8 H100-SXM-80GB) | {row:,.0f} (2 GPUs, n = 1) | {row / 4672:.2f} |"
+    )
