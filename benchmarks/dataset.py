@@ -2,7 +2,7 @@
 
 MACHINE is a name for the host that the runs were made on, the same for all runs of one host: hosts of a cloud are all
 called alike. NOTE is added to the note of every run, such as what else ran beside it. Runs of a setting that the data
-set holds already are further repeats of it.
+set holds already are further repeats of it. `outputs/examples/h200.html` is written anew, also without arguments.
 """
 
 import sys
@@ -17,6 +17,7 @@ from dsnb.runs.literature.measured import steps_file
 
 NAME = "h200"
 DIGITS = 6
+PAGE = Path(__file__).parents[1] / "outputs" / "examples" / "h200.html"
 LEFT_OUT = ("source", "run_dir", "provenance", "of_plain")
 """Columns that say where a run lies, or follow from the others."""
 
@@ -51,10 +52,18 @@ def add(machine: str, folder: Path, note: str = "") -> int:
     return len(runs)
 
 
+def write_page() -> Path:
+    """Write the page of all runs."""
+    runs = dsnb.published(NAME)
+    return dsnb.explore(runs).save(PAGE, f"GPT-2, OPT and BLOOM on H200: {len(runs)} runs")
+
+
 def main() -> None:
     """Add what the arguments name."""
-    machine, folder, *note = sys.argv[1:]
-    print(f"{add(machine, Path(folder), *note)} runs added")
+    if sys.argv[1:]:
+        machine, folder, *note = sys.argv[1:]
+        print(f"{add(machine, Path(folder), *note)} runs added")
+    print(write_page())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The README's table of published benchmarks is what the data set says."""
+"""What the repository shows of the data set is what it says."""
 
 import dsnb
-from benchmarks import headline
+from benchmarks import dataset, headline
 from tests import ROOT
 
 
@@ -26,3 +26,8 @@ def test_a_row_by_hand():
     assert headline.line(published, ours).startswith(
         f"| opt-13b, LoRA 128, ZeRO 0, fp16 | 4,672 (8 H100-SXM-80GB) | {row:,.0f} (2 GPUs, n = 1) | {row / 4672:.2f} |"
     )
+
+
+def test_the_page_has_all_runs_of_the_data_set():
+    assert f"{len(dsnb.published('h200'))} runs</h1>" in dataset.PAGE.read_text()
+    assert dataset.PAGE.stat().st_size < 3_000_000
