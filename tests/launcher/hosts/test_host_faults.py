@@ -101,6 +101,7 @@ def test_a_link_is_cut(pair):
     assert pair.in_tmp(2) == []
 
 
+@pytest.mark.alone  # beside other tests, the host that is left may miss heartbeats for 3 s while it imports torch
 def test_a_host_is_switched_off_while_ranks_start(pair, monkeypatch):
     monkeypatch.setitem(os.environ, SERVERS, "{}")  # so that it takes long: both hosts import torch
     run = Run(pair, HANGER, {})
