@@ -87,14 +87,17 @@ def repeat_gaps_pct(runs: pd.DataFrame, steps: pd.DataFrame | None) -> pd.Series
 
 
 def median_of_others(values: np.ndarray) -> np.ndarray:
-    """Return, for each of n numbers, the median of the n - 1 others; shape (n,), NaN for a single number."""
+    """Return, for each of n numbers, the median of the n - 1 others; shape (n,), NaN for a single number.
+
+    Of two middle numbers it is the one that is nearer to the own, so that of three numbers one alone is far off.
+    """
     count = len(values)
     if count < 2:
         return np.full(count, np.nan)
     order = np.argsort(values)
     ranks, ascending = np.argsort(order), values[order]
-    low, high = (count - 2) // 2, (count - 1) // 2
-    return (ascending[low + (ranks <= low)] + ascending[high + (ranks <= high)]) / 2
+    low, high = (ascending[place + (ranks <= place)] for place in ((count - 2) // 2, (count - 1) // 2))
+    return np.where(np.abs(values - low) <= np.abs(values - high), low, high)
 
 
 def _reproducible(runs: pd.DataFrame) -> pd.Series:

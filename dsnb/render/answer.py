@@ -6,6 +6,8 @@ import re
 import pandas as pd
 
 from dsnb.analysis.decision import ASSUMED_PRICE, Decision, Question, decide, recorded_prices
+from dsnb.analysis.flags import Flag, flags
+from dsnb.analysis.summary import qualify_experiments
 from dsnb.analysis.tasks import Task, tasks
 from dsnb.render import changes
 from dsnb.render.decision_words import Words, words
@@ -16,6 +18,8 @@ from dsnb.runs.column_aliases import rename_old_columns
 
 MAX_CARDS = 6
 """Tasks with a card of their own."""
+NAMED = 3
+"""Settings that a remark names."""
 NO_RUNS = "There are no runs here yet: start the sweep first."
 
 
@@ -83,7 +87,21 @@ def remarks(runs: pd.DataFrame) -> list[str]:
     bad = runs[runs["status"] != "ok"]
     counts = ", ".join(f"{count} {labels.text(name)}" for name, count in bad["status"].value_counts().items())
     success = "The run succeeded." if len(runs) == 1 else f"All {len(runs)} runs succeeded."
-    return [success if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}.", *_not_tried(runs)]
+    ended = success if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}."
+    return [ended, *_otherwise(runs), *_not_tried(runs)]
+
+
+def _otherwise(runs: pd.DataFrame) -> list[str]:
+    """Name the settings whose losses say that they compute something else: a figure of theirs answers nothing."""
+    own = [Flag.LOSS in found for found in flags(runs)["flags"]]
+    names = list(dict.fromkeys(qualify_experiments(runs)[own]["experiment"]))
+    if not names:
+        return []
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return [
+        f"Check the losses of {labels.count(sum(own), 'run')} before you choose one of them: they are not those of "
+        f"settings that compute the same. {', '.join(names[:NAMED])}{more}."
+    ]
 
 
 def _left_out(found: int) -> list[str]:

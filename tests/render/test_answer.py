@@ -173,3 +173,11 @@ def test_with_too_few_runs_the_change_is_that_of_the_medians():
     table.loc[table["experiment"] != table["experiment"].iloc[0], "tokens_per_s"] *= 0.9
     table.loc[slow, "tokens_per_s"] *= 0.7
     assert "10 % slower (3 and 3 runs: too few to be sure)" in text(table)
+
+
+def test_settings_that_compute_something_else_are_named():
+    own = runs(3).assign(seed=0, global_batch_size=8, loss_last=5.0, loss_first=[10.0, 10.0, 10.2])
+    name = own["experiment"].iloc[2]
+    assert "Check the losses of 1 run before you choose one of them" in text(own)
+    assert f"they are not those of settings that compute the same. {name}." in text(own)
+    assert "losses" not in text(own.assign(loss_first=10.0))
