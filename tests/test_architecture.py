@@ -81,7 +81,7 @@ TESTED_ELSEWHERE = {
     "prediction/test_work.py": "prediction/host_work prediction/kernels prediction/mode prediction/shapes",
     "render/test_answer.py": "render/changes render/decision_words",
     "files/test_records.py": "files/json_text",
-    "launcher/hosts/test_host_faults.py": "launcher/hosts/lifeline launcher/hosts/node",
+    "launcher/hosts/test_host_faults.py": "launcher/hosts/node",
     "launcher/hosts/test_remote.py": "launcher/hosts/servers",
     "launcher/test_bandwidth.py": "render/all_reduce runs/all_reduce train/bandwidth",
     "launcher/test_figures.py": "launcher/gpu_figures render/notes",

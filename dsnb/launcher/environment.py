@@ -88,6 +88,8 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     # Lets torch count GPUs through NVML, without initialising CUDA, which would break a later fork.
     env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # Kernels that Inductor fuses by reordering loops race on GPUs (torch 2.11): losses and gradients were wrong.
+    env.setdefault("TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION", "0")
     if arches := env.get("TORCH_CUDA_ARCH_LIST"):
         env["TORCH_CUDA_ARCH_LIST"] = plain_architectures(arches)
     return env

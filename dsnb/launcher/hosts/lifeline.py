@@ -1,7 +1,9 @@
 """An agent's connection to its coordinator; when it is lost, the agent and its ranks end."""
 
+import contextlib
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -57,6 +59,7 @@ class Lifeline:
     def _watch(self) -> None:
         while not self.cut.wait(HEARTBEAT_S):
             if time.monotonic() > self._heard_at + self._silence_s:
+                self._report_silence()
                 self.cut.set()
         self._requests.put(None)
         time.sleep(self.patience_s)  # normally the main thread ends the process before that
@@ -64,6 +67,12 @@ class Lifeline:
             self.last_resort()
         finally:
             os._exit(1)
+
+    def _report_silence(self) -> None:
+        """Say why this host ends its ranks, for a coordinator that was only slow and still listens."""
+        message = f"it heard nothing from the launcher for {self._silence_s:g} s and ended its ranks"
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            print(message, file=sys.stderr, flush=True)
 
     def request(self) -> dict[str, Any] | None:
         """Wait for the next request and return it; None when the connection has ended."""
