@@ -9,12 +9,16 @@ from dsnb.settings.experiment import Experiment
 # Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
 # differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
 # for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
-HOOK_LAUNCHES = 3.5
+HOOK_LAUNCHES = 4.0
+IDLE_HOOK_LAUNCHES = 0.2
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
 COMPILED_LAUNCHES = 0.75  # without CUDA graphs, the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with them 10.0
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 FSDP_GATHER = 8.0
+BLOCK_GATHER = 2.0
+FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next one
+ZERO3_PARAMETER = 1.5
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
@@ -27,28 +31,36 @@ def launches(experiment: Experiment, mode: Mode, launched: float, casts: float) 
     launched, casts
         Kernels of the passes, and those of autocast.
     """
-    hooks = HOOK_LAUNCHES * _own_tensors(experiment) if _has_hooks(experiment) else 0.0
     launched += CAST_LAUNCHES * casts
     if experiment.compile in CUDA_GRAPHS:
-        return 5.0 + hooks
+        return 5.0
     if mode.kind != "compiled":
-        return launched + hooks
+        return launched
     parts = COMPILED_LAUNCHES * launched
     if experiment.strategy == "fsdp" or experiment.zero_stage == 3:
         parts += BLOCK_LAUNCHES * shape(experiment.model).layers
     if experiment.strategy == "ddp" and experiment.gpus > 1:
         bucket = experiment.bucket_elements or 25 * 2**20 / 4
         parts += SPLIT_LAUNCHES * trained_parameters(experiment) / bucket
-    return parts + hooks
+    return parts
+
+
+def hook_launches(experiment: Experiment) -> float:
+    """Return what ZeRO's hooks of each gradient do in Python in an optimizer step, in launches.
+
+    ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's (DeepSpeed 0.19.8,
+    `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient all the same.
+    """
+    if experiment.strategy != "deepspeed" or not experiment.zero_stage:
+        return 0.0
+    moved = 1 if experiment.zero_stage == 1 else experiment.grad_accum
+    each = HOOK_LAUNCHES * moved + IDLE_HOOK_LAUNCHES * (experiment.grad_accum - moved)
+    return each * _own_tensors(experiment)
 
 
 def _own_tensors(experiment: Experiment) -> float:
     """Return the parameter tensors of a pipeline stage."""
     return parameter_tensors(experiment) / experiment.pipeline_parallel
-
-
-def _has_hooks(experiment: Experiment) -> bool:
-    return experiment.strategy == "deepspeed" and experiment.zero_stage >= 1
 
 
 def parameters(experiment: Experiment, mode: Mode) -> float:
@@ -60,8 +72,8 @@ def parameters(experiment: Experiment, mode: Mode) -> float:
     if experiment.strategy != "deepspeed":
         return 0.0
     native = mode.width == 2 and not mode.autocast
-    flat = 0.25 if experiment.gradient_checks == "on" else 0.13
-    weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: 2.1}[experiment.zero_stage]
+    flat = FLAT_WITH_NORMS if experiment.gradient_checks == "on" else FLAT
+    weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[experiment.zero_stage]
     return weight * _own_tensors(experiment)
 
 
@@ -71,7 +83,7 @@ def gathers(experiment: Experiment, mode: Mode, layers: float, again: float) -> 
     if not gathered:
         return FSDP_GATHER * layers * (2 + again) if experiment.strategy == "fsdp" else 0.0
     whole = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
-    each = 2.0 if whole else TENSORS.get(shape(experiment.model).family, 12)
+    each = BLOCK_GATHER if whole else TENSORS.get(shape(experiment.model).family, 12)
     return layers * each * (gathering_passes(experiment) + again)
 
 

@@ -44,21 +44,21 @@ class TimeError:
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.prediction_errors`.
 DEFAULT_ERRORS: dict[str, TimeError] = {
-    "DDP": TimeError(7, 4.0, 11.0, -2.2),
-    "FSDP": TimeError(8, 6.6, 12.8, -6.6),
-    "LoRA": TimeError(6, 3.8, 7.8, -2.3),
-    "ZeRO 0": TimeError(27, 5.1, 12.2, 2.6),
-    "ZeRO 1": TimeError(17, 5.0, 15.2, -0.5),
-    "ZeRO 2": TimeError(5, 6.0, 17.4, 0.9),
-    "ZeRO 3": TimeError(1, 7.7, 7.7, 7.7),
-    "offload to the CPU": TimeError(1, 63.0, 63.0, 63.0),
-    "plain loop": TimeError(12, 4.0, 8.7, 1.7),
-    "tensor and pipeline parallel": TimeError(2, 8.1, 15.1, 7.0),
-    "waiting for the host": TimeError(86, 14.2, 67.5, 4.9),
-    "all": TimeError(172, 10.0, 67.5, 3.0),
+    "DDP": TimeError(8, 3.6, 11.1, -2.0),
+    "FSDP": TimeError(8, 7.0, 13.1, -7.0),
+    "LoRA": TimeError(6, 4.1, 8.2, -2.4),
+    "ZeRO 0": TimeError(27, 5.5, 13.2, 2.8),
+    "ZeRO 1": TimeError(17, 4.1, 14.6, -0.1),
+    "ZeRO 2": TimeError(5, 2.9, 9.7, 2.0),
+    "ZeRO 3": TimeError(1, 2.0, 2.0, 2.0),
+    "offload to the CPU": TimeError(1, 62.2, 62.2, 62.2),
+    "plain loop": TimeError(12, 3.9, 8.3, 1.1),
+    "tensor and pipeline parallel": TimeError(1, 15.7, 15.7, 15.7),
+    "waiting for the host": TimeError(86, 12.1, 67.7, 3.2),
+    "all": TimeError(172, 8.8, 67.7, 2.1),
 }
 
-ELSEWHERE = ("published on other GPUs", TimeError(71, 35.4, 93.6, -27.8))
+ELSEWHERE = ("published on other GPUs", TimeError(71, 35.3, 87.7, -27.7))
 """Errors on four published tables of A100, H100 and V100, with the constants of H200: `prediction_errors elsewhere`."""
 
 

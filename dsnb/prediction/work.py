@@ -87,7 +87,8 @@ def work(experiment: Experiment) -> Work:
         elementwise_bytes=count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
         optimizer_bytes=_optimizer_bytes(experiment, mode),
         kernels=count * (launched + casts),
-        host_launches=count * host_work.launches(experiment, mode, launched, casts),
+        host_launches=count * host_work.launches(experiment, mode, launched, casts)
+        + host_work.hook_launches(experiment),
         host_parameters=host_work.parameters(experiment, mode),
         host_gathers=count * host_work.gathers(experiment, mode, layers, again),
         offloaded_activation_bytes=count * 2 * inputs,

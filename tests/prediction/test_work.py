@@ -65,10 +65,22 @@ def test_the_odd_vocabulary_of_gpt2_is_slow_unless_a_compiler_pads_it():
 
 
 def test_accumulation_repeats_the_passes_but_not_the_optimizer():
-    once, four = work(experiment(zero_stage=1)), work(experiment(zero_stage=1, grad_accum=4))
+    once, four = work(experiment(zero_stage=0)), work(experiment(zero_stage=0, grad_accum=4))
     assert four.matmul_flops == 4 * once.matmul_flops
     assert four.host_launches == 4 * once.host_launches
     assert four.optimizer_bytes == once.optimizer_bytes
+
+
+def test_zero_1_moves_gradients_once_a_step_and_zero_2_with_each_micro_batch():
+    passes = work(experiment(zero_stage=0)).host_launches
+    hooks = {
+        (stage, count): work(experiment(zero_stage=stage, grad_accum=count)).host_launches - count * passes
+        for stage in (1, 2)
+        for count in (1, 4)
+    }
+    assert hooks[1, 1] == pytest.approx(hooks[2, 1])
+    assert hooks[2, 4] == pytest.approx(4 * hooks[2, 1])
+    assert hooks[1, 1] < hooks[1, 4] < 1.5 * hooks[1, 1]
 
 
 def test_the_bubble_is_stages_less_one_over_micro_batches():
