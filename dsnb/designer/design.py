@@ -10,6 +10,7 @@ import ipywidgets as widgets
 from dsnb.designer import markup
 from dsnb.designer.draft import write
 from dsnb.designer.form import Form
+from dsnb.designer.gpu_prediction import predict_on, this_gpu
 from dsnb.designer.plan import Plan, plan
 from dsnb.designer.predicted import Predict
 from dsnb.designer.predicting import Predicting
@@ -17,6 +18,7 @@ from dsnb.designer.running import Running
 from dsnb.designer.values import unique
 from dsnb.errors import SettingsError
 from dsnb.explorer.explore import Explorer
+from dsnb.prediction import gpus, links
 from dsnb.run_folder import paths
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import Experiment
@@ -47,10 +49,10 @@ class Design:
         question: str,
         folder: Path,
         outputs: Path,
-        predict: Predict | None,
+        gpu: str | None,
+        predict: Callable[[Form], Predict],
     ) -> None:
         self.folder, self.outputs = folder, outputs
-        self._predict = Predicting(predict, self._show_plan) if predict else None
         self.plan = Plan()
         self._written: tuple[Path, str] | None = None
         self.plan_view, self.message = widgets.HTML(), widgets.HTML()
@@ -58,7 +60,8 @@ class Design:
         self.start_button = self._button("Start", self.start)
         self.stop_button = self._button("Stop", self._ask_to_stop)
         self.running = Running(self._enable)
-        self.form = Form(name, question, settings, self.refresh)
+        self.form = Form(name, question, settings, gpu, self.refresh, self._predict_anew)
+        self._predict = Predicting(predict(self.form), self._show_plan)
         self.form.box.layout = widgets.Layout(flex="1 1 28rem", min_width="0")
         side = widgets.VBox([self.plan_view], layout={"flex": "1 1 24rem", "min_width": "0", "padding": "0 0 0 1rem"})
         wrapping = {"flex_flow": "row wrap"}
@@ -87,6 +90,10 @@ class Design:
         self._show_plan()
         self.message.value = ""
 
+    def _predict_anew(self) -> None:
+        self._predict.forget()
+        self.refresh()
+
     def _show_plan(self) -> None:
         form = self.form
         try:
@@ -95,7 +102,7 @@ class Design:
             )
         except SettingsError as error:
             self.plan = Plan(problems=error.problems)
-        self.plan_view.value = markup.plan_html(self.plan, form.start_s.value, form.objective.value)
+        self.plan_view.value = markup.plan_html(self.plan, form.start_s.value, form.objective.value, form.gpu.value)
         self._enable()
 
     def write(self) -> None:
@@ -180,13 +187,15 @@ def design(
     question: str = "",
     folder: str | Path | None = None,
     outputs: str | Path | None = None,
+    gpu: str = "",
+    link: str = "nvlink",
     predict: Predict | None = None,
 ) -> Design:
     """Return a form for JupyterLab that designs a sweep: settings and their values, and beside them what they come to.
 
-    It shows the number of runs, which combinations are refused and why, and, with `predict`, which do not fit into
-    memory, how long the sweep takes and what it costs. One button writes the params file that `dsnb sweep` takes, one
-    starts it, one stops it; the explorer follows. The sweep ends with the kernel.
+    It shows the number of runs, which combinations are refused and why, and what is predicted for a GPU: which do not
+    fit into memory, how long the sweep takes and what it costs. One button writes the params file that `dsnb sweep`
+    takes, one starts it, one stops it; the explorer follows. The sweep ends with the kernel.
 
     Parameters
     ----------
@@ -199,15 +208,19 @@ def design(
         The folder for the params file; by default `params` beside the nearest `notebooks` folder.
     outputs
         The folder for the sweep's own folder; by default `$DSNB_OUTPUTS`, or `outputs` beside `notebooks`.
+    gpu
+        Name of the GPU to predict for, as `dsnb.predict` takes it; by default this machine's.
+    link
+        How GPUs are connected, as `dsnb.predict` takes it.
     predict
-        Predicts experiments: takes a list of `Experiment`, returns a row for each, in order, with `experiment`, `fits`,
-        `peak_allocated_gib`, `tokens_per_s` and `step_time_s`, NaN where unknown. Where an event loop is running, as in
-        JupyterLab, it is called in a thread.
+        Predicts experiments instead of `dsnb.predict`: takes a list of `Experiment`, returns a row for each, in order,
+        with `experiment`, `fits`, `peak_allocated_gib`, `tokens_per_s` and `step_time_s`, NaN where unknown. Where an
+        event loop is running, as in JupyterLab, it is called in a thread.
 
     Raises
     ------
     SettingsError
-        If a setting is unknown or has no value.
+        If a setting is unknown or has no value, or the GPU or the link is unknown.
     """
     chosen = {**USUAL, **(settings or {})}
     lists = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in chosen.items()}
@@ -221,11 +234,13 @@ def design(
     if problems:
         raise SettingsError(problems)
     lists = {key: unique(key, several) for key, several in lists.items()}
+    links.link(link)
     return Design(
         lists,
         name,
         question,
         Path(folder) if folder else paths.params_root(),
         Path(outputs) if outputs else paths.outputs_root(),
-        predict,
+        None if predict else gpus.find(gpu).name if gpu else this_gpu(),
+        lambda form: predict or predict_on(lambda: str(form.gpu.value), link),
     )

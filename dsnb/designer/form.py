@@ -11,11 +11,12 @@ from dsnb.designer import markup, values
 from dsnb.designer.draft import Draft
 from dsnb.designer.predicted import START_S
 from dsnb.errors import SettingsError
+from dsnb.prediction.gpus import GPUS
 from dsnb.runs.labels import text
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import Experiment
 
-WIDE = {"width": "100%"}
+WIDE = {"width": "auto"}
 WORDS = {"description_width": "9rem"}
 FIELD = {"width": "18rem", "max_width": "100%"}
 LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
@@ -87,10 +88,19 @@ class Row:
 
 
 class Form:
-    """All fields; `changed` is called after every change."""
+    """All fields; `changed` is called after every change, but after one of the GPU `changed_gpu`.
+
+    There is no field for the GPU if `gpu` is None, and none is chosen if it is empty.
+    """
 
     def __init__(
-        self, name: str, question: str, settings: Mapping[str, list[Any]], changed: Callable[[], None]
+        self,
+        name: str,
+        question: str,
+        settings: Mapping[str, list[Any]],
+        gpu: str | None,
+        changed: Callable[[], None],
+        changed_gpu: Callable[[], None],
     ) -> None:
         self._changed = changed
         self.rows: dict[str, Row] = {}
@@ -98,12 +108,13 @@ class Form:
         self.name = self._text(name, "name")
         self.question = self._text(question, "question")
         self.repeats = self._number(widgets.BoundedIntText(4, min=1, max=1000), "repeats")
-        self.objective = widgets.Dropdown(
-            options=[(markup.TITLES[one], one) for one in OBJECTIVES],
-            description="objective",
-            style=WORDS,
-            layout=FIELD,
+        objectives = [(markup.TITLES[one], one) for one in OBJECTIVES]
+        self.objective = widgets.Dropdown(options=objectives, description="objective", style=WORDS, layout=FIELD)
+        kinds = [("choose", ""), *((one, one) for one in GPUS)]
+        self.gpu = widgets.Dropdown(
+            options=kinds, value=gpu or "", description="predict for", style=WORDS, layout=FIELD
         )
+        self.gpu.observe(lambda _: changed_gpu(), "value")
         self.start_s = self._number(widgets.BoundedFloatText(START_S, min=0, max=1e6), "start of a run (s)")
         self.leave_out_unfit = widgets.Checkbox(
             False, description="leave out what is predicted not to fit", indent=False, layout={"width": "auto"}
@@ -126,6 +137,7 @@ class Form:
                 widgets.HBox([self.new, self.add_button], layout=ROW),
                 self.message,
                 self.repeats,
+                *([] if gpu is None else [self.gpu]),
                 self.objective,
                 self.start_s,
                 self.leave_out_unfit,

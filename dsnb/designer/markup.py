@@ -16,8 +16,16 @@ TITLES = {"time": "time", "gpu_hours": "GPU-hours", "cost": "cost", "memory": "m
 """Objective of `dsnb.analysis.decision` -> its name in the form."""
 
 
-def plan_html(plan: Plan, start_s: float, objective: str) -> str:
-    """Return what a draft comes to; `start_s` is what the estimate assumes of a run outside its steps."""
+def plan_html(plan: Plan, start_s: float, objective: str, gpu: str) -> str:
+    """Return what a draft comes to.
+
+    Parameters
+    ----------
+    start_s
+        What the estimate assumes of a run outside its steps.
+    gpu
+        What it is predicted for; empty if that is not known.
+    """
     if plan.sweep is None:
         parts = [_list("This cannot be run", plan.problems)]
     else:
@@ -25,7 +33,7 @@ def plan_html(plan: Plan, start_s: float, objective: str) -> str:
         runs = f"{count(len(plan.sweep.runs), 'run')}: {count(experiments, 'experiment')} x {plan.repeats}"
         parts = [
             f"<p><strong>{_escape(runs)}</strong></p>",
-            _paragraphs(_time(plan, start_s), _best(plan, objective), plan.note),
+            _paragraphs(_time(plan, start_s, gpu), _best(plan, objective), plan.note),
             _list("This machine cannot run it", plan.unsupported),
         ]
     parts += [_list(f"Predicted not to fit: {len(plan.unfit)}", plan.unfit), _refused(plan.refused)]
@@ -45,12 +53,13 @@ def duration(seconds: float) -> str:
     return f"{significant(seconds, 2)} s"
 
 
-def _time(plan: Plan, start_s: float) -> str:
+def _time(plan: Plan, start_s: float, gpu: str) -> str:
     known = len(plan.sweep.runs) - plan.unknown_runs if plan.sweep else 0
     if not known:
         return ""
     least = "at least " if plan.unknown_runs else ""
-    said = f"Predicted: {least}{duration(plan.seconds)}, {significant(plan.gpu_hours, 2)} GPU-hours"
+    said = f"Predicted on {gpu}: " if gpu else "Predicted: "
+    said += f"{least}{duration(plan.seconds)}, {significant(plan.gpu_hours, 2)} GPU-hours"
     said += f", cost {significant(plan.cost)}" if plan.cost else ""
     said += f", with {significant(start_s)} s to start and end each run."
     unknown = f" {count(plan.unknown_runs, 'run')} of unknown time not counted." if plan.unknown_runs else ""
@@ -61,9 +70,16 @@ def _best(plan: Plan, objective: str) -> str:
     best = plan.best(objective)
     if best is None:
         return ""
-    figures = {"tokens/s": best["tokens_per_s"], "GiB": best["peak_allocated_gib"]}
-    known = [f"{significant(value)} {unit}" for unit, value in figures.items() if not math.isnan(value)]
+    figures = {"tokens/s": "tokens_per_s", "GiB": "peak_allocated_gib"}
+    known = [_figure(best, *one) for one in figures.items() if not math.isnan(best[one[1]])]
     return f"Predicted {BEST[objective][1]}: {best['experiment']} ({', '.join(known)})."
+
+
+def _figure(row: Any, unit: str, column: str) -> str:
+    """Return a predicted figure with the mean error of such predictions, if that is known."""
+    error_pct = row[f"{column.removesuffix('_gib')}_error_pct"]
+    error = "" if math.isnan(error_pct) else f" ± {significant(error_pct, 2)} %"
+    return f"{significant(row[column])} {unit}{error}"
 
 
 def _refused(refused: Mapping[str, list[dict[str, Any]]]) -> str:

@@ -81,7 +81,7 @@ def plan(
     draft: Draft,
     path: Path,
     output: Path,
-    predict: Predict | None = None,
+    predict: Predict,
     start_s: float = START_S,
     leave_out_unfit: bool = False,
 ) -> Plan:
@@ -94,7 +94,7 @@ def plan(
     path, output
         The params file and the sweep's folder, for messages and for the paths of the runs.
     predict
-        Predicts memory and speed; without it, nothing is predicted.
+        Predicts memory and speed.
     start_s
         Seconds of a run outside its steps, for the estimate.
     leave_out_unfit

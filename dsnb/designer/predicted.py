@@ -10,8 +10,9 @@ from dsnb.files import plain_text
 from dsnb.settings.experiment import Experiment
 
 Predict = Callable[[list[Experiment]], pd.DataFrame]
-"""Experiments -> a row for each, in order, with `COLUMNS`; NaN where something is unknown."""
+"""Experiments -> a row for each, in order, with `COLUMNS` and perhaps `ERRORS`; NaN where something is unknown."""
 COLUMNS = ["experiment", "fits", "peak_allocated_gib", "tokens_per_s", "step_time_s"]
+ERRORS = ["peak_allocated_error_pct", "tokens_per_s_error_pct"]
 BEST = {
     "time": ("tokens_per_s", "highest throughput"),
     "gpu_hours": ("tokens_per_s_per_gpu", "fewest GPU-hours"),
@@ -19,7 +20,6 @@ BEST = {
     "memory": ("peak_allocated_gib", "least memory"),
 }
 """Objective of `dsnb.analysis.decision` -> the predicted figure that decides, and what it is called."""
-NOT_ASKED = "Nothing is predicted: this form was opened without a prediction of memory and time."
 PREDICTING = "Predicting memory and speed ..."
 START_S = 20.0
 """Usual seconds of a run outside its steps."""
@@ -29,7 +29,7 @@ class StillPredictingError(DsnbError):
     """A prediction that is being made beside the form."""
 
 
-def rows(experiments: list[Experiment], predict: Predict | None, start_s: float) -> tuple[pd.DataFrame, str]:
+def rows(experiments: list[Experiment], predict: Predict, start_s: float) -> tuple[pd.DataFrame, str]:
     """Return a row for each experiment, empty where nothing is predicted, and a note if that is so for all.
 
     Parameters
@@ -37,14 +37,14 @@ def rows(experiments: list[Experiment], predict: Predict | None, start_s: float)
     experiments
         All of them valid.
     predict
-        The function that predicts, if there is one.
+        The function that predicts.
     start_s
         Seconds of a run outside its steps.
 
     Returns
     -------
     pandas.DataFrame
-        `COLUMNS`, `experiment` under its name in a sweep and `fits` as True, False or None; `gpus`;
+        `COLUMNS` and `ERRORS`, `experiment` under its name in a sweep and `fits` as True, False or None; `gpus`;
         `tokens_per_s_per_gpu`; `run_s`, the time of one run, and its `cost`, NaN if unknown or if the run does not fit.
     str
         Why nothing is predicted; empty if something is.
@@ -61,13 +61,11 @@ def rows(experiments: list[Experiment], predict: Predict | None, start_s: float)
     return table, note
 
 
-def _asked(experiments: list[Experiment], predict: Predict | None) -> tuple[pd.DataFrame, str]:
-    nothing = pd.DataFrame(math.nan, index=range(len(experiments)), columns=COLUMNS).assign(fits=None)
-    if predict is None:
-        return nothing, NOT_ASKED
+def _asked(experiments: list[Experiment], predict: Predict) -> tuple[pd.DataFrame, str]:
+    nothing = pd.DataFrame(math.nan, index=range(len(experiments)), columns=[*COLUMNS, *ERRORS]).assign(fits=None)
     try:
-        found = predict(experiments).reindex(columns=COLUMNS).reset_index(drop=True)
-        figures = COLUMNS[2:]
+        found = predict(experiments).reindex(columns=nothing.columns).reset_index(drop=True)
+        figures = list(nothing.columns[2:])
         found[figures] = found[figures].apply(pd.to_numeric).astype(float).replace([math.inf, -math.inf], math.nan)
         fits = [None if pd.isna(value) else bool(value) for value in found["fits"]]
         found["fits"] = pd.Series(fits, index=found.index, dtype=object)

@@ -10,6 +10,9 @@ import pandas as pd
 from dsnb.designer.predicted import Predict, StillPredictingError
 from dsnb.settings.experiment import Experiment
 
+Asked = tuple[int, list[Experiment]]
+"""The number of a question, and its experiments."""
+
 
 class Predicting:
     """Predicts as `predict` does, but raises `StillPredictingError` at once where the answer is not known yet.
@@ -26,9 +29,14 @@ class Predicting:
 
     def __init__(self, predict: Predict, changed: Callable[[], None]) -> None:
         self._predict, self._changed = predict, changed
-        self._asked: list[Experiment] = []
-        self._known: tuple[list[Experiment], pd.DataFrame | Exception] | None = None
+        self._question = 0
+        self._asked: Asked = (0, [])
+        self._known: tuple[Asked, pd.DataFrame | Exception] | None = None
         self._is_running = False
+
+    def forget(self) -> None:
+        """Ask anew from now on: `predict` has another answer to the same experiments."""
+        self._question += 1
 
     def __call__(self, experiments: list[Experiment]) -> pd.DataFrame:
         """Return the prediction of these experiments.
@@ -38,7 +46,8 @@ class Predicting:
         StillPredictingError
             If it is being made.
         """
-        if self._known and self._known[0] == experiments:
+        asked = self._question, experiments
+        if self._known and self._known[0] == asked:
             if isinstance(self._known[1], Exception):
                 raise self._known[1]
             return self._known[1]
@@ -46,7 +55,7 @@ class Predicting:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return self._predict(experiments)
-        self._asked = experiments
+        self._asked = asked
         if not self._is_running:
             self._start(loop)
         raise StillPredictingError
@@ -55,21 +64,19 @@ class Predicting:
         self._is_running = True
         threading.Thread(target=self._work, args=(loop, self._asked), daemon=True).start()
 
-    def _work(self, loop: asyncio.AbstractEventLoop, experiments: list[Experiment]) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop, asked: Asked) -> None:
         found: pd.DataFrame | Exception
         try:
-            found = self._predict(experiments)
+            found = self._predict(asked[1])
         except Exception as error:  # of a function from elsewhere; the plan turns it into a note
             found = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(self._end, loop, experiments, found)
+            loop.call_soon_threadsafe(self._end, loop, asked, found)
 
-    def _end(
-        self, loop: asyncio.AbstractEventLoop, experiments: list[Experiment], found: pd.DataFrame | Exception
-    ) -> None:
+    def _end(self, loop: asyncio.AbstractEventLoop, asked: Asked, found: pd.DataFrame | Exception) -> None:
         self._is_running = False
-        if experiments != self._asked:  # the form has changed since
+        if asked != self._asked:  # the form has changed since
             self._start(loop)
             return
-        self._known = experiments, found
+        self._known = asked, found
         self._changed()

@@ -56,11 +56,12 @@ def places(axes, refused):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_written_reads_back_to_the_same_experiments(seed, tmp_path):
+    from dsnb.designer.gpu_prediction import predict_on
     from dsnb.designer.plan import plan
 
     made = drawn(random.Random(seed))
     wanted, path = accepted(made), tmp_path / "x.yaml"
-    found = plan(made, path, tmp_path / "out")
+    found = plan(made, path, tmp_path / "out", predict_on(str, "nvlink"))
     if not wanted:
         assert found.problems == ["every combination is refused: change a setting"]
         return

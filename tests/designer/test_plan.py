@@ -1,22 +1,20 @@
 """What a draft comes to: runs, refused combinations, predictions, time and cost, and how they are shown."""
 
-import functools
 import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-import dsnb
 from dsnb.analysis.decision import OBJECTIVES
 from dsnb.designer import markup
 from dsnb.designer import plan as module
 from dsnb.designer.draft import Draft
+from dsnb.designer.gpu_prediction import predict_on
 from dsnb.designer.plan import plan
 from dsnb.designer.predicted import BEST
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import DEFAULTS, Experiment
-from tests.prediction.made_up import TRACE
 
 SHARED = {"model": ["gpt2-tiny"], "device": ["cpu"], "precision": ["fp32"], "warmup_steps": [5], "steps": [20]}
 AXES = {"zero_stage": [0, 1, 2], "strategy": ["deepspeed", "ddp"]}
@@ -25,7 +23,10 @@ REASON = (
 )
 
 
-def planned(predict=None, start_s=0.0, leave_out_unfit=False, repeats=2, **settings):
+UNKNOWN = predict_on(str, "nvlink")
+
+
+def planned(predict=UNKNOWN, start_s=0.0, leave_out_unfit=False, repeats=2, **settings):
     draft = Draft("x", "Why?", {**SHARED, **AXES, **settings}, repeats)
     return plan(draft, Path("params/x.yaml"), Path("outputs/x"), predict, start_s, leave_out_unfit)
 
@@ -48,7 +49,7 @@ def by_stage(step_time_s, fits=(True, True, True), memory=(3.0, 2.0, 1.0)):
 
 
 def html_of(made, objective="time"):
-    return markup.plan_html(made, 0.0, objective)
+    return markup.plan_html(made, 0.0, objective, "")
 
 
 def test_runs_are_counted_and_refused_combinations_left_out():
@@ -61,7 +62,7 @@ def test_runs_are_counted_and_refused_combinations_left_out():
     assert "8 runs: 4 experiments x 2" in text
     assert "Refused and left out: 2 combinations" in text
     assert "<li>zero_stage 1, strategy ddp</li>" in text
-    assert "this form was opened without a prediction" in text
+    assert "Nothing is predicted: choose the GPU to predict for" in text
 
 
 def test_every_combination_is_checked_once(monkeypatch):
@@ -79,8 +80,8 @@ def test_time_and_cost_by_hand():
     assert made.seconds == seconds == 880
     assert made.gpu_hours == pytest.approx(2 * seconds / 3600)
     assert made.cost == pytest.approx(36 * 2 * seconds / 3600) == 17.6
-    text = markup.plan_html(made, 10.0, "time")
-    assert "Predicted: 15 min, 0.49 GPU-hours, cost 17.6, with 10 s to start and end each run." in text
+    text = markup.plan_html(made, 10.0, "time", "L4")
+    assert "Predicted on L4: 15 min, 0.49 GPU-hours, cost 17.6, with 10 s to start and end each run." in text
 
 
 def test_what_is_not_known_is_not_counted():
@@ -171,7 +172,7 @@ def test_what_cannot_be_run_is_a_sentence(settings, problem):
 
 
 def test_a_name_that_is_no_folder():
-    made = plan(Draft("../x", "", SHARED), Path("params/x.yaml"), Path("x"))
+    made = plan(Draft("../x", "", SHARED), Path("params/x.yaml"), Path("x"), UNKNOWN)
     assert made.problems == ["params file 'params/x.yaml': name is '../x': use letters, digits, '.', '_' and '-' only"]
 
 
@@ -205,17 +206,6 @@ def test_durations(seconds, wanted):
 def test_every_setting_can_be_an_axis_of_one_value():
     """The form writes what it was given, whatever the setting."""
     defaults = {name: [value] for name, value in DEFAULTS.items() if value not in ({}, "")}
-    made = plan(Draft("x", "", {**defaults, **SHARED}), Path("x.yaml"), Path("x"))
+    made = plan(Draft("x", "", {**defaults, **SHARED}), Path("x.yaml"), Path("x"), UNKNOWN)
     assert made.problems == []
     assert made.sweep.runs[0].experiment == Experiment(**{name: values[0] for name, values in SHARED.items()})
-
-
-def test_dsnb_predicts_what_the_form_asks(monkeypatch):
-    monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE] * len(experiments))
-    made = planned(functools.partial(dsnb.predict, gpu="H200"))
-    assert made.note == ""
-    assert made.unknown_runs == 0
-    assert made.seconds == pytest.approx(2 * 25 * made.predicted["step_time_s"].sum())
-    assert planned(functools.partial(dsnb.predict, gpu="?")).note.startswith("Nothing is predicted: unknown GPU '?'")
-    small = planned(functools.partial(dsnb.predict, gpu="T4"))
-    assert sorted(small.unfit) == sorted(small.predicted["experiment"])
