@@ -14,6 +14,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.explorer import page
 from dsnb.files import records
+from dsnb.prediction import links
 from dsnb.render import notebook_page
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
@@ -28,6 +29,7 @@ def write_report(
     output: str | Path | None = None,
     compare_with: str | Path | None = None,
     predict: str | Path | Sequence[str | Path] = (),
+    link: str = "nvlink",
 ) -> Path:
     """Execute the report notebook on a sweep's folder and write the HTML page.
 
@@ -39,11 +41,13 @@ def write_report(
         The HTML file, by default `report.html` in the folder.
     compare_with
         A folder of earlier runs; the report then has a section on what changed since, setting by setting.
-
     predict
         Params files whose settings are predicted where they were not run, and shown as hollow marks; the folder of a
         sweep stands for its own, so that `predict=folder` predicts what is still to come. Models are traced with
         torch, seconds each, and kept in the user's cache.
+    link
+        How the GPUs of these runs are connected, as `dsnb.predict` takes it: predictions for several nodes need a
+        network.
 
     Returns
     -------
@@ -53,11 +57,12 @@ def write_report(
     Raises
     ------
     SettingsError
-        If one of the folders contains no run, a params file cannot be used, or there is something to predict but no run
-        was on a GPU that can be predicted for.
+        If one of the folders contains no run, a params file cannot be used, the link is unknown, or there is something
+        to predict but no run was on a GPU that can be predicted for.
     LaunchError
         If the notebook failed, or the page cannot be written.
     """
+    links.link(link)
     sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
     target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
     for each in (folder, *([compare_with] if compare_with else [])):
@@ -65,11 +70,12 @@ def write_report(
             raise SettingsError(no_runs_message(each))
     files = [str(Path(one).absolute()) for one in ([predict] if isinstance(predict, str | Path) else predict)]
     if files:
-        check(load_runs(folder), files)
+        check(load_runs(folder), files, link)
     executed = _executed_notebook(sweep, target)
     parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
     parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
     parameters |= {"predict": files} if files else {}
+    parameters |= {"link": link}
     execute(paths.notebook_template(NOTEBOOK), executed, parameters)
     content = nbformat.read(executed, as_version=4)
     try:

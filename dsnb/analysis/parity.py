@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.errors import SettingsError
-from dsnb.prediction import gpus, time_errors, traces
+from dsnb.prediction import gpus, links, time_errors, traces
 from dsnb.prediction.constants import DEFAULT, PRIOR, Constants
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.links import Link
@@ -71,7 +71,7 @@ class Parity:
         return int((self.table["has_rules"] & self.table["predicted_peak_allocated_gib"].isna()).sum())
 
 
-def parity(runs: pd.DataFrame, trace: bool = False) -> Parity | None:
+def parity(runs: pd.DataFrame, trace: bool = False, link: str = "nvlink") -> Parity | None:
     """Return measured settings beside their predictions; None if no run on a known GPU can be compared.
 
     Parameters
@@ -80,8 +80,10 @@ def parity(runs: pd.DataFrame, trace: bool = False) -> Parity | None:
         One row per run, as `dsnb.load_runs` returns it.
     trace
         Trace the models that were not traced before, which takes seconds each, where torch is installed.
+    link
+        How GPUs are connected, as `dsnb.predict` takes it: runs on several nodes need a network.
     """
-    rows, found = by_setting(runs)
+    rows, found = by_setting(runs, links.link(link))
     records = [record for record in rows if record["status"] == "oom" or record["measured"]]
     if not records:
         return None
@@ -101,7 +103,7 @@ def parity(runs: pd.DataFrame, trace: bool = False) -> Parity | None:
     return Parity(table, left_out, not own, found)
 
 
-def by_setting(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], int]:
+def by_setting(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], int]:
     """Return a record for each setting on a known GPU that ran or ran out of memory, with the medians of its runs.
 
     Of more than `MOST` settings these are every second, third, ... one; the second value is the number of all.
@@ -117,7 +119,7 @@ def by_setting(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], int]:
     known = known[~known["experiment"].map(lambda name: bool(PROBED.search(labels.text(name)))).astype(bool)]
     known = known.assign(sweep=known.get("sweep", ""), **{name: numbers(known, name) for name in MEDIANS})
     groups = [group for _, group in known.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False)]
-    return [_setting(group) for group in groups[:: math.ceil(len(groups) / MOST) or 1]], len(groups)
+    return [_setting(group, link) for group in groups[:: math.ceil(len(groups) / MOST) or 1]], len(groups)
 
 
 def _gpu(name: object) -> gpus.Gpu | None:
@@ -127,14 +129,14 @@ def _gpu(name: object) -> gpus.Gpu | None:
         return None
 
 
-def _setting(runs: pd.DataFrame) -> dict[str, Any]:
+def _setting(runs: pd.DataFrame, link: Link) -> dict[str, Any]:
     ok = runs[runs["status"] == "ok"]
     kept = ok if len(ok) else runs
     record = {str(name): value for name, value in kept.iloc[0].items()}
     record |= {name: float(kept[name].median()) for name in MEDIANS}
     experiment = recorded(record).model_copy(update={"device": "cuda"})
     names = {"experiment": experiment.name_with_model, "known_gpu": _gpu(record["gpu_name"]), "asked": experiment}
-    return {**record, **names, "measured": of_record(record, Link()) if len(ok) else None}
+    return {**record, **names, "measured": of_record(record, link) if len(ok) else None}
 
 
 def _described(record: dict[str, Any]) -> dict[str, Any]:

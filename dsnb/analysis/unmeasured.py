@@ -11,6 +11,7 @@ import pandas as pd
 
 from dsnb.analysis.parity import by_setting, known_traces
 from dsnb.errors import SettingsError
+from dsnb.prediction import links
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.links import Link
 from dsnb.prediction.measured import recorded
@@ -65,7 +66,7 @@ class Unmeasured:
         return self.table[~self.table["experiment"].isin(_ended(runs))] if len(self.table) else self.table
 
 
-def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> Unmeasured:
+def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> Unmeasured:
     """Predict the settings that were not run.
 
     Parameters
@@ -75,20 +76,23 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> Unmeasured
         three settings or more were measured on it.
     asked
         Params files, folders of sweeps (for their own params files), or settings.
+    link
+        How the GPUs of these runs are connected, as `dsnb.predict` takes it.
 
     Raises
     ------
     SettingsError
-        If a params file cannot be used, or no run was on a GPU that can be predicted for.
+        If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
     """
     runs = rename_old_columns(runs)
-    own, gpu_name = _on_one_gpu(runs)
+    path = links.link(link)
+    own, gpu_name = _on_one_gpu(runs, path)
     wanted, notes = _wanted(asked, max(int(row["asked"].gpus) for row in own))
     done = _ended(runs)
     wanted = {name: one for name, one in wanted.items() if name not in done}
     timed = [row["measured"] for row in own if row["measured"]]
-    known = known_from(timed, Link()) if len(timed) >= FEWEST else Known()
-    on = On(own[0]["known_gpu"], Link(), known)
+    known = known_from(timed, path) if len(timed) >= FEWEST else Known()
+    on = On(own[0]["known_gpu"], path, known)
     settings, refused = _settings(wanted, on)
     if len(settings) > MOST:
         notes.append(f"{MOST:,} of {len(settings):,} settings are predicted, the first of the file.")
@@ -101,15 +105,15 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> Unmeasured
     return Unmeasured(pd.DataFrame(rows), (*basis, *notes, *refused, *_untraced(traces)))
 
 
-def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked]) -> None:
+def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
     """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
-    own, _ = _on_one_gpu(rename_old_columns(runs))
+    own, _ = _on_one_gpu(rename_old_columns(runs), links.link(link))
     _wanted(asked, max(int(row["asked"].gpus) for row in own))
 
 
-def _on_one_gpu(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
+def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
-    rows, _ = by_setting(runs)
+    rows, _ = by_setting(runs, link)
     if not runs["status"].isin(["ok", "oom"]).any():
         raise SettingsError("predict: no run has succeeded yet, or run out of memory, that tells the GPU; leave it out")
     if not rows:

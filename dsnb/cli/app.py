@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dsnb.cli import predict, rampup, sweep
 from dsnb.cli.help import Command, Group
+from dsnb.cli.predict import LinkName
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
 from dsnb.cli.sweep import Set, parse_overrides
 from dsnb.errors import DsnbError, DsnbWarning, SettingsError
@@ -97,11 +98,12 @@ def report(
             show_default=False,
         ),
     ] = None,
+    link: LinkName = "nvlink",
 ) -> None:
     """Execute the report notebook over a folder and write one HTML file."""
     from dsnb.report import write_report
 
-    say(write_report(folder, output, compare, predict_ or ()))
+    say(write_report(folder, output, compare, predict_ or (), link))
 
 
 @app.command(cls=Command)

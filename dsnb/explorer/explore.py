@@ -114,6 +114,7 @@ def explore(
     home: str | Path | None = None,
     watch: bool = False,
     predict: Asked | Sequence[Asked] | None = None,
+    link: str = "nvlink",
 ) -> Explorer:
     """Return an interactive explorer of runs, for JupyterLab and for HTML pages without a kernel.
 
@@ -131,6 +132,8 @@ def explore(
         Settings to show as hollow marks where they were not run: params files, folders of sweeps (for what is still to
         come of them), or experiments. They are predicted for the GPU of the runs, as `dsnb.predict` does it, with
         speeds that follow from the runs if three settings or more were measured. No statistic includes them.
+    link
+        How the GPUs of these runs are connected, as `dsnb.predict` takes it, for what is predicted.
 
     Raises
     ------
@@ -141,6 +144,6 @@ def explore(
     if isinstance(runs, pd.DataFrame) and watch:
         raise SettingsError("explore can watch a folder of runs, not a table: pass the folder, such as outputs/name")
     table = runs if isinstance(runs, pd.DataFrame) else load_runs(runs)
-    explorer = Explorer(table, home, unmeasured(table, predict) if predict else None)
+    explorer = Explorer(table, home, unmeasured(table, predict, link) if predict else None)
     explorer.watch = Watch(explorer, Path(runs).absolute()) if watch and not isinstance(runs, pd.DataFrame) else None
     return explorer

@@ -25,7 +25,7 @@ FEW_STEPS = 10
 """A step time over fewer steps is uncertain itself."""
 
 
-def section(runs: pd.DataFrame, trace: bool = False) -> list[Html | Picture]:
+def section(runs: pd.DataFrame, trace: bool = False, link: str = "nvlink") -> list[Html | Picture]:
     """Return predictions beside measurements, as parts to display in turn; nothing without runs on a known GPU.
 
     Parameters
@@ -34,8 +34,10 @@ def section(runs: pd.DataFrame, trace: bool = False) -> list[Html | Picture]:
         One row per run, as `dsnb.load_runs` returns it.
     trace
         Trace models that were not traced before, for their memory, which takes seconds each.
+    link
+        How GPUs are connected, as `dsnb.predict` takes it.
     """
-    found = parity(runs, trace)
+    found = parity(runs, trace, link)
     return shown(found) if found else []
 
 

@@ -9,6 +9,7 @@ from dsnb.analysis import unmeasured as module
 from dsnb.analysis.unmeasured import check, unmeasured
 from dsnb.errors import SettingsError
 from dsnb.explorer import data
+from dsnb.prediction.links import Link
 from tests.analysis.test_parity import runs
 from tests.prediction.made_up import TRACE
 
@@ -148,7 +149,7 @@ def test_a_predicted_setting_differs_from_runs_in_its_own_settings_alone():
     for name in ("h200_memory", "h200_gpt2_zero_precision"):
         table = dsnb.published(name)
         before = data.read(table)
-        first = of_parity.by_setting(table)[0][0]["asked"].model_copy(update={"grad_accum": 64})
+        first = of_parity.by_setting(table, Link())[0][0]["asked"].model_copy(update={"grad_accum": 64})
         found = unmeasured(table, [first])
         assert len(found.table) == 1
         after = data.read(table, found)
@@ -158,3 +159,18 @@ def test_a_predicted_setting_differs_from_runs_in_its_own_settings_alone():
             assert choice.name == "grad_accum" or after.choices[choice.name].codes == choice.codes
         assert after.figures.equals(before.figures)
         assert after.experiments == before.experiments
+
+
+def test_several_nodes_are_predicted_with_a_network_only(asked):
+    experiment = dsnb.Experiment(**{**SETTINGS, "zero_stage": 2, "gpus": 16})
+    assert "gpus is 16, on 2 nodes: say how these are connected" in unmeasured(runs({}), [experiment]).notes[0]
+    found = {link: unmeasured(runs({}), [experiment], link).table for link in ("ib:100", "ib:400")}
+    slow, fast = (table["tokens_per_s"].iloc[0] for table in found.values())
+    assert slow < fast
+    wide = runs({"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 3}).assign(gpus=16)
+    assert "the 3 settings" in unmeasured(wide, [experiment], "ib:400").notes[0]
+    assert "dsnb's own runs" in unmeasured(wide, [experiment.model_copy(update={"gpus": 8})]).notes[0]
+    assert of_parity.parity(wide) is None
+    assert of_parity.parity(wide, link="ib:400").table["predicted_step_time_s"].notna().all()
+    with pytest.raises(SettingsError, match="link is 'x'"):
+        check(wide, [experiment], "x")

@@ -216,13 +216,14 @@ def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
 
 
 def test_a_report_is_compared_with_the_folder_and_predicts_the_files_that_are_named(monkeypatch):
-    def write(folder, output, compare_with, predict):
-        return f"{folder} {output} {compare_with} {list(map(str, predict))}"
+    def write(folder, output, compare_with, predict, link):
+        return f"{folder} {output} {compare_with} {list(map(str, predict))} {link}"
 
     monkeypatch.setattr("dsnb.report.write_report", write)
-    assert in_this_process(monkeypatch, "report", "new", "--compare", "old") == (0, "new None old []\n", "")
+    assert in_this_process(monkeypatch, "report", "new", "--compare", "old") == (0, "new None old [] nvlink\n", "")
     both = ["--predict", "a.yaml", "--predict", "b.yaml"]
-    assert in_this_process(monkeypatch, "report", "new", *both) == (0, "new None None ['a.yaml', 'b.yaml']\n", "")
+    said = "new None None ['a.yaml', 'b.yaml'] ib:400\n"
+    assert in_this_process(monkeypatch, "report", "new", *both, "--link", "ib:400") == (0, said, "")
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=str)

@@ -131,6 +131,23 @@ def test_filters_and_the_table(tmp_path, watched):
     assert page.said == []
 
 
+def test_what_is_predicted_is_saved_as_csv(tmp_path, watched):
+    explorer = dsnb.explore(measured(), predict=OTHERS)
+    page = watched(explorer.save(tmp_path / "page.html"))
+    with page.tab.expect_download() as download:
+        page.tab.locator(".dsnb-predicted button", has_text="Save as CSV").click()
+    saved = pd.read_csv(download.value.path()).set_index("experiment")
+    wanted = explorer.data.predicted.set_index("experiment").loc[saved.index]
+    assert download.value.suggested_filename.endswith("predicted.csv")
+    assert set(saved["status"]) == {"predicted"}
+    assert list(saved["would fit"]) == ["yes", "yes", "yes", "no"]
+    assert list(saved["tokens/s"]) == pytest.approx(list(wanted["tokens_per_s"]), rel=1e-5)
+    assert list(saved["tokens/s, mean error (%)"]) == pytest.approx(list(wanted["tokens_per_s_error_pct"]), rel=1e-5)
+    assert list(saved["micro-batch"]) == list(wanted["micro_batch_size"])
+    page.tab.evaluate(f"{ROOT}.set({{ strategy: ['ZeRO 3'] }})")
+    assert page.tab.evaluate(f"{ROOT}.model.predictions.csv({ROOT}.state)").count("\r\n") == 2
+
+
 def test_a_task_of_which_nothing_fits_says_so(tmp_path, watched):
     other = asked({"model": "gpt2-xl", "memory_limit_gib": 2.0})
     explorer = dsnb.explore(measured(), predict=other)

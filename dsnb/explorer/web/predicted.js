@@ -144,23 +144,44 @@ class Predictions {
     this.head = element("tr");
     this.body = element("tbody");
     this.more = element("p", { class: "dsnb-soft" });
+    this.save = element("button", { type: "button", onclick: () => saveCsv(fileName(this.model, "predicted", "csv"), this.csv(this.state)) }, "Save as CSV");
     const table = element("table", {}, element("caption", {}, "Predicted settings"), element("thead", {}, this.head), this.body);
     this.box = element("div", { class: "dsnb-scroll dsnb-runs", tabindex: "0", role: "region", "aria-label": "Predicted settings" }, table);
     const notes = this.notes.map((note) => element("p", { class: "dsnb-soft" }, note));
-    return element("section", { class: "dsnb-card dsnb-predicted" }, element("h3", {}, "Predicted, not run"), ...notes, this.box, this.more);
+    return element("section", { class: "dsnb-card dsnb-predicted" }, element("h3", {}, "Predicted, not run"), ...notes, this.box, this.more, element("p", {}, this.save));
+  }
+
+  sorted(state) {
+    const rate = (place) => this.value("tokens_per_s", place, state);
+    return this.shown(state).sort((a, b) => (this.fits[a] === false) - (this.fits[b] === false) || rate(b) - rate(a));
+  }
+
+  // All predicted settings that are shown: how they are set, each figure in the units of its heading with its mean error.
+  csv(state) {
+    const { model } = this;
+    const axes = model.axes.filter(({ name }) => this.codes[name]);
+    const figures = [...this.figures.keys(), "days"].filter((name) => model.figure.has(name));
+    const heads = figures.flatMap((name) => [model.heading(name), `${model.heading(name)}, mean error (%)`]);
+    const lines = [["experiment", "status", "would fit", ...axes.map(({ name }) => model.heading(name)), ...heads, "less sure, because"]];
+    for (const place of this.sorted(state)) {
+      const values = figures.flatMap((name) => [model.displayed(name, this.value(name, place, state)), this.error(name, place)]);
+      const set = axes.map((axis) => axis.values[this.codes[axis.name][place]]);
+      lines.push([this.names[place], "predicted", this.isFitting(place), ...set, ...values, this.texts[this.outside[place]]]);
+    }
+    return lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
   }
 
   // The fastest first; those that would not fit last.
   show(state) {
     if (!this.box) return;
     const { model } = this;
+    this.state = state;
     const figures = ["tokens_per_s", "step_time_s", "peak_allocated_gib", "days"].filter((name) => model.figure.has(name) && (name === "days" || this.figures.has(name)));
     const titles = ["setting", "status", "would fit", ...figures.map((name) => model.heading(name)), "less sure, because"];
     this.head.replaceChildren(...titles.map((title, index) => element("th", { scope: "col", class: figures.length && index > 2 && index < titles.length - 1 ? null : "dsnb-text" }, title)));
-    const rate = (place) => this.value("tokens_per_s", place, state);
-    const sorted = this.shown(state).sort((a, b) => (this.fits[a] === false) - (this.fits[b] === false) || rate(b) - rate(a));
+    const sorted = this.sorted(state);
     this.body.replaceChildren(...sorted.slice(0, MOST_PREDICTED_ROWS).map((place) => this.row(place, figures, state)));
-    this.box.hidden = !sorted.length;
+    this.box.hidden = this.save.hidden = !sorted.length;
     this.more.textContent = sorted.length > MOST_PREDICTED_ROWS ? `The fastest ${MOST_PREDICTED_ROWS} of ${sorted.length}.` : sorted.length ? "" : "No predicted setting of this task matches the filters.";
   }
 
