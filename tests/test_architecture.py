@@ -120,7 +120,7 @@ TESTED_ELSEWHERE = {
     "sweep/test_subclusters.py": "render/node_report",
     "test_gpu.py": "launcher/gpu_sampler train/gpu",
     "test_params_files.py": "cli/sweep",
-    "test_published_notebooks.py": "render/memory_plots render/notebook_page",
+    "test_published_notebooks.py": "render/notebook_page",
     "train/test_attention.py": "train/alibi",
     "train/test_energy.py": "system/hardware system/nvml train/clock",
     "train/test_meter.py": "train/updates",

@@ -36,7 +36,7 @@ PROBED = re.compile(rf"{PROBE}\d+$")
 """Names of the short runs that look for a micro-batch."""
 MOST = 500
 """Settings that are compared; of more, every second, third, ... one."""
-OWN_TABLES = frozenset({"published: h200_gpt2_zero_precision", "published: h200_memory"})
+OWN_TABLES = frozenset({"published: h200_gpt2_zero_precision", "published: h200_memory", "published: h200"})
 """Sources of runs that `DEFAULT` was fitted to: their predictions start from `PRIOR`, which knows none of them."""
 
 
