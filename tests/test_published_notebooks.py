@@ -74,7 +74,7 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, traced):
     assert "Fewest days for 100 billion tokens: bloom-7b1_" in text
     assert re.search(f"{name}</th>|{name}</td>", text)
     assert "on 48 A100, 19 days, 21,888 GPU-hours, €54,720" in text
-    assert "No price is given for MI150X" in text
+    assert "No price is given for NVIDIA H200, MI150X" in text
     assert "147, but 91,168 tokens/s would be 12.7" in text
     assert "<h3>bloom-7b1, sequence 1024</h3>" in text
     assert "<h3>bloom-7b1, sequence 2048</h3>" in text
@@ -98,7 +98,7 @@ def test_ones_own_logs_beside_them(tmp_path, name):
 
 def test_memory_of_published_data_alone(tmp_path):
     outputs = execute("50_memory", tmp_path)
-    assert len(pictures(outputs)) == 4
+    assert len(pictures(outputs)) == 6
     text = shown(outputs)
     assert "checkpointing on → checkpointing off" in text
     assert "ZeRO 0 → ZeRO 3" in text
