@@ -1,16 +1,26 @@
 """The README's table of published benchmarks and what dsnb measured on H200: `python -m benchmarks.headline`.
 
-Every figure is a median of `dsnb.published("h200")` or of the published table, in tokens/s a GPU. Runs that compute
-something else (`dsnb.analysis.flags`) are left out.
+It also draws the picture below the table. Every figure is a median of `dsnb.published("h200")` or of the published table,
+in tokens/s a GPU. Runs that compute something else (`dsnb.analysis.flags`) are left out.
 """
 
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
 import dsnb
 from dsnb.analysis.flags import Flag, flags
+from dsnb.render import palette
+from dsnb.render.picture import Picture
 from dsnb.runs import labels
 from dsnb.runs.literature import measured
 
+PICTURE = Path(__file__).parents[1] / "docs" / "headline.svg"
 FIGURE = "tokens_per_s_per_gpu"
 SAME = ["model", "strategy", "zero_stage", "precision", "micro_batch_size", "seq_len", "lora_rank"]
 """Settings in which a row of ours is the published one."""
@@ -30,36 +40,87 @@ def sound(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[(runs["status"] == "ok") & ~pd.Series(wrong, index=runs.index)]
 
 
-def rows() -> list[str]:
-    """Return the table's rows."""
+@dataclass(frozen=True)
+class Comparison:
+    """A published setting, the same one measured again, and the fastest one of the same work, in tokens/s a GPU."""
+
+    title: str
+    published: float
+    published_on: str
+    again: float
+    again_on: str
+    fastest: float
+    way: str
+
+    def __str__(self) -> str:
+        """Return the row of the README's table."""
+        return (
+            f"| {self.title} | {self.published:,.0f} ({self.published_on}) | {self.again:,.0f} ({self.again_on}) "
+            f"| {self.again / self.published:.2f} | {self.fastest:,.0f} | {self.way} |"
+        )
+
+
+def comparisons() -> list[Comparison]:
+    """Return all published settings that were measured again."""
     ours = sound(dsnb.published("h200"))
     return [
-        line(row, ours)
+        compared(row, ours)
         for name, gpus in WORKS.items()
         for row in dsnb.published(name).fillna({"lora_rank": 0}).query(f"gpus == {gpus}").to_dict("records")
     ]
 
 
-def line(row: dict[str, object], ours: pd.DataFrame) -> str:
-    """Return the row of one published setting."""
+def compared(row: Mapping[Hashable, Any], ours: pd.DataFrame) -> Comparison:
+    """Return one published setting beside our runs."""
     same = alike(ours, row, SAME)
     same = same[(same["compile"] == "off") & (same["mixed_precision"] == "native")]
     best = alike(ours, row, WORK).groupby("experiment")[FIGURE].median().sort_values()
-    known, again = float(str(row[FIGURE])), float(same[FIGURE].median())
-    fastest = ours[ours["experiment"] == best.index[-1]].iloc[0]
-    return (
-        f"| {title(row)} | {known:,.0f} ({row['gpus']} {row['gpu_name']}) | {again:,.0f} "
-        f"({labels.count(int(same['gpus'].iloc[0]), 'GPU')}, n = {len(same)}) | {again / known:.2f} "
-        f"| {best.iloc[-1]:,.0f} | {way(fastest)} |"
+    return Comparison(
+        title(row),
+        float(row[FIGURE]),
+        f"{row['gpus']} {row['gpu_name']}",
+        float(same[FIGURE].median()),
+        f"{labels.count(int(same['gpus'].iloc[0]), 'GPU')}, n = {len(same)}",
+        float(best.iloc[-1]),
+        way(ours[ours["experiment"] == best.index[-1]].iloc[0]),
     )
 
 
-def alike(runs: pd.DataFrame, row: dict[str, object], names: list[str]) -> pd.DataFrame:
+def picture() -> Picture:
+    """Draw what is measured of each published setting, as multiples of the published figure."""
+    found = comparisons()
+
+    def draw() -> Figure:
+        figure, axis = plt.subplots(figsize=(9, 0.9 + 0.42 * len(found)), layout="constrained")
+        for place, one in enumerate(found):
+            bars = (
+                (one.again, -0.17, "the same settings", palette.BLUE),
+                (one.fastest, 0.17, "fastest", palette.GREEN),
+            )
+            for value, offset, name, colour in bars:
+                ratio, where = value / one.published, place + offset
+                axis.barh(where, ratio, height=0.32, color=colour, label=name if place == 0 else None)
+                axis.annotate(
+                    f"{value:,.0f}", (ratio, where), (3, 0), textcoords="offset points",
+                    va="center", fontsize=7, color=palette.SOFT_INK,
+                )  # fmt: skip
+        axis.axvline(1, color=palette.INK, linewidth=1, label="published")
+        axis.set_yticks(range(len(found)), [f"{one.title}: {one.published:,.0f}" for one in found])
+        axis.set(ylim=(len(found) - 0.5, -0.5), xlabel="tokens/s per H200, as a multiple of the published figure")
+        axis.margins(x=0.08)
+        axis.grid(visible=False, axis="y")
+        figure.legend(loc="outside upper center", ncols=3, frameon=False)
+        return figure
+
+    return Picture(draw, "Tokens/s a GPU on H200, as multiples of the published figures")
+
+
+def alike(runs: pd.DataFrame, row: Mapping[Hashable, Any], names: list[str]) -> pd.DataFrame:
     """Return the runs that have a row's values of some settings."""
     return runs[(runs[names] == [row[name] for name in names]).all(axis=1)]
 
 
-def title(row: dict[str, object]) -> str:
+def title(row: Mapping[Hashable, Any]) -> str:
     """Name a published setting."""
     adapters = f", LoRA {row['lora_rank']:.0f}" if row["lora_rank"] else ""
     return f"{row['model']}{adapters}, ZeRO {row['zero_stage']:.0f}, {row['precision']}"
@@ -79,8 +140,9 @@ def way(run: pd.Series) -> str:
 
 
 def main() -> None:
-    """Print the table."""
-    print("\n".join([*HEADER, *rows()]))
+    """Print the table, and write the picture."""
+    print("\n".join([*HEADER, *map(str, comparisons())]))
+    PICTURE.write_text(picture().svg)
 
 
 if __name__ == "__main__":
