@@ -1,7 +1,7 @@
 """The README's table of published benchmarks and what dsnb measured on H200: `python -m benchmarks.headline`.
 
-It also draws the picture below the table. Every figure is a median of `dsnb.published("h200")` or of the published table,
-in tokens/s a GPU. Runs that compute something else (`dsnb.analysis.flags`) are left out.
+It also draws the picture below the table. Every figure is a median of `dsnb.published("h200")` or of the published
+table, in tokens/s a GPU. Runs that compute something else (`dsnb.analysis.flags`) are left out.
 """
 
 from collections.abc import Hashable, Mapping
