@@ -73,7 +73,7 @@ TESTED_ELSEWHERE = {
     "prediction/test_calibration.py": "prediction/constants prediction/measured",
     "prediction/test_communication.py": "prediction/links",
     "prediction/test_memory.py": (
-        "prediction/engine prediction/memory_errors prediction/moments prediction/torch_memory prediction/zero_memory "
+        "prediction/engine prediction/memory_errors prediction/moments prediction/torch_memory "
         "train/compiled_trace train/fake_model"
     ),
     "train/test_memory_trace.py": "train/live_bytes train/more_blocks",
