@@ -78,14 +78,15 @@ def _table(said: Words) -> str:
         f'<tr><th scope="row">{html.escape(title)}</th><td>{html.escape(best)}</td><td>{html.escape(second)}</td></tr>'
         for title, best, second in said.table
     )
-    head = '<th scope="col">differs in</th><th scope="col">best</th><th scope="col">next</th>'
+    head = '<th scope="col">differs in</th><th scope="col">best</th><th scope="col">runner-up</th>'
     return f'<table class="dsnb-differs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:
     """Return sentences on how the runs ended and on what was not tried."""
     bad = runs[runs["status"] != "ok"]
-    counts = ", ".join(f"{count} {labels.text(name)}" for name, count in bad["status"].value_counts().items())
+    statuses = bad["status"].replace({"oom": "out of memory"}).value_counts()
+    counts = ", ".join(f"{count} {labels.text(name)}" for name, count in statuses.items())
     success = "The run succeeded." if len(runs) == 1 else f"All {len(runs)} runs succeeded."
     ended = success if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}."
     return [ended, *_otherwise(runs), *_not_tried(runs)]
@@ -99,8 +100,9 @@ def _otherwise(runs: pd.DataFrame) -> list[str]:
         return []
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return [
-        f"Check the losses of {labels.count(sum(own), 'run')} before you choose one of them: they are not those of "
-        f"settings that compute the same. {', '.join(names[:NAMED])}{more}."
+        f"{labels.count(sum(own), 'run')} of {labels.count(len(names), 'setting')} had other losses than settings "
+        "that compute the same, so something went wrong there: find out what before you choose such a setting. "
+        f"{', '.join(names[:NAMED])}{more}."
     ]
 
 

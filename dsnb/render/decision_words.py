@@ -8,14 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.decision import Decision, memory_figure
-from dsnb.analysis.intervals import Verdict
+from dsnb.analysis.decision import Decision, Question, memory_figure
+from dsnb.analysis.intervals import FEWEST_RUNS, Verdict
 from dsnb.render.rounding import fixed, significant
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 
 BEST = {
-    "time": "Soonest",
+    "time": "Fastest",
     "gpu_hours": "Fewest {unit}-hours",
     "cost": "Cheapest",
     "memory": "Least memory",
@@ -76,7 +76,8 @@ def words(decision: Decision) -> Words:
     return Words(
         kicker=kicker,
         headline=" ".join(parts),
-        costs=f"{amount(decision.question.tokens)} tokens: {costs(decision, unit)}.",
+        costs=f"{significant(best['tokens_per_s'])} tokens/s; {amount(decision.question.tokens)} tokens take "
+        f"{costs(decision, unit)}.",
         following=_following(decision, unit),
         basis=_origin(best, known),
         table=_table(decision, unit),
@@ -94,6 +95,8 @@ def costs(decision: Decision, unit: str) -> str:
         assumed = "" if {best["kind"], ""} & set(question.prices) else "an assumed "
         at = f"{assumed}{sign}{fixed(best['price'], 2)} a {unit}-hour"
         found.append(f"{sign}{significant(best['cost'])} at {at}")
+    else:
+        found.append("cost unknown without a price")
     memory = "" if pd.isna(best["memory_gib"]) else f"; {_memory(best, memory_figure(decision.runs))}"
     return f"{', '.join(found)}{memory}"
 
@@ -143,11 +146,11 @@ def _following(decision: Decision, unit: str) -> str:
     said = [_next_setting(decision)]
     if decision.difference is not None and not pd.isna(decision.difference["change_pct"]):
         medians = _of_medians(first, second, decision.question.objective)
-        said.append(_difference(decision.difference, medians, decision.question.objective, unit))
+        said.append(_difference(decision.difference, medians, decision.question, unit))
     more = second["memory_gib"] - first["memory_gib"]
     if abs(more) >= SHOWN_GIB:  # false where it is unknown
         said.append(f"{significant(abs(more))} GiB {'more' if more > 0 else 'less'}")
-    return f"Next: {', '.join(said)}."
+    return f"Runner-up: {', '.join(said)}."
 
 
 def _next_setting(decision: Decision) -> str:
@@ -182,19 +185,21 @@ def _of_medians(first: "pd.Series[Any]", second: "pd.Series[Any]", objective: st
     return float(100 * (second[objective] / first[objective] - 1))
 
 
-def _difference(row: "pd.Series[Any]", of_medians: float, objective: str, unit: str) -> str:
+def _difference(row: "pd.Series[Any]", of_medians: float, question: Question, unit: str) -> str:
     """Return how much worse a setting is, with the interval of that, or why there is none.
 
     The interval is that of geometric means, to which one run of three that is slow makes a difference; without it, the
     change is that of the medians, by which the best setting was chosen.
     """
+    objective = question.objective
     worse = of_medians if row["verdict"] == Verdict.TOO_FEW else worsening(row["change_pct"], objective)
     ends = sorted(worsening(row[name], objective) for name in ("low_pct", "high_pct"))
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
     size = f"{by} {WORSE[objective][int(worse <= -EQUAL_PCT)].format(unit=unit)}"
     if row["verdict"] == Verdict.TOO_FEW:
         runs = "one run each" if row["n"] == row["base_n"] == 1 else f"{row['base_n']} and {row['n']} runs"
-        return f"{size} ({runs}: too few to be sure)"
+        few = f"{runs}, too few to be sure: {FEWEST_RUNS} of each are needed"
+        return f"about the same ({size}; {few})" if abs(worse) < 100 * question.relevance else f"{size} ({few})"
     flip = -1 if worse < 0 else 1
     interval = f"95 % interval {' to '.join(_end(flip * end) for end in ends[::flip])}"
     if row["verdict"] == Verdict.NO_LARGER:

@@ -32,7 +32,7 @@ def test_the_numbers_can_be_done_in_the_head():
     # 3.6e9 tokens at 1,000 a second are 3.6e6 s, 1,000 hours
     assert "Train gpt2 with ZeRO 1, bf16, micro-batch 8, on 1 H200." in found
     assert (
-        "3.6 billion tokens: 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; GPU memory 8 of 140 GiB."
+        "1,000 tokens/s; 3.6 billion tokens take 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; GPU memory 8 of 140 GiB."
         in found
     )
 
@@ -41,16 +41,16 @@ def test_one_run_is_not_the_fastest_of_anything():
     found = text(runs(1))
     assert "No other setting can be compared with it." in found
     assert "Speed and memory: measured, one run." in found
-    for words in ("Soonest", "Next", "lightest", "repeat", "noise"):
+    for words in ("Fastest", "Runner-up", "lightest", "repeat", "noise"):
         assert words not in found
 
 
 def test_settings_that_ran_once_are_too_few_to_be_sure():
     found = text(runs(2, precision=["bf16"], zero_stage=[1, 2]))
-    assert "10 % slower (one run each: too few to be sure), 1 GiB more." in found
-    assert "Soonest of 2 measured settings" in found
+    assert "10 % slower (one run each, too few to be sure: 4 of each are needed), 1 GiB more." in found
+    assert "Fastest of 2 measured settings" in found
     mixed = runs(2, precision=["bf16"], zero_stage=[1, 2]).assign(source=["dsnb", "published: elsewhere"])
-    assert "Soonest of 2 settings" in text(mixed)
+    assert "Fastest of 2 settings" in text(mixed)
 
 
 def test_verdicts_say_what_is_certain():
@@ -71,7 +71,7 @@ def test_verdicts_say_what_is_certain():
 def test_other_gpus_alone_are_the_same_setting():
     found = text(dsnb.published("lambda_1cc_opt"))
     assert "Train opt-350m with ZeRO 0, fp16, micro-batch 24, on 512 H100-SXM-80GB." in found
-    assert "Next: the same on 256 H100-SXM-80GB, 50 % slower (one run each: too few to be sure)." in found
+    assert "50 % slower (one run each, too few to be sure: 4 of each are needed)." in found
     assert "Speed: published, not measured here, one run. Time and costs: extrapolated" in found
     assert "at an assumed $2.50 a GPU-hour" in found
     cheapest = text(dsnb.published("lambda_1cc_opt"), objective="cost", prices={"": 2.5})
@@ -123,7 +123,7 @@ def test_settings_that_differ_in_several_things_are_beside_each_other():
 def test_tasks_are_never_compared():
     both = runs(4, precision=["bf16"], zero_stage=[1, 2], model=["gpt2", "bloom-560m"])
     found = text(both.sort_values("model", ignore_index=True))
-    assert found.count("Soonest of 2 measured settings") == 2
+    assert found.count("Fastest of 2 measured settings") == 2
     assert "bloom-560m, sequence 512" in found
 
 
@@ -138,7 +138,7 @@ def test_one_change_costs_what_the_verdicts_say():
     found = text(pd.concat([own, failed], ignore_index=True))
     assert "(1 of 5 runs not ok)" in found
     assert f"<td>likely: {MINUS}10.0 % (" in found
-    assert "1 of 9 runs are not ok: 1 oom." in found
+    assert "1 of 9 runs are not ok: 1 out of memory." in found
 
 
 def test_the_probes_of_a_micro_batch_are_left_out():
@@ -172,12 +172,19 @@ def test_with_too_few_runs_the_change_is_that_of_the_medians():
     table["tokens_per_s"] = 1000.0 * table["gpus"]
     table.loc[table["experiment"] != table["experiment"].iloc[0], "tokens_per_s"] *= 0.9
     table.loc[slow, "tokens_per_s"] *= 0.7
-    assert "10 % slower (3 and 3 runs: too few to be sure)" in text(table)
+    assert "10 % slower (3 and 3 runs, too few to be sure: 4 of each are needed)" in text(table)
+
+
+def test_a_difference_that_does_not_matter_is_none_though_runs_are_few():
+    table = runs(2)
+    table["tokens_per_s"] = [1000.0 * table["gpus"].iloc[0], 990.0 * table["gpus"].iloc[1]]
+    said = "about the same (1 % slower; one run each, too few to be sure: 4 of each are needed)"
+    assert said in text(table.assign(gpus=table["gpus"].iloc[0], tokens_per_s=[1000.0, 990.0]))
 
 
 def test_settings_that_compute_something_else_are_named():
     own = runs(3).assign(seed=0, global_batch_size=8, loss_last=5.0, loss_first=[10.0, 10.0, 10.2])
     name = own["experiment"].iloc[2]
-    assert "Check the losses of 1 run before you choose one of them" in text(own)
-    assert f"they are not those of settings that compute the same. {name}." in text(own)
+    assert "1 run of 1 setting had other losses than settings that compute the same" in text(own)
+    assert f"find out what before you choose such a setting. {name}." in text(own)
     assert "losses" not in text(own.assign(loss_first=10.0))

@@ -81,7 +81,7 @@ def test_runs_that_are_not_ok_are_rows_but_not_figures(make_run, tmp_path):
     assert summary.loc["a", "tokens_per_s_median"] == 100.0
     assert pd.isna(summary.loc["b", "tokens_per_s_median"])
     assert "rank 0: out of memory" in str(tables.failures(runs))
-    assert "2 of 3 runs are not ok: 1 oom, 1 failed." in str(answer.answer(runs))
+    assert "2 of 3 runs are not ok: 1 out of memory, 1 failed." in str(answer.answer(runs))
 
 
 def test_a_run_without_a_step_has_no_throughput(make_run):

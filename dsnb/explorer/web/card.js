@@ -111,7 +111,7 @@ class Card {
   // The settings in which the best and the next differ.
   table(rows) {
     if (!rows.length) return null;
-    const head = ["differs in", "best", "next"].map((text) => element("th", { scope: "col" }, text));
+    const head = ["differs in", "best", "runner-up"].map((text) => element("th", { scope: "col" }, text));
     const body = rows.map(([title, ...cells]) => element("tr", {}, element("th", { scope: "row" }, title), ...cells.map((text) => element("td", {}, text))));
     return element("table", { class: "dsnb-differs" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
   }

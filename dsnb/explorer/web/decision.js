@@ -78,7 +78,7 @@ class Decision {
     return {
       kicker: options.length > 1 ? `${objective} of ${number}` : "",
       headline: train.filter(Boolean).join(" "),
-      costs: `${amount(state.train_tokens)} tokens: ${this.costs()}.`,
+      costs: `${significant(best.rate)} tokens/s; ${amount(state.train_tokens)} tokens take ${this.costs()}.`,
       following: this.following(),
       basis: this.origin(),
       table: this.table(),
@@ -93,7 +93,7 @@ class Decision {
       const { prices, currency } = this.state;
       const assumed = best.kind in prices || "" in prices ? "" : "an assumed ";
       found.push(`${currency}${significant(best.cost)} at ${assumed}${currency}${fixed(best.price, 2)} a ${best.unit}-hour`);
-    }
+    } else found.push("cost unknown without a price");
     if (Number.isNaN(best.memory)) return found.join(", ");
     const name = this.memoryFigure === "host_memory_gib" ? "host memory" : "GPU memory";
     const has = best.capacity === null ? "" : ` of ${significant(best.capacity)}`;
@@ -125,7 +125,7 @@ class Decision {
     if (found && !Number.isNaN(found.change)) said.push(this.difference(found));
     const more = second.memory - best.memory;
     if (Math.abs(more) >= rules.shownGib) said.push(`${significant(Math.abs(more))} GiB ${more > 0 ? "more" : "less"}`);
-    return `Next: ${said.join(", ")}.`;
+    return `Runner-up: ${said.join(", ")}.`;
   }
 
   // The choices in which the first two options differ: [{ name, title, from, to, phrase }].
@@ -162,7 +162,7 @@ class Decision {
   // Without an interval, which is that of geometric means, the change is that of the medians.
   difference(found) {
     const { rules, state, best, second } = this;
-    const { verdicts } = this.model.method;
+    const { verdicts, fewestRuns } = this.model.method;
     const worsening = (change) => (state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1));
     const hours = { gpu_hours: "gpuHours", cost: "cost" }[state.objective];
     const ofMedians = hours ? 100 * (second[hours] / best[hours] - 1) : 100 * (1 - second.rate / best.rate);
@@ -171,7 +171,8 @@ class Decision {
     const size = `${by} ${rules.worse[state.objective][Number(worse <= -rules.equalPct)].replace("{unit}", best.unit)}`;
     if (found.verdict === verdicts.tooFew) {
       const runs = found.n === 1 && found.baseN === 1 ? "one run each" : `${found.baseN} and ${found.n} runs`;
-      return `${size} (${runs}: too few to be sure)`;
+      const few = `${runs}, too few to be sure: ${fewestRuns} of each are needed`;
+      return Math.abs(worse) < 100 * state.relevance ? `about the same (${size}; ${few})` : `${size} (${few})`;
     }
     const flip = worse < 0 ? -1 : 1;
     const ends = [found.low, found.high].map((end) => flip * worsening(end)).sort((a, b) => a - b);
