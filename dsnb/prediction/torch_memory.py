@@ -1,6 +1,6 @@
 """What one process, DDP and FSDP hold in a GPU's memory besides activations.
 
-Read in torch, and counted in runs on a CPU whose allocations were recorded (docs/explanation/prediction.md).
+Read in torch, and held to runs on CPU ranks (docs/explanation/prediction.md).
 """
 
 from dsnb.formulas.memory import HALF

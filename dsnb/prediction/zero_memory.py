@@ -1,6 +1,6 @@
 """What DeepSpeed's ZeRO stages hold in a GPU's memory besides activations.
 
-Read in DeepSpeed 0.19.8, and counted in runs on a CPU whose allocations were recorded (docs/explanation/prediction.md).
+Read in DeepSpeed 0.19.8, and held to runs on CPU ranks (docs/explanation/prediction.md).
 `N` is the number of data-parallel ranks, `P` the trained parameters of a rank.
 """
 
