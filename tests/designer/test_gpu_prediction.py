@@ -1,16 +1,28 @@
 """What the form predicts by itself: for this machine's GPU, or the one that is chosen."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 import dsnb
+from dsnb.designer import predicting
 from dsnb.designer.gpu_prediction import this_gpu
 from dsnb.errors import SettingsError
 from dsnb.system import hardware
 from tests.prediction.made_up import TRACE
 
 SETTINGS = {"model": "opt-350m", "gpus": 1, "zero_stage": [0, 1, 3], "micro_batch_size": 8, "seq_len": 2048}
+
+
+def no_loop():
+    raise RuntimeError("no running event loop")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Predict while the form waits, whatever loop another test has left running in this thread."""
+    monkeypatch.setattr(predicting, "asyncio", SimpleNamespace(get_running_loop=no_loop))
 
 
 @pytest.fixture
