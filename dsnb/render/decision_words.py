@@ -76,7 +76,7 @@ def words(decision: Decision) -> Words:
     return Words(
         kicker=kicker,
         headline=" ".join(parts),
-        costs=f"{significant(best['tokens_per_s'])} tokens/s; {amount(decision.question.tokens)} tokens take "
+        costs=f"{significant(best['tokens_per_s'])} tokens/s; {amount(decision.question.tokens)} tokens: "
         f"{costs(decision, unit)}.",
         following=_following(decision, unit),
         basis=_origin(best, known),

@@ -19,7 +19,7 @@ SLACK = 0.5
 
 @pytest.fixture
 def held(run_small, tmp_path):
-    """Give a function that trains, and returns the bytes a parameter when the last forward pass begins."""
+    """Return a function that trains, and returns the bytes a parameter when the last forward pass begins."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
 
@@ -33,7 +33,7 @@ def held(run_small, tmp_path):
 
 
 def rule(**settings):
-    """Give the bytes a parameter that the rules have when the last micro-batch begins: no block is gathered yet."""
+    """Return the bytes a parameter that the rules have when the last micro-batch begins: no block is gathered yet."""
     experiment = Experiment(**settings, model="opt-1.3b", device="cuda")
     sizes = {"parameters": BLOCKS + ROOT, "trainable": BLOCKS + ROOT, "of_root": ROOT, "of_block": 0}
     trace = replace(TRACE, **sizes, kept=0.0, forward_peak=0.0, moments=((0.0, 0.0),))

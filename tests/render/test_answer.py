@@ -32,7 +32,7 @@ def test_the_numbers_can_be_done_in_the_head():
     # 3.6e9 tokens at 1,000 a second are 3.6e6 s, 1,000 hours
     assert "Train gpt2 with ZeRO 1, bf16, micro-batch 8, on 1 H200." in found
     assert (
-        "1,000 tokens/s; 3.6 billion tokens take 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; "
+        "1,000 tokens/s; 3.6 billion tokens: 41.7 days, 1,000 GPU-hours, 500 kWh, €2,000 at €2.00 a GPU-hour; "
         "GPU memory 8 of 140 GiB." in found
     )
 

@@ -78,7 +78,7 @@ class Decision {
     return {
       kicker: options.length > 1 ? `${objective} of ${number}` : "",
       headline: train.filter(Boolean).join(" "),
-      costs: `${significant(best.rate)} tokens/s; ${amount(state.train_tokens)} tokens take ${this.costs()}.`,
+      costs: `${significant(best.rate)} tokens/s; ${amount(state.train_tokens)} tokens: ${this.costs()}.`,
       following: this.following(),
       basis: this.origin(),
       table: this.table(),
