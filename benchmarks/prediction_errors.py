@@ -45,8 +45,8 @@ PUBLISHED = {
     "dist_training_gpt2": "nvlink",
 }
 """Tables of H100, V100, A100 and H100 NVL, and how their GPUs were connected."""
-STEPS = 6
-"""The fewest timed steps of a run of the data set whose time counts."""
+STEPS = 5
+"""The fewest timed micro-batches of a run of the data set whose time counts."""
 
 
 def h200_runs() -> list[Measured]:
@@ -61,7 +61,8 @@ def _steady() -> pd.DataFrame:
     """Return the runs of the data set that were made to measure time: three steps after two are still settling."""
     runs = dsnb.published("h200")
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
-    return runs[(runs["status"] == "ok") & (runs["timed_steps"] >= STEPS) & ~beside]
+    settled = runs["timed_steps"] * runs["grad_accum"] >= STEPS
+    return runs[(runs["status"] == "ok") & settled & ~beside & (runs["gradient_compression"] != "powersgd")]
 
 
 def _medians(runs: pd.DataFrame) -> list[Measured]:

@@ -90,6 +90,7 @@ IN_ONE_WORKER = {
     "tests/train/test_engine.py",
     "tests/train/test_memory_trace.py",
     "tests/train/test_meter.py",
+    "tests/train/test_model.py",
     "tests/train/test_profiling.py",
     "tests/train/test_verify_engine.py",
 }

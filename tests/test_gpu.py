@@ -127,6 +127,19 @@ def test_compiled_kernels_do_not_race(run_small, settings):
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_half_precisions_do_not_share_what_is_compiled_under_autocast(run_small, stage):
+    """Torch 2.11's cache does not tell them apart; in bf16, fp16's graph loses gradients that are not scaled."""
+    common = {**ON_GPU, "model": "gpt2", "micro_batch_size": 32, "seq_len": 128, "data": "synthetic", "steps": 1}
+    common |= {"mixed_precision": "autocast", "zero_stage": stage}
+    run_small(**common, precision="fp16", compile="default")
+    eager, compiled = (
+        records.read_lines(run_small(**common, precision="bf16", compile=mode)[1].steps)[0]
+        for mode in ("off", "default")
+    )
+    assert compiled["grad_norm"] == pytest.approx(eager["grad_norm"], rel=5e-3)
+
+
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=TWO_GPUS)])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_deepcompile_trains_as_eager_does(losses, stage, gpus):

@@ -132,7 +132,7 @@ def block_activations(
     hidden: int,
     heads: int,
     seq_len: int,
-    tensor_parallel: int = 1,
+    tensor_parallel: float = 1,
     width: int = 2,
     dropout: bool = True,
     fused: bool = False,

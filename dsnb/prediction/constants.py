@@ -63,19 +63,19 @@ PRIOR = Constants(
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 
 DEFAULT = Constants(
-    matmul_efficiency=0.782,
-    unaligned_efficiency=0.119,
-    attention_efficiency=0.546,
-    memory_efficiency=0.713,
-    kernel_us=1.46,
-    host_launch_us=35.2,
-    host_parameter_us=173.3,
-    host_gather_us=243.3,
-    link_efficiency=0.618,
+    matmul_efficiency=0.797,
+    unaligned_efficiency=0.139,
+    attention_efficiency=0.486,
+    memory_efficiency=0.694,
+    kernel_us=1.47,
+    host_launch_us=36.6,
+    host_parameter_us=173.7,
+    host_gather_us=249.9,
+    link_efficiency=0.486,
     network_efficiency=0.5,
-    host_link_efficiency=0.96,
-    overlap=0.564,
-    cpu_parameter_ns=0.968,
+    host_link_efficiency=0.969,
+    overlap=0.424,
+    cpu_parameter_ns=0.96,
 )
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, from `PRIOR` on the settings that
 `python -m benchmarks.prediction_errors` names; `python -m benchmarks.prediction_errors fit` fits them again."""

@@ -1,7 +1,7 @@
 """What the host does in a step, in counts: operations it starts, parameters it goes through, weights it gathers."""
 
 from dsnb.prediction.kernels import TENSORS
-from dsnb.prediction.mode import Mode, parameter_tensors, trained_parameters
+from dsnb.prediction.mode import Mode, parameter_tensors, recomputed_share, trained_parameters
 from dsnb.prediction.shapes import shape
 from dsnb.settings.compile_rules import CUDA_GRAPHS
 from dsnb.settings.experiment import Experiment
@@ -14,6 +14,7 @@ IDLE_HOOK_LAUNCHES = 0.2
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
 COMPILED_LAUNCHES = 0.75  # without CUDA graphs, the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with them 10.0
+TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than one GPU's passes
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 FSDP_GATHER = 8.0
 BLOCK_GATHER = 2.0
@@ -31,7 +32,7 @@ def launches(experiment: Experiment, mode: Mode, launched: float, casts: float) 
     launched, casts
         Kernels of the passes, and those of autocast.
     """
-    launched += CAST_LAUNCHES * casts
+    launched += CAST_LAUNCHES * casts + _tensor_parallel(experiment)
     if experiment.compile in CUDA_GRAPHS:
         return 5.0
     if mode.kind != "compiled":
@@ -43,6 +44,14 @@ def launches(experiment: Experiment, mode: Mode, launched: float, casts: float) 
         bucket = experiment.bucket_elements or 25 * 2**20 / 4
         parts += SPLIT_LAUNCHES * trained_parameters(experiment) / bucket
     return parts
+
+
+def _tensor_parallel(experiment: Experiment) -> float:
+    """Return what DeepSpeed does in Python for the two reductions of a block and pass, in launches."""
+    if experiment.tensor_parallel == 1:
+        return 0.0
+    blocks = shape(experiment.model).layers / experiment.pipeline_parallel
+    return TENSOR_LAUNCHES * 2 * blocks * (2 + recomputed_share(experiment))
 
 
 def hook_launches(experiment: Experiment) -> float:

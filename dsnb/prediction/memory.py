@@ -1,9 +1,11 @@
 """The peak of a GPU's memory in a step: the largest of the moments that its strategy goes through."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsnb.formulas import memory as formulas
+from dsnb.formulas.memory import HALF
 from dsnb.formulas.model_shapes import facts
 from dsnb.prediction import torch_memory, zero_memory
 from dsnb.prediction.engine import Engine, engine_of
@@ -104,9 +106,10 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: Trace) -> Trace:
     """Return the trace of one tensor-parallel rank: part of what a block keeps is kept by all (Korthikanti et al.)."""
     if experiment.tensor_parallel == 1:
         return trace
-    how = {"fused": True, "relu": facts(experiment.model).get("family") == "opt", "dropout": bool(experiment.dropout)}
-    whole, own = (formulas.block_activations(1, 1, 1, 1, ranks, **how) for ranks in (1, experiment.tensor_parallel))
-    less = 1 - own / whole
+    tokens, width = int(experiment.micro_batch_size) * experiment.seq_len, 2 if experiment.precision in HALF else 4
+    of_all = formulas.block_activations(tokens, trace.hidden, 0, 0, math.inf, width, experiment.dropout > 0)
+    split = max(0.0, trace.kept - trace.layers * of_all)
+    less = (1 - 1 / experiment.tensor_parallel) * split / max(1.0, trace.kept)
     # As much of what blocks keep is left as of their gradients is missing; frozen weights outside of them have none.
     of_blocks = max(1.0, trace.trainable if trace.trainable < trace.parameters else trace.trainable - trace.of_root)
     moments = tuple((size - less * trace.kept * max(0.0, 1 - done / of_blocks), done) for size, done in trace.moments)

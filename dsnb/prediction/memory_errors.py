@@ -32,17 +32,18 @@ class PeakError:
 
 # On one and two H200: `python -m benchmarks.prediction_errors memory`.
 DEFAULT_ERRORS: dict[str, PeakError] = {
-    "DDP": PeakError(5, 2.32, 10.07, 1.033, 3.5),
-    "FSDP": PeakError(11, 0.27, 0.77, 1.15, 4.1),
-    "LoRA": PeakError(8, 0.43, 1.22, 1.036, 1.6),
-    "ZeRO 0": PeakError(50, 0.24, 1.87, 1.081, 4.0),
-    "ZeRO 1": PeakError(35, 0.39, 1.86, 1.248, 8.7),
-    "ZeRO 2": PeakError(23, 0.33, 1.89, 1.198, 7.6),
-    "ZeRO 3": PeakError(35, 0.27, 1.33, 1.149, 4.8),
+    "DDP": PeakError(10, 0.21, 0.71, 1.087, 3.7),
+    "FSDP": PeakError(16, 0.41, 3.22, 1.228, 6.3),
+    "LoRA": PeakError(11, 0.5, 1.22, 1.036, 1.7),
+    "ZeRO 0": PeakError(56, 0.23, 1.87, 1.076, 3.9),
+    "ZeRO 1": PeakError(49, 0.37, 1.86, 1.198, 8.1),
+    "ZeRO 2": PeakError(27, 0.31, 1.89, 1.198, 7.2),
+    "ZeRO 3": PeakError(40, 0.25, 1.33, 1.159, 4.4),
+    "compressed gradients": PeakError(4, 7.99, 13.08, 1.682, 25.0),
     "offload to the CPU": PeakError(8, 0.42, 1.71, 1.411, 18.9),
-    "plain loop": PeakError(21, 0.49, 1.94, 1.084, 4.4),
-    "tensor and pipeline parallel": PeakError(4, 0.06, 0.18, 1.363, 12.0),
-    "all": PeakError(200, 0.37, 10.07, 1.149, 7.9),
+    "plain loop": PeakError(23, 0.46, 1.94, 1.059, 4.3),
+    "tensor and pipeline parallel": PeakError(11, 0.44, 2.28, 1.175, 8.1),
+    "all": PeakError(255, 0.45, 13.08, 1.149, 8.1),
 }
 
 

@@ -44,21 +44,21 @@ class TimeError:
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.prediction_errors`.
 DEFAULT_ERRORS: dict[str, TimeError] = {
-    "DDP": TimeError(8, 3.6, 11.1, -2.0),
-    "FSDP": TimeError(8, 7.0, 13.1, -7.0),
-    "LoRA": TimeError(6, 4.1, 8.2, -2.4),
-    "ZeRO 0": TimeError(27, 5.5, 13.2, 2.8),
-    "ZeRO 1": TimeError(17, 4.1, 14.6, -0.1),
-    "ZeRO 2": TimeError(5, 2.9, 9.7, 2.0),
-    "ZeRO 3": TimeError(1, 2.0, 2.0, 2.0),
-    "offload to the CPU": TimeError(1, 62.2, 62.2, 62.2),
-    "plain loop": TimeError(12, 3.9, 8.3, 1.1),
-    "tensor and pipeline parallel": TimeError(1, 15.7, 15.7, 15.7),
-    "waiting for the host": TimeError(86, 12.1, 67.7, 3.2),
-    "all": TimeError(172, 8.8, 67.7, 2.1),
+    "DDP": TimeError(12, 6.9, 16.1, -3.3),
+    "FSDP": TimeError(13, 6.0, 11.3, -5.6),
+    "LoRA": TimeError(6, 4.6, 8.5, -2.5),
+    "ZeRO 0": TimeError(27, 5.6, 13.1, 3.3),
+    "ZeRO 1": TimeError(27, 5.4, 14.6, -0.5),
+    "ZeRO 2": TimeError(7, 7.5, 23.3, 0.0),
+    "ZeRO 3": TimeError(2, 9.8, 16.5, -6.8),
+    "offload to the CPU": TimeError(1, 62.9, 62.9, 62.9),
+    "plain loop": TimeError(12, 3.9, 9.5, 1.4),
+    "tensor and pipeline parallel": TimeError(8, 13.1, 24.6, -1.2),
+    "waiting for the host": TimeError(85, 13.5, 75.7, 4.2),
+    "all": TimeError(200, 9.6, 75.7, 1.8),
 }
 
-ELSEWHERE = ("published on other GPUs", TimeError(71, 35.3, 87.7, -27.7))
+ELSEWHERE = ("published on other GPUs", TimeError(71, 35.2, 87.4, -27.1))
 """Errors on four published tables of A100, H100 and V100, with the constants of H200: `prediction_errors elsewhere`."""
 
 
@@ -70,6 +70,8 @@ def kind(experiment: Experiment) -> str:
         return "tensor and pipeline parallel"
     if experiment.lora_rank:
         return "LoRA"
+    if experiment.gradient_compression != "none":
+        return "compressed gradients"
     names = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
     return names.get(experiment.strategy, f"ZeRO {experiment.zero_stage}")
 

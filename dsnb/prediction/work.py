@@ -10,6 +10,7 @@ from dsnb.prediction import host_work, kernels
 from dsnb.prediction.mode import MEGATRON, Mode, recomputed_share, trained_parameters
 from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.zero_rules import accumulates_in_fp32
 
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""
@@ -176,9 +177,20 @@ def _weight_traffic(experiment: Experiment, model: Shape, mode: Mode) -> float:
     moved = 12.0 if mode.autocast else 0.0  # weights fp32 -> half, gradients half -> fp32
     if experiment.strategy == "fsdp" and experiment.gpus > 1:
         moved += 14  # gathered weights into place in both passes, gradients cast and laid out to be scattered
-    if experiment.grad_accum > 1:
-        moved += 12 if mode.autocast or mode.width == 4 or experiment.strategy == "fsdp" else 8
+    moved += _accumulation(experiment, mode)
     return moved * model.parameters / (experiment.tensor_parallel * experiment.pipeline_parallel)
+
+
+def _accumulation(experiment: Experiment, mode: Mode) -> float:
+    """Return the bytes a parameter that a micro-batch's gradients move to be added to those of the earlier ones.
+
+    DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added back to be reduced
+    (0.19.8, `fill_grad_accum_attribute`).
+    """
+    earlier = 1 - 1 / experiment.grad_accum
+    if mode.width == 4 or mode.autocast or experiment.strategy == "fsdp":
+        return 12 * earlier
+    return 6 + 12 * earlier if earlier and accumulates_in_fp32(vars(experiment)) else 6 * earlier
 
 
 def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
@@ -186,7 +198,8 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
 
     AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native half precision the
     gradients are cast to fp32 (6), their norm is taken (4), and the weights are written back (6); ZeRO 0 also copies
-    the fp32 gradients into a flat buffer (8) and scales them (8).
+    the fp32 gradients into a flat buffer (8) and scales them (8). Every rank copies all gradients into buckets, divides
+    them, and takes its part out again.
     """
     if experiment.offload != "none":
         return 0.0
@@ -200,9 +213,9 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
         each += 8
     if experiment.optimizer == "adafactor":
         each += 60
-    if experiment.strategy == "deepspeed" and experiment.gpus > 1 and experiment.zero_stage <= 2:
-        each += 8 * mode.stream_width / 2 / (experiment.data_parallel if experiment.zero_stage >= 1 else 1)
-    return trained * each / (experiment.data_parallel if sharded else 1)
+    reduced = experiment.strategy == "deepspeed" and experiment.data_parallel > 1 and experiment.zero_stage <= 2
+    buckets = 8 * mode.stream_width / 2 if reduced else 0.0
+    return trained * (each / (experiment.data_parallel if sharded else 1) + buckets)
 
 
 def _average_stage(blocks_flops: float, head_flops: float, stages: int) -> float:

@@ -20,7 +20,7 @@ from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi
 from dsnb.train.causal_loss import CausalLoss
-from dsnb.train.fake_model import CudaAutocast, autocast
+from dsnb.train.fake_model import CudaOperators, autocast
 from dsnb.train.live_bytes import Size, size
 from dsnb.train.model_parts import blocks, output_layer
 
@@ -50,7 +50,7 @@ def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_ba
         model._compute = compile_(model._compute)
     with fake:
         ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
-        with CudaAutocast(), autocast(experiment):
+        with CudaOperators(), autocast(experiment):
             loss = model(ids)
     del loss
     total = Size()

@@ -21,11 +21,21 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
     """Compile the model and its loss, if the settings ask for it, inside of whatever an engine hooks to it."""
     if experiment.compile == "off":
         return
+    separate_caches(experiment)
     if compiles_blocks(experiment.model_dump()):
         _compile_forwards([*blocks(model), output_layer(model)])
         model.compile_loss()
     else:
         model.compile_inside(**compile_options(experiment))
+
+
+def separate_caches(experiment: Experiment) -> None:
+    """Keep what torch has compiled and stored for one precision from runs in another.
+
+    Torch 2.11 stores whether autocast is on, but not its format (pytorch#181564): on H200, GPT-2 in bf16 ran the graph
+    of an earlier run in fp16, without its loss scaling, and its loss after 50 steps was 4.4 % higher.
+    """
+    torch.compiler.config.cache_key_tag = experiment.precision
 
 
 def _compile_forwards(modules: Iterable[Any]) -> None:

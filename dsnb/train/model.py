@@ -25,6 +25,8 @@ from dsnb.train import alibi, attention, checkpointing, lora, tensor_parallel
 from dsnb.train.model_parts import init_units
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PART_BYTES = 2**31 - 1
+"""The most bytes that torch fills at once on a GPU, in 32-bit offsets."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout")
 
 
@@ -218,5 +220,27 @@ def init_weights(model: PreTrainedModel, seed: int) -> None:
         with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=whole):
             if not whole or deepspeed.comm.get_rank() == 0:
                 for module in unit.modules():
-                    model._init_weights(module)
+                    with large_ones_in_fp32(module):
+                        model._init_weights(module)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def large_ones_in_fp32(module: nn.Module) -> Iterator[None]:
+    """Let a module initialise its large weights in fp32, and round them afterwards.
+
+    Torch fills a tensor of more than 2 GiB on a GPU in parts, each with random numbers of its own, so the embedding of
+    BLOOM-3B and 7B1 was another one in fp32 than in half precision, and their losses differed by 0.1 %.
+    """
+    halves = {
+        own: own.data
+        for own in module.parameters(recurse=False)
+        if own.dtype in {torch.float16, torch.bfloat16} and 4 * own.numel() > PART_BYTES
+    }
+    for own in halves:
+        own.data = torch.empty_like(own, dtype=torch.float32)
+    try:
+        yield
+    finally:
+        for own, half in halves.items():
+            own.data = half.copy_(own.data)

@@ -10,7 +10,7 @@ from benchmarks import other_estimates
 from dsnb.prediction import memory_errors
 from dsnb.prediction.engine import engine_of
 from dsnb.prediction.measured import recorded
-from dsnb.prediction.memory import GIB, RULES, WORKSPACE_GIB, peak_memory
+from dsnb.prediction.memory import GIB, RULES, WORKSPACE_GIB, _split_by_tensor_parallel, peak_memory
 from dsnb.prediction.memory_errors import DEFAULT_ERRORS, Peak, by_kind, expected_error
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
@@ -39,7 +39,12 @@ def test_one_process_holds_twelve_bytes_a_parameter_and_gradients_after_the_pass
 
 def test_ddp_keeps_buckets_and_accumulates_beside_them():
     assert moments(strategy="ddp", gpus=2)["loss"] == 16 * P + 1000 * MIB
-    assert moments(strategy="ddp", gpus=2, grad_accum=2)["loss"] == 20 * P + 1000 * MIB
+    assert moments(strategy="ddp", gpus=2, gradient_compression="bf16")["loss"] == 18 * P + 1000 * MIB
+    assert moments(strategy="ddp", gpus=2, gradient_compression="powersgd")["loss"] == 20 * P + 1000 * MIB
+    accumulated = moments(strategy="ddp", gpus=2, grad_accum=2)
+    assert accumulated["loss"] == 20 * P + 1000 * MIB
+    assert accumulated["second step"] == 24 * P + 1000 * MIB
+    assert "second step" not in moments(strategy="ddp", gpus=2, grad_accum=2, optimizer="adafactor")
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -100,6 +105,19 @@ def test_one_rank_of_zero_3_gathers_nothing_unless_its_weights_are_in_host_memor
     """GPT-2 on one H200 took 2P less than with a copy (`h200_gpt2_zero_precision`)."""
     assert moments(zero_stage=3)["loss"] == (14 + 2) * P + 1e9 + 1000 * MIB
     assert moments(zero_stage=3, offload="all-cpu")["loss"] == 1e9 + 2 * P + 1000 * MIB
+
+
+def test_tensor_parallel_ranks_divide_all_but_what_each_of_them_computes_with():
+    """In half precision 8 bytes a number and token of a block, the inputs of norms and layers, are on every rank."""
+    of_all = 8 * TRACE.layers * TRACE.hidden * 4 * 1024
+    assert of_all - _split(2, of_all).kept == 0, "checkpoints are not divided"
+    assert _split(2, 3 * of_all).kept == pytest.approx(2 * of_all)
+    assert _split(4, 3 * of_all).kept == pytest.approx(1.5 * of_all)
+
+
+def _split(ranks, kept):
+    settings = {"zero_stage": 1, "micro_batch_size": 4, "seq_len": 1024}
+    return _split_by_tensor_parallel(given(**settings, gpus=ranks, tensor_parallel=ranks), replace(TRACE, kept=kept))
 
 
 @pytest.mark.parametrize("settings", [{"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"strategy": "fsdp"}])

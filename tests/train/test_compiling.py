@@ -89,3 +89,17 @@ def test_modes_are_torchs():
     experiment, module = made(model="gpt2-tiny")
     compiling.compile_model(experiment, module)
     assert not module.is_compiled
+
+
+@pytest.mark.parametrize("settings", [{}, {"compile_unit": "block"}], ids=str)
+def test_what_is_compiled_for_one_precision_is_not_taken_for_another(settings):
+    """Torch 2.11 takes it, and GPT-2 in bf16 ran the graph of fp16."""
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    keys, eager = [], functools.partial(torch.compile, backend="eager")
+    with mock.patch("torch.compile", eager), torch.compiler.config.patch(cache_key_tag=""):
+        for precision in ("bf16", "fp16"):
+            experiment, module = made(model="gpt2-tiny", compile="default", **settings)
+            compiling.compile_model(experiment.model_copy(update={"precision": precision}), module)
+            keys.append(FxGraphHashDetails(None, [], {}, []).cache_key_tag)
+    assert keys == ["bf16", "fp16"]

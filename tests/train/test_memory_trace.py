@@ -50,6 +50,20 @@ def test_a_trace_is_that_of_the_whole_model_and_its_micro_batch(tmp_path, family
     assert min(number for number, _ in found.moments) >= 0
 
 
+@pytest.mark.parametrize("attention", ["eager", "auto"])
+def test_dropout_keeps_a_byte_of_each_value(attention):
+    """As CUDA's kernel does: three masks of the residual stream's width, and one of all scores where there are any."""
+    settings = {"model": "gpt2-tiny", "precision": "bf16", "seq_len": 64, "device": "cuda", "attention": attention}
+    kept = {}
+    for dropout in (0.0, 0.1):
+        one = Experiment(**settings, dropout=dropout)
+        config = memory_trace.model_builder.model_config(one)
+        kept[dropout] = memory_trace.trace(one)["kept"].per_sequence
+    width, scores = 64 * config.n_embd, config.n_head * 64 * 64 if attention == "eager" else 0
+    # Eager attention keeps what dropout returns too, in half precision, to multiply it by the values.
+    assert kept[0.1] - kept[0.0] == config.n_layer * (2 * width + 3 * scores)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_compiled_embedding_sums_up_its_gradient_in_fp32(precision):
     """Beside the output layer's gradient, before they are added."""
