@@ -17,6 +17,8 @@ from dsnb.system.nvml import POWER_AVERAGE
 
 OLDER = ("h200_gpt2_zero_precision", "h200_memory")
 """Tables of runs that recorded less than runs do now."""
+OLDER_CODE = "measured with older code than the runs of 'h200'"
+"""What the note of each of their runs begins with."""
 WITH_STEPS = ("h200",)
 """Tables with the steps of their runs."""
 OWN = (*OLDER, *WITH_STEPS)
@@ -82,7 +84,8 @@ def _older(raw: pd.DataFrame) -> pd.DataFrame:
     runs["tokens_per_joule"] = runs["tokens_per_s_per_gpu"] / runs["power_w"]
     runs["hardware_tflops_per_gpu"] = [_hardware_tflops(row) for row in runs.to_dict("records")]
     runs["power_source"] = runs["power_source"].astype(object).where(runs["power_w"].isna(), POWER_AVERAGE)
-    texts = ("cause", "note", "provenance", "run_dir")
+    runs["note"] = ["; ".join([OLDER_CODE, *([one] if isinstance(one, str) else [])]) for one in runs["note"]]
+    texts = ("cause", "provenance", "run_dir")
     return runs.astype({name: object for name in texts if runs[name].isna().all()})
 
 

@@ -56,6 +56,13 @@ def test_a_published_run_opens_with_its_steps(runs):
     assert shown["warm_steps"] == row["warmup_steps"]
 
 
+@pytest.mark.parametrize("name", measured.OLDER)
+def test_runs_of_older_code_say_so(name):
+    notes = dsnb.published(name)["note"]
+    assert notes.str.startswith(measured.OLDER_CODE).all()
+    assert notes.str.contains("digits as the sweep printed them").sum() == (4 if name == "h200_memory" else 0)
+
+
 def test_tables_without_steps_have_none():
     for source in ("published: h200_memory", "published: ../secret", "dsnb", "nan"):
         assert measured.steps(source).empty
