@@ -130,7 +130,7 @@ TESTED_ELSEWHERE = {
     ),
     "settings/test_deepspeed_keys.py": "settings/deepspeed_models train/config_check",
     "train/test_strategies.py": "train/lora train/optimizers train/torch_trainer",
-    "train/test_worker.py": "train/checkpointing train/model train/peaks",
+    "train/test_worker.py": "train/checkpointing train/peaks",
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

@@ -85,6 +85,8 @@ DEFAULT_COVERAGE = Coverage(
             "ZeRO 3",
             "ZeRO 0 with tensor parallel",
             "ZeRO 0 with pipeline parallel",
+            "ZeRO 1 with tensor parallel",
+            "ZeRO 1 with pipeline parallel",
         ]
     ),
     precisions=frozenset({"fp32", "fp16", "bf16"}),
