@@ -45,7 +45,7 @@ PUBLISHED = {
     "dist_training_gpt2": "nvlink",
 }
 """Tables of H100, V100, A100 and H100 NVL, and how their GPUs were connected."""
-STEPS = 5
+MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
 
 
@@ -61,7 +61,7 @@ def _steady() -> pd.DataFrame:
     """Return the runs of the data set that were made to measure time: three steps after two are still settling."""
     runs = dsnb.published("h200")
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
-    settled = runs["timed_steps"] * runs["grad_accum"] >= STEPS
+    settled = runs["timed_steps"] * runs["grad_accum"] >= MICRO_BATCHES
     return runs[(runs["status"] == "ok") & settled & ~beside & (runs["gradient_compression"] != "powersgd")]
 
 

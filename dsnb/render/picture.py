@@ -107,7 +107,7 @@ def _compact(svg: str) -> str:
 
 
 def _with_short_identifiers(svg: str) -> str:
-    """Give short names to what is referred to, and define each marker once: every series has its own."""
+    """Shorten the names of what is referred to, and define each marker once: every series has its own."""
     shapes: dict[str, str] = {}
     names: dict[str, str] = {}
 

@@ -88,7 +88,7 @@ def build(experiment: Experiment, fake: FakeTensorMode, layers: int = 0) -> Caus
 
 
 def _allocate(model: nn.Module) -> None:
-    """Give the weights of a model on the meta device a device; tied ones stay tied."""
+    """Move the weights of a model from the meta device to a device; tied ones stay tied."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         own = [*module.named_parameters(recurse=False, remove_duplicate=False), *module.named_buffers(recurse=False)]

@@ -52,7 +52,7 @@ def test_a_trace_is_that_of_the_whole_model_and_its_micro_batch(tmp_path, family
 
 @pytest.mark.parametrize("attention", ["eager", "auto"])
 def test_dropout_keeps_a_byte_of_each_value(attention):
-    """As CUDA's kernel does: three masks of the residual stream's width, and one of all scores where there are any."""
+    """As CUDA's kernel does: two masks of the residual stream's width, and one of all scores where there are any."""
     settings = {"model": "gpt2-tiny", "precision": "bf16", "seq_len": 64, "device": "cuda", "attention": attention}
     kept = {}
     for dropout in (0.0, 0.1):
