@@ -1,8 +1,9 @@
-"""Adds measured runs to the data set `dsnb.published("h200")`: `python -m benchmarks.dataset MACHINE FOLDER [NOTE]`.
+"""Adds measured runs to `dsnb.published("h200")` or `("h100")`: `python -m benchmarks.dataset MACHINE FOLDER [NOTE]`.
 
-MACHINE is a name for the host that the runs were made on, the same for all runs of one host: hosts of a cloud are all
-called alike. NOTE is added to the note of every run, such as what else ran beside it. Runs of a setting that the data
-set holds already are further repeats of it. `outputs/examples/h200.html` is written anew, also without arguments.
+MACHINE is a name for the host that the runs were made on, the same for all runs of one host, because hosts of a cloud
+are all called alike: the data set, a hyphen, and more (`h200-2026-11-23-d`). NOTE is added to the note of every run,
+such as what else ran beside it. Runs of a setting that the data set holds already are further repeats of it.
+`outputs/examples/h200.html` is written anew, also without arguments.
 """
 
 import sys
@@ -15,7 +16,7 @@ from dsnb.run_folder import paths
 from dsnb.run_folder.table_columns import KEYS
 from dsnb.runs.literature.measured import steps_file
 
-NAME = "h200"
+PAGE_OF = "h200"
 DIGITS = 6
 PAGE = Path(__file__).parents[1] / "outputs" / "examples" / "h200.html"
 LEFT_OUT = ("source", "run_dir", "provenance", "of_plain")
@@ -37,7 +38,8 @@ def noted(runs: pd.DataFrame, note: str) -> pd.Series:
 
 def add(machine: str, folder: Path, note: str = "") -> int:
     """Add the runs of a folder and their steps; return how many."""
-    files = paths.literature(NAME), steps_file(NAME)
+    name = machine.partition("-")[0]
+    files = paths.literature(name), steps_file(name)
     known, steps = (pd.read_csv(files[0]), pd.read_parquet(files[1])) if files[0].exists() else (pd.DataFrame(),) * 2
     found = dsnb.load_runs(folder)
     found = found[found["status"].isin(["ok", "oom"])]
@@ -54,7 +56,7 @@ def add(machine: str, folder: Path, note: str = "") -> int:
 
 def write_page() -> Path:
     """Write the page of all runs."""
-    runs = dsnb.published(NAME)
+    runs = dsnb.published(PAGE_OF)
     return dsnb.explore(runs).save(PAGE, f"GPT-2, OPT and BLOOM on H200: {len(runs)} runs")
 
 

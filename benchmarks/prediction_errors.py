@@ -43,8 +43,9 @@ PUBLISHED = {
     "bigscience_1b3": "ib:100",
     "jean_zay_bloom7b": "ib:100/node",
     "dist_training_gpt2": "nvlink",
+    "h100": "nvlink",
 }
-"""Tables of H100, V100, A100 and H100 NVL, and how their GPUs were connected."""
+"""Tables of H100, V100, A100, H100 NVL and H100 again, and how their GPUs were connected."""
 MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
 
@@ -98,8 +99,8 @@ def _errors(runs: list[Measured]) -> list[float]:
 
 
 def peaks() -> list[Peak]:
-    """Return every measured peak of memory on H200 of this repository beside its prediction."""
-    tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory", "h200")] + [_bars()]
+    """Return every measured peak of memory on H200 and H100 of this repository beside its prediction."""
+    tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory", "h200", "h100")] + [_bars()]
     rows = [row for table in tables for row in table.drop_duplicates("experiment").to_dict("records")]
     rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
     experiments = [_as_measured(row) for row in rows]

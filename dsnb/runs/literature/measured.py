@@ -19,7 +19,7 @@ OLDER = ("h200_gpt2_zero_precision", "h200_memory")
 """Tables of runs that recorded less than runs do now."""
 OLDER_CODE = "measured with older code than the runs of 'h200'"
 """What the note of each of their runs begins with."""
-WITH_STEPS = ("h200",)
+WITH_STEPS = ("h200", "h100")
 """Tables with the steps of their runs."""
 OWN = (*OLDER, *WITH_STEPS)
 """Names of all tables measured with dsnb, one CSV file each."""
