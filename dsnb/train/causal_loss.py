@@ -4,17 +4,16 @@ Only the loss leaves it. A compiled model then need not keep its logits as an ou
 40.2 GiB instead of 43.1), and the loss is the same function for every strategy and family.
 """
 
+import functools
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from dsnb.settings.experiment import Experiment
-
-CHUNK_BYTES = 2**28
-"""Approximate size of one chunk's fp32 logits."""
+from dsnb.train import chunked_loss
+from dsnb.train.chunked_loss import IGNORED
 
 
 class CausalLoss(nn.Module):
@@ -25,7 +24,7 @@ class CausalLoss(nn.Module):
     model
         A causal language model of transformers, or peft's wrapper of one.
     chunked
-        Whether to compute the logits in chunks of tokens, twice: they are never in memory as a whole.
+        Whether to compute the logits in chunks of tokens: they are never in memory as a whole.
 
     Attributes
     ----------
@@ -37,9 +36,9 @@ class CausalLoss(nn.Module):
 
     def __init__(self, model: Any, chunked: bool = False) -> None:
         super().__init__()
-        self.model, self.config = model, model.config
-        self._compute = self._chunked if chunked else self._whole
-        self._loss = causal_loss
+        self.model, self.config, self.chunked = model, model.config, chunked
+        self._compute = self._in_chunks if chunked else self._whole
+        self._loss = chunked_loss.differentiate if chunked else causal_loss
         self.is_compiled = False
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -48,26 +47,32 @@ class CausalLoss(nn.Module):
 
     def compile_inside(self, **how: Any) -> None:
         """Compile the computation, but none of the hooks of this module: an engine's would break the graph."""
-        self._compute, self.is_compiled = torch.compile(self._compute, **how), True
+        if self.chunked:
+            self._hidden = torch.compile(self._hidden, **how)  # type: ignore[method-assign]
+            self.compile_loss()
+        else:
+            self._compute, self.is_compiled = torch.compile(self._compute, **how), True
 
     def compile_loss(self, **how: Any) -> None:
-        """Compile the loss of whole logits alone, for a strategy that compiles block by block."""
+        """Compile the loss alone, of whole logits or of a chunk, for a strategy that compiles block by block."""
         self._loss, self.is_compiled = torch.compile(self._loss, **how), True
 
     def _whole(self, ids: torch.Tensor) -> torch.Tensor:
         return self._loss(self.model(input_ids=ids).logits, ids)
 
-    def _chunked(self, ids: torch.Tensor) -> torch.Tensor:
-        """Sum the loss over chunks of tokens; the backward pass computes each chunk's logits again."""
-        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        hidden = model.base_model(input_ids=ids).last_hidden_state.flatten(0, 1)
-        head, targets = model.get_output_embeddings(), next_tokens(ids).flatten()
-        rows = max(1, CHUNK_BYTES // (4 * self.config.vocab_size))
-        sums = [
-            checkpoint(_sum_of_losses, head, *part, use_reentrant=False)
-            for part in zip(hidden.split(rows), targets.split(rows), strict=True)
-        ]
-        return torch.stack(sums).sum() / (len(ids) * (ids.shape[1] - 1))
+    def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the input of the output layer, shape (tokens, width)."""
+        hidden: torch.Tensor = self._causal_model().base_model(input_ids=ids).last_hidden_state
+        return hidden.flatten(0, 1)
+
+    def _in_chunks(self, ids: torch.Tensor) -> torch.Tensor:
+        """Let the output layer return the loss, so that whatever gathers its weights sees it called."""
+        layer = self._causal_model().get_output_embeddings()
+        layer.forward = functools.partial(chunked_loss.sum_of_losses, layer, slope_of=self._loss)
+        return layer(self._hidden(ids), next_tokens(ids).flatten()) / (len(ids) * (ids.shape[1] - 1))
+
+    def _causal_model(self) -> Any:
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
 
 def with_loss(experiment: Experiment, model: Any) -> CausalLoss:
@@ -92,8 +97,4 @@ def causal_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 def next_tokens(ids: torch.Tensor) -> torch.Tensor:
     """Return the target of each position, shape (batch, length); the last ones are ignored by the cross-entropy."""
-    return F.pad(ids[:, 1:], (0, 1), value=-100)
-
-
-def _sum_of_losses(head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(head(hidden).float(), targets, reduction="sum")
+    return F.pad(ids[:, 1:], (0, 1), value=IGNORED)

@@ -23,7 +23,7 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
         return
     separate_caches(experiment)
     if compiles_blocks(experiment.model_dump()):
-        _compile_forwards([*blocks(model), output_layer(model)])
+        _compile_forwards([*blocks(model), *([] if model.chunked else [output_layer(model)])])
         model.compile_loss()
     else:
         model.compile_inside(**compile_options(experiment))

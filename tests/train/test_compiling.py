@@ -20,14 +20,14 @@ def made(**settings):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("model", "settings"),
+    ("model", "settings", "parts"),
     [
-        ("gpt2-tiny", {"loss": "chunked"}),
-        ("opt-tiny", {"lora_rank": 4, "activation_checkpointing": True}),
-        ("bloom-tiny", {"activation_checkpointing": True}),
+        ("gpt2-tiny", {"loss": "chunked"}, 2),  # up to the output layer, and what is between a chunk's products
+        ("opt-tiny", {"lora_rank": 4, "activation_checkpointing": True}, 1),
+        ("bloom-tiny", {"activation_checkpointing": True}, 1),
     ],
 )
-def test_each_family_is_one_graph(model, settings):
+def test_each_family_is_one_graph(model, settings, parts):
     torch._dynamo.reset()
     graphs, breaks = compiling.compiled_graphs(), compiling.graph_breaks()
     _, module = made(model=model, **settings)
@@ -36,7 +36,7 @@ def test_each_family_is_one_graph(model, settings):
     for _ in range(3):
         module(torch.randint(500, (2, 16))).backward()
         made_in.append(compiling.compiled_graphs() - graphs)
-    assert made_in == [1, 1, 1]
+    assert made_in == [parts] * 3
     assert compiling.graph_breaks() == breaks
 
 
