@@ -3,12 +3,14 @@
 Pure counts that no measurement enters. `dsnb.prediction.step_time` divides them by rates.
 """
 
+import math
 from dataclasses import dataclass
 
 from dsnb.formulas.model_shapes import Shape
 from dsnb.prediction import host_work, kernels
 from dsnb.prediction.mode import MEGATRON, Mode, recomputed_share, trained_parameters
 from dsnb.prediction.shapes import shape
+from dsnb.settings.compile_rules import CHUNK_TOKENS
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.zero_rules import accumulates_in_fp32
 
@@ -73,7 +75,8 @@ def work(experiment: Experiment) -> Work:
     flops, operand_bytes = _block_products(experiment, model, tokens, again, mode.width)
     head_flops, head_bytes = _output_layer(experiment, model, tokens, mode)
     attention = _attention(experiment, model, mode, again)
-    unaligned = mode.kind == "eager" and mode.width == 2 and model.vocab % 8 != 0
+    pads = mode.kind != "eager" or experiment.loss == "chunked"
+    unaligned = not pads and mode.width == 2 and model.vocab % 8 != 0
     adapters = 14 * kernels.LINEAR_LAYERS.get(model.family, 4) if experiment.lora_rank else 0
     launched = layers * (forward.kernels * (1 + again) + backward.kernels + adapters + attention.kernels) + 25
     casts = layers * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
@@ -134,13 +137,16 @@ def _block_products(experiment: Experiment, model: Shape, tokens: int, again: fl
 def _output_layer(experiment: Experiment, model: Shape, tokens: int, mode: Mode) -> tuple[float, float]:
     """Return FLOPs of the output layer and bytes of it and the loss; only Megatron splits it over ranks."""
     times = 2 if experiment.lora_rank else 3
-    chunked = experiment.loss == "chunked"
-    numbers = model.vocab * (model.embedding or model.hidden)
+    weights = numbers = model.vocab * (model.embedding or model.hidden)
     if model.embedding:
         numbers += 2 * model.embedding * model.hidden
     split = experiment.tensor_parallel if mode.kind == "megatron" else 1
-    each = kernels.LOGIT_BYTES[mode.kind] * mode.width / 2 + (6 if chunked else 0)
-    return (times + chunked) * 2.0 * tokens * numbers / split, each * tokens * model.vocab / split
+    chunked = experiment.loss == "chunked"
+    each = (kernels.CHUNKED_LOGIT_BYTES if chunked else kernels.LOGIT_BYTES)[mode.kind]
+    moved = each * mode.width / 2 * tokens * model.vocab
+    if chunked and not experiment.lora_rank:  # each chunk reads and writes the weight's gradient
+        moved += 2 * mode.stream_width * weights * math.ceil(tokens / CHUNK_TOKENS)
+    return times * 2.0 * tokens * numbers / split, moved / split
 
 
 @dataclass(frozen=True)

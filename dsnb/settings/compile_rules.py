@@ -7,6 +7,9 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of `compile` that use CUDA graphs on a GPU."""
 CHUNKABLE = ("gpt2", "opt", "bloom")
 """Families whose logits are one matrix product of the last hidden state."""
+CHUNK_TOKENS = 2048
+"""The most tokens of a chunk of the loss. The output layer's gradient is read and written once for each chunk: with
+half as many, the layer and its loss took 4 to 14 % longer, compiled (docs/LOG.md)."""
 
 
 def _cuda_graphs(s: Settings) -> str | None:

@@ -98,7 +98,7 @@ class Training(BaseModel):
     communication can begin between them. `auto` is `block` for ZeRO 3, FSDP, and activation checkpointing without CUDA
     graphs, otherwise `model`."""
     loss: Literal["whole", "chunked"] = "whole"
-    """`chunked` computes the logits in chunks of tokens, twice, and never holds all of them: less memory for a large
+    """`chunked` computes the logits of 2,048 tokens at a time, and never holds all of them: less memory for a large
     vocabulary."""
     lora_rank: int = Field(default=0, strict=True, ge=0, lt=MOST)
     """Train only LoRA adapters of this rank (peft), with frozen base weights in half precision; 0 trains everything."""

@@ -5,6 +5,7 @@ Only the loss leaves it. A compiled model then need not keep its logits as an ou
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class CausalLoss(nn.Module):
         super().__init__()
         self.model, self.config, self.chunked = model, model.config, chunked
         self._compute = self._in_chunks if chunked else self._whole
+        self._loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
         self._loss = chunked_loss.differentiate if chunked else causal_loss
         self.is_compiled = False
 

@@ -1,8 +1,8 @@
 """The loss of a large vocabulary without its logits, which are in memory a chunk of tokens at a time.
 
 The gradients are computed with each chunk's logits, so nothing is computed twice: the backward pass only scales them.
-All of it is outside of compiled graphs but what is between the products. In a graph, the compiler kept the gradients of
-many chunks at once (BLOOM-560M, 8 x 1024, on one H200: 24.2 GiB and 92 ms a step, 18.5 GiB and 70 ms with whole logits).
+Only what is between the products is compiled, a graph of its own: in the model's, the compiler kept the gradients of
+many chunks at once (BLOOM-560M, 8 x 1024, one H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
 """
 
 from collections.abc import Callable
@@ -12,20 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-CHUNK_BYTES = 2**29
-"""The most bytes of one chunk's logits in fp32. The output layer's gradient is read and written once for each chunk, so
-few tokens a chunk cost time: 512 of them, as for BLOOM, by data sheets about half of the layer's own under autocast."""
+from dsnb.settings.compile_rules import CHUNK_TOKENS
+
 ALIGNED = 8
 """Products of half precision are slow on GPUs if a width is no multiple of this (GPT-2's vocabulary: 50,257)."""
 IGNORED = -100
 """Target of a token that has none."""
 
-Differentiate = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-
-
-def chunk_rows(vocab: int) -> int:
-    """Return the number of tokens whose logits are computed at once: a power of two, which divides most batches."""
-    return 1 << (max(1, CHUNK_BYTES // (4 * vocab)).bit_length() - 1)
+Differentiate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def aligned(vocab: int) -> int:
@@ -33,25 +27,30 @@ def aligned(vocab: int) -> int:
     return -(-vocab // ALIGNED) * ALIGNED
 
 
-def differentiate(logits: torch.Tensor, targets: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of cross-entropies, shape (), computed in fp32, and its gradient by the logits.
+def chunk_tokens(tokens: int) -> int:
+    """Return the number of tokens of a chunk of a micro-batch: all but the last are equally large."""
+    return -(-tokens // -(-tokens // CHUNK_TOKENS))
+
+
+def differentiate(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the sum of cross-entropies, shape (), computed in fp32; logits become its gradient by them.
 
     Parameters
     ----------
     logits
-        Shape (tokens, columns); they are overwritten where they are fp32.
+        Shape (tokens, columns).
     targets
-        Shape (tokens,); `IGNORED` where there is none.
-    vocab
-        Number of columns that count; the others get no gradient.
+        Shape (tokens,). A token whose target is `IGNORED` has no loss, but its gradient is not 0.
     """
-    values = logits.float()
-    values[:, vocab:] = -torch.inf
-    total = torch.logsumexp(values, dim=1, keepdim=True)
-    wanted, columns = targets[:, None], torch.arange(values.shape[1], device=values.device)
-    losses = torch.where(wanted == IGNORED, 0.0, total - values.gather(1, wanted.clamp(min=0)))
-    shares = values.sub_(torch.where(wanted == IGNORED, torch.inf, total)).exp_()
-    return losses.sum(), shares.sub_((columns == wanted).byte()).to(logits.dtype)
+    logs = F.log_softmax(logits, dim=1, dtype=torch.float32)
+    wanted = targets.clamp(min=0)[:, None]
+    losses = torch.where(targets == IGNORED, 0.0, -logs.gather(1, wanted).squeeze(1))
+    if torch.compiler.is_compiling():  # a comparison is fused with the rest, a scatter is not
+        shares = logs.exp() - (torch.arange(logits.shape[1], device=logits.device) == wanted).float()
+    else:
+        shares = logs.exp_().scatter_add_(1, wanted, -torch.ones_like(wanted, dtype=torch.float32))
+    logits.copy_(shares)
+    return losses.sum()
 
 
 class _SumOfLosses(torch.autograd.Function):
@@ -61,21 +60,22 @@ class _SumOfLosses(torch.autograd.Function):
     ) -> torch.Tensor:
         kind, vocab = hidden.device.type, len(weight)
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        columns, rows, ignored = aligned(vocab), chunk_tokens(len(hidden)), (targets == IGNORED)[:, None]
         with torch.autocast(kind, enabled=False):
-            own, states = weight.detach().to(dtype), hidden.detach().to(dtype)
-            if aligned(vocab) > vocab:
-                own = F.pad(own, (0, 0, 0, aligned(vocab) - vocab))
-            by_hidden = torch.empty_like(states)
+            own = weight.detach().to(dtype)
+            own = F.pad(own, (0, 0, 0, columns - vocab)) if columns > vocab else own
+            states = hidden.detach().to(dtype).masked_fill(ignored, 0)  # so they add nothing to the weight's gradient
+            by_hidden, logits = torch.empty_like(states), own.new_empty(rows, columns)
             by_weight = torch.zeros_like(own, dtype=weight.dtype) if weight.requires_grad else None
             total = torch.zeros((), device=hidden.device)
-            rows = chunk_rows(vocab)
             for state, target, slope in zip(*(one.split(rows) for one in (states, targets, by_hidden)), strict=True):
-                loss, by_logits = slope_of(state @ own.T, target, vocab)
-                total += loss
-                torch.mm(by_logits, own, out=slope)
+                values = torch.mm(state, own.T, out=logits[: len(state)])
+                values[:, vocab:] = -torch.inf
+                total += slope_of(values, target)
+                torch.mm(values, own, out=slope)
                 if by_weight is not None:
-                    _add_product(by_weight, by_logits.T, state)
-        ctx.save_for_backward(by_hidden, by_weight)
+                    _add_product(by_weight, values.T, state)
+        ctx.save_for_backward(by_hidden.masked_fill_(ignored, 0), by_weight)
         ctx.hidden_dtype, ctx.vocab = hidden.dtype, vocab
         return total
 
@@ -89,11 +89,13 @@ class _SumOfLosses(torch.autograd.Function):
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def sum_of_losses(
     layer: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, slope_of: Differentiate = differentiate
 ) -> torch.Tensor:

@@ -20,12 +20,11 @@ from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi
 from dsnb.train.causal_loss import CausalLoss
+from dsnb.train.chunked_loss import aligned, chunk_tokens
 from dsnb.train.fake_model import CudaOperators, autocast
 from dsnb.train.live_bytes import Size, size
+from dsnb.train.model import weights_dtype
 from dsnb.train.model_parts import blocks, output_layer
-
-ALIGNED = 8
-"""A product on tensor cores with a width that is no multiple of this is padded by the compiler (GPT-2's vocabulary)."""
 
 
 def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch: int) -> Size:
@@ -43,9 +42,11 @@ def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_ba
     kept: dict[int, tuple[int, torch.Tensor]] = {}
     compile_ = functools.partial(torch.compile, backend=_backend(functools.partial(_keep, kept, known)))
     if compiles_blocks(experiment.model_dump()):
-        for module in [*blocks(model), output_layer(model)]:
+        for module in [*blocks(model), *([] if model.chunked else [output_layer(model)])]:
             module.forward = compile_(module.forward)
-        model._loss = compile_(model._loss)
+        model._loss = model._loss if model.chunked else compile_(model._loss)
+    elif model.chunked:
+        model._hidden = compile_(model._hidden)  # type: ignore[method-assign]
     else:
         model._compute = compile_(model._compute)
     with fake:
@@ -59,8 +60,8 @@ def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_ba
     return total
 
 
-def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Size], Size]:
-    """Return what the backward pass of the loss can add to what is kept, and the size of the output layer's gradient.
+def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
+    """Return what the loss and its backward pass can add to what is kept, and the size of the output layer's gradient.
 
     The gradient of the logits overwrites them if the compiler sees both, and if they have not been padded.
 
@@ -68,21 +69,39 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     ----------
     vocab, width
         Rows and columns of the output layer.
+    micro_batch
+        Sequences of the pass, which decide how many tokens a chunk of the loss has.
     """
-    of_number = 4 if experiment.precision in {"fp32", "tf32"} else 2
-    gradient = Size(of_number * vocab * width)
     if experiment.loss == "chunked":
-        return [Size()], gradient
-    logits = Size(0, of_number * experiment.seq_len * vocab)
-    padded = vocab % ALIGNED != 0 and experiment.precision != "fp32"
+        return _chunked_sizes(experiment, vocab, width, micro_batch)
+    of_number = _bytes_of_number(experiment)
+    gradient, logits = Size(of_number * vocab * width), Size(0, of_number * experiment.seq_len * vocab)
+    padded = aligned(vocab) > vocab and experiment.precision != "fp32"  # by the compiler, for tensor cores
     if compiles_blocks(experiment.model_dump()):
         return [Size().plus(logits, 2 if padded else 1)], gradient
     return [logits] if padded else [gradient, Size(0, of_number * experiment.seq_len * width)], gradient
 
 
+def _chunked_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
+    """Return the sizes of a loss whose gradients are computed with the logits of each chunk, in the forward pass.
+
+    They are those by the weight and by the hidden states, which are copied beside a weight in the right format.
+    """
+    of_number, of_weight = _bytes_of_number(experiment), weights_dtype(experiment).itemsize
+    columns, rows = aligned(vocab), chunk_tokens(micro_batch * experiment.seq_len)
+    gradient = Size(0 if experiment.lora_rank else of_weight * columns * width)
+    copied = of_weight != of_number or columns > vocab
+    during = Size(of_number * columns * (rows + (width if copied else 0)), 2 * of_number * experiment.seq_len * width)
+    return [gradient.plus(during)], gradient
+
+
+def _bytes_of_number(experiment: Experiment) -> int:
+    return 4 if experiment.precision in {"fp32", "tf32"} else 2
+
+
 def embedding_gradient(head: Size, experiment: Experiment) -> Size:
     """Return the size of the embedding's gradient, summed up in fp32 before the output layer's is added to it."""
-    return head if experiment.precision in {"fp32", "tf32"} else Size().plus(head, 2)
+    return Size().plus(head, 4 / _bytes_of_number(experiment))
 
 
 def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:

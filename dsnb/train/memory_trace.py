@@ -35,11 +35,16 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     dict
         The fields of `dsnb.prediction.moments.ModelTrace`.
     """
-    # Chunks of the loss have a fixed size, so their number depends on the micro-batch.
+    # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
+    parts = _eager
+    if experiment.compile != "off":
+        from dsnb.train import compiled_trace
+
+        compiled_trace.use_flash_attention()
+        parts = _compiled
     sizes = _sizes(experiment, layers)
-    parts = _compiled if experiment.compile != "off" else _eager
     return {**sizes, **parts(experiment, sizes, micro_batch)}
 
 
@@ -118,7 +123,6 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     """Ask torch's compiler what it keeps of models of two and three blocks, and add the rest of the blocks."""
     from dsnb.train import compiled_trace
 
-    compiled_trace.use_flash_attention()
     every_block = experiment.model_copy(update={"activation_checkpointing": False})
     found = []
     for layers in (2, 3):
@@ -128,7 +132,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     block = found[1].plus(found[0], -1)
     kept, again = _kept_of_blocks(experiment, sizes, block)
     whole = found[0].plus(block, -2).plus(kept)
-    losses, head = compiled_trace.loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"])
+    losses, head = compiled_trace.loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     last = (kept.plus(again).plus(head), 1)
     end = head
     if not compiles_blocks(experiment.model_dump()):
@@ -162,7 +166,8 @@ def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) 
 
 def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
     """Return the counts of a model's elements; its blocks are alike, so one of them is built."""
-    model = build(experiment, fake_mode(), 1)
+    fake = fake_mode()
+    model = build(experiment, fake, 1)
     parameters, block = list(model.parameters()), list(blocks(model.model)[0].parameters())
     whole, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
     trained, of_block_trained = (_elements(one for one in some if one.requires_grad) for some in (parameters, block))
@@ -176,7 +181,7 @@ def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
         "largest": max(one.numel() for one in parameters),
         "vocab": head.shape[0],
         "width_of_head": head.shape[1],
-        "block_input": _block_input(experiment, model.config.hidden_size),
+        "block_input": _block_input(experiment, model, fake),
     }
 
 
@@ -184,9 +189,13 @@ def _elements(parameters: Iterable[torch.Tensor]) -> int:
     return sum(one.numel() for one in parameters)
 
 
-def _block_input(experiment: Experiment, hidden: int) -> Size:
-    width = 4 if experiment.precision in {"fp32", "tf32"} else 2
-    return Size(0, width * experiment.seq_len * hidden)
+def _block_input(experiment: Experiment, model: CausalLoss, fake: Any) -> Size:
+    """Return the bytes of what a block takes, which autocast may leave in fp32."""
+    found: list[torch.Tensor] = []
+    blocks(model.model)[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    with fake, CudaOperators(), autocast(experiment):
+        model(torch.zeros(1, experiment.seq_len, dtype=torch.long))
+    return Size(0, found[0].nbytes)
 
 
 def _moments(found: Iterable[tuple[Size, float]]) -> list[tuple[float, float, float]]:

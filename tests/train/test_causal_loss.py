@@ -27,13 +27,13 @@ def gradients(module, loss):
 @pytest.mark.parametrize("name", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch):
-    monkeypatch.setattr("dsnb.train.chunked_loss.CHUNK_BYTES", 4 * 1024 * 8)  # eight tokens a chunk, the last has three
+    monkeypatch.setattr("dsnb.train.chunked_loss.CHUNK_TOKENS", 8)  # seven chunks of eight tokens or three
     model = tiny(name)
     ids = torch.randint(model.config.vocab_size, (3, 17))
     theirs = model(input_ids=ids, labels=ids).loss
     expected = gradients(model, theirs)
     ours = causal_loss.CausalLoss(model, chunked)(ids)
-    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
     assert (gradients(model, ours) - expected).norm() < 1e-6 * expected.norm()
 
 
@@ -58,6 +58,6 @@ def test_chunks_keep_no_logits(monkeypatch):
             module(ids)
         return max(sizes)
 
-    monkeypatch.setattr("dsnb.train.chunked_loss.CHUNK_BYTES", 4 * model.config.vocab_size * 8)
+    monkeypatch.setattr("dsnb.train.chunked_loss.CHUNK_TOKENS", 8)
     assert largest_kept(causal_loss.CausalLoss(model)) == logits
     assert largest_kept(causal_loss.CausalLoss(model, chunked=True)) < logits / 2

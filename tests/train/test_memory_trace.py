@@ -64,11 +64,42 @@ def test_dropout_keeps_a_byte_of_each_value(attention):
     assert kept[0.1] - kept[0.0] == config.n_layer * (2 * width + 3 * scores)
 
 
+@pytest.mark.parametrize(("cast", "of_number"), [("native", 2), ("autocast", 4)])
+@pytest.mark.parametrize("compile_", ["off", "default"])
+def test_autocast_leaves_the_inputs_of_blocks_in_fp32(cast, of_number, compile_):
+    one = Experiment(
+        model="bloom-tiny", precision="bf16", mixed_precision=cast, seq_len=32, device="cuda", compile=compile_
+    )
+    found = memory_trace.trace(one)
+    assert found["block_input"] == live_bytes.Size(0, of_number * 32 * found["hidden"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_weight", "copied"),
+    [
+        ({}, 2, True),
+        ({"mixed_precision": "autocast"}, 4, True),
+        ({"vocab": 1008}, 2, False),
+        ({"lora_rank": 4}, 0, True),
+    ],
+)
+def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(settings, of_weight, copied):
+    """Of the weight and of the hidden states, which are copied, beside 2,048 tokens' logits and the padded weight."""
+    vocab = settings.pop("vocab", 1001)
+    one = Experiment(
+        model="gpt2-tiny", precision="bf16", loss="chunked", seq_len=1024, device="cuda", compile="default", **settings
+    )
+    [during], gradient = compiled_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
+    assert gradient == live_bytes.Size(of_weight * 1008 * 8)
+    own = 2 * 1008 * 8 if copied else 0
+    assert during == live_bytes.Size(gradient.constant + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_compiled_embedding_sums_up_its_gradient_in_fp32(precision):
     """Beside the output layer's gradient, before they are added."""
     one = Experiment(model="opt-tiny", precision=precision, device="cuda", compile="default")
-    _, head = compiled_trace.loss_sizes(one, vocab=1000, width=8)
+    _, head = compiled_trace.loss_sizes(one, vocab=1000, width=8, micro_batch=1)
     assert compiled_trace.embedding_gradient(head, one) == live_bytes.Size(4 * 8000)
 
 

@@ -1,0 +1,95 @@
+"""The chunked loss and its gradients against the same in fp64, for every format, and what it never holds."""
+
+import pytest
+
+from tests.support import lazy
+
+torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
+chunked_loss = lazy.Module("dsnb.train.chunked_loss")
+
+TOKENS, WIDTH, VOCAB = 150, 32, 1003  # three chunks; a width that is padded
+SCALE = 2.0**13
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("dsnb.train.chunked_loss.CHUNK_TOKENS", 64)
+
+
+def given(weight_dtype, hidden_dtype):
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(WIDTH, VOCAB, bias=False)
+    targets = torch.randint(VOCAB, (TOKENS,))
+    targets[[0, 70, TOKENS - 1]] = chunked_loss.IGNORED
+    return layer.to(weight_dtype), (3 * torch.randn(TOKENS, WIDTH)).to(hidden_dtype).requires_grad_(), targets
+
+
+def in_fp64(layer, hidden, targets):
+    """Return the mean loss and its gradients by the weight and the hidden states, of the same values in fp64."""
+    weight, states = (one.detach().double().requires_grad_() for one in (layer.weight, hidden))
+    loss = F.cross_entropy(states @ weight.T, targets)
+    return loss.item(), *torch.autograd.grad(loss, (weight, states))
+
+
+def off(found, expected):
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+FORMATS = {
+    "fp32": ("float32", "float32", None, 1e-6),
+    "bf16": ("bfloat16", "bfloat16", None, 1e-2),
+    "fp16": ("float16", "float16", None, 2e-3),
+    "autocast to bf16": ("float32", "float32", "bfloat16", 1e-2),
+    "autocast to fp16": ("float32", "float16", "float16", 2e-3),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.process)], ids=["eager", "compiled"])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_gradients_are_those_of_fp64_up_to_rounding(format_, compiled):
+    weight_dtype, hidden_dtype, autocast, most_off = FORMATS[format_]
+    layer, hidden, targets = given(getattr(torch, weight_dtype), getattr(torch, hidden_dtype))
+    slope_of = torch.compile(chunked_loss.differentiate) if compiled else chunked_loss.differentiate
+    with torch.autocast("cpu", getattr(torch, autocast or "bfloat16"), enabled=bool(autocast)):
+        loss = chunked_loss.sum_of_losses(layer, hidden, targets, slope_of) / (targets >= 0).sum()
+    (loss * SCALE).backward()
+    value, by_weight, by_hidden = in_fp64(layer, hidden, targets)
+    assert loss.item() == pytest.approx(value, rel=most_off)
+    assert off(layer.weight.grad / SCALE, by_weight) < most_off
+    assert off(hidden.grad / SCALE, by_hidden) < most_off
+    assert (layer.weight.grad.dtype, hidden.grad.dtype) == (layer.weight.dtype, hidden.dtype)
+    assert not hidden.grad[targets == chunked_loss.IGNORED].any()
+
+
+def test_rounding_is_no_worse_than_that_of_the_whole_loss():
+    layer, hidden, targets = given(torch.bfloat16, torch.bfloat16)
+    chunked_loss.sum_of_losses(layer, hidden, targets).div((targets >= 0).sum()).backward()
+    whole = torch.autograd.grad(F.cross_entropy(layer(hidden).float(), targets), (layer.weight, hidden))
+    _, *expected = in_fp64(layer, hidden, targets)
+    for ours, theirs, exact in zip((layer.weight.grad, hidden.grad), whole, expected, strict=True):
+        assert off(ours, exact) < 1.5 * off(theirs, exact)
+
+
+def test_a_frozen_output_layer_gets_no_gradient():
+    layer, hidden, targets = given(torch.float32, torch.float32)
+    layer.weight.requires_grad_(False)
+    chunked_loss.sum_of_losses(layer, hidden, targets).backward()
+    assert layer.weight.grad is None
+    assert off(hidden.grad / (targets >= 0).sum(), in_fp64(layer, hidden, targets)[2]) < 1e-6
+
+
+@pytest.mark.parametrize(("tokens", "each"), [(1, 1), (64, 64), (65, 33), (128, 64), (150, 50), (129, 43)])
+def test_chunks_are_equally_large(tokens, each):
+    assert chunked_loss.chunk_tokens(tokens) == each
+
+
+def test_no_product_is_wider_than_a_chunk():
+    layer, hidden, targets = given(torch.float32, torch.float32)
+    rows = []
+
+    def slope_of(logits, of):
+        rows.append(tuple(logits.shape))
+        return chunked_loss.differentiate(logits, of)
+
+    chunked_loss.sum_of_losses(layer, hidden, targets, slope_of).backward()
+    assert rows == [(50, 1008)] * 3
