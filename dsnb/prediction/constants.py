@@ -63,19 +63,19 @@ PRIOR = Constants(
 """What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 
 DEFAULT = Constants(
-    matmul_efficiency=0.803,
-    unaligned_efficiency=0.138,
-    attention_efficiency=0.463,
-    memory_efficiency=0.693,
-    kernel_us=1.48,
-    host_launch_us=37.0,
-    host_parameter_us=171.2,
-    host_gather_us=247.9,
-    link_efficiency=0.487,
+    matmul_efficiency=0.816,
+    unaligned_efficiency=0.14,
+    attention_efficiency=0.469,
+    memory_efficiency=0.684,
+    kernel_us=1.5,
+    host_launch_us=34.8,
+    host_parameter_us=158.7,
+    host_gather_us=253.9,
+    link_efficiency=0.62,
     network_efficiency=0.5,
-    host_link_efficiency=0.965,
-    overlap=0.423,
-    cpu_parameter_ns=0.961,
+    host_link_efficiency=0.999,
+    overlap=0.354,
+    cpu_parameter_ns=0.977,
 )
 """Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, from `PRIOR` on the settings that
 `python -m benchmarks.prediction_errors` names; `python -m benchmarks.prediction_errors fit` fits them again."""

@@ -9,11 +9,11 @@ from dsnb.settings.experiment import Experiment
 # Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
 # differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
 # for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
-HOOK_LAUNCHES = 4.0
+HOOK_LAUNCHES = 3.5
 IDLE_HOOK_LAUNCHES = 0.2
 CAST_LAUNCHES = 0.3  # autocast's are started in C++
 SPLIT_LAUNCHES = 40.0
-COMPILED_LAUNCHES = 0.75  # without CUDA graphs, the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with them 10.0
+COMPILED_LAUNCHES = 0.85  # without CUDA graphs, the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with them 10.0
 TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than one GPU's passes
 BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
 RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 17 ms more where all 24 blocks are recomputed, not 12

@@ -177,7 +177,7 @@ def parts(one: Setting, constants: Constants) -> StepTime:
         point_to_point_s=point,
         optimizer_s=optimizer,
         offload_s=offload + one.traffic.cpu_parameters * c.cpu_parameter_ns * 1e-9,
-        host_s=waits + np.maximum(w.host_parameters * c.host_parameter_us * 1e-6 - optimizer, 0),
+        host_s=waits + w.host_parameters * c.host_parameter_us * 1e-6,
     )
 
 

@@ -44,22 +44,22 @@ class TimeError:
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.prediction_errors`.
 DEFAULT_ERRORS: dict[str, TimeError] = {
-    "DDP": TimeError(10, 7.5, 16.1, -4.4),
-    "FSDP": TimeError(13, 6.0, 11.3, -5.6),
-    "LoRA": TimeError(6, 4.6, 8.5, -2.5),
-    "ZeRO 0": TimeError(27, 5.6, 13.1, 3.3),
-    "ZeRO 1": TimeError(27, 5.4, 14.6, -0.5),
-    "ZeRO 2": TimeError(7, 7.5, 23.3, 0.0),
-    "ZeRO 3": TimeError(2, 9.8, 16.5, -6.8),
-    "compressed gradients": TimeError(1, 1.3, 1.3, -1.3),
-    "offload to the CPU": TimeError(1, 62.9, 62.9, 62.9),
-    "plain loop": TimeError(12, 3.9, 9.5, 1.4),
-    "tensor and pipeline parallel": TimeError(8, 13.1, 24.6, -1.2),
-    "waiting for the host": TimeError(86, 13.4, 75.7, 4.3),
-    "all": TimeError(200, 9.6, 75.7, 1.8),
+    "DDP": TimeError(11, 7.7, 18.4, -5.8),
+    "FSDP": TimeError(13, 7.8, 14.2, -7.8),
+    "LoRA": TimeError(6, 5.5, 9.5, -4.0),
+    "ZeRO 0": TimeError(64, 5.4, 23.2, 2.0),
+    "ZeRO 1": TimeError(33, 6.4, 13.2, -0.7),
+    "ZeRO 2": TimeError(7, 6.5, 20.0, 0.8),
+    "ZeRO 3": TimeError(2, 7.6, 12.8, -5.2),
+    "compressed gradients": TimeError(1, 2.9, 2.9, -2.9),
+    "offload to the CPU": TimeError(1, 61.4, 61.4, 61.4),
+    "plain loop": TimeError(12, 3.7, 7.9, 0.8),
+    "tensor and pipeline parallel": TimeError(8, 12.0, 17.9, 1.0),
+    "waiting for the host": TimeError(99, 13.3, 62.3, 2.2),
+    "all": TimeError(257, 9.2, 62.3, 0.8),
 }
 
-ELSEWHERE = ("published on other GPUs", TimeError(71, 35.2, 87.4, -27.1))
+ELSEWHERE = ("published on other GPUs", TimeError(82, 32.5, 87.3, -25.0))
 """Errors on four published tables of A100, H100 and V100, with the constants of H200: `prediction_errors elsewhere`."""
 
 

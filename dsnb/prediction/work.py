@@ -202,10 +202,9 @@ def _accumulation(experiment: Experiment, mode: Mode) -> float:
 def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
     """Return the bytes that the optimizer's step moves on one GPU.
 
-    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native half precision the
-    gradients are cast to fp32 (6), their norm is taken (4), and the weights are written back (6); ZeRO 0 also copies
-    the fp32 gradients into a flat buffer (8) and scales them (8). Every rank copies all gradients into buckets, divides
-    them, and takes its part out again.
+    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native half precision ZeRO 1
+    to 3 make the gradients flat (4) and fp32 (6), and write the weights back (6); ZeRO 0 casts them (6), takes their
+    norm (4), copies them into a flat buffer (8), scales them (8) and writes the weights back (6).
     """
     if experiment.offload != "none":
         return 0.0
@@ -219,9 +218,28 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
         each += 8
     if experiment.optimizer == "adafactor":
         each += 60
-    reduced = experiment.strategy == "deepspeed" and experiment.data_parallel > 1 and experiment.zero_stage <= 2
-    buckets = 8 * mode.stream_width / 2 if reduced else 0.0
-    return trained * (each / (experiment.data_parallel if sharded else 1) + buckets)
+    each = (each + _checked(experiment, mode)) / (experiment.data_parallel if sharded else 1)
+    return trained * (each + _bucketed(experiment, mode))
+
+
+def _checked(experiment: Experiment, mode: Mode) -> float:
+    """Return the bytes a parameter that ZeRO 1 to 3 move to find overflows and norms, which are taken in fp64.
+
+    DeepSpeed 0.19.8: `has_inf_or_nan` reads a gradient twice, `get_grad_norm_direct` casts it and reads the cast.
+    """
+    if experiment.strategy != "deepspeed" or not experiment.zero_stage or experiment.gradient_checks == "off":
+        return 0.0
+    return 3 * mode.stream_width + 16
+
+
+def _bucketed(experiment: Experiment, mode: Mode) -> float:
+    """Return the bytes a parameter that gradients move on every rank, into a bucket of DeepSpeed's and out of it.
+
+    ZeRO 1 and 2 use buckets on one GPU, too.
+    """
+    stages = (0, 1, 2) if experiment.data_parallel > 1 else (1, 2)
+    through = experiment.strategy == "deepspeed" and experiment.zero_stage in stages
+    return 4.0 * mode.stream_width if through else 0.0
 
 
 def _average_stage(blocks_flops: float, head_flops: float, stages: int) -> float:
