@@ -153,7 +153,7 @@ def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[st
         "peak_allocated_gib": peak,
         "peak_allocated_error_pct": error.mean_pct,
         "peak_allocated_error_on": f"{error.settings} settings, {kind}",
-        "peak_reserved_gib": peak * error.reserved,
+        "peak_reserved_gib": max(peak, min(peak * error.reserved, left)),  # for lack of room, what is cached is freed
         "peak_reserved_error_pct": error.reserved_mean_pct,
         "moment": memory.moment.name,
         **parts,

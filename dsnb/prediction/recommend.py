@@ -92,6 +92,10 @@ def _sentences(table: "pd.DataFrame", objective: str, left_out: int) -> list[str
         lines.append(f"{left_out} {'setting does' if left_out == 1 else 'settings do'} not fit.")
     if len(table) > 1:
         lines.append(_how_sure(best, table.iloc[1], objective))
+    if best["headroom_gib"] <= best["peak_reserved_gib"] - best["peak_allocated_gib"]:
+        lines.append(
+            f"It fits by {best['headroom_gib']:.1f} GiB, which fragmentation can take: runs of its kind reserve more."
+        )
     if best["outside"]:
         lines.append(f"Less sure than that: {best['outside']}.")
     return lines

@@ -56,6 +56,20 @@ def test_what_does_not_fit_is_said_and_a_limit_counts():
     assert table["cost"].isna().all()
 
 
+def test_no_more_is_reserved_than_there_is_and_a_close_fit_is_said():
+    whole = dsnb.predict([given(zero_stage=1)], "H200").iloc[0]
+    needed, reserved = whole["peak_allocated_gib"], whole["peak_reserved_gib"]
+    assert reserved > 1.1 * needed
+    close = dsnb.predict([given(zero_stage=1, memory_limit_gib=1.05 * needed)], "H200").iloc[0]
+    assert close["fits"]
+    assert close["peak_reserved_gib"] == pytest.approx(1.05 * needed)
+    assert dsnb.predict([given(zero_stage=1, memory_limit_gib=0.9 * needed)], "H200")["peak_reserved_gib"][0] == needed
+    said = {
+        limit: dsnb.recommend([given(zero_stage=1, memory_limit_gib=limit * needed)], "H200") for limit in (1.05, 1.5)
+    }
+    assert [f"It fits by {0.05 * needed:.1f} GiB, which fragmentation can take" in " ".join(one.sentences) for one in said.values()] == [True, False]  # fmt: skip
+
+
 def test_settings_that_the_calibration_has_not_seen_are_named():
     table = dsnb.predict([given(), given(gpus=512)], "H200", link="ib:400")
     assert table["outside"][0] == ""
