@@ -59,8 +59,9 @@ DEFAULT_ERRORS: dict[str, TimeError] = {
     "all": TimeError(257, 9.2, 62.3, 0.8),
 }
 
-ELSEWHERE = ("published on other GPUs", TimeError(82, 32.5, 87.3, -25.0))
-"""Errors on four published tables of A100, H100 and V100, with the constants of H200: `prediction_errors elsewhere`."""
+ELSEWHERE = ("on other GPUs", TimeError(82, 32.5, 87.3, -25.0))
+"""Errors on four published tables of A100, H100 and V100, and our own of H100, with the constants of H200:
+`prediction_errors elsewhere`."""
 
 
 def kind(experiment: Experiment) -> str:

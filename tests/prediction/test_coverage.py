@@ -15,10 +15,10 @@ def test_a_setting_like_the_calibrated_ones_is_inside():
 
 
 def test_what_is_outside_is_said():
-    odd = Experiment(**{**USUAL, "gpus": 16, "micro_batch_size": 1, "seq_len": 64, "zero_stage": 3, "loss": "chunked"})
+    odd = Experiment(**{**USUAL, "gpus": 16, "micro_batch_size": 1, "seq_len": 64, "zero_stage": 2, "optimizer": "muon"})
     assert outside(odd, "NVIDIA A100-SXM4-80GB", link=link("ib:400")) == [
         "no calibration run has the GPU A100, only H200",
-        "no calibration run has the loss chunked, only whole",
+        "no calibration run has the optimizer muon, only adafactor, adamw",
         "the number of tokens in a micro-batch is 64, calibration runs have 256 to 32,768",
         "the number of GPUs is 16, calibration runs have 1 to 4",
         "the number of nodes is 2, calibration runs have 1",
