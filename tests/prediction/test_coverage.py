@@ -15,7 +15,9 @@ def test_a_setting_like_the_calibrated_ones_is_inside():
 
 
 def test_what_is_outside_is_said():
-    odd = Experiment(**{**USUAL, "gpus": 16, "micro_batch_size": 1, "seq_len": 64, "zero_stage": 2, "optimizer": "muon"})
+    odd = Experiment(
+        **{**USUAL, "gpus": 16, "micro_batch_size": 1, "seq_len": 64, "zero_stage": 2, "optimizer": "muon"}
+    )
     assert outside(odd, "NVIDIA A100-SXM4-80GB", link=link("ib:400")) == [
         "no calibration run has the GPU A100, only H200",
         "no calibration run has the optimizer muon, only adafactor, adamw",
