@@ -14,7 +14,7 @@ import pandas as pd
 import dsnb
 from dsnb.run_folder import paths
 from dsnb.run_folder.table_columns import KEYS
-from dsnb.runs.literature.measured import steps_file
+from dsnb.runs.literature.measured import WITH_STEPS, steps_file
 
 PAGE_OF = "h200"
 DIGITS = 6
@@ -39,6 +39,8 @@ def noted(runs: pd.DataFrame, note: str) -> pd.Series:
 def add(machine: str, folder: Path, note: str = "") -> int:
     """Add the runs of a folder and their steps; return how many."""
     name = machine.partition("-")[0]
+    if name not in WITH_STEPS:
+        sys.exit(f"MACHINE is {machine!r}: begin it with the data set, {' or '.join(WITH_STEPS)}, and a hyphen")
     files = paths.literature(name), steps_file(name)
     known, steps = (pd.read_csv(files[0]), pd.read_parquet(files[1])) if files[0].exists() else (pd.DataFrame(),) * 2
     found = dsnb.load_runs(folder)

@@ -76,11 +76,13 @@ def test_runs_that_are_added_again_are_further_repeats(tmp_path, monkeypatch):
     given, own = dsnb.load_runs(finished_sweep), dsnb.load_steps(finished_sweep)
     given = given[given["status"].isin(["ok", "oom"])]
     assert 0 < len(given) < 12  # a run that failed for another reason tells nothing of the GPU
-    assert dataset.add("one", finished_sweep) == dataset.add("two", finished_sweep, "beside another") == len(given)
+    assert (
+        dataset.add("h200-a", finished_sweep) == dataset.add("h200-b", finished_sweep, "beside another") == len(given)
+    )
     table = measured.table("h200")
     assert len(table) == 2 * len(given)
     assert not table.duplicated(KEYS).any()
-    assert list(table["host"]) == ["one"] * len(given) + ["two"] * len(given)
+    assert list(table["host"]) == ["h200-a"] * len(given) + ["h200-b"] * len(given)
     assert table["note"].astype(str).str.endswith("beside another").sum() == len(given)
     assert table["tokens_per_s"].to_numpy() == pytest.approx(np.tile(given["tokens_per_s"], 2), rel=1e-5)
     steps = measured.steps("published: h200")

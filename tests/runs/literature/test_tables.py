@@ -127,7 +127,7 @@ def test_an_unknown_table():
         dsnb.published("lambda")
     assert str(caught.value) == (
         "unknown published table 'lambda': choose one of bigscience_1b3, dist_training_gpt2, jean_zay_bloom7b, "
-        "lambda_1cc_opt, h200_gpt2_zero_precision, h200_memory, h200"
+        "lambda_1cc_opt, h200_gpt2_zero_precision, h200_memory, h200, h100"
     )
 
 
