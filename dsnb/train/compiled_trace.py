@@ -99,9 +99,9 @@ def _bytes_of_number(experiment: Experiment) -> int:
     return 4 if experiment.precision in {"fp32", "tf32"} else 2
 
 
-def embedding_gradient(head: Size, experiment: Experiment) -> Size:
+def embedding_gradient(vocab: int, width: int) -> Size:
     """Return the size of the embedding's gradient, summed up in fp32 before the output layer's is added to it."""
-    return Size().plus(head, 4 / _bytes_of_number(experiment))
+    return Size(4 * vocab * width)
 
 
 def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:

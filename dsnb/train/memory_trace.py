@@ -132,11 +132,12 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     block = found[1].plus(found[0], -1)
     kept, again = _kept_of_blocks(experiment, sizes, block)
     whole = found[0].plus(block, -2).plus(kept)
-    losses, head = compiled_trace.loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
+    of_head = sizes["vocab"], sizes["width_of_head"]
+    losses, head = compiled_trace.loss_sizes(experiment, *of_head, micro_batch)
     last = (kept.plus(again).plus(head), 1)
     end = head
     if not compiles_blocks(experiment.model_dump()):
-        end = head.plus(compiled_trace.embedding_gradient(head, experiment))
+        end = head.plus(compiled_trace.embedding_gradient(*of_head))
     return {
         "forward": [whole],
         "kept": kept,
