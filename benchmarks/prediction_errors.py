@@ -34,8 +34,14 @@ from dsnb.settings.experiment import Experiment
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
 MEASURED = ("experiment", "step_time_s", "peak_allocated_gib")
-OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
-"""Runs whose code has changed since: the loss of a pipeline copied its logits."""
+OLDER_CODE = {
+    "opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2",
+    "bloom-1b7_zs1_bf16_gpus1_bs8_sl1024_chunked-loss",
+    "bloom-560m_zs1_bf16_gpus1_bs8_sl1024_compile_chunked-loss",
+    "opt-1.3b_zs1_bf16_gpus1_bs8_sl1024_chunked-loss",
+}
+"""Runs whose code has changed since: the loss of a pipeline copied its logits, and chunked losses in native half
+precision added the weight's gradient up in that precision, not in fp32."""
 
 
 PUBLISHED = {

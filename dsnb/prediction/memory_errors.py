@@ -36,14 +36,14 @@ DEFAULT_ERRORS: dict[str, PeakError] = {
     "FSDP": PeakError(16, 0.41, 3.22, 1.228, 6.3),
     "LoRA": PeakError(11, 0.5, 1.22, 1.036, 1.7),
     "ZeRO 0": PeakError(101, 0.23, 2.03, 1.06, 4.3),
-    "ZeRO 1": PeakError(57, 0.36, 2.26, 1.198, 7.6),
+    "ZeRO 1": PeakError(54, 0.38, 2.26, 1.198, 7.8),
     "ZeRO 2": PeakError(28, 0.3, 1.89, 1.198, 7.3),
     "ZeRO 3": PeakError(40, 0.25, 1.33, 1.159, 4.4),
     "compressed gradients": PeakError(4, 7.99, 13.08, 1.682, 25.0),
     "offload to the CPU": PeakError(8, 0.42, 1.71, 1.411, 18.9),
     "plain loop": PeakError(26, 0.41, 1.94, 1.078, 4.5),
     "tensor and pipeline parallel": PeakError(11, 0.44, 2.28, 1.175, 8.1),
-    "all": PeakError(312, 0.41, 13.08, 1.127, 7.8),
+    "all": PeakError(309, 0.41, 13.08, 1.125, 7.8),
 }
 
 

@@ -94,7 +94,7 @@ def _sentences(table: "pd.DataFrame", objective: str, left_out: int) -> list[str
         lines.append(_how_sure(best, table.iloc[1], objective))
     if best["headroom_gib"] <= best["peak_reserved_gib"] - best["peak_allocated_gib"]:
         lines.append(
-            f"It fits by {best['headroom_gib']:.1f} GiB, which fragmentation can take: runs of its kind reserve more."
+            f"It fits with {best['headroom_gib']:.1f} GiB to spare; fragmentation takes more in runs of its kind."
         )
     if best["outside"]:
         lines.append(f"Less sure than that: {best['outside']}.")

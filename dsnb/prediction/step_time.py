@@ -1,7 +1,8 @@
 """The time of an optimizer step as a sum of parts, each the work or traffic of a kind over the rate of its resource.
 
-The GPU's kernels and the host that launches them run side by side, so whichever takes longer counts, in the passes and
-in the optimizer's step. Communication counts as far as nothing hides it.
+The GPU's kernels and the host that launches them run side by side in the passes, so whichever takes longer counts. What
+the host does to each tensor in the optimizer's step is added: the GPU waits for it. Communication counts as far as
+nothing hides it.
 """
 
 from collections.abc import Sequence

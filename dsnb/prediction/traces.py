@@ -17,7 +17,7 @@ from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.prediction.moments import ModelTrace, Trace
 from dsnb.run_folder import paths
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.compile_rules import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.system import interpreter
 
@@ -117,7 +117,7 @@ def _settings(experiment: Experiment) -> tuple[Any, ...]:
         chosen |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
     if experiment.strategy == "ddp":
         chosen["strategy"] = "plain"
-    if experiment.loss == "chunked":  # chunks have a fixed size
+    if experiment.loss == "chunked":  # a chunk does not grow with the micro-batch as all else does
         chosen["micro_batch_size"] = experiment.micro_batch_size
     if experiment.compile != "off":
         chosen |= {"compile": "default", "blocks": compiles_blocks(vars(experiment))}
@@ -146,7 +146,7 @@ def _versions() -> tuple[str, ...]:
     code = hashlib.sha256()
     for file in sorted((paths.PACKAGE / "train").glob("*.py")):
         code.update(file.read_bytes())
-    return (*found, code.hexdigest())
+    return (*found, code.hexdigest(), str(CHUNK_TOKENS))
 
 
 def _file(key: str) -> Path | None:

@@ -144,8 +144,8 @@ def _output_layer(experiment: Experiment, model: Shape, tokens: int, mode: Mode)
     chunked = experiment.loss == "chunked"
     each = (kernels.CHUNKED_LOGIT_BYTES if chunked else kernels.LOGIT_BYTES)[mode.kind]
     moved = each * mode.width / 2 * tokens * model.vocab
-    if chunked and not experiment.lora_rank:  # each chunk reads and writes the weight's gradient
-        moved += 2 * mode.stream_width * weights * math.ceil(tokens / CHUNK_TOKENS)
+    if chunked and not experiment.lora_rank:  # each chunk reads and writes the weight's gradient in fp32
+        moved += 8 * weights * math.ceil(tokens / CHUNK_TOKENS)
     return times * 2.0 * tokens * numbers / split, moved / split
 
 

@@ -9,7 +9,7 @@ CHUNKABLE = ("gpt2", "opt", "bloom")
 """Families whose logits are one matrix product of the last hidden state."""
 CHUNK_TOKENS = 2048
 """The most tokens of a chunk of the loss. The output layer's gradient is read and written once for each chunk: with
-half as many, the layer and its loss took 4 to 14 % longer, compiled (docs/LOG.md)."""
+half as many, the layer and its loss took 4 to 15 % longer, compiled (docs/LOG.md)."""
 
 
 def _cuda_graphs(s: Settings) -> str | None:
@@ -89,6 +89,12 @@ def _loss_chunks(s: Settings) -> str | None:
         return None
     if s["pipeline_parallel"] > 1:
         return "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'"
+    whole = s["compile"] != "off" and s["strategy"] == "deepspeed" and not compiles_blocks(s)
+    if whole and (s["compile"] == "deepcompile" or s["zero_stage"] == 3):
+        return (
+            "loss is 'chunked', but the engine compiles the whole model, and a chunked loss computes its gradients "
+            "outside of that graph; use 'whole'"
+        )
     family = facts(s["model"]).get("family")
     if family and family not in CHUNKABLE:
         return f"loss is 'chunked': it is tested for {', '.join(CHUNKABLE)} models, not for {family}; use 'whole'"
@@ -100,5 +106,9 @@ RULES: list[tuple[set[str], Rule]] = [
     ({"compile", "strategy", "zero_stage", "device"}, _deepcompile),
     ({"compile", "compile_unit", "strategy"}, _unit),
     ({"compile", "compile_unit", "strategy", "zero_stage", "leaf_modules", "activation_checkpointing"}, _leaf_modules),
-    ({"loss", "pipeline_parallel", "model"}, _loss_chunks),
+    (
+        {"loss", "pipeline_parallel", "model", "compile", "compile_unit", "strategy", "zero_stage"}
+        | {"activation_checkpointing"},
+        _loss_chunks,
+    ),
 ]

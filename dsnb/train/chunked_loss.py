@@ -1,6 +1,7 @@
 """The loss of a large vocabulary without its logits, which are in memory a chunk of tokens at a time.
 
 The gradients are computed with each chunk's logits, so nothing is computed twice: the backward pass only scales them.
+DeepSpeed's count of the forward pass's FLOPs leaves their products out, which are called beneath what it replaces.
 Only what is between the products is compiled, a graph of its own: in the model's, the compiler kept the gradients of
 many chunks at once (BLOOM-560M, 8 x 1024, one H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
 """
@@ -33,7 +34,7 @@ def chunk_tokens(tokens: int) -> int:
 
 
 def differentiate(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum of cross-entropies, shape (), computed in fp32; logits become its gradient by them.
+    """Return the sum of cross-entropies, shape (), computed in fp32, and overwrite the logits with its gradient.
 
     Parameters
     ----------
@@ -66,33 +67,36 @@ class _SumOfLosses(torch.autograd.Function):
             own = F.pad(own, (0, 0, 0, columns - vocab)) if columns > vocab else own
             states = hidden.detach().to(dtype).masked_fill(ignored, 0)  # so they add nothing to the weight's gradient
             by_hidden, logits = torch.empty_like(states), own.new_empty(rows, columns)
-            by_weight = torch.zeros_like(own, dtype=weight.dtype) if weight.requires_grad else None
+            by_weight = torch.zeros_like(own, dtype=torch.float32) if weight.requires_grad else None
             total = torch.zeros((), device=hidden.device)
             for state, target, slope in zip(*(one.split(rows) for one in (states, targets, by_hidden)), strict=True):
                 values = torch.mm(state, own.T, out=logits[: len(state)])
                 values[:, vocab:] = -torch.inf
                 total += slope_of(values, target)
-                torch.mm(values, own, out=slope)
+                torch.ops.aten.mm.out(values, own, out=slope)
                 if by_weight is not None:
                     _add_product(by_weight, values.T, state)
         ctx.save_for_backward(by_hidden.masked_fill_(ignored, 0), by_weight)
-        ctx.hidden_dtype, ctx.vocab = hidden.dtype, vocab
+        ctx.dtypes, ctx.vocab = (hidden.dtype, weight.dtype), vocab
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         by_hidden, by_weight = ctx.saved_tensors
-        own = None if by_weight is None else by_weight.mul_(gradient)[: ctx.vocab]
-        return (by_hidden * gradient).to(ctx.hidden_dtype), own, None, None
+        of_hidden, of_weight = ctx.dtypes
+        if by_weight is not None:
+            by_weight = by_weight[: ctx.vocab].mul_(gradient).to(of_weight)
+        return (by_hidden * gradient).to(of_hidden), by_weight, None, None
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a product to a sum in fp32: unscaled, half precision would overflow, and round once for each chunk."""
     if total.dtype == left.dtype:
-        total.addmm_(left, right)
+        torch.ops.aten.addmm.out(total, left, right, out=total)
     elif total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
-        total += left @ right
+        total += torch.ops.aten.mm(left, right)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

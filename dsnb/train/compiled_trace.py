@@ -85,14 +85,15 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int)
 def _chunked_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
     """Return the sizes of a loss whose gradients are computed with the logits of each chunk, in the forward pass.
 
-    They are those by the weight and by the hidden states, which are copied beside a weight in the right format.
+    The weight's gradient is added up in fp32. The weight is copied if it has to be cast or padded, and so are the
+    hidden states, beside their gradient.
     """
     of_number, of_weight = _bytes_of_number(experiment), weights_dtype(experiment).itemsize
     columns, rows = aligned(vocab), chunk_tokens(micro_batch * experiment.seq_len)
-    gradient = Size(0 if experiment.lora_rank else of_weight * columns * width)
-    copied = of_weight != of_number or columns > vocab
-    during = Size(of_number * columns * (rows + (width if copied else 0)), 2 * of_number * experiment.seq_len * width)
-    return [gradient.plus(during)], gradient
+    elements = 0 if experiment.lora_rank else columns * width
+    copied = columns * width if of_weight != of_number or columns > vocab else 0
+    during = Size(4 * elements + of_number * (columns * rows + copied), 2 * of_number * experiment.seq_len * width)
+    return [during], Size(of_weight * elements)
 
 
 def _bytes_of_number(experiment: Experiment) -> int:

@@ -13,7 +13,7 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system.hardware import GIB
 
-LOSS_FUNCTIONS = {"cross_entropy", "causal_loss", "_sum_of_losses"}
+LOSS_FUNCTIONS = {"cross_entropy", "causal_loss", "sum_of_losses"}
 """Functions that compute the loss within a forward pass, in torch and dsnb."""
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Texts of errors from allocations outside of torch's GPU allocator."""

@@ -64,7 +64,7 @@ def test_no_more_is_reserved_than_there_is_and_a_close_fit_is_said():
     assert close["fits"]
     assert close["peak_reserved_gib"] == pytest.approx(1.05 * needed)
     assert dsnb.predict([given(zero_stage=1, memory_limit_gib=0.9 * needed)], "H200")["peak_reserved_gib"][0] == needed
-    words = f"It fits by {0.05 * needed:.1f} GiB, which fragmentation can take"
+    words = f"It fits with {0.05 * needed:.1f} GiB to spare; fragmentation takes more"
     for limit, said in {1.05: True, 1.5: False}.items():
         found = dsnb.recommend([given(zero_stage=1, memory_limit_gib=limit * needed)], "H200")
         assert (words in " ".join(found.sentences)) == said

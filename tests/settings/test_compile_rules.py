@@ -42,6 +42,10 @@ def test_truth_values_are_modes():
             {"compile": "off", "loss": "chunked", "pipeline_parallel": 2, "gpus": 2},
             "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'",
         ),
+        (
+            {"compile": "default", "compile_unit": "model", "zero_stage": 3, "loss": "chunked"},
+            "loss is 'chunked', but the engine compiles the whole model, and a chunked loss computes its",
+        ),
         ({"compile": "off", "compile_unit": "block"}, "compile_unit is 'block', but compile is 'off': nothing is"),
         ({"compile_unit": "block"}, "compile_unit is 'block', but compile is 'reduce-overhead': a CUDA graph is of"),
         (
