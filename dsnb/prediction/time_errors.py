@@ -47,16 +47,16 @@ DEFAULT_ERRORS: dict[str, TimeError] = {
     "DDP": TimeError(11, 7.7, 18.4, -5.8),
     "FSDP": TimeError(13, 7.8, 14.2, -7.8),
     "LoRA": TimeError(6, 5.5, 9.5, -4.0),
-    "ZeRO 0": TimeError(64, 5.4, 23.2, 2.0),
-    "ZeRO 1": TimeError(33, 6.4, 13.2, -0.7),
+    "ZeRO 0": TimeError(64, 5.4, 23.2, 1.9),
+    "ZeRO 1": TimeError(33, 6.3, 13.1, -0.7),
     "ZeRO 2": TimeError(7, 6.5, 20.0, 0.8),
     "ZeRO 3": TimeError(2, 7.6, 12.8, -5.2),
     "compressed gradients": TimeError(1, 2.9, 2.9, -2.9),
     "offload to the CPU": TimeError(1, 61.4, 61.4, 61.4),
-    "plain loop": TimeError(12, 3.7, 7.9, 0.8),
+    "plain loop": TimeError(12, 3.7, 7.8, 0.8),
     "tensor and pipeline parallel": TimeError(8, 12.0, 17.9, 1.0),
     "waiting for the host": TimeError(99, 13.3, 62.3, 2.2),
-    "all": TimeError(257, 9.2, 62.3, 0.8),
+    "all": TimeError(257, 9.1, 62.3, 0.8),
 }
 
 ELSEWHERE = ("on other GPUs", TimeError(82, 32.5, 87.3, -25.0))

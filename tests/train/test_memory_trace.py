@@ -91,8 +91,8 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(settin
     )
     [during], gradient = compiled_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
     assert gradient == live_bytes.Size(of_weight * 1008 * 8)
-    own = 2 * 1008 * 8 if copied else 0
-    assert during == live_bytes.Size(gradient.constant + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
+    own, in_fp32 = (2 * 1008 * 8 if copied else 0), (4 * 1008 * 8 if of_weight else 0)
+    assert during == live_bytes.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
 
 
 @pytest.mark.parametrize(("precision", "of_number"), [("bf16", 2), ("fp32", 4)])
