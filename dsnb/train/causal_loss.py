@@ -51,7 +51,7 @@ class CausalLoss(nn.Module):
         """Compile the computation, but none of the hooks of this module: an engine's would break the graph."""
         if self.chunked:
             self._hidden = torch.compile(self._hidden, **how)  # type: ignore[method-assign]
-            self.compile_loss()
+            self.compile_loss()  # not by `how`: a chunk's logits are overwritten, which CUDA graphs do not replay
         else:
             self._compute, self.is_compiled = torch.compile(self._compute, **how), True
 
@@ -68,9 +68,12 @@ class CausalLoss(nn.Module):
         return hidden.flatten(0, 1)
 
     def _in_chunks(self, ids: torch.Tensor) -> torch.Tensor:
-        """Let the output layer return the loss, so that whatever gathers its weights sees it called."""
+        """Let the output layer return the loss, so that whatever gathers its weights sees it called.
+
+        From then on it returns no logits. It is told so at each call: an engine may have replaced the layer.
+        """
         layer = self._causal_model().get_output_embeddings()
-        layer.forward = functools.partial(chunked_loss.sum_of_losses, layer, slope_of=self._loss)
+        layer.forward = functools.partial(chunked_loss.sum_of_losses, layer, loss_and_gradient=self._loss)
         return layer(self._hidden(ids), next_tokens(ids).flatten()) / (len(ids) * (ids.shape[1] - 1))
 
     def _causal_model(self) -> Any:

@@ -57,23 +57,23 @@ def differentiate(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 class _SumOfLosses(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, slope_of: Differentiate
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, loss_and_gradient: Differentiate
     ) -> torch.Tensor:
         kind, vocab = hidden.device.type, len(weight)
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         columns, rows, ignored = aligned(vocab), chunk_tokens(len(hidden)), (targets == IGNORED)[:, None]
         with torch.autocast(kind, enabled=False):
-            own = weight.detach().to(dtype)
-            own = F.pad(own, (0, 0, 0, columns - vocab)) if columns > vocab else own
+            weights = weight.detach().to(dtype)
+            weights = F.pad(weights, (0, 0, 0, columns - vocab)) if columns > vocab else weights
             states = hidden.detach().to(dtype).masked_fill(ignored, 0)  # so they add nothing to the weight's gradient
-            by_hidden, logits = torch.empty_like(states), own.new_empty(rows, columns)
-            by_weight = torch.zeros_like(own, dtype=torch.float32) if weight.requires_grad else None
+            by_hidden, logits = torch.empty_like(states), weights.new_empty(rows, columns)
+            by_weight = torch.zeros_like(weights, dtype=torch.float32) if weight.requires_grad else None
             total = torch.zeros((), device=hidden.device)
-            for state, target, slope in zip(*(one.split(rows) for one in (states, targets, by_hidden)), strict=True):
-                values = torch.mm(state, own.T, out=logits[: len(state)])
+            for state, target, gradient in zip(*(one.split(rows) for one in (states, targets, by_hidden)), strict=True):
+                values = torch.mm(state, weights.T, out=logits[: len(state)])
                 values[:, vocab:] = -torch.inf
-                total += slope_of(values, target)
-                torch.ops.aten.mm.out(values, own, out=slope)
+                total += loss_and_gradient(values, target)
+                torch.ops.aten.mm.out(values, weights, out=gradient)
                 if by_weight is not None:
                     _add_product(by_weight, values.T, state)
         ctx.save_for_backward(by_hidden.masked_fill_(ignored, 0), by_weight)
@@ -101,7 +101,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def sum_of_losses(
-    layer: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, slope_of: Differentiate = differentiate
+    layer: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, loss_and_gradient: Differentiate = differentiate
 ) -> torch.Tensor:
     """Return the sum of the cross-entropies of tokens, shape (), without all of their logits.
 
@@ -113,8 +113,8 @@ def sum_of_losses(
         Its input, shape (tokens, width).
     targets
         Shape (tokens,); `IGNORED` where there is none.
-    slope_of
+    loss_and_gradient
         `differentiate`, or the same compiled.
     """
-    found: torch.Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, slope_of)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, loss_and_gradient)  # type: ignore[no-untyped-call]
     return found

