@@ -20,15 +20,18 @@ import pandas as pd
 
 import dsnb
 from benchmarks import bars, other_estimates
+from dsnb.prediction import gpus
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured, recorded
-from dsnb.prediction.memory import peak_memory
-from dsnb.prediction.memory_errors import Peak
+from dsnb.prediction.memory import peak_memory, room
+from dsnb.prediction.memory_errors import Peak, replayed_by_kind
 from dsnb.prediction.memory_errors import by_kind as by_kind_of_peak
+from dsnb.prediction.replay.recording import Recording
+from dsnb.prediction.replay.simulate import simulate
 from dsnb.prediction.step_time import step_times
 from dsnb.prediction.time_errors import ALL, TimeError, by_kind, error_of, left_out
-from dsnb.prediction.traces import traces
+from dsnb.prediction.traces import recordings, traces
 from dsnb.settings.experiment import Experiment
 
 HERE = Path(__file__).parent
@@ -111,10 +114,18 @@ def peaks() -> list[Peak]:
     rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
     experiments = [_as_measured(row) for row in rows]
     predicted = [peak_memory(*one) for one in zip(experiments, traces(experiments), strict=True)]
+    measured = [(row["peak_allocated_gib"], row.get("peak_reserved_gib", math.nan)) for row in rows]
+    replayed = [_replayed(*one) for one in zip(experiments, recordings(experiments), rows, strict=True)]
     return [
-        Peak(one, memory.peak_allocated_gib, row["peak_allocated_gib"], row.get("peak_reserved_gib", math.nan))
-        for one, memory, row in zip(experiments, predicted, rows, strict=True)
+        Peak(one, memory.peak_allocated_gib, *found, reserved)
+        for one, memory, found, reserved in zip(experiments, predicted, measured, replayed, strict=True)
     ]
+
+
+def _replayed(experiment: Experiment, recording: Recording | None, row: dict[str, Any]) -> float:
+    limit = room(experiment, gpus.find(row["gpu_name"]).memory_gib).tensors_gib
+    found = recording and simulate(experiment, recording, limit)
+    return found.within_limit_gib if found else math.nan
 
 
 def _as_measured(row: dict[str, Any]) -> Experiment:
@@ -145,6 +156,8 @@ def main() -> None:
             print(f"{one.experiment.name_with_model}: {one.allocated_gib:.2f} GiB measured, {one.error_pct:+.2f} %")
         for name, error in by_kind_of_peak(found).items():
             print(f'    "{name}": {error},')
+        for name, reserved in replayed_by_kind(found).items():
+            print(f'    "{name}": {reserved},')
         return
     if sys.argv[1:] == ["elsewhere"]:
         print("\n".join(lines(elsewhere())))

@@ -77,7 +77,12 @@ TESTED_ELSEWHERE = {
         "train/compiled_trace train/fake_model"
     ),
     "train/test_memory_trace.py": "train/live_bytes train/more_blocks",
+    "prediction/replay/test_simulate.py": (
+        "prediction/replay/recording prediction/replay/step prediction/replay/torch_engines "
+        "prediction/replay/zero_engines"
+    ),
     "prediction/test_predict.py": "cli/predict prediction/recommend",
+    "prediction/test_traces.py": "prediction/trace_files",
     "prediction/test_work.py": "prediction/host_work prediction/kernels prediction/mode prediction/shapes",
     "render/test_answer.py": "render/changes render/decision_words",
     "files/test_records.py": "files/json_text",

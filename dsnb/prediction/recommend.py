@@ -92,9 +92,10 @@ def _sentences(table: "pd.DataFrame", objective: str, left_out: int) -> list[str
         lines.append(f"{left_out} {'setting does' if left_out == 1 else 'settings do'} not fit.")
     if len(table) > 1:
         lines.append(_how_sure(best, table.iloc[1], objective))
-    if best["headroom_gib"] <= best["peak_reserved_gib"] - best["peak_allocated_gib"]:
+    if best["headroom_gib"] <= best["peak_reserved_with_room_gib"] - best["peak_allocated_gib"]:
         lines.append(
-            f"It fits with {best['headroom_gib']:.1f} GiB to spare; fragmentation takes more in runs of its kind."
+            f"It fits with {best['headroom_gib']:.1f} GiB to spare, but torch would reserve "
+            f"{best['peak_reserved_with_room_gib']:.1f} GiB if it could: memory in pieces can still make it run out."
         )
     if best["outside"]:
         lines.append(f"Less sure than that: {best['outside']}.")

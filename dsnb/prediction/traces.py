@@ -3,19 +3,18 @@
 import hashlib
 import json
 import subprocess
-import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from dsnb.errors import SettingsError
-from dsnb.files import records
 from dsnb.formulas import model_shapes
+from dsnb.prediction import trace_files
 from dsnb.prediction.moments import ModelTrace, Trace
+from dsnb.prediction.replay.recording import Recording
 from dsnb.run_folder import paths
 from dsnb.settings.compile_rules import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
@@ -62,7 +61,10 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
             if "error" in found:
                 problems[key] = SettingsError(found["error"])
                 continue
-            _write(key, found)
+            if recording := found.pop("recording", None):
+                trace_files.write(key, recording, "recording")
+                _recorded[key] = Recording.read(recording)
+            trace_files.write(key, found)
             _remember(key, found)
     made = _of_batches(keys, experiments)
     return [one if one is not None else problems[key] for key, one in zip(keys, made, strict=True)]
@@ -76,12 +78,18 @@ def kept(experiments: Sequence[Experiment]) -> list[Trace | None]:
     return _of_batches(keys, experiments)
 
 
+def recordings(experiments: Sequence[Experiment]) -> list[Recording | None]:
+    """Return the allocations of each setting's model, if it was traced before and is not compiled; None if not."""
+    return [_recording(key) for key in _keys(experiments)]
+
+
 def can_trace() -> bool:
     """Return whether the libraries are installed that a model is traced with."""
     return bool(find_spec("torch") and find_spec("transformers"))
 
 
 _made: dict[str, ModelTrace] = {}
+_recorded: dict[str, Recording] = {}
 
 
 def _of_batches(keys: Sequence[str], experiments: Sequence[Experiment]) -> list[Trace | None]:
@@ -99,7 +107,7 @@ def _keys(experiments: Sequence[Experiment]) -> list[str]:
 
 def _is_kept(key: str) -> bool:
     """Return whether a trace is in memory, or in the cache, from where it is read then."""
-    return key in _made or ((found := _read(key)) is not None and _remember(key, found))
+    return key in _made or ((found := trace_files.read(key)) is not None and _remember(key, found))
 
 
 def _remember(key: str, record: dict[str, Any]) -> bool:
@@ -108,6 +116,15 @@ def _remember(key: str, record: dict[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError):  # written by another version
         return False
     return True
+
+
+def _recording(key: str) -> Recording | None:
+    if key not in _recorded and (found := trace_files.read(key, "recording")):
+        try:
+            _recorded[key] = Recording.read(found)
+        except (KeyError, TypeError, ValueError):  # written by another version
+            return None
+    return _recorded.get(key)
 
 
 def _settings(experiment: Experiment) -> tuple[Any, ...]:
@@ -147,27 +164,6 @@ def _versions() -> tuple[str, ...]:
     for file in sorted((paths.PACKAGE / "train").glob("*.py")):
         code.update(file.read_bytes())
     return (*found, code.hexdigest(), str(CHUNK_TOKENS))
-
-
-def _file(key: str) -> Path | None:
-    home = paths.cache_home()
-    return home / "traces" / f"{key}.json" if home else None
-
-
-def _read(key: str) -> dict[str, Any] | None:
-    file = _file(key)
-    with warnings.catch_warnings(action="ignore"):  # what cannot be read is traced again
-        return records.read_json(file) if file and file.is_file() else None
-
-
-def _write(key: str, record: dict[str, Any]) -> None:
-    if not (file := _file(key)):
-        return
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        records.write_json(file, record)
-    except OSError:  # a cache that cannot be written is none
-        return
 
 
 def _made_by_processes(missing: dict[str, Experiment]) -> Iterable[dict[str, Any]]:

@@ -23,6 +23,7 @@ from dsnb.train.fake_model import CudaOperators, autocast, build, compute_recomp
 from dsnb.train.live_bytes import MANY, LiveBytes, Size, size
 from dsnb.train.model_parts import blocks, output_layer
 from dsnb.train.more_blocks import Pass, Section, few_layers, with_more_blocks
+from dsnb.train.recording import record
 
 NOTHING = Size()
 
@@ -33,19 +34,22 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     Returns
     -------
     dict
-        The fields of `dsnb.prediction.moments.ModelTrace`.
+        The fields of `dsnb.prediction.moments.ModelTrace`, and `recording`: those of
+        `dsnb.prediction.replay.recording.Recording`, None of a compiled model.
     """
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
-    parts = _eager
+    parts, recording = _eager, None
     if experiment.compile != "off":
         from dsnb.train import compiled_trace
 
         compiled_trace.use_flash_attention()
         parts = _compiled
+    else:
+        recording = record(experiment, micro_batch)
     sizes = _sizes(experiment, layers)
-    return {**sizes, **parts(experiment, sizes, micro_batch)}
+    return {**sizes, **parts(experiment, sizes, micro_batch), "recording": recording}
 
 
 def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:

@@ -225,8 +225,14 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
         Peak(given(zero_stage=0), 10.0, 8.0, 16.0),
         Peak(given(zero_stage=0), 9.0, 10.0, 12.0),
         Peak(given(zero_stage=1), 5.0, 5.0, math.nan),
+        Peak(given(zero_stage=1, gpus=2), 5.0, 5.0, 8.0, 10.0),
     ]
-    found = by_kind(peaks)
+    assert memory_errors.replayed_by_kind(peaks) == dict.fromkeys(
+        ("ZeRO 1", "all"), memory_errors.ReservedError(1, 25.0, 25.0)
+    )
+    assert by_kind(peaks)["ZeRO 1"].reserved == 8 / 5  # no other one of its kind
+    assert by_kind([*peaks, Peak(given(zero_stage=1), 5.0, 5.0, 5.5)])["ZeRO 1"].reserved == 1.1
+    found = by_kind(peaks[:3])
     assert list(found) == ["ZeRO 0", "ZeRO 1", "all"]
     assert found["ZeRO 0"] == memory_errors.PeakError(2, 17.5, 25.0, 2.0, 37.5)
     assert found["ZeRO 1"] == memory_errors.PeakError(1, 0.0, 0.0, 1.0, 0.0)

@@ -9,9 +9,12 @@ import pytest
 import dsnb
 from dsnb.cli import app
 from dsnb.errors import SettingsError
+from dsnb.prediction import memory_errors
 from dsnb.prediction import predict as module
+from dsnb.prediction.replay.simulate import Simulated
 from dsnb.prediction.step_time import StepTime
 from tests.prediction.made_up import TRACE
+from tests.prediction.replay.test_simulate import recording
 
 PARTS = ["weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "logits_gib", "buffers_gib"]
 PARAMS = """
@@ -25,6 +28,7 @@ grid: {zero_stage: [0, 1, 3], compile: [off, default]}
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
     monkeypatch.setattr(module, "traces", lambda experiments: [TRACE] * len(experiments))
+    monkeypatch.setattr(module, "recordings", lambda experiments: [None] * len(experiments))
 
 
 def given(**settings):
@@ -64,10 +68,26 @@ def test_no_more_is_reserved_than_there_is_and_a_close_fit_is_said():
     assert close["fits"]
     assert close["peak_reserved_gib"] == pytest.approx(1.05 * needed)
     assert dsnb.predict([given(zero_stage=1, memory_limit_gib=0.9 * needed)], "H200")["peak_reserved_gib"][0] == needed
-    words = f"It fits with {0.05 * needed:.1f} GiB to spare; fragmentation takes more"
+    assert close["peak_reserved_with_room_gib"] == reserved
+    words = f"It fits with {0.05 * needed:.1f} GiB to spare, but torch would reserve {reserved:.1f} GiB if it could"
     for limit, said in {1.05: True, 1.5: False}.items():
         found = dsnb.recommend([given(zero_stage=1, memory_limit_gib=limit * needed)], "H200")
         assert (words in " ".join(found.sentences)) == said
+
+
+def test_what_a_replay_reserves_replaces_the_ratio_but_not_for_hundreds_of_settings(monkeypatch):
+    asked = [given(zero_stage=1, compile=mode) for mode in ("off", "default")]
+    by_ratio = dsnb.predict(asked, "H200")
+    monkeypatch.setattr(module, "recordings", lambda experiments: [recording(2)] * len(experiments))
+    monkeypatch.setattr(module, "simulate", lambda *_: Simulated(30.0, 50.0, 40.0))
+    table = dsnb.predict(asked, "H200")
+    assert table["peak_reserved_gib"].tolist() == [40.0, 40.0]
+    assert table["peak_reserved_with_room_gib"].tolist() == [50.0, 50.0]
+    all_of_them = memory_errors.REPLAYED["all"]
+    assert table["peak_reserved_error_on"][0] == f"{all_of_them.settings} settings, replayed"
+    assert table["peak_reserved_error_pct"][0] == all_of_them.mean_pct
+    monkeypatch.setattr(module, "MOST_REPLAYED", 1)
+    assert dsnb.predict(asked, "H200").equals(by_ratio)
 
 
 def test_settings_that_the_calibration_has_not_seen_are_named():
