@@ -25,7 +25,7 @@ from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured, recorded
 from dsnb.prediction.memory import peak_memory, room
-from dsnb.prediction.memory_errors import Peak, replayed_by_kind
+from dsnb.prediction.memory_errors import Peak, replayed_by_kind, reserved_error
 from dsnb.prediction.memory_errors import by_kind as by_kind_of_peak
 from dsnb.prediction.replay.recording import Recording
 from dsnb.prediction.replay.simulate import simulate
@@ -158,6 +158,7 @@ def main() -> None:
             print(f'    "{name}": {error},')
         for name, reserved in replayed_by_kind(found).items():
             print(f'    "{name}": {reserved},')
+        print("reserved, as predicted:", reserved_error(found, by_kind_of_peak(found)))
         return
     if sys.argv[1:] == ["elsewhere"]:
         print("\n".join(lines(elsewhere())))

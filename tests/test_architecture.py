@@ -77,6 +77,7 @@ TESTED_ELSEWHERE = {
         "train/compiled_trace train/fake_model"
     ),
     "train/test_memory_trace.py": "train/live_bytes train/more_blocks",
+    "train/test_recording.py": "train/compiled_recording",
     "prediction/replay/test_simulate.py": (
         "prediction/replay/recording prediction/replay/step prediction/replay/torch_engines "
         "prediction/replay/zero_engines"

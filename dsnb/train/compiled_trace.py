@@ -27,8 +27,8 @@ from dsnb.train.model import weights_dtype
 from dsnb.train.model_parts import blocks, output_layer
 
 
-def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch: int) -> Size:
-    """Return what a compiled model of fake tensors keeps from its forward to its backward pass.
+def kept_sizes(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch: int) -> list[Size]:
+    """Return the tensors that a compiled model of fake ones keeps from its forward to its backward pass.
 
     Parameters
     ----------
@@ -54,10 +54,7 @@ def compiled_size(model: CausalLoss, experiment: Experiment, fake: Any, micro_ba
         with CudaOperators(), autocast(experiment):
             loss = model(ids)
     del loss
-    total = Size()
-    for number_of_bytes, _ in kept.values():
-        total = total.plus(size(number_of_bytes, micro_batch))
-    return total
+    return [size(number_of_bytes, micro_batch) for number_of_bytes, _ in kept.values()]
 
 
 def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:

@@ -32,6 +32,14 @@ def size(number_of_bytes: int, micro_batch: int) -> Size:
     return Size(-(-number_of_bytes // BLOCK_BYTES) * BLOCK_BYTES, 0)
 
 
+def total(sizes: Iterable[Size]) -> Size:
+    """Return the sum of sizes."""
+    found = Size()
+    for one in sizes:
+        found = found.plus(one)
+    return found
+
+
 def largest(sizes: Iterable[Size]) -> list[Size]:
     """Return the sizes that can be the largest one for some micro-batch."""
     kept: list[Size] = []

@@ -18,12 +18,12 @@ from dsnb.formulas.memory import kept_activations
 from dsnb.settings.compile_rules import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
+from dsnb.train import recording
 from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.fake_model import CudaOperators, autocast, build, compute_recomputed_as_cuda, fake_mode
-from dsnb.train.live_bytes import MANY, LiveBytes, Size, size
+from dsnb.train.live_bytes import MANY, LiveBytes, Size, size, total
 from dsnb.train.model_parts import blocks, output_layer
 from dsnb.train.more_blocks import Pass, Section, few_layers, with_more_blocks
-from dsnb.train.recording import record
 
 NOTHING = Size()
 
@@ -35,21 +35,19 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     -------
     dict
         The fields of `dsnb.prediction.moments.ModelTrace`, and `recording`: those of
-        `dsnb.prediction.replay.recording.Recording`, None of a compiled model.
+        `dsnb.prediction.replay.recording.Recording`, None where there is none.
     """
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
-    parts, recording = _eager, None
+    parts = _eager
     if experiment.compile != "off":
         from dsnb.train import compiled_trace
 
         compiled_trace.use_flash_attention()
         parts = _compiled
-    else:
-        recording = record(experiment, micro_batch)
     sizes = _sizes(experiment, layers)
-    return {**sizes, **parts(experiment, sizes, micro_batch), "recording": recording}
+    return {**sizes, **parts(experiment, sizes, micro_batch)}
 
 
 def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
@@ -64,6 +62,7 @@ def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> d
         "forward": found.forward,
         "kept": found.kept,
         "moments": _moments((one, section.done) for section in found.sections for one in section.peaks),
+        "recording": recording.record(experiment, micro_batch),
     }
 
 
@@ -125,17 +124,17 @@ class _Recorder:
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
     """Ask torch's compiler what it keeps of models of two and three blocks, and add the rest of the blocks."""
-    from dsnb.train import compiled_trace
+    from dsnb.train import compiled_recording, compiled_trace
 
     every_block = experiment.model_copy(update={"activation_checkpointing": False})
     found = []
     for layers in (2, 3):
         fake = fake_mode()
         model = build(every_block, fake, layers)
-        found.append(compiled_trace.compiled_size(model, experiment, fake, micro_batch))
-    block = found[1].plus(found[0], -1)
+        found.append(compiled_trace.kept_sizes(model, experiment, fake, micro_batch))
+    root, block = total(found[0]), total(found[1]).plus(total(found[0]), -1)
     kept, again = _kept_of_blocks(experiment, sizes, block)
-    whole = found[0].plus(block, -2).plus(kept)
+    whole = root.plus(block, -2).plus(kept)
     of_head = sizes["vocab"], sizes["width_of_head"]
     losses, head = compiled_trace.loss_sizes(experiment, *of_head, micro_batch)
     last = (kept.plus(again).plus(head), 1)
@@ -146,6 +145,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
         "forward": [whole],
         "kept": kept,
         "moments": _moments([*((whole.plus(loss), 0) for loss in losses), last, (end, sizes["trainable"])]),
+        "recording": compiled_recording.record(experiment, found, losses[-1], head),
     }
 
 

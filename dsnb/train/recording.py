@@ -44,8 +44,12 @@ def record(experiment: Experiment, micro_batch: int) -> dict[str, Any]:
                 loss = model(ids)
             loss.backward()
         del loss
-    tensors = [(list(one.shape), one.element_size(), one.requires_grad) for one in [*parameters, *buffers]]
-    return {"tensors": tensors, "events": recorder.events}
+    return {"tensors": tensors_of(model), "events": recorder.events}
+
+
+def tensors_of(model: Any) -> list[tuple[list[int], int, bool]]:
+    """Return the shape of each weight and buffer, the bytes of an element, and whether it is trained."""
+    return [(list(one.shape), one.element_size(), one.requires_grad) for one in [*model.parameters(), *model.buffers()]]
 
 
 class _Recorder(LiveBytes):

@@ -11,7 +11,7 @@ from dsnb.prediction import memory_errors
 from dsnb.prediction.engine import engine_of
 from dsnb.prediction.measured import recorded
 from dsnb.prediction.memory import GIB, RULES, WORKSPACE_GIB, _split_by_tensor_parallel, peak_memory
-from dsnb.prediction.memory_errors import DEFAULT_ERRORS, Peak, by_kind, expected_error
+from dsnb.prediction.memory_errors import DEFAULT_ERRORS, FEWEST, Peak, by_kind, expected_error
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import MIB, MODEL_TRACE, PARAMETERS, TRACE
@@ -231,7 +231,10 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
         ("ZeRO 1", "all"), memory_errors.ReservedError(1, 25.0, 25.0)
     )
     assert by_kind(peaks)["ZeRO 1"].reserved == 8 / 5  # no other one of its kind
-    assert by_kind([*peaks, Peak(given(zero_stage=1), 5.0, 5.0, 5.5)])["ZeRO 1"].reserved == 1.1
+    others = [Peak(given(zero_stage=1), 5.0, 5.0, 5.5)] * FEWEST
+    assert by_kind([*peaks, *others])["ZeRO 1"].reserved == 1.1
+    ratios = {"all": memory_errors.PeakError(1, 0, 0, 1.5, 0), "ZeRO 0": memory_errors.PeakError(1, 0, 0, 2.0, 0)}
+    assert memory_errors.reserved_error(peaks, ratios) == memory_errors.ReservedError(3, 33.3, 50.0)
     found = by_kind(peaks[:3])
     assert list(found) == ["ZeRO 0", "ZeRO 1", "all"]
     assert found["ZeRO 0"] == memory_errors.PeakError(2, 17.5, 25.0, 2.0, 37.5)

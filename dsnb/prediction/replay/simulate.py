@@ -50,12 +50,12 @@ def simulate(experiment: Experiment, recording: Recording, limit_gib: float = ma
 def engine_of(experiment: Experiment) -> Callable[..., Replay] | None:
     """Return the replay of a strategy; None if there is none for the settings.
 
-    Compiled models are not recorded. ZeRO 3 and FSDP allocate on several streams, offloading through buffers of its
+    CUDA graphs have memory of their own. ZeRO 3 and FSDP allocate on several streams, offloading through buffers of its
     own; a rank of tensor and pipeline parallelism holds part of the model. Why DDP with AdamW takes more in its second
     step with accumulation is not known.
     """
     s = experiment
-    if s.compile != "off" or s.offload != "none" or s.tensor_parallel * s.pipeline_parallel > 1:
+    if s.compile not in {"off", "default"} or s.offload != "none" or s.tensor_parallel * s.pipeline_parallel > 1:
         return None
     if s.strategy == "ddp":
         known = s.gradient_compression == "none" and (s.grad_accum == 1 or s.optimizer == "adafactor")
