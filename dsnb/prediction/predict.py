@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_REPLAYED = 100
-"""Settings whose allocations are replayed, in 14 ms each on average; of more, a ratio says what is reserved."""
+"""Settings whose allocations are replayed, in 17 ms each on average; of more, a ratio says what is reserved."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
         "forward": [whole],
         "kept": kept,
         "moments": _moments([*((whole.plus(loss), 0) for loss in losses), last, (end, sizes["trainable"])]),
-        "recording": compiled_recording.record(experiment, found, losses[-1], head),
+        "recording": compiled_recording.record(experiment, found, sizes["block_input"], losses[-1], head),
     }
 
 

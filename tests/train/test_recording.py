@@ -60,8 +60,9 @@ def test_one_recording_serves_all_micro_batches():
             assert (constant, each) == (whole, rest)
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny", "bloom-tiny"])
-@pytest.mark.parametrize(("engine", "traced"), GRID, ids=lambda one: "-".join(map(str, one.values())))
+@pytest.mark.parametrize(
+    ("model", "engine", "traced"), [*(("gpt2-tiny", *one) for one in GRID), ("bloom-tiny", *GRID[-1])], ids=str
+)
 def test_what_a_replay_allocates_is_what_the_rules_say(model, engine, traced):
     """Two ways to the same figure: events in the order of the source, and the peaks between gradients plus formulas.
 
@@ -77,34 +78,52 @@ def test_what_a_replay_allocates_is_what_the_rules_say(model, engine, traced):
     assert replayed.reserved_gib >= replayed.allocated_gib
 
 
-def test_a_model_whose_blocks_are_compiled_is_not_recorded():
-    asked = {"model": "gpt2-tiny", "precision": "bf16", "seq_len": 32, "device": "cuda", "compile": "default"}
-    for settings in ({"zero_stage": 3}, {"activation_checkpointing": True}, {"loss": "chunked"}, {"lora_rank": 4}):
-        one = Experiment(**asked, **settings)
-        assert compiled_recording.record(one, [[], []], live_bytes.Size(), live_bytes.Size()) is None
-    assert engine_of(Experiment(**{**asked, "compile": "reduce-overhead"}, strategy="plain")) is None
+COMPILED = [
+    {"strategy": "plain"},
+    {"zero_stage": 0, "activation_checkpointing": True, "mixed_precision": "autocast"},
+    {"zero_stage": 0, "activation_checkpointing": True, "compile_unit": "model"},
+    {"strategy": "plain", "loss": "chunked"},
+    {"zero_stage": 1, "bucket_elements": 100_000, "lora_rank": 4},
+]
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
-@pytest.mark.parametrize("engine", [{"strategy": "plain"}, {"zero_stage": 1, "bucket_elements": 100_000}], ids=str)
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [*(("gpt2-tiny", one) for one in COMPILED), ("opt-tiny", COMPILED[1])],
+    ids=str,
+)
 def test_a_compiled_model_is_recorded_block_by_block(model, engine):
-    """What blocks keep is the trace's; what is allocated at the peak is within 10 % of the rules' for tiny models."""
+    """Every trained weight has a gradient, all is freed, and the peak is within 15 % of the rules' for tiny models."""
     settings = {"precision": "bf16", "seq_len": 256, "micro_batch_size": 4, "device": "cuda", "compile": "default"}
     one = Experiment(model=model, **settings, **engine)
     record = memory_trace.trace(one)
-    found = Recording.read(record["recording"])
-    kept, most = live_bytes.Size(), live_bytes.Size()
-    sizes = []
-    for kind, first, second in found.events:
-        if kind == ALLOCATED:
-            sizes.append(live_bytes.Size(first, second))
-            kept = kept.plus(sizes[-1])
-        elif kind == FREED:
-            kept = kept.plus(sizes[int(first)], -1)
-        most = max(most, kept, key=lambda size: size.per_sequence)
-    assert (kept.constant, kept.per_sequence) == (0, 0)
-    assert most.per_sequence >= record["kept"].per_sequence
+    found = Recording.read(json.loads(json.dumps(record["recording"])))
+    allocated = sum(kind == ALLOCATED for kind, *_ in found.events)
+    assert sorted(number for kind, number, _ in found.events if kind == FREED) == list(range(allocated))
     gradients = [weight for kind, weight, _ in found.events if kind == GRADIENT]
-    assert gradients == [number for number, tensor in enumerate(found.tensors) if tensor.trained]
+    assert sorted(gradients) == [number for number, tensor in enumerate(found.tensors) if tensor.trained]
     by_rules = peak_memory(one, ModelTrace.read(record).of(4)).peak_allocated_gib
-    assert simulate(one, found).allocated_gib == pytest.approx(by_rules, rel=0.1)
+    assert simulate(one, found).allocated_gib == pytest.approx(by_rules, rel=0.15)
+
+
+def test_what_blocks_keep_and_what_is_recomputed():
+    """Tensors of 1, 2 and 3 KiB a block; recomputed blocks keep an input of 5 KiB."""
+    of_block, root = [live_bytes.Size(0, size) for size in (1024, 2048, 3072)], [live_bytes.Size(0, 512)]
+    logits = [live_bytes.Size(0, 7168), live_bytes.Size(0, 99 * 1024)]
+    kept = [[*root, *(of_block * blocks), *logits] for blocks in (2, 3)]
+    assert compiled_recording._parts(*kept) == (root, of_block, logits)
+    most = {}
+    for name, settings in {"kept": {}, "every": {"activation_checkpointing": True}}.items():
+        one = Experiment(model="gpt2-tiny", precision="bf16", seq_len=32, device="cuda", compile="default", **settings)
+        none, whole = live_bytes.Size(), live_bytes.Size(0, 5 * 1024)
+        events = compiled_recording.record(one, kept, whole, none, none)["events"]
+        sizes = [size for kind, _, size in events if kind == ALLOCATED]
+        most[name] = [sizes.count(size) for size in (1024, 2048, 3072, 5 * 1024)]
+    layers = memory_trace.trace(one)["layers"]
+    assert most["kept"][:3] == [layers] * 3
+    assert most["every"] == [layers] * 4  # inputs in the forward pass, the others in the backward pass
+
+
+def test_cuda_graphs_are_not_replayed():
+    one = Experiment(model="gpt2-tiny", precision="bf16", strategy="plain", device="cuda", compile="reduce-overhead")
+    assert engine_of(one) is None
