@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
@@ -24,6 +24,8 @@ from dsnb.system import interpreter, signals
 from dsnb.system.scratch import Scratch
 
 START_TIMEOUT_S = 180.0
+ATTEMPTS = 2
+NO_ANSWER = "the ranks could not be started: the fork server gave no answer"
 _servers: dict[str, "ForkServer"] = {}
 
 
@@ -121,6 +123,13 @@ def _connect(device: str) -> socket.socket:
     return _open(str(server.socket))
 
 
+def _wait_for_end(device: str) -> None:
+    """Wait a moment for this process's own server, if it is ending, so that it is replaced."""
+    if server := _servers.get(device):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(timeout=1)
+
+
 def close_servers() -> None:
     """Close the servers that this process started itself; for processes that skip `atexit` handlers."""
     for server in _servers.values():
@@ -145,7 +154,6 @@ class ForkedRanks:
         self._codes: dict[int, int] = {}
         self._rest = b""
         self._hung_up = False
-        self._connection = _connect(host_ranks.device)
         request = {
             "ranks": host_ranks.variables,
             "cwd": os.getcwd(),
@@ -155,19 +163,27 @@ class ForkedRanks:
             "umask": environment.umask(),
         }
         self.pids: list[int] = []
+        if not any(self._has_started(host_ranks, request) for _ in range(ATTEMPTS)):
+            raise LaunchError(NO_ANSWER, host_ranks.console)
+
+    def _has_started(self, host_ranks: HostRanks, request: dict[str, Any]) -> bool:
+        """Ask a server for the ranks, and return whether it answered: one that ends while it is asked does not."""
+        self._connection, self._hung_up, self._rest = _connect(host_ranks.device), False, b""
+        deadline = time.monotonic() + START_TIMEOUT_S
         try:
-            self._connection.sendall(json.dumps(request).encode() + b"\n")
-            self._wait_for_pids(host_ranks.console)
+            with contextlib.suppress(ConnectionError):
+                self._connection.sendall(json.dumps(request).encode() + b"\n")
+                while not self.pids and not self._hung_up:
+                    self._read(timeout_s=0.5)
+                    if time.monotonic() > deadline:
+                        raise LaunchError(NO_ANSWER, host_ranks.console)
         except BaseException:  # also an interrupt: the server kills the ranks of a closed connection
             self._connection.close()
             raise
-
-    def _wait_for_pids(self, log: Path) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.pids:
-            self._read(timeout_s=0.5)
-            if self._hung_up or time.monotonic() > deadline:
-                raise LaunchError("the ranks could not be started: the fork server gave no answer", log)
+        if not self.pids:
+            self._connection.close()
+            _wait_for_end(host_ranks.device)
+        return bool(self.pids)
 
     def _read(self, timeout_s: float = 0.0) -> None:
         while not self._hung_up and select.select([self._connection], [], [], timeout_s)[0]:

@@ -149,6 +149,29 @@ def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_
     wait_until_ended(pids(folder))
 
 
+def test_ranks_are_asked_for_again_where_a_server_ends_instead_of_answering(run_small, monkeypatch):
+    usual, asked = fork._connect, []
+
+    def connect(device):
+        asked.append(device)
+        if len(asked) > 1:
+            return usual(device)
+        mine, other = socket.socketpair()
+        other.close()
+        return mine
+
+    monkeypatch.setattr(fork, "_connect", connect)
+    monkeypatch.setattr(fork, "_wait_for_end", lambda device: None)
+    assert run_small()[0].status == "ok"
+    assert len(asked) == 2
+    mute = [socket.socketpair() for _ in range(fork.ATTEMPTS)]
+    for _, other in mute:
+        other.close()
+    monkeypatch.setattr(fork, "_connect", lambda _: mute.pop()[0])
+    with pytest.raises(LaunchError, match="the fork server gave no answer"):
+        run_small()
+
+
 def test_native_crashes(run_small, monkeypatch):
     result, _ = run_small(worker="tests.workers.crashing")
     assert (result.status, result.cause) == ("oom", "rank 0 ended with exit code 7 after an out-of-memory error")
