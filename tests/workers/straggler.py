@@ -3,7 +3,7 @@ from pathlib import Path
 
 
 def main(run_dir: str) -> int:
-    """Sleep 20 ms a step, and 60 ms on rank 1, outside any collective; leave what the meters and their skew say."""
+    """Sleep 0.2 s a step, and 0.6 s on rank 1, outside any collective; leave what the meters and their skew say."""
     import torch
     from torch import distributed
 
@@ -21,7 +21,7 @@ def main(run_dir: str) -> int:
     meter = Meter(run.steps if rank == 0 else None, experiment.steps, 64, device, launched_at)
     meter.begin("timed", distributed.barrier)
     for _ in range(experiment.steps):
-        time.sleep(0.06 if rank == 1 else 0.02)
+        time.sleep(0.6 if rank == 1 else 0.2)
         meter.step(torch.tensor(1.0), skipped=False)
     meter.end()
     meter.close()
