@@ -18,9 +18,9 @@ demo: env
 check: lint
 	$(PYTEST) -m "not process and not draws" -n 2 $(PARALLEL)
 
-# Six workers on two cores: tests that start processes spend much of their time waiting for them.
+# Seven workers on two cores: tests that start processes spend much of their time waiting for them.
 test: lint
-	$(PYTEST) -m "not alone and not docs" -n 6 $(PARALLEL)
+	$(PYTEST) -m "not alone and not docs" -n 7 $(PARALLEL)
 	$(PYTEST) -m alone
 
 lint: env
