@@ -61,7 +61,7 @@ def test_muon_trains_alike_with_every_stage(losses):
     settings = {"optimizer": "muon", "steps": 12, "learning_rate": 1e-3}
     first, second = (losses("tests.workers.eagerly", **settings, zero_stage=stage) for stage in (1, 2))
     assert second == pytest.approx(first, abs=ADAM)
-    assert first[-1] < first[0] - 0.3
+    assert first[-1] < first[0] - 0.1
 
 
 def test_a_key_of_deepspeed_is_compared_with_the_engine(run_small):
