@@ -8,7 +8,8 @@ code is still the one that runs. Its argument can be
 * `memory`: the errors of peak memory, for `dsnb/prediction/memory_errors.py`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
-* `fit`: the constants that fit all rows, for `dsnb/prediction/constants.py`
+* `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.py`
+* `held-out`: the errors of these constants on the rows held out
 """
 
 import math
@@ -37,16 +38,10 @@ from dsnb.settings.experiment import Experiment
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
 MEASURED = ("experiment", "step_time_s", "peak_allocated_gib")
-OLDER_CODE = {
-    "opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2",
-    "bloom-1b7_zs1_bf16_gpus1_bs8_sl1024_chunked-loss",
-    "bloom-560m_zs1_bf16_gpus1_bs8_sl1024_compile_chunked-loss",
-    "opt-1.3b_zs1_bf16_gpus1_bs8_sl1024_chunked-loss",
-}
-"""Runs whose code has changed since: the loss of a pipeline copied its logits, and chunked losses in native half
-precision added the weight's gradient up in that precision, not in fp32."""
-
-
+OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
+"""A run whose code has changed since: the loss of a pipeline copied its logits."""
+HELD_OUT = "2026-11-24"
+"""Hosts of that day: their runs are not fitted, and tell how wrong the constants are on new hosts and models."""
 PUBLISHED = {
     "lambda_1cc_opt": "ib:400",
     "bigscience_1b3": "ib:100",
@@ -59,11 +54,20 @@ MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
 
 
-def h200_runs() -> list[Measured]:
-    """Return every measured run on H200 of this repository, medians where repeats were kept one by one."""
+def h200_runs(held_out: bool = True) -> list[Measured]:
+    """Return every measured run on H200 of this repository, medians where repeats were kept one by one.
+
+    Parameters
+    ----------
+    held_out
+        Whether runs of `HELD_OUT` are among them.
+    """
+    steady = _steady()
+    if not held_out:
+        steady = steady[~steady["host"].str.contains(HELD_OUT)]
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory")]
     tables = [table[table["offload"].fillna("none") == "none"] for table in tables]  # one CPU thread stepped the others
-    return [*(run for table in [*tables, _steady()] for run in _medians(table)),
+    return [*(run for table in [*tables, steady] for run in _medians(table)),
             *measured(_bars()), *measured(_log())]  # fmt: skip
 
 
@@ -92,6 +96,13 @@ def _bars() -> pd.DataFrame:
 def _log() -> pd.DataFrame:
     table = pd.read_csv(HERE / "h200_log.csv", keep_default_na=False)
     return table.assign(gpu_name=H200, precision="bf16", tokens_per_s=table["tokens_per_s_per_gpu"] * table["gpus"])
+
+
+def held_out() -> dict[str, TimeError]:
+    """Return the errors of the constants on the runs held out, sweep by sweep."""
+    runs = _steady()
+    runs = runs[runs["host"].str.contains(HELD_OUT)]
+    return {str(sweep): error_of(_errors(_medians(table))) for sweep, table in runs.groupby("sweep")}
 
 
 def elsewhere() -> dict[str, TimeError]:
@@ -163,10 +174,13 @@ def main() -> None:
     if sys.argv[1:] == ["elsewhere"]:
         print("\n".join(lines(elsewhere())))
         return
-    runs = h200_runs()
-    if sys.argv[1:] == ["fit"]:
-        print(calibrate(runs, PRIOR))
+    if sys.argv[1:] == ["held-out"]:
+        print("\n".join(lines(held_out())))
         return
+    if sys.argv[1:] == ["fit"]:
+        print(calibrate(h200_runs(held_out=False), PRIOR))
+        return
+    runs = h200_runs()
     errors = left_out(runs, PRIOR)
     for run, error in sorted(zip(runs, errors, strict=True), key=lambda one: one[1]):
         print(f"{run.experiment.name_with_model}: {1e3 * run.step_time_s:.1f} ms measured, {error:+.1f} %")

@@ -36,16 +36,16 @@ class PeakError:
 DEFAULT_ERRORS: dict[str, PeakError] = {
     "DDP": PeakError(10, 0.21, 0.71, 1.087, 3.7),
     "FSDP": PeakError(16, 0.41, 3.22, 1.228, 6.3),
-    "LoRA": PeakError(11, 0.5, 1.22, 1.036, 1.7),
-    "ZeRO 0": PeakError(101, 0.23, 2.03, 1.076, 3.8),
-    "ZeRO 1": PeakError(54, 0.38, 2.26, 1.198, 7.8),
-    "ZeRO 2": PeakError(28, 0.3, 1.89, 1.198, 7.3),
-    "ZeRO 3": PeakError(40, 0.25, 1.33, 1.159, 4.4),
+    "LoRA": PeakError(12, 0.45, 1.22, 1.036, 1.6),
+    "ZeRO 0": PeakError(105, 0.23, 2.03, 1.076, 3.8),
+    "ZeRO 1": PeakError(62, 0.33, 2.26, 1.198, 7.8),
+    "ZeRO 2": PeakError(30, 0.28, 1.89, 1.198, 7.6),
+    "ZeRO 3": PeakError(43, 0.24, 1.33, 1.154, 4.4),
     "compressed gradients": PeakError(4, 7.99, 13.08, 1.682, 25.0),
     "offload to the CPU": PeakError(8, 0.42, 1.71, 1.411, 18.9),
-    "plain loop": PeakError(26, 0.41, 1.94, 1.166, 6.1),
+    "plain loop": PeakError(30, 0.39, 1.94, 1.166, 6.1),
     "tensor and pipeline parallel": PeakError(11, 0.44, 2.28, 1.175, 8.1),
-    "all": PeakError(309, 0.41, 13.08, 1.167, 8.2),
+    "all": PeakError(331, 0.39, 13.08, 1.166, 8.1),
 }
 
 
@@ -61,12 +61,12 @@ class ReservedError:
 # On one and two H200, and one H100: `python -m benchmarks.prediction_errors memory`.
 REPLAYED: dict[str, ReservedError] = {
     "DDP": ReservedError(8, 2.4, 4.7),
-    "LoRA": ReservedError(11, 1.5, 4.2),
-    "ZeRO 0": ReservedError(87, 1.3, 13.1),
-    "ZeRO 1": ReservedError(52, 2.0, 16.4),
-    "ZeRO 2": ReservedError(28, 1.5, 15.4),
-    "plain loop": ReservedError(17, 1.4, 5.6),
-    "all": ReservedError(203, 1.6, 16.4),
+    "LoRA": ReservedError(12, 1.4, 4.2),
+    "ZeRO 0": ReservedError(91, 0.9, 13.1),
+    "ZeRO 1": ReservedError(60, 1.9, 16.4),
+    "ZeRO 2": ReservedError(30, 1.4, 15.4),
+    "plain loop": ReservedError(21, 1.3, 5.6),
+    "all": ReservedError(222, 1.3, 16.4),
 }
 
 

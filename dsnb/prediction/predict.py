@@ -73,11 +73,12 @@ def predict(
     Returns
     -------
     pandas.DataFrame
-        One row per setting, in order. `fits`; `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`,
-        `optimizer_gib`, `activations_gib`, `logits_gib` and `buffers_gib` at the `moment` of the peak;
-        `peak_reserved_gib`, and `peak_reserved_with_room_gib`, what it would be if no lack of memory freed what is
-        cached; `step_time_s` with its parts, `tokens_per_s`, `mfu`, `days`, `gpu_hours`, `cost`. Each predicted figure
-        has its mean error in `..._error_pct`, and `..._error_on` says on how many measured settings of which kind.
+        One row per setting, in order. `fits`, where memory in pieces counts as missing if allocations are replayed;
+        `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
+        `logits_gib` and `buffers_gib` at the `moment` of the peak; `peak_reserved_gib`, and
+        `peak_reserved_with_room_gib`, what it would be if no lack of memory freed what is cached; `step_time_s` with
+        its parts, `tokens_per_s`, `mfu`, `days`, `gpu_hours`, `cost`. Each predicted figure has its mean error in
+        `..._error_pct`, and `..._error_on` says on how many measured settings of which kind.
         `outside` says what the calibration has not seen.
 
     Raises
@@ -166,7 +167,7 @@ def _memory_columns(
     peak = memory.peak_allocated_gib
     parts = {f"{name}_gib": size / GIB for name, size in memory.moment.parts().items()}
     return {
-        "fits": peak <= left,
+        "fits": peak <= left and (replayed is None or replayed.fits),
         "headroom_gib": left - peak,
         "peak_allocated_gib": peak,
         "peak_allocated_error_pct": error.mean_pct,

@@ -75,9 +75,12 @@ def _nearest(found: "pd.DataFrame") -> str:
     if found.empty:
         return "there is none"
     least = found.loc[found["peak_allocated_gib"].idxmin()]
+    missing = f"{-least['headroom_gib']:.1f} more than there is"
+    if least["headroom_gib"] >= 0:
+        missing = f"which is there, but in pieces: torch would reserve {least['peak_reserved_with_room_gib']:.1f}"
     return (
-        f"the smallest, {least['experiment']}, needs {least['peak_allocated_gib']:.1f} GiB, "
-        f"{-least['headroom_gib']:.1f} more than there is; raise zero_stage, recompute activations or offload"
+        f"the smallest, {least['experiment']}, needs {least['peak_allocated_gib']:.1f} GiB, {missing}; "
+        "raise zero_stage, recompute activations or offload"
     )
 
 

@@ -44,22 +44,22 @@ class TimeError:
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.prediction_errors`.
 DEFAULT_ERRORS: dict[str, TimeError] = {
-    "DDP": TimeError(11, 7.7, 18.4, -5.8),
-    "FSDP": TimeError(13, 7.8, 14.2, -7.8),
-    "LoRA": TimeError(6, 5.5, 9.5, -4.0),
-    "ZeRO 0": TimeError(64, 5.4, 23.2, 1.9),
-    "ZeRO 1": TimeError(33, 6.3, 13.1, -0.7),
-    "ZeRO 2": TimeError(7, 6.5, 20.0, 0.8),
-    "ZeRO 3": TimeError(2, 7.6, 12.8, -5.2),
-    "compressed gradients": TimeError(1, 2.9, 2.9, -2.9),
-    "offload to the CPU": TimeError(1, 61.4, 61.4, 61.4),
-    "plain loop": TimeError(12, 3.7, 7.8, 0.8),
-    "tensor and pipeline parallel": TimeError(8, 12.0, 17.9, 1.0),
-    "waiting for the host": TimeError(99, 13.3, 62.3, 2.2),
-    "all": TimeError(257, 9.1, 62.3, 0.8),
+    "DDP": TimeError(11, 7.6, 18.3, -5.7),
+    "FSDP": TimeError(13, 8.0, 15.0, -8.0),
+    "LoRA": TimeError(7, 5.1, 9.1, -3.2),
+    "ZeRO 0": TimeError(66, 5.6, 22.6, 2.5),
+    "ZeRO 1": TimeError(38, 6.8, 19.7, -1.6),
+    "ZeRO 2": TimeError(9, 8.8, 25.0, -3.2),
+    "ZeRO 3": TimeError(2, 8.1, 12.1, -4.0),
+    "compressed gradients": TimeError(1, 2.7, 2.7, -2.7),
+    "offload to the CPU": TimeError(1, 61.6, 61.6, 61.6),
+    "plain loop": TimeError(16, 4.0, 10.8, 1.1),
+    "tensor and pipeline parallel": TimeError(8, 12.0, 19.5, 1.1),
+    "waiting for the host": TimeError(104, 12.8, 52.3, 0.5),
+    "all": TimeError(276, 9.1, 61.6, 0.1),
 }
 
-ELSEWHERE = ("on other GPUs", TimeError(82, 32.5, 87.3, -25.0))
+ELSEWHERE = ("on other GPUs", TimeError(82, 32.6, 87.4, -25.2))
 """Errors on four published tables of A100, H100 and V100, and our own of H100, with the constants of H200:
 `prediction_errors elsewhere`."""
 

@@ -79,7 +79,7 @@ def test_what_a_replay_reserves_replaces_the_ratio_but_not_for_hundreds_of_setti
     asked = [given(zero_stage=1, compile=mode) for mode in ("off", "default")]
     by_ratio = dsnb.predict(asked, "H200")
     monkeypatch.setattr(module, "recordings", lambda experiments: [recording(2)] * len(experiments))
-    monkeypatch.setattr(module, "simulate", lambda *_: Simulated(30.0, 50.0, 40.0))
+    monkeypatch.setattr(module, "simulate", lambda *_: Simulated(30.0, 50.0, 40.0, fits=True))
     table = dsnb.predict(asked, "H200")
     assert table["peak_reserved_gib"].tolist() == [40.0, 40.0]
     assert table["peak_reserved_with_room_gib"].tolist() == [50.0, 50.0]

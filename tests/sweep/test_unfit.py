@@ -52,7 +52,7 @@ def test_what_is_predicted_not_to_fit_is_left_out_with_its_margin(load):
     assert names(sweep) == [PLAIN, AUTO]
     why = sweep.left_out[LARGE]
     assert why.startswith("needs 29.9")
-    assert why.endswith("GiB of 20.0 (error of such predictions 0.4 %, at worst 2.3 %)")
+    assert why.endswith("GiB of 20.0 (error of such predictions 0.3 %, at worst 2.3 %)")
     lines = [f"left out: {name} {why}" for name, why in sweep.left_out.items()]
     assert said == ["predicting the memory of 4 settings", *lines]
     assert len(lines) == 2

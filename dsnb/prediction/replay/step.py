@@ -9,7 +9,8 @@ from dsnb.prediction.replay.recording import ALLOCATED, FREED, Recording
 from dsnb.settings.experiment import Experiment
 
 STEPS = 3
-"""Moments appear in the first step, DDP rebuilds its buckets in the second; the third is like all later ones."""
+"""Moments appear in the first step, DDP rebuilds its buckets in the second; the third is like all later ones, unless
+memory is short: what is given back is reserved again in other pieces, step by step."""
 MICRO_BATCHES = 3
 """The first one finds no gradients, the last one reduces them; those between are alike."""
 
@@ -43,7 +44,7 @@ class Replay(ABC):
         self._size = int(experiment.micro_batch_size)
         self._events = recording.events
 
-    def run(self) -> None:
+    def run(self, steps: int = STEPS) -> None:
         """Go through everything from the model to the end of the last step.
 
         Raises
@@ -53,7 +54,7 @@ class Replay(ABC):
         """
         self.prepare()
         self.new(WORKSPACE_GIB * GIB)  # of the libraries, with the first matrix product
-        for number in range(STEPS):
+        for number in range(steps):
             self.step(number)
 
     @abstractmethod

@@ -20,10 +20,7 @@ class FlatMasters(Plain):
         clone = self.new(self.width * self.trained)
         self.new(4 * self.trained)
         self.free([clone])
-        gradient = self.new(4 * self.trained)
-        self.new(4 * self.trained)
-        self.new(4 * self.trained)
-        self.free([gradient])
+        self.free([self.new(4 * self.trained) for _ in range(3)])
 
     def update(self) -> None:
         """Cast the gradients to fp32 one by one, and flatten them."""
@@ -32,6 +29,10 @@ class FlatMasters(Plain):
         self.free(cast)
         self.free(self.gradients.values())
         self.gradients.clear()
+        if not self.has_states:
+            self.new(4 * self.trained)
+            self.new(4 * self.trained)
+            self.has_states = True
         self.free([flat])
 
 
