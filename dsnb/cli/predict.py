@@ -110,9 +110,19 @@ def _left_out(left_out: list[tuple[str, str]], known: Collection[str]) -> Iterat
 def _show(table: Any, format_: Format) -> None:
     numbers = table.set_index("experiment")
     show(numbers, _texts(numbers), format_)
-    for line in dict.fromkeys(numbers["outside"]):
-        if line:
-            say(f"not covered by the calibration: {line}", err=format_ in {Format.csv, Format.json})
+    uncovered = [f"not covered by the calibration: {line}" for line in dict.fromkeys(numbers["outside"]) if line]
+    for line in [*_in_pieces(numbers), *uncovered]:
+        say(line, err=format_ in {Format.csv, Format.json})
+
+
+def _in_pieces(table: Any) -> Iterator[str]:
+    """Yield a sentence for each setting that does not fit although its tensors alone would."""
+    for name, row in table.iterrows():
+        if not row["fits"] and row["headroom_gib"] >= 0:
+            yield (
+                f"{name} does not fit, although {row['headroom_gib']:.1f} GiB would be left: memory is in pieces; "
+                f"torch would reserve {row['peak_reserved_with_room_gib']:.1f} GiB if it could"
+            )
 
 
 def _texts(table: Any) -> Any:

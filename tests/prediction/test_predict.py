@@ -200,6 +200,20 @@ def test_the_command_line_prints_the_same(tmp_path, monkeypatch, capsys):
     assert err.startswith("error: objective is 'fame'")
 
 
+def test_memory_in_pieces_is_missing_memory(tmp_path, monkeypatch, capsys):
+    """The tensors alone would fit: the table says no, a line says why, and so does a refused recommendation."""
+    (tmp_path / "asked.yaml").write_text(PARAMS)
+    monkeypatch.setattr(module, "recordings", lambda experiments: [recording(2)] * len(experiments))
+    monkeypatch.setattr(module, "simulate", lambda *_: Simulated(30.0, 150.0, 138.2, fits=False))
+    code, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--gpu", "H200")
+    assert not code
+    assert "does not fit, although" in out
+    assert "memory is in pieces; torch would reserve 150.0 GiB if it could" in " ".join(out.split())
+    code, _, err = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml")
+    assert code == 1
+    assert "which is there, but in pieces: torch would reserve 150.0" in " ".join(err.split())
+
+
 def test_settings_that_cannot_be_on_so_many_gpus_are_left_out_and_named(tmp_path, monkeypatch, capsys):
     path = tmp_path / "asked.yaml"
     path.write_text(PARAMS.replace("grid:", "include: [{strategy: plain, gpus: 1}]\ngrid:"))
