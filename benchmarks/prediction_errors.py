@@ -41,7 +41,8 @@ MEASURED = ("experiment", "step_time_s", "peak_allocated_gib")
 OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """A run whose code has changed since: the loss of a pipeline copied its logits."""
 HELD_OUT = "2026-11-24"
-"""Hosts of that day: their runs are not fitted, and tell how wrong the constants are on new hosts and models."""
+"""The day of runs that the constants are not fitted to: they tell how wrong these are on new hosts and models."""
+
 PUBLISHED = {
     "lambda_1cc_opt": "ib:400",
     "bigscience_1b3": "ib:100",
@@ -54,17 +55,17 @@ MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
 
 
-def h200_runs(held_out: bool = True) -> list[Measured]:
+def h200_runs(with_held_out: bool = True) -> list[Measured]:
     """Return every measured run on H200 of this repository, medians where repeats were kept one by one.
 
     Parameters
     ----------
-    held_out
-        Whether runs of `HELD_OUT` are among them.
+    with_held_out
+        Whether runs on hosts of `HELD_OUT` are among them.
     """
     steady = _steady()
-    if not held_out:
-        steady = steady[~steady["host"].str.contains(HELD_OUT)]
+    if not with_held_out:
+        steady = steady[~_are_held_out(steady)]
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory")]
     tables = [table[table["offload"].fillna("none") == "none"] for table in tables]  # one CPU thread stepped the others
     return [*(run for table in [*tables, steady] for run in _medians(table)),
@@ -98,10 +99,14 @@ def _log() -> pd.DataFrame:
     return table.assign(gpu_name=H200, precision="bf16", tokens_per_s=table["tokens_per_s_per_gpu"] * table["gpus"])
 
 
+def _are_held_out(runs: pd.DataFrame) -> "pd.Series[bool]":
+    return runs["host"].str.contains(HELD_OUT)
+
+
 def held_out() -> dict[str, TimeError]:
     """Return the errors of the constants on the runs held out, sweep by sweep."""
     runs = _steady()
-    runs = runs[runs["host"].str.contains(HELD_OUT)]
+    runs = runs[_are_held_out(runs)]
     return {str(sweep): error_of(_errors(_medians(table))) for sweep, table in runs.groupby("sweep")}
 
 
@@ -178,7 +183,7 @@ def main() -> None:
         print("\n".join(lines(held_out())))
         return
     if sys.argv[1:] == ["fit"]:
-        print(calibrate(h200_runs(held_out=False), PRIOR))
+        print(calibrate(h200_runs(with_held_out=False), PRIOR))
         return
     runs = h200_runs()
     errors = left_out(runs, PRIOR)

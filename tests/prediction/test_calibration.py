@@ -18,7 +18,7 @@ from dsnb.prediction.step_time import step_time, step_times
 
 @pytest.fixture(scope="module")
 def h200():
-    return prediction_errors.h200_runs(held_out=False)
+    return prediction_errors.h200_runs(with_held_out=False)
 
 
 def predicted(runs, constants):
