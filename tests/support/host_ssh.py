@@ -5,6 +5,9 @@ import subprocess
 
 from tests.support.namespaces import HOST_ENV, SYSTEM_PATH, WAIT_S, tool
 
+ENDED = "closed by remote host|Connection reset by|Broken pipe"
+"""What ssh says when the other side ends a connection: the last two when it was just writing."""
+
 
 class SshFiles:
     """A folder with all that sshd and ssh read, so that nothing of the machine's own is read or written."""

@@ -1,6 +1,7 @@
 """The hosts that other tests use (`tests.support.hosts`) are apart, fail as hosts do, and leave nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from tests import ROOT
 from tests.support import hosts as test_hosts
 from tests.support import namespaces
+from tests.support.host_ssh import ENDED
 from tests.support.hosts import cluster
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
@@ -152,17 +154,20 @@ def test_a_host_that_is_switched_off_loses_everything(pair, goodbye):
     talking = pair.inside(["ssh", "mnhost2", "sleep 60"], stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(pair.processes(2)) > 1, "a command runs on mnhost2")
     pair.kill(2, goodbye=goodbye)
-    assert not Path(f"/proc/{pid}").exists()
-    assert pair.processes(2) == []
-    if goodbye:
-        assert "closed by" in talking.communicate(timeout=WAIT_S)[1]
-    else:
-        with pytest.raises(subprocess.TimeoutExpired):
-            talking.wait(0.5)
-        talking.kill()
-        talking.communicate()
-        assert "timed out" in reason(pair.ssh(2, "hostname", connect_timeout_s=1))
-    pair.boot(2)
+    try:
+        assert not Path(f"/proc/{pid}").exists()
+        assert pair.processes(2) == []
+        if goodbye:
+            assert re.search(ENDED, talking.communicate(timeout=WAIT_S)[1])
+            assert talking.returncode == 255
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                talking.wait(0.5)
+            talking.kill()
+            talking.communicate()
+            assert "timed out" in reason(pair.ssh(2, "hostname", connect_timeout_s=1))
+    finally:  # the tests that follow have the same hosts
+        pair.boot(2)
     assert answer(pair, 2) == "mnhost2\n"
     assert pair.processes(2) == []
 
