@@ -5,8 +5,10 @@ Pure data and arithmetic; `dsnb.train.model` builds the models.
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 
@@ -165,7 +167,40 @@ def not_split(setting: str, value: int, family: str) -> str:
 
 
 def slug(model: str) -> str:
-    """Return a model's name as part of a folder name: hub ids and paths keep their last part."""
-    path = local_config(model)
-    name = (path.parent.name if path.name == "config.json" else path.stem) if path else model.rsplit("/", 1)[-1]
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")[:80] or "model"
+    """Return a model's name as part of a folder name; hub ids and paths keep their last part.
+
+    Only the text decides, not the file system, so a run has the same name wherever it is read.
+    """
+    return _joined(_parts(model)[-1:])
+
+
+def slugs(models: Iterable[str]) -> dict[str, str]:
+    """Return each model's name as part of a folder name; equal names are extended to the left until they differ.
+
+    `a/llama.json` and `b/llama.json` become `a-llama` and `b-llama`. Different spellings of one path stay equal.
+    """
+    parts = {model: _parts(model) for model in models}
+    kept = dict.fromkeys(parts, 1)
+    while True:
+        names = {model: _joined(parts[model][-count:]) for model, count in kept.items()}
+        counts = Counter(names.values())
+        longer = [model for model in parts if counts[names[model]] > 1 and kept[model] < len(parts[model])]
+        if not longer:
+            return names
+        for model in longer:
+            kept[model] += 1
+
+
+def _parts(model: str) -> tuple[str, ...]:
+    """Return the parts of a path or hub id; a configuration file counts as its folder, or by its stem."""
+    path = PurePosixPath(model)
+    if path.name == "config.json":
+        path = path.parent
+    elif path.suffix == ".json":
+        path = path.with_suffix("")
+    return path.parts
+
+
+def _joined(parts: Sequence[str]) -> str:
+    cleaned = (re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip(".-")[:80] for part in parts)
+    return "-".join(filter(None, cleaned))[-80:] or "model"

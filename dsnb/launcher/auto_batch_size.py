@@ -12,11 +12,12 @@ from typing import Any
 
 from dsnb.files import records
 from dsnb.launcher.folder import prepare, remove_leftovers
-from dsnb.launcher.outcome import exception_status
+from dsnb.launcher.outcome import exception_status, without_machine_faults
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
+from dsnb.settings.prepared import inputs
 from dsnb.system import launch_clock
 
 MAX_MICRO_BATCH_SIZE = 2**16
@@ -139,7 +140,7 @@ def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run
 
 
 def _write_result(run: RunPaths, began: float, status: str, cause: str) -> Result:
-    result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
+    result = Result(*without_machine_faults(status, cause), {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
     result.write()
     return result
 
@@ -192,4 +193,7 @@ def _has_settings_of(probe: Experiment, paths: RunPaths, status: str) -> bool:
         ignored.add("device")
     if status == "oom" and recorded.get("asked"):
         ignored |= LENGTH_SETTINGS
-    return all(recorded.get(name) == value for name, value in probe.model_dump().items() if name not in ignored)
+    settings = probe.model_dump()
+    if inputs.changed(recorded.get("inputs"), inputs.digests(settings)):
+        return False
+    return all(recorded.get(name) == value for name, value in settings.items() if name not in ignored)

@@ -8,12 +8,14 @@ from typing import Any, Self
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
+from dsnb.formulas import model_shapes
 from dsnb.launcher import environment
 from dsnb.launcher.config import deepspeed_config
 from dsnb.run_folder import finished, paths
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ORDER
+from dsnb.run_folder.table_columns import PLANNED
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.prepared import inputs
 
 MIN_FREE_BYTES = 64 * 2**20
 
@@ -60,7 +62,8 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         run.dir.mkdir(parents=True, exist_ok=True)
         remove_leftovers(run)
         check_free_space(run.dir)
-        write_description(run, experiment, requested or experiment, environment.describe())
+        ranks = environment.for_ranks(experiment.device, experiment.gpus, launched_at=0.0)
+        write_description(run, experiment, requested or experiment, environment.describe(ranks))
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
@@ -77,25 +80,26 @@ def write_experiment(
     run: RunPaths,
     experiment: Experiment,
     requested: Experiment | None = None,
-    order: Mapping[str, int | None] | None = None,
+    planned: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `experiment.json`: the settings, the experiment's name, and the requested values of resolved settings.
+    """Write `experiment.json`: settings, names, digests of input files, and the requested values of resolved settings.
 
     Parameters
     ----------
-    order
-        The run's place in a sweep (`ORDER`); by default as the sweep wrote it before.
+    planned
+        What a sweep decided for the run (`PLANNED`); by default as the sweep wrote it before.
     """
     requested = requested or experiment
-    if order is None:
+    if planned is None:
         before = records.read_json(run.experiment) or {}
-        order = {name: before.get(name) for name in ORDER}
+        planned = {name: before.get(name) for name in PLANNED}
     settings, given = experiment.model_dump(), requested.model_dump()
     resolved = {name: given[name] for name in settings if settings[name] != given[name]}
-    further: dict[str, Any] = {name: value for name, value in order.items() if value is not None}
-    if resolved:
-        further["asked"] = resolved
-    records.write_json(run.experiment, {**settings, "name": requested.name, **further})
+    names = {"name": requested.name, "model_name": model_shapes.slug(requested.model)}
+    further = {name: value for name, value in planned.items() if value is not None}
+    further |= {"inputs": files} if (files := inputs.digests(settings)) else {}
+    further |= {"asked": resolved} if resolved else {}
+    records.write_json(run.experiment, {**settings, **names, **further})
 
 
 def check_free_space(folder: Path) -> None:

@@ -97,6 +97,9 @@ RUNS = {
     "power_source": "What power and energy were measured with: the GPU's energy counter, or samples of its power.",
     "dsnb": "Version of dsnb.",
     "git_commit": "Commit of the dsnb checkout; `-dirty` where files differ from it.",
+    "variables": "Environment variables set for the ranks: those of `TORCH*`, `PYTORCH_*`, `CUDA_*`, `NVIDIA_*`, "
+    "`NCCL_*`, `OMP_*`, `MKL_*`, `ATEN_*` and `DS_*`, with their values; empty if none was set.",
+    "inputs": "Files that the run read (model, weights, tokenizer, text), each with the beginning of its digest.",
     "order_seed": "Seed of the random order in which the sweep planned its runs; missing for the listed order.",
     "order_place": "Place of the run in that order, from 1; in a sub-cluster, among its own runs.",
     "date_utc": "Date and time of the launch, UTC.",

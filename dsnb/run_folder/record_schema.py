@@ -125,6 +125,7 @@ MACHINE = {name: TEXT for name in (*ENVIRONMENT, "os", "nccl_package") if not na
 MACHINE |= {
     "cores": COUNT,
     "memory_gib": AMOUNT,
+    "variables": _object(each=TEXT),
     "gpus": _list_of(_object(fields={"name": TEXT, "memory_gib": AMOUNT})),
 }
 STEP = {name: NUMBER if name in {"loss", "t_s"} else AMOUNT for name in STEP_COLUMNS}
@@ -138,19 +139,35 @@ WORKER |= dict.fromkeys(("peak_allocated_gib", "peak_reserved_gib", "device_memo
 WORKER |= dict.fromkeys(("host_memory_gib", "rank_host_memory_gib"), AMOUNT)
 WORKER |= dict.fromkeys(("step_skew", "forward_skew", "steps_from_s", "timed_from_s", "timed_to_s"), NUMBER)
 WORKER |= {"first_bad_step": COUNT, "recompilations": COUNT, "graph_breaks": COUNT, "weights_moved": FLAG}
-WORKER |= {"gpu_name": TEXT, "attention": TEXT, "attention_kernel": TEXT, "power_source": TEXT}
+WORKER |= {
+    "compiled_graphs": COUNT,
+    "gpu_name": TEXT,
+    "attention": TEXT,
+    "attention_kernel": TEXT,
+    "power_source": TEXT,
+}
 FAILURE = {"rank": COUNT, "status": STATUS, "cause": TEXT, "phase": TEXT, "step": COUNT}
 FAILURE |= dict.fromkeys(("allocated_gib", "reserved_gib", "requested_gib"), AMOUNT)
 BANDWIDTH = dict.fromkeys(("bytes", "count", "ranks", "calls", "errors"), COUNT) | {"dtype": TEXT}
 BANDWIDTH |= dict.fromkeys(("time_us", "algbw_gb_per_s", "busbw_gb_per_s"), AMOUNT)
 OBJECT, PHASES, PLACE = _object(), _object(each=AMOUNT), dict.fromkeys(ORDER, COUNT)
+INPUTS = _object("digests of files", each=TEXT)
 _CODE = Kind("a whole number", frozenset({int}), -(2**31), 2**31)
 _CODES = _object("exit codes by rank", each=_CODE, keys=r"-?[0-9]{1,9}")
 _NODE = _object(fields={"host": TEXT, "environment": _object(fields=MACHINE)})
 
 _RUN = RunPaths(Path())
 FORMS = {
-    _RUN.experiment.name: _object(fields={**SETTINGS, **PLACE, "name": TEXT, "asked": _object(fields=SETTINGS)}),
+    _RUN.experiment.name: _object(
+        fields={
+            **SETTINGS,
+            **PLACE,
+            "name": TEXT,
+            "model_name": TEXT,
+            "inputs": INPUTS,
+            "asked": _object(fields=SETTINGS),
+        }
+    ),
     _RUN.result.name: _object(
         fields={
             "status": STATUS,

@@ -71,10 +71,12 @@ METRIC_COLUMNS = [
 ]
 PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
 ENVIRONMENT = ["host", "gpu_name", "gpu_memory_gib", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl"]
-ENVIRONMENT += ["deepspeed", "transformers", "power_source", "dsnb", "git_commit", "date_utc"]
+ENVIRONMENT += ["deepspeed", "transformers", "power_source", "dsnb", "git_commit", "date_utc", "variables"]
 KEYS = ["sweep", "experiment", "repeat"]
 ORDER = ["order_seed", "order_place"]
 """Where a run is in the planned order of its sweep."""
+PLANNED = [*ORDER, "model_name"]
+"""What a sweep decides for a run besides its settings."""
 RUN_COLUMNS = [
     *KEYS,
     "status",
@@ -83,6 +85,7 @@ RUN_COLUMNS = [
     *SETTINGS,
     "device",
     *SHARING,
+    "inputs",
     "hosts",
     *METRIC_COLUMNS,
     "attention_used",

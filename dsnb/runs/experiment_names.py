@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsnb.errors import DsnbWarning
-from dsnb.formulas import model_shapes
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import discover
 
 Recorded = tuple[str, str]
-"""A run's experiment by its settings: the name without the model, and the model."""
+"""A run's experiment by its settings: the name without the model, and the name of the model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _FORM = re.compile(r"(?:.+_)?(?:zs[0-3]|ddp|fsdp)_(?:fp32|tf32|fp16|bf16)_gpus\d+_bs(?:\d+|auto)_sl\d+")
 """The beginning of an experiment's name as dsnb generates it."""
@@ -30,7 +29,7 @@ def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[
     folders
         Run folders, sorted.
     recorded, models
-        The name and the model in each run's settings; None if an old run lacks them.
+        The names of experiment and model in each run's settings; None if an old run lacks them.
 
     Returns
     -------
@@ -76,7 +75,7 @@ def _misplaced(experiment: str, first: int, recorded: Sequence[Any], models: Seq
 def _folders(made: Recorded) -> tuple[str, str]:
     """Return the folder names that a sweep may use for such a run, without and with the model."""
     name, model = made
-    return name, f"{model_shapes.slug(model)}_{name}"
+    return name, f"{model}_{name}"
 
 
 def _owner(experiment: str, made: Counter[Recorded]) -> Recorded | None:

@@ -151,7 +151,7 @@ def _step_rows(path: Path, names: Names, logged: LoggedRun) -> pd.DataFrame:
 
 def _runs(found: Found) -> pd.DataFrame:
     own = run_folders.read_columns(found.runs, found.without_steps)
-    names = experiment_names.name_runs(found.runs, own[run_records.NAME], own["model"])
+    names = experiment_names.name_runs(found.runs, own[run_records.NAME], own[run_records.MODEL_NAME])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
     others = [row for _, row in _logged(found, _row)]

@@ -5,11 +5,13 @@ values are left out, and their run counts as unfinished.
 """
 
 import json
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from dsnb.files import records
+from dsnb.formulas import model_shapes
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS
@@ -19,8 +21,11 @@ from dsnb.settings.experiment import DEFAULTS
 Records = list[dict[str, Any] | None]
 _RUN = RunPaths(Path())
 EXPERIMENT, MACHINE, RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
-NAME = "recorded_name"
-"""Column with the experiment's name in the settings of the run."""
+NAME, MODEL_NAME = "recorded_name", "recorded_model_name"
+"""Columns with the names of experiment and model in the settings of the run."""
+VARIABLES = "variables"
+MAX_DIGEST = 12
+"""Characters of an input file's digest in the table."""
 _KINDS = {
     **{name: record_schema.SETTINGS[name] for name in (*SETTINGS, "device")},
     **{name: record_schema.SUMMARY[name] for name in (*METRIC_COLUMNS, *record_schema.TEXTS)},
@@ -31,11 +36,12 @@ _KINDS = {
     **dict.fromkeys((f"{phase}_s" for phase in PHASES), record_schema.AMOUNT),
 }
 """Kinds of the columns that are fields of the records."""
+del _KINDS[VARIABLES]  # an object in the record, a text in the table
 _OTHERS = [
     (file, name, record_schema.FORMS[file].fields[name])
     for file, names in (
-        (EXPERIMENT, ("name", "asked")),
-        (MACHINE, ("gpus",)),
+        (EXPERIMENT, ("name", "model_name", "inputs", "asked")),
+        (MACHINE, ("gpus", "variables")),
         (RESULT, ("status", "cause", "exit_codes", "phases_s")),
     )
     for name in names
@@ -66,14 +72,26 @@ def read(folders: Sequence[str], without_steps: Collection[str]) -> tuple[dict[s
         for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
     ]
     columns[NAME] = [record.get("name") if record else None for record in found[EXPERIMENT]]
+    columns[MODEL_NAME] = [_model_name(record or {}) for record in found[EXPERIMENT]]
     columns |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
     return columns, found[EXPERIMENT]
 
 
 def names(folders: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Return the name and the model in each run's settings; None for a missing one."""
+    """Return the names of experiment and model in each run's settings; None for a missing one."""
     settings = [records.read_json(f"{folder}/{EXPERIMENT}") or {} for folder in folders]
-    return [_text(record.get("name")) for record in settings], [_text(record.get("model")) for record in settings]
+    return [_text(record.get("name")) for record in settings], [_model_name(record) for record in settings]
+
+
+def _model_name(settings: dict[str, Any]) -> str | None:
+    """Return the name of a run's model as its launch decided it.
+
+    It is the slug, which a sweep may have extended to the left; older runs have no name, and an edited record may have
+    that of another model.
+    """
+    name, model = _text(settings.get("model_name")), _text(settings.get("model"))
+    slug = model and model_shapes.slug(model)
+    return name if name and slug and name.endswith(slug) else slug
 
 
 def _text(value: Any) -> str | None:
@@ -85,6 +103,8 @@ def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     columns = _fields(settings, ["device", *ORDER]) | _settings(settings)
     columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
+    columns[VARIABLES] = [_words(machine.get(VARIABLES)) for machine in machines]
+    columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in settings]
     columns |= {f"gpu_{field}": [_gpu(machine, field) for machine in machines] for field in ("name", "memory_gib")}
     phases = _fields([get_mapping(result, "phases_s") for result in results], PHASES)
     return columns | {f"{phase}_s": times for phase, times in phases.items()}
@@ -141,6 +161,13 @@ def _fields(records_of_runs: list[dict[str, Any]], names: list[str]) -> dict[str
     return {
         name: [record.get(name) for record in records_of_runs] if name in known else nothing.copy() for name in names
     }
+
+
+def _words(values: Any, most: int | None = None) -> str | None:
+    """Return an object as `name=value name=value`, values cut to `most` characters; None if it was not recorded."""
+    if not isinstance(values, dict):
+        return None
+    return " ".join(f"{name}={shlex.quote(str(value)[:most])}" for name, value in sorted(values.items()))
 
 
 def _gpu(machine: dict[str, Any], field: str) -> Any:

@@ -21,14 +21,17 @@ from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher.folder import FolderGuard, check_free_space, remove_leftovers, write_experiment
+from dsnb.launcher.outcome import without_machine_faults
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
+from dsnb.settings.prepared import inputs
 from dsnb.sweep.params import Run
 from dsnb.system import launch_clock, signals
 
 NOTEBOOK = "10_run"
+CHANGED = "restore it, or choose another --output, so that runs with different files are not averaged"
 
 
 def execute(run: Run) -> Result:
@@ -81,11 +84,15 @@ def initialize(run: Run) -> None:
     ------
     LaunchError
         If the disk is full.
+    SettingsError
+        If a file that the run reads has changed since the sweep began.
     """
+    if files := inputs.changed(run.inputs, inputs.digests(run.experiment.model_dump())):
+        raise SettingsError(f"{files[0]} has changed since the sweep began: {CHANGED}")
     check_free_space(run.paths.dir)
     remove_leftovers(run.paths)
-    order = {"order_seed": run.order_seed, "order_place": run.place} if run.place else None
-    write_experiment(run.paths, run.experiment, order=order)
+    planned = {"order_seed": run.order_seed, "order_place": run.place, "model_name": run.model_name or None}
+    write_experiment(run.paths, run.experiment, planned=planned if run.place else None)
 
 
 def was_launched(run: RunPaths) -> bool:
@@ -105,7 +112,7 @@ def finish(run: RunPaths, status: str, cause: str, began: float, place: FolderGu
         place.check()
     if known := read_result(run):
         return known
-    result = Result(status, cause, {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
+    result = Result(*without_machine_faults(status, cause), {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
     result.write()
     return result
 
@@ -145,6 +152,12 @@ def changed_settings(run: Run) -> str:
     return ", ".join(
         f"{key} was {plain_text.short_repr(before[key])} and is {plain_text.short_repr(now[key])}" for key in keys
     )
+
+
+def changed_input(run: Run) -> str | None:
+    """Return the name of a file that has changed since a finished run read it; None if there is none, or unknown."""
+    known = records.read_json(run.paths.experiment) or {}
+    return next(iter(inputs.changed(known.get("inputs"), run.inputs)), None)
 
 
 def _cause(error: BaseException | None) -> str:
@@ -191,7 +204,7 @@ def load_run(run: RunPaths) -> Run:
     asked = known.get("asked")
     if asked:  # every `auto` is to be resolved again
         settings = settings.model_copy(update={key: asked[key] for key in asked if key in Experiment.model_fields})
-    return Run(run.dir.parent.name, settings, run.repeat or 1, run)
+    return Run(run.dir.parent.name, settings, run.repeat or 1, run, inputs=known.get("inputs") or {})
 
 
 def _end_with_owner() -> None:

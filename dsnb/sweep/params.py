@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.errors import NoMatchError, SettingsError
+from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.settings import aliases, deepspeed_keys, grid
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 from dsnb.sweep import order
 
@@ -44,6 +45,10 @@ class Run:
     """Place in the planned order of the sweep, or of the runs of a sub-cluster, from 1; 0 outside sweeps."""
     order_seed: int | None = None
     """The seed of that order; None for the listed one."""
+    model_name: str = ""
+    """The model's name in names of experiments; empty for its slug."""
+    inputs: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Digests of the files that the run reads, as they were when the sweep began; empty for unknown ones."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,8 @@ def planned(
         {key: known.get(key, value) if value == "auto" else value for key, value in settings.items()}
         for settings in combinations
     ]
-    experiments, refused = _experiments(combinations, only, adapt, make)
+    models = model_shapes.slugs(str(settings.get("model", DEFAULTS["model"])) for settings in combinations)
+    experiments, refused = _experiments(combinations, models, only, adapt, make)
     if refused and not (leave_out_refused and experiments):
         raise SettingsError(list(dict.fromkeys(problem for _, problems in refused for problem in problems)))
     folder = SweepPaths(_output_folder(output, file.name))
@@ -133,7 +139,15 @@ def planned(
         (name, repeat) for repeat in range(1, file.repeats + 1) for name in order.of_repeat(experiments, repeat, seed)
     ]
     runs = tuple(
-        Run(name, experiments[name], repeat, folder.run(name, repeat), place=place, order_seed=seed)
+        Run(
+            name,
+            experiments[name],
+            repeat,
+            folder.run(name, repeat),
+            place=place,
+            order_seed=seed,
+            model_name=models.get(experiments[name].model, ""),
+        )
         for place, (name, repeat) in enumerate(order_of_runs, start=1)
     )
     reasons = tuple((name, "; ".join(problems)) for name, problems in refused)
@@ -157,7 +171,7 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
     SettingsError
         If the file or `overrides` are invalid.
     """
-    if problems := aliases.conflicts(overrides or {}):
+    if problems := aliases.conflicts(overrides or {}) + deepspeed_keys.conflicts(overrides or {}):
         raise SettingsError([f"--set: {problem}" for problem in problems])
     file, overrides = read_params(path), deepspeed_keys.dotted(aliases.with_current_names(overrides or {}))
     if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
@@ -179,12 +193,15 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
 
 def _experiments(
     combinations: list[dict[str, Any]],
+    models: Mapping[str, str],
     only: str | None,
     adapt: Callable[[Experiment], Experiment] | None,
     make: Callable[..., Experiment],
 ) -> tuple[dict[str, Experiment], list[tuple[str, list[str]]]]:
-    """Return the experiments by name, and of those that are refused the names that they would have and the problems."""
-    several_models = len({str(settings.get("model")) for settings in combinations}) > 1
+    """Return the experiments by name, and of those that are refused the names that they would have and the problems.
+
+    `models` are the models of the sweep with their names, which prefix those of experiments if there are several.
+    """
     refused: list[tuple[str, list[str]]] = []
     experiments: list[Experiment] = []
     for settings in combinations:
@@ -192,12 +209,12 @@ def _experiments(
             experiment = make(**{str(key): value for key, value in settings.items()})
             experiments.append(adapt(experiment) if adapt else experiment)
         except SettingsError as error:
-            name = _tentative_name(settings, several_models) or only or "a setting without a name"
+            name = _tentative_name(settings, models) or only or "a setting without a name"
             if only is None or fnmatchcase(name, only):
                 refused.append((name, error.problems))
     named: dict[str, Experiment] = {}
     for experiment in experiments:
-        _add(named, _name(experiment, several_models), experiment)
+        _add(named, _name(experiment, models), experiment)
     kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
     if not kept and not refused:
         raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join(named)}")
@@ -214,16 +231,16 @@ def _add(named: dict[str, Experiment], name: str, experiment: Experiment) -> Non
         )
 
 
-def _name(experiment: Experiment, several_models: bool) -> str:
-    return experiment.name_with_model if several_models else experiment.name
+def _name(experiment: Experiment, models: Mapping[str, str]) -> str:
+    return f"{models[experiment.model]}_{experiment.name}" if len(models) > 1 else experiment.name
 
 
-def _tentative_name(settings: dict[str, Any], several_models: bool) -> str | None:
+def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str | None:
     """Return the name that rejected settings would have; None if they have wrong types."""
     try:
         machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
         resolved = Experiment(**machine).model_dump()
         settings = {**settings, **{key: resolved[key] for key in machine}}
-        return _name(Experiment.model_construct(**aliases.with_current_names(settings)), several_models)
-    except (SettingsError, TypeError, ValueError):
+        return _name(Experiment.model_construct(**aliases.with_current_names(settings)), models)
+    except (SettingsError, TypeError, ValueError, KeyError, AttributeError):
         return None

@@ -6,7 +6,6 @@ used.
 """
 
 import hashlib
-import json
 import secrets
 import shlex
 import shutil
@@ -20,9 +19,8 @@ from filelock import FileLock
 
 from dsnb.errors import FetchError, SettingsError
 from dsnb.files import records
-from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
-from dsnb.settings.prepared import hub, lookup, model_files
+from dsnb.settings.prepared import hub, inputs, lookup
 from dsnb.settings.prepared.lookup import SHARED, ExternalItem
 from dsnb.settings.prepared.paths import SharedPaths
 from dsnb.sweep.params import load_sweep
@@ -161,7 +159,7 @@ def _from_hub(shared: SharedPaths, index: dict[str, Any], item: ExternalItem) ->
 
 def _copied(shared: SharedPaths, item: ExternalItem) -> dict[str, Any]:
     """Copy local files into a folder named by the hash of their names and content."""
-    named, sources = _own_files(item)
+    named, sources = inputs.files_of(item)
     before = {str(source): lookup.state(source) for source in sources}
     part = shared.files / f"{PART}{secrets.token_hex(4)}"
     part.mkdir()
@@ -188,27 +186,3 @@ def _copied(shared: SharedPaths, item: ExternalItem) -> dict[str, Any]:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
-
-
-def _own_files(item: ExternalItem) -> tuple[Path, list[Path]]:
-    """Return the file or folder that a setting names, and the files in it that a run reads."""
-    named = Path(item.name).expanduser().absolute()
-    config = model_shapes.local_config(item.name) if "config" in item.parts else None
-    folder = config.absolute().parent if config else named
-    if config is None and not named.is_dir():
-        if not named.is_file():
-            raise FetchError(f"{item.setting} is {item.name[:200]!r}: it is not a file")
-        return named, [named]
-    there = {path.name for path in folder.iterdir() if path.is_file()}
-
-    def read(name: str) -> Any:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
-
-    try:
-        if config and config.name != model_files.CONFIG:
-            names = [config.name, *(model_files.weights(there, read) if "weights" in item.parts else [])]
-        else:
-            names = model_files.chosen(there, item.parts, read)
-    except (FetchError, ValueError) as error:
-        raise FetchError(f"{item.setting} is {item.name[:200]!r}: {error}") from error
-    return named, [folder / name for name in names]

@@ -21,6 +21,7 @@ from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.result import Result
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.prepared import inputs
 from dsnb.sweep import job, schedule
 from dsnb.sweep.lock import GuardedExecutor, Lock, locked
 from dsnb.sweep.params import Run, Sweep, load_sweep
@@ -87,7 +88,7 @@ def run_sweep(
         raise SettingsError(problems)
     if skip_oom:
         sweep = replace(sweep, params={**sweep.params, "skip_oom": True})
-    sweep = without_unfit(sweep, _sayer(progress))
+    sweep = with_inputs(without_unfit(sweep, _sayer(progress)))
     with locked(sweep.paths) as lock:
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         with contextlib.suppress(OSError):
@@ -128,7 +129,7 @@ def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, 
     LaunchError
         If Slurm rejects the job, or the job ends before the sweep is finished.
     """
-    sweep = without_unfit(sweep, _sayer(True))
+    sweep = with_inputs(without_unfit(sweep, _sayer(True)))
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
     code = 0
     if todo:
@@ -176,6 +177,19 @@ def _display(sweep: Sweep, todo: list[Run], progress: bool, show_eta: bool) -> I
         yield display
 
 
+def with_inputs(sweep: Sweep) -> Sweep:
+    """Return a sweep whose runs know the digests of the files that they read."""
+    read: dict[tuple[str, ...], dict[str, str]] = {}
+    runs = []
+    for run in sweep.runs:
+        settings = run.experiment.model_dump()
+        key = tuple(settings[name] for name in ("model", "weights", "tokenizer", "data"))
+        if key not in read:
+            read[key] = inputs.digests(settings)
+        runs.append(replace(run, inputs=read[key]))
+    return replace(sweep, runs=tuple(runs))
+
+
 def check_notebook() -> None:
     """Make sure that the run notebook has a parameter for every setting: papermill only warns about unknown ones.
 
@@ -209,7 +223,7 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     Raises
     ------
     SettingsError
-        If it was finished with other settings.
+        If it was finished with other settings, or with another content of a file that it reads.
     """
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
@@ -217,6 +231,8 @@ def is_finished(run: Run, retry: bool = False) -> bool:
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
+    if file := job.changed_input(run):
+        raise SettingsError(f"{file} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
     if message := finished.problem(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message

@@ -144,7 +144,7 @@ def _runs_on_groups(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[
             number = (run.repeat - 1) * len(lanes) + group
             experiment = run.experiment.model_copy(update={"include": lane})
             paths = sweep.paths.run(run.name, number)
-            yield Run(run.name, experiment, number, paths, lane, stage, run.place, run.order_seed)
+            yield replace(run, experiment=experiment, repeat=number, paths=paths, lane=lane, stage=stage)
 
 
 def _names(group: Group, whole: Sequence[Host]) -> str:

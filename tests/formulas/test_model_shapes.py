@@ -34,6 +34,24 @@ def test_local_configurations(tmp_path):
     assert model_shapes.facts(str(folder)) == {}
 
 
+def test_a_name_does_not_depend_on_what_files_there_are(tmp_path, monkeypatch):
+    named = {"m/llama.json": "llama", "m/llama/config.json": "llama", "m/llama-3.1/": "llama-3.1", "a/b": "b"}
+    assert {model: model_shapes.slug(model) for model in named} == named
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m/llama").mkdir(parents=True)
+    for name in ("m/llama.json", "m/llama/config.json"):
+        (tmp_path / name).write_text("{}")
+    assert {model: model_shapes.slug(model) for model in named} == named
+
+
+def test_equal_names_are_extended_to_the_left_until_they_differ():
+    models = ["a/llama.json", "b/llama.json", "gpt2", "openai/gpt2", "x/a/config.json", "y/a/config.json", "opt-125m"]
+    names = ["a-llama", "b-llama", "gpt2", "openai-gpt2", "x-a", "y-a", "opt-125m"]
+    assert model_shapes.slugs(models) == dict(zip(models, names, strict=True))
+    assert model_shapes.slugs(["c.json", "./c.json"]) == {"c.json": "c", "./c.json": "c"}  # one file
+    assert model_shapes.slugs(["a-b.json", "a/b.json", "x/b.json"])["a/b.json"] == "a-b"
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/../b", "x'; rm -rf /", "/", "..", "ü/ü"])
 def test_no_name_leads_out_of_its_folder(name):
     slug = model_shapes.slug(name)

@@ -1,0 +1,133 @@
+"""Sweeps over models that are given as files: their names, and files that change."""
+
+import json
+import shutil
+
+import pytest
+
+import dsnb
+from dsnb.errors import SettingsError
+from dsnb.files import records
+from dsnb.sweep import job
+from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import is_finished, run_sweep, with_inputs
+from tests.run_folder.test_finished import make
+
+SHAPE = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+LLAMA = {"model_type": "llama", **SHAPE, "intermediate_size": 64, "max_position_embeddings": 64}
+QWEN = {
+    "model_type": "qwen2",
+    **SHAPE,
+    "num_key_value_heads": 1,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+NEOX = {"model_type": "gpt_neox", **SHAPE, "intermediate_size": 128, "max_position_embeddings": 64}
+PARAMS = """
+name: files
+order: listed
+defaults: {precision: fp32, device: cpu, micro_batch_size: 1, seq_len: 16, warmup_steps: 1, steps: 2}
+grid: {model: [models/llama.json, models/qwen/config.json, other/llama.json]}
+repeats: 2
+"""
+NAME = "zs0_fp32_gpus1_bs1_sl16"
+NAMES = [f"models-llama_{NAME}", f"qwen_{NAME}", f"other-llama_{NAME}"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Give a folder with three configurations, and be in it."""
+    files = {"models/llama.json": LLAMA, "models/qwen/config.json": QWEN, "other/llama.json": NEOX}
+    for name, config in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(config))
+    (tmp_path / "files.yaml").write_text(PARAMS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def made(home):
+    """Give a sweep whose first repeats are made, by hand."""
+    sweep = with_inputs(load_sweep("files.yaml", output=home / "out"))
+    for run in sweep.runs[:3]:
+        job.initialize(run)
+        make(run)
+    return sweep
+
+
+def test_models_of_one_file_name_stay_apart(made):
+    assert [run.name for run in made.runs] == NAMES * 2
+    recorded = [records.read_json(run.paths.experiment)["model_name"] for run in made.runs[:3]]
+    assert recorded == ["models-llama", "qwen", "other-llama"]
+
+
+def test_a_folder_of_runs_has_the_same_names_wherever_it_is_read(made, home, tmp_path_factory, monkeypatch, recwarn):
+    away = tmp_path_factory.mktemp("away")
+    shutil.move(home / "out", away / "out")
+    monkeypatch.chdir(away)
+    assert sorted(dsnb.load_runs("out")["experiment"]) == sorted(NAMES)
+    assert set(dsnb.summarize(dsnb.load_runs("out")).index) == set(NAMES)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", ["models/llama.json", "models/llama/config.json", "models/llama", "hub/llama"])
+def test_runs_that_recorded_no_name_of_their_model_keep_that_of_their_folder(made, name, recwarn):
+    run = made.runs[0].paths
+    record = {key: value for key, value in records.read_json(run.experiment).items() if key != "model_name"}
+    records.write_json(run.experiment, {**record, "model": name})
+    run.dir.parent.rename(run.dir.parent.with_name(f"llama_{NAME}"))
+    assert set(dsnb.load_runs(made.paths.dir)["experiment"]) == {f"llama_{NAME}", *NAMES[1:]}
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", ["models/llama.json", "models/qwen/config.json"])
+def test_a_sweep_does_not_go_on_with_an_edited_file(made, home, name):
+    (home / name).write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    with pytest.raises(SettingsError, match=f"^{name} has changed since .*: restore it, or choose another --output"):
+        [is_finished(run) for run in with_inputs(load_sweep("files.yaml", output=home / "out")).runs]
+    before = sorted(home.glob("out/*/run*"))
+    with pytest.raises(SettingsError, match=f"^{name} has changed since the sweep began"):
+        [job.initialize(run) for run in made.runs[3:]]
+    assert len(sorted(home.glob("out/*/run*"))) <= len(before) + 1  # nothing was begun with the edited file
+
+
+def test_a_failed_run_may_be_repeated_with_a_corrected_file(made, home):
+    first = made.runs[0]
+    records.write_json(first.paths.result, {"status": "failed", "cause": "bad configuration"})
+    (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    now = with_inputs(load_sweep("files.yaml", output=home / "out")).runs[0]
+    assert not is_finished(now, retry=True)
+    with pytest.raises(SettingsError, match="has changed"):
+        is_finished(now)
+
+
+def test_runs_recorded_without_digests_go_on(made, home):
+    for run in made.runs[:3]:
+        record = records.read_json(run.paths.experiment)
+        records.write_json(run.paths.experiment, {key: record[key] for key in record if key != "inputs"})
+    (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    assert all(is_finished(run) for run in with_inputs(load_sweep("files.yaml", output=home / "out")).runs[:3])
+
+
+@pytest.mark.process
+def test_three_architectures_are_trained_and_read_from_elsewhere(home, tmp_path_factory, monkeypatch, recwarn):
+    """Parameters are counted by hand; without an index, from another folder, everything is the same."""
+    results = run_sweep("files.yaml", output=home / "out", progress=False)
+    assert [result.status for result in results] == ["ok"] * 6
+    away = tmp_path_factory.mktemp("away")
+    here = dsnb.load_runs("out")
+    shutil.copytree(home / "out", away / "out")
+    monkeypatch.chdir(away)
+    there = dsnb.load_runs("out")
+    steps = dsnb.load_steps("out")
+    assert list(there["experiment"]) == list(here["experiment"])
+    assert set(steps["experiment"]) == set(NAMES)
+    assert dsnb.summarize(there)["n"].to_dict() == dict.fromkeys(sorted(NAMES), 2)
+    embeddings, block = 2 * 256 * 32, 3 * 32 * 64 + 2 * 32 + 2 * 32 * 32  # untied; MLP, norms, query and output
+    llama = embeddings + block + 2 * 32 * 32 + 32
+    qwen = embeddings + block + 2 * 32 * 16 + (32 + 2 * 16) + 32  # one key and value head, with biases
+    neox = embeddings + (4 * 32 * 32 + 4 * 32) + (2 * 32 * 128 + 128 + 32) + 2 * 2 * 32 + 2 * 32
+    counts = there.groupby("experiment")["parameters"].unique()
+    assert {name: list(counts[name]) for name in NAMES} == dict(zip(NAMES, [[llama], [qwen], [neox]], strict=True))
+    assert not recwarn.list
