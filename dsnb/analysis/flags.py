@@ -14,9 +14,11 @@ import pandas as pd
 
 from dsnb.analysis import steps_within
 from dsnb.analysis.comparison_table import signed
+from dsnb.analysis.conditions import unlike_repeats
 from dsnb.analysis.loss_gaps import loss_gaps_pct, repeat_gaps_pct
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.formulas import metrics
+from dsnb.run_folder.record_schema import LARGEST
 from dsnb.run_folder.table_columns import KEYS
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
@@ -50,6 +52,7 @@ class Flag(StrEnum):
     THROTTLED = "throttled"
     OUTLIER = "outlier"
     LOSS = "loss"
+    CONDITIONS = "conditions"
 
 
 COLUMNS = {
@@ -65,6 +68,7 @@ COLUMNS = {
     "first_loss_gap_pct": "Deviation of the first loss from that of other settings with equal weights and batches.",
     "last_loss_gap_pct": "Deviation of the last loss from that of other settings that were trained alike.",
     "repeat_loss_gap_pct": "How far the losses of the setting's runs are apart in the first 20 steps; missing for one.",
+    "conditions": "Environment variables and input files in which the run differs from others of its setting.",
     "flags": "Those of `Flag` that apply; an empty tuple if none does.",
     "words": "The same in words with the numbers; empty if none applies.",
 }
@@ -121,6 +125,7 @@ def flags(
     ]
     table["clock_off_pct"], table["off_pct"] = _clock_off_pct(runs), _off_pct(runs, figure)
     table = table.join(loss_gaps_pct(runs)).assign(repeat_loss_gap_pct=repeat_gaps_pct(runs, steps))
+    table["conditions"] = unlike_repeats(runs)
     limit_pct = _outlier_limit_pct(table["off_pct"])
     rows = table.to_dict("records")
     table["flags"] = [tuple(_reasons(row, limit_pct)) for row in rows]
@@ -139,7 +144,7 @@ def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]
     """Return the timed steps of each run that have a time."""
     if steps is None:
         return {}
-    own = steps[(steps["phase"] == "timed") & (steps["step_time_s"] > 0)]
+    own = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, LARGEST, inclusive="neither")]
     return dict(iter(own.groupby(KEYS, sort=False)))
 
 
@@ -231,6 +236,8 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
         found[Flag.LOSS] = f"losses of the setting's runs differ by up to {gap} in the first steps, with the same seed"
     elif abs(row["last_loss_gap_pct"]) > LAST_LOSS_PCT:
         found[Flag.LOSS] = f"last loss {signed(row['last_loss_gap_pct'])} from that of settings that train alike"
+    if row["conditions"]:
+        found[Flag.CONDITIONS] = row["conditions"]
     return found
 
 

@@ -1,11 +1,13 @@
 """Describes the machine and the software for every result, and sets the environment variables of the ranks."""
 
+import fnmatch
 import os
 import platform
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -17,10 +19,23 @@ from dsnb.version import __version__
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
+RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL_*", "ATEN_*", "DS_*")
+"""Environment variables that may change what a run computes or how fast: recorded by name and value, and forwarded to
+other hosts."""
+_SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|AUTH", re.IGNORECASE)
+MAX_VALUE = 500
+"""Characters of a recorded value."""
 
 
-def describe() -> dict[str, Any]:
-    """Return a description of this machine, without values of environment variables and without user names."""
+def describe(ranks: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a description of this machine, without its user's name.
+
+    Parameters
+    ----------
+    ranks
+        Environment of the ranks, as `for_ranks` returns it, for the values of `RECORDED` variables; by default that of
+        this process.
+    """
     return {
         "host": socket.gethostname(),
         "os": platform.platform(terse=True),
@@ -36,7 +51,21 @@ def describe() -> dict[str, Any]:
         "nccl_package": next(filter(None, map(_version, NCCL_PACKAGES)), None),
         "git_commit": _git_commit(),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "variables": recorded_variables(os.environ if ranks is None else ranks),
     }
+
+
+def is_recorded(name: str) -> bool:
+    """Return whether an environment variable is recorded; one whose name suggests a secret never is."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED) and not _SECRET.search(name)
+
+
+def recorded_variables(ranks: Mapping[str, str]) -> dict[str, str]:
+    """Return the `RECORDED` variables that are set in this process, with the values that the ranks have.
+
+    Those that dsnb sets by itself depend on its version and the settings only, and are left out.
+    """
+    return {name: ranks[name][:MAX_VALUE] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
 
 
 def _cpu_name() -> str:
@@ -81,7 +110,8 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     env = {**os.environ, **interpreter.SAFE_PATH}  # also for processes that the ranks start
     env["DS_ACCELERATOR"] = device
     env[launch_clock.LAUNCHED_AT] = repr(launched_at)
-    env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))
+    if not env.get("OMP_NUM_THREADS", "").isdecimal() or int(env["OMP_NUM_THREADS"]) < 1:
+        env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))
     env["TOKENIZERS_PARALLELISM"] = "false"
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML orders GPUs, by which they are chosen and sampled
     # Always the same ninja: another version on PATH makes torch compile each op again.

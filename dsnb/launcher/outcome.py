@@ -1,7 +1,7 @@
 """How a run ended, read from what its ranks left in the run folder; a status other than ok needs a cause."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dsnb.errors import DsnbError
@@ -25,8 +25,29 @@ PHASES = {
 }
 """Phase of a failed rank -> its name in a sentence."""
 
+MACHINE_FAULTS = {
+    "Too many open files": "raise the limit of open files (`ulimit -n`)",
+    "can't start new thread": "raise the limit of processes (`ulimit -u`)",
+    "Resource temporarily unavailable": "raise the limit of processes (`ulimit -u`)",
+    "No space left on device": "make room on the disk",
+    "Disk quota exceeded": "make room on the disk",
+    "Stale file handle": "check the file system",
+    "devices are busy or unavailable": "end the program that holds the GPU (`nvidia-smi` shows it)",
+    "uncorrectable ECC error": "check the GPU (`nvidia-smi -q -d ECC`)",
+    "CUDA driver initialization failed": "check the driver (`nvidia-smi`)",
+}
+"""Words of errors that come from the machine, not from the settings, and what to do."""
+
 HostSuffix = Callable[[int], str]
 """Returns the text behind a rank's number that names its host; empty where there is only one host."""
+
+
+def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
+    """Return status and cause; a failure by the machine's fault is an interruption, which the next call repeats."""
+    if status not in {"failed", "interrupted"}:
+        return status, cause
+    advice = next((advice for words, advice in MACHINE_FAULTS.items() if words in str(cause)), None)
+    return ("interrupted", f"{cause}; {advice} and start the sweep again") if advice else (status, cause)
 
 
 def exception_status(error: BaseException) -> tuple[str, str]:
@@ -101,9 +122,15 @@ def _exit_status(
         return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
     if any("out of memory" in line.lower() for line in last_lines(paths.console, SEARCHED_LINES)):
         return "oom", f"{name} ended with exit code {code} after an out-of-memory error"
+    if fault := _machine_fault(last_lines(paths.console, SEARCHED_LINES)):
+        return "failed", f"{name} ended with exit code {code} after '{fault}'"
     if code < 0:
         return "failed", f"{name} was {signals.killed_by(-code)}"
     return "failed", f"{name} ended with exit code {code}"
+
+
+def _machine_fault(lines: Iterable[str]) -> str | None:
+    return next((words for line in lines for words in MACHINE_FAULTS if words in line), None)
 
 
 def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, Any] | None) -> tuple[str, str | None]:
@@ -115,6 +142,8 @@ def _training_status(experiment: Experiment, paths: RunPaths, worker: dict[str, 
         return "failed", f"the ranks ended after {timed} of {expected} timed steps without an error message"
     if worker.get("first_bad_step") is not None:
         return "nan", f"the loss was not a finite number at step {worker['first_bad_step']}"
+    if worker.get("compiled_graphs") == 0:
+        return "failed", f"compile is {experiment.compile!r}: torch.compile captured no graph, so nothing was compiled"
     if worker.get("weights_moved") is False:
         return "untrained", _unchanged_weights(steps)
     return "ok", None

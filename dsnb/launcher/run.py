@@ -16,7 +16,7 @@ from dsnb.launcher.figures import summarize_run
 from dsnb.launcher.folder import FolderGuard, create_single_run_dir, prepare, write_description
 from dsnb.launcher.hosts.remote import RemoteRanks
 from dsnb.launcher.local import LocalRanks
-from dsnb.launcher.outcome import exception_status, run_status
+from dsnb.launcher.outcome import exception_status, run_status, without_machine_faults
 from dsnb.launcher.progress import REFRESH_S, PhaseTimer, phase, progress_bar, start_phase, ticking
 from dsnb.launcher.rank_group import WORKER, RankGroup
 from dsnb.run_folder import record_schema
@@ -215,7 +215,7 @@ def finish(
         machine = records.read_json(run.environment) or {}
         records.write_json(run.environment, {**machine, **versions, "power_source": worker.get("power_source")})
     summary = summarize_run(experiment, run)
-    result = Result(*outcome, exit_codes, _phases_s(run, worker, wall_s), summary, run.dir)
+    result = Result(*without_machine_faults(*outcome), exit_codes, _phases_s(run, worker, wall_s), summary, run.dir)
     result.write()
     return result
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis import conditions
 from dsnb.analysis.compare import compare
 from dsnb.analysis.differences import page_note
 from dsnb.analysis.intervals import CONFIDENCE, Verdict
@@ -73,19 +74,20 @@ def _figures(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
 def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
     """Return in what hardware and software the two sets differ; a sentence if in nothing that is recorded."""
     rows = {}
-    for name in ENVIRONMENT:
+    for name in (*ENVIRONMENT, "inputs"):
         values = [_values(runs, name) for runs in (before, after)]
         if name != "date_utc" and values[0] != values[1]:
             rows[name] = [", ".join(one) or "unknown" for one in values]
     if not rows:
         return Html("<p>Both ran in the same recorded environment: hosts, GPUs, drivers and versions.</p>")
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after"]).rename_axis("environment")
-    return to_html(table, text_columns=("before", "after"))
+    sentences = conditions.between(before, after)
+    return Html(f"{to_html(table, text_columns=('before', 'after'))}{bullet_list(sentences) if sentences else ''}")
 
 
 def _values(runs: pd.DataFrame, name: str) -> list[str]:
     known = runs[name].dropna().unique() if name in runs else []
-    return sorted(f"{value:g}" if isinstance(value, float) else str(value) for value in known if value != "")
+    return sorted(f"{value:g}" if isinstance(value, float) else str(value) or "none" for value in known)
 
 
 def _only_in_one(table: pd.DataFrame) -> list[Html]:

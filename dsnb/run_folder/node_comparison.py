@@ -8,7 +8,7 @@ from typing import Any
 
 COMPARED = (
     "os", "cpu", "cores", "memory_gib", "gpus", "clocks", "driver", "cuda", "nccl", "nccl_package",
-    "python", "torch", "deepspeed", "transformers", "dsnb", "git_commit",
+    "python", "torch", "deepspeed", "transformers", "dsnb", "git_commit", "variables",
 )  # fmt: skip
 """The fields of a host's `environment` that should be the same everywhere."""
 UNITS = {"memory_gib": "GiB", "sm_clock_max_mhz": "MHz", "power_limit_w": "W"}
@@ -43,6 +43,8 @@ def _text(name: str, value: Any) -> str:
     """Return a value as a text that is the same for hosts of one kind."""
     if value is None or value == []:
         return "none"
+    if isinstance(value, dict):
+        return " ".join(f"{key}={item}" for key, item in sorted(value.items()))[:MAX_CHARACTERS] or "none"
     if name == "memory_gib" and isinstance(value, int | float):
         return f"{value:.0f} GiB"  # hosts of one kind differ by some MiB
     if isinstance(value, list):

@@ -6,6 +6,7 @@ A sentence names the setting and its value, and says what is allowed and what to
 import ctypes.util
 import difflib
 import functools
+import importlib.util
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -52,7 +53,7 @@ def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
         "int_parsing": whole_number,
         "int_from_float": whole_number,
         "bool_type": "give true or false",
-        "dict_type": "give sections and keys of DeepSpeed's configuration"
+        "dict_type": "give sections and keys of DeepSpeed's configuration, or leave it out"
         if name == "deepspeed"
         else "give settings as 'name: value'",
         "list_type": "give a list",
@@ -194,6 +195,8 @@ def _rules_about(given: frozenset[str]) -> list[tuple[set[str], Rule]]:
 def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
     problems = lookup.problems(settings, originals=launching)
+    if settings["compile"] != "off":
+        problems += compile_rules.disabled(os.environ)
     if settings["deepspeed"]:
         problems += deepspeed_models.problems(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
@@ -202,6 +205,7 @@ def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str
                 "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
             )
         return problems
+    problems += _lacking()
     device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
     found = hardware.gpus()
     if device == "cuda":
@@ -222,6 +226,15 @@ def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str
         if precision == "fp16" and not hardware.cpu_supports_fp16():
             problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
     return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+
+
+def _lacking() -> list[str]:
+    """Return what any training on this machine would lack; without loopback, a rank would retry until its timeout."""
+    missing = [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]
+    problems = [f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"] if missing else []
+    if not hardware.loopback_works():
+        problems.append("127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`")
+    return problems
 
 
 def _nvme_problems(folder: str) -> list[str]:

@@ -1,5 +1,7 @@
 """Rules for the modes of torch.compile and for the loss, each with the reason why a combination cannot be right."""
 
+from collections.abc import Mapping
+
 from dsnb.formulas.model_shapes import facts
 from dsnb.settings.rules import Rule, Settings
 
@@ -30,6 +32,15 @@ def _cuda_graphs(s: Settings) -> str | None:
     if s["checkpoint_offload"]:
         return f"{mode}, but checkpoint_offload is on: copies to host memory cannot be in a graph; use 'default'"
     return None
+
+
+def disabled(environment: Mapping[str, str]) -> list[str]:
+    """Return why nothing would be compiled in an environment: torch then runs eagerly without a word."""
+    return [
+        f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
+        for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+        if environment.get(name) == "1"
+    ]
 
 
 def _deepcompile(s: Settings) -> str | None:

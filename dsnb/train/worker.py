@@ -119,6 +119,7 @@ def train_steps(
         "energy_j": sum_over_ranks(meter.energy_j, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
+        "compiled_graphs": compiling.compiled_graphs() if experiment.compile != "off" else None,
         "graph_breaks": compiling.graph_breaks() if experiment.compile != "off" else None,
         "update_rms": update_rms,
         "weights_moved": None if update_rms is None else not is_unmoved(update_rms, weights_rms, updates),

@@ -1,11 +1,13 @@
 """The environment of ranks."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from dsnb.launcher import environment
+from dsnb.system import hardware
 
 LOOPS = "TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION"
 
@@ -25,3 +27,31 @@ def test_inductor_does_not_reorder_loops(monkeypatch):
     assert subprocess.run(asked, env=env, capture_output=True, text=True, check=True).stdout == "False\n"
     monkeypatch.setenv(LOOPS, "1")
     assert environment.for_ranks("cpu", 1, 0.0)[LOOPS] == "1"
+
+
+@pytest.mark.process
+def test_variables_that_change_results_are_recorded_and_no_others(monkeypatch):
+    for name in list(os.environ):
+        if environment.is_recorded(name):
+            monkeypatch.delenv(name)
+    values = {
+        "TORCHDYNAMO_DISABLE": "1", "TORCH_LOGS": "x", "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0", "NCCL_ALGO": "Ring", "OMP_PROC_BIND": "true",
+        "MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "default", "DS_SKIP": "1",
+    }  # fmt: skip
+    others = {"HF_TOKEN": "s", "WANDB_API_KEY": "s", "DS_AUTH_TOKEN": "s", "NCCL_SECRET": "s", "MY_PYTORCH_X": "1"}
+    for name, value in (values | others).items():
+        monkeypatch.setenv(name, value)
+    ranks = environment.for_ranks("cpu", 1, 0.0)
+    assert environment.describe(ranks)["variables"] == values
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")  # dsnb sets another: what the ranks have is recorded
+    assert environment.describe(environment.for_ranks("cpu", 1, 0.0))["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize(("given", "expected"), [("3", "3"), ("0", None), ("4,2", None), ("-1", None), ("", None)])
+def test_threads_that_the_user_has_set_stay(monkeypatch, given, expected):
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert environment.for_ranks("cpu", 2, 0.0)["OMP_NUM_THREADS"] == (expected or "4")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert environment.for_ranks("cpu", 2, 0.0)["OMP_NUM_THREADS"] == "4"

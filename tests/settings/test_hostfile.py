@@ -262,6 +262,11 @@ def test_only_what_is_named_is_forwarded_and_no_command_shows_it(write, monkeypa
     found = transport.forwarded(asked)
     assert {"NCCL_DEBUG", "HF_TOKEN", "MY_KEY", "MY_OTHER"} <= set(found)
     assert not {"AWS_SECRET", "NOT_MY_KEY", "my_key", "PATH", "HOME"} & set(found)
+    for name in ("PYTORCH_ALLOC_CONF", "ATEN_CPU_CAPABILITY", "TORCHDYNAMO_DISABLE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "value")
+    sent = transport.forwarded(asked)
+    assert {"PYTORCH_ALLOC_CONF", "ATEN_CPU_CAPABILITY", "TORCHDYNAMO_DISABLE"} <= set(sent)
+    assert "CUDA_VISIBLE_DEVICES" not in sent  # it numbers the GPUs of this host
     assert "value-of" not in " ".join(transport.command(asked, Host("worker-1", (0,))))
 
 

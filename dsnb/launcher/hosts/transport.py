@@ -4,6 +4,7 @@ import fnmatch
 import os
 import shlex
 
+from dsnb.launcher import environment
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
@@ -13,8 +14,10 @@ AGENT = interpreter.command("-u", "-m", "dsnb.launcher.hosts.agent")
 SSH = ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 # Detects a cut link within 15 s; TCP alone would take hours.
 SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
-FORWARDED = ("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "OMP_*", "HF_*", "TORCH_*", "TRITON_*", "CUDA_HOME", "DSNB_SHARED")
+FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*", "DSNB_SHARED")
 """Environment variables that are sent to every host, through the pipe: no command line shows their values."""
+KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""Not sent: they number the GPUs of this host."""
 
 
 def command(experiment: Experiment, host: Host) -> list[str]:
@@ -42,5 +45,5 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        if name not in KEPT and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }

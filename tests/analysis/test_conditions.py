@@ -1,0 +1,64 @@
+"""Environment variables and files in which runs differ."""
+
+import pandas as pd
+
+from dsnb.analysis import conditions
+from dsnb.analysis.flags import Flag, flags
+
+
+def runs(*variables, experiment="a", inputs=None):
+    table = pd.DataFrame({"variables": variables, "sweep": "s", "experiment": experiment, "status": "ok"})
+    return table.assign(repeat=range(1, len(table) + 1), tokens_per_s=100.0, inputs=inputs)
+
+
+def words(table):
+    return list(conditions.unlike_repeats(table))
+
+
+def test_the_odd_repeat_is_named_with_what_is_usual():
+    found = words(runs("", "NCCL_DEBUG=INFO", ""))
+    assert found == ["", "NCCL_DEBUG is INFO, in other runs of the setting unset", ""]
+    found = words(runs("NCCL_DEBUG=INFO", "NCCL_DEBUG=INFO", ""))
+    assert found[2] == "NCCL_DEBUG is unset, in other runs of the setting INFO"
+
+
+def test_runs_of_other_settings_and_of_unknown_variables_are_not_compared():
+    assert words(runs("", "NCCL_DEBUG=INFO", experiment=["a", "b"])) == ["", ""]
+    assert words(runs(None, "NCCL_DEBUG=INFO", float("nan"))) == ["", "", ""]
+
+
+def test_which_gpu_a_job_was_given_is_no_difference():
+    assert words(runs("CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1")) == ["", ""]
+
+
+def test_values_with_spaces_quotes_and_nonsense():
+    odd = "TORCH_LOGS='a b=c' DS_X=1"
+    assert conditions.parsed(odd) == {"TORCH_LOGS": "a b=c", "DS_X": "1"}
+    assert conditions.parsed("'unbalanced") is None
+    assert words(runs(odd, odd, "DS_X=1"))[2] == "TORCH_LOGS is unset, in other runs of the setting a b=c"
+
+
+def test_a_run_of_another_file():
+    found = words(runs("", "", "", inputs=["m.json=1a", "m.json=1a", "m.json=2b"]))
+    assert found == ["", "", "read another m.json than other runs of the setting"]
+
+
+def test_more_than_three_are_counted():
+    many = " ".join(f"NCCL_{letter}=1" for letter in "ABCDE")
+    assert words(runs("", "", many))[2].endswith("NCCL_C is 1, in other runs of the setting unset and 2 more")
+
+
+def test_it_is_a_flag():
+    found = flags(runs("", "TORCHDYNAMO_DISABLE=1", ""))
+    assert list(found["flags"]) == [(), (Flag.CONDITIONS,), ()]
+    assert found["words"][1] == "TORCHDYNAMO_DISABLE is 1, in other runs of the setting unset"
+
+
+def test_two_sets_of_runs():
+    before, after = runs("", "", inputs="m.json=1a"), runs("OMP_PROC_BIND=true", "", inputs="m.json=2b")
+    assert conditions.between(before, after) == [
+        "OMP_PROC_BIND is unset before and true or unset after: a difference may come from it.",
+        "m.json is not the same file before (1a) and after (2b).",
+    ]
+    assert conditions.between(before, before) == []
+    assert conditions.between(before.drop(columns=["variables", "inputs"]), after) == []
