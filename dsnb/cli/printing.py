@@ -44,10 +44,10 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     for place, (title, table) in enumerate(summary_table.blocks(runs)):
         if place:
             say("")
-        say(title)
+        say_line(title)
         _print_table(summary_table.fitted(table, table_width()))
     for line in (*summary_table.footnotes(runs), *summary_table.causes(runs)):
-        say(line)
+        say_line(line)
 
 
 def print_groups(runs: Any, format_: Format) -> None:
@@ -57,7 +57,7 @@ def print_groups(runs: Any, format_: Format) -> None:
     numbers, texts, sentences = compare_groups(runs)
     show(numbers, texts, format_, fit=True)
     for sentence in sentences:
-        say(sentence, err=format_ in {Format.csv, Format.json})
+        say_line(sentence, err=format_ in {Format.csv, Format.json})
 
 
 def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
@@ -105,6 +105,11 @@ def say(text: object, err: bool = False) -> None:
     """Print lines without control characters."""
     for one in str(text).split("\n"):
         typer.echo(plain_text.line(one), err=err)
+
+
+def say_line(text: object, err: bool = False) -> None:
+    """Print a text that may come from records of others as one line: a line break in it could forge another."""
+    typer.echo(plain_text.line(text), err=err)
 
 
 def _each_text(table: Any, change: Callable[[str], str]) -> Any:

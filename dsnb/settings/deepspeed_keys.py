@@ -65,11 +65,35 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = settings.get(NAME, {})
     rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
-    dotted = {str(key).removeprefix(PREFIX): value for key, value in settings.items() if str(key).startswith(PREFIX)}
     if not isinstance(given, Mapping):
         return {**rest, NAME: given}
-    keys = dict(_leaves(given)) | {path: leaf for key, value in dotted.items() for path, leaf in _leaf(key, value)}
+    keys = dict(_given(settings))
     return {**rest, NAME: keys} if keys or NAME in settings else rest
+
+
+def conflicts(settings: Mapping[str, Any]) -> list[str]:
+    """List the keys of DeepSpeed that one mapping of settings gives twice, or as a value and a section at once."""
+    given: dict[str, list[Any]] = {}
+    for path, value in _given(settings):
+        given.setdefault(path, []).append(value)
+    found = [
+        f"{PREFIX}{path} is given {len(values)} times, as {' and '.join(map(short_repr, values))}: give it once"
+        for path, values in given.items()
+        if len(values) > 1
+    ]
+    sections = {path[:place] for path in given for place, one in enumerate(path) if one == "."}
+    both = sorted(sections & given.keys())
+    return found + [f"{PREFIX}{path} is given as a value and as a section: give one of them" for path in both]
+
+
+def _given(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each key of DeepSpeed with its value, first those in the nested notation."""
+    nested = settings.get(NAME)
+    if isinstance(nested, Mapping):
+        yield from _leaves(nested)
+    for key, value in settings.items():
+        if str(key).startswith(PREFIX):
+            yield from _leaf(str(key).removeprefix(PREFIX), value)
 
 
 def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -126,6 +150,8 @@ def problems(keys: Mapping[str, Any]) -> list[str]:
             found.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {own} itself; {OWN[own]}")
         elif not all(path.split(".")) or len(path) > 200:
             found.append(f"{PREFIX}{short_repr(path)} is no key: write sections and key with one dot between them")
+        elif isinstance(value, Mapping) and not value:
+            found.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
         elif isinstance(value, float) and math.isnan(value):
             found.append(f"{PREFIX}{path} is nan: give a finite number")
     return found

@@ -77,7 +77,8 @@ class Experiment(Training):
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for no cost."""
 
     def __init__(self, /, **settings: Any) -> None:
-        problems, fields = aliases.conflicts(settings), type(self).model_fields
+        problems = aliases.conflicts(settings) + deepspeed_keys.conflicts(settings)
+        fields = type(self).model_fields
         settings = deepspeed_keys.flattened(aliases.with_current_names(settings))
         unknown = [key for key in settings if key not in fields]
         known = {key: value for key, value in settings.items() if key not in unknown}

@@ -52,6 +52,16 @@ def _dotted(value: Any) -> Any:
     return [_dotted(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
 
 
+def _conflicts(content: dict[str, Any]) -> list[str]:
+    """List the keys of DeepSpeed that one entry of the file gives twice."""
+    entries = [(key, entry) for key in SETTINGS_OF_RUNS for entry in _entries(content.get(key))]
+    return [f"{key}: {problem}" for key, entry in entries for problem in deepspeed_keys.conflicts(entry)]
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+
+
 def read_params(path: str | Path) -> ParamsFile:
     """Read a params file.
 
@@ -72,9 +82,13 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
 
     Every key of DeepSpeed becomes a setting of its own, `deepspeed.SECTION.KEY`.
     """
-    content = {key: _dotted(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()}
+    given, content = (
+        content,
+        {key: _dotted(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()},
+    )
     fields = ParamsFile.model_fields
-    problems = [checks.unknown_setting(key, fields) for key in content if key not in fields]
+    problems = _conflicts(given)
+    problems += [checks.unknown_setting(key, fields) for key in content if key not in fields]
     try:
         file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
     except ValidationError as error:

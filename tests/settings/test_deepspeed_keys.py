@@ -1,5 +1,6 @@
 """Keys of DeepSpeed's configuration: both notations, as axes, what dsnb decides itself, misspellings."""
 
+import json
 from typing import Annotated
 
 import pytest
@@ -73,7 +74,7 @@ def test_what_dsnb_decides_is_refused(key, value, hint):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"deepspeed": 5}, "deepspeed is 5: give sections and keys of DeepSpeed's configuration"),
+        ({"deepspeed": 5}, "deepspeed is 5: give sections and keys of DeepSpeed's configuration, or leave it out"),
         ({"deepspeed": {"a..b": 1}}, "deepspeed.'a..b' is no key: write sections and key with one dot between them"),
         ({"deepspeed": {"a": float("nan")}}, "deepspeed.a is nan: give a finite number"),
         (
@@ -139,3 +140,40 @@ def test_a_key_is_an_axis_of_a_sweep(tmp_path):
     assert keys == [(1, {**fp32, OVERLAP: False}), (1, {**fp32, OVERLAP: True}), (2, {**fp32, OVERLAP: False})]
     changed = load_sweep(path, {f"deepspeed.{OVERLAP}": True, "deepspeed.communication_data_type": ["fp16", "bf16"]})
     assert [run.experiment.deepspeed["communication_data_type"] for run in changed.runs] == ["fp16", "bf16"]
+
+
+@pytest.mark.parametrize("value", [None, 3, "on", [1]])
+def test_a_section_that_is_no_mapping_is_refused_in_a_sentence(tmp_path, value):
+    path = tmp_path / "keys.yaml"
+    for text in (f"defaults: {{deepspeed: {json.dumps(value)}}}", f"include: [{{deepspeed: [{json.dumps(value)}]}}]"):
+        path.write_text(f"name: keys\n{text}\n")
+        with pytest.raises(SettingsError) as caught:
+            load_sweep(path)
+        shown = value[0] if isinstance(value, list) and "include" in text else value
+        wanted = "give sections and keys of DeepSpeed's configuration, or leave it out"
+        assert caught.value.problems[0].startswith(f"deepspeed is {shown!r}: {wanted}") or "[[" in text
+
+
+def test_an_empty_section_is_refused():
+    with pytest.raises(SettingsError) as caught:
+        Experiment(device="cpu", deepspeed={"zero_optimization": {}})
+    said = "deepspeed.zero_optimization is an empty section: give it a key, or leave it out"
+    assert caught.value.problems == [said]
+
+
+def test_a_key_that_is_given_in_both_notations_is_refused(tmp_path):
+    twice = f"deepspeed.{OVERLAP} is given 2 times, as True and False: give it once"
+    with pytest.raises(SettingsError) as caught:
+        Experiment(device="cpu", zero_stage=1, **{"deepspeed": {"zero_optimization": {"overlap_comm": True}},
+                                                  f"deepspeed.{OVERLAP}": False})  # fmt: skip
+    assert caught.value.problems == [twice]
+    path = tmp_path / "keys.yaml"
+    entry = f"{{deepspeed: {{zero_optimization: {{overlap_comm: true}}}}, deepspeed.{OVERLAP}: false}}"
+    for place, text in (("defaults", entry), ("include", f"[{entry}]"), ("exclude", f"[{entry}]")):
+        path.write_text(f"name: keys\n{place}: {text}\n")
+        with pytest.raises(SettingsError) as caught:
+            load_sweep(path)
+        assert caught.value.problems == [f"params file {str(path)!r}: {place}: {twice}"]
+    path.write_text("name: keys\ndefaults: {model: gpt2-tiny, device: cpu, deepspeed: {a: 1, a.b: 2}}\n")
+    with pytest.raises(SettingsError, match=r"defaults: deepspeed.a is given as a value and as a section: give one"):
+        load_sweep(path)
