@@ -21,6 +21,7 @@ FSDP_GATHER = 8.0
 BLOCK_GATHER = 2.0
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next one
 ZERO3_PARAMETER = 1.5
+ADAFACTOR_TENSOR = 1.2  # torch 2.11 waits for two norms of each tensor: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
@@ -79,12 +80,16 @@ def parameters(experiment: Experiment, mode: Mode) -> float:
 
     ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
     take norms of each tensor unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
+    Adafactor waits for the norms of each tensor, unless ZeRO has made them flat.
     """
-    if experiment.strategy != "deepspeed":
-        return 0.0
     native = mode.width == 2 and not mode.autocast
-    flat = FLAT_WITH_NORMS if experiment.gradient_checks == "on" else FLAT
-    weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[experiment.zero_stage]
+    weight = 0.0
+    if experiment.strategy == "deepspeed":
+        flat = FLAT_WITH_NORMS if experiment.gradient_checks == "on" else FLAT
+        weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[experiment.zero_stage]
+    is_flat = experiment.strategy == "deepspeed" and (experiment.zero_stage > 0 or native)
+    if experiment.optimizer == "adafactor" and not is_flat:
+        weight += ADAFACTOR_TENSOR
     return weight * _own_tensors(experiment)
 
 

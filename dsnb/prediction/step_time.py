@@ -23,6 +23,9 @@ from dsnb.settings.experiment import Experiment
 LATENCY_S = 20e-6
 """Of one collective: an all-reduce of 8 B on two H200 takes 23 to 44 us, of 1 MiB 22 us (docs/LOG.md)."""
 
+TF32_ATTENTION = 2.0
+"""Nominal rate of fused attention in tf32 over that of fp32 (BLOOM-560M, 2 x 1024 and 16 x 1024; docs/LOG.md)."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -67,6 +70,7 @@ class Rates:
     """The nominal rates of a GPU for an experiment, per second."""
 
     flops: float
+    attention: float
     memory: float
 
 
@@ -93,9 +97,15 @@ def setting(experiment: Experiment, gpu: Gpu, link: Link) -> Setting:
     """
     if experiment.micro_batch_size == "auto":
         raise SettingsError("micro_batch_size is 'auto': a step time is predicted for a number")
-    rates = Rates(gpu.peak_flops(experiment.precision), gpu.memory_gb_per_s * 1e9)
+    rates = Rates(gpu.peak_flops(experiment.precision), _attention_flops(experiment, gpu), gpu.memory_gb_per_s * 1e9)
     routes = communication.routes(experiment, gpu, link)
     return Setting(work(experiment), communication.traffic(experiment), routes, rates)
+
+
+def _attention_flops(experiment: Experiment, gpu: Gpu) -> float:
+    """Return the nominal rate of fused attention; no flash kernel takes tf32, and the other one is slower."""
+    peak = gpu.peak_flops(experiment.precision)
+    return min(peak, TF32_ATTENTION * gpu.peak_flops("fp32")) if experiment.precision == "tf32" else peak
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:
@@ -158,7 +168,7 @@ def parts(one: Setting, constants: Constants) -> StepTime:
     w, c, memory = one.work, constants, one.rates.memory * constants.memory_efficiency
     matmul = w.matmul_flops / (one.rates.flops * c.matmul_efficiency) + w.matmul_bytes / memory
     matmul = matmul + w.unaligned_flops / (one.rates.flops * c.unaligned_efficiency)
-    attention = w.attention_flops / (one.rates.flops * c.attention_efficiency)
+    attention = w.attention_flops / (one.rates.attention * c.attention_efficiency)
     elementwise = w.elementwise_bytes / memory + w.kernels * c.kernel_us * 1e-6
     tensor, point = _between(one, c)
     passes = matmul + attention + elementwise + tensor + point
