@@ -10,6 +10,9 @@ from dsnb.formulas.memory import recomputed_blocks
 SECONDS_PER_DAY = 86_400
 SLOW_STEP = 2.0
 """A timed step that took more than this many times the median is reported."""
+UTILIZATION_S = 5.0
+"""Shortest time that a GPU's utilization is a figure of. NVML reports the share of its last sampling period, of 1/6 to
+1 s, in which a kernel ran (nvidia-smi's manual, "Utilization"): repeats of runs of 0.4 s read from 9 to 100 %."""
 
 
 def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float | None:
@@ -113,7 +116,7 @@ def scaling_efficiency(tokens_per_s: float, gpus: int, base_tokens_per_s: float,
 
 
 def model_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: int, trained: int | None = None) -> float:
-    """Return the FLOPs that the model itself needs per token, forward and backward.
+    """Return the FLOPs that a dense transformer itself needs per token, forward and backward.
 
     6 x parameters + 12 x layers x hidden x sequence: Narayanan et al. 2021 (arXiv:2104.04473), section 5.1, and
     Chowdhery et al. 2022 (arXiv:2204.02311), appendix B. Recomputation does not count: it is not the model's work.
@@ -122,24 +125,66 @@ def model_flops_per_token(parameters: int, layers: int, hidden: int, seq_len: in
     Parameters
     ----------
     trained
-        Parameters that are trained, by default all. A frozen weight takes part in the forward pass (2 FLOPs) and passes
-        the gradient on (2), but has no weight gradient (2): LoRA needs 4 x parameters + 2 x trained parameters.
+        Parameters that are trained, by default all; see `flops_per_token`.
     """
     trained = parameters if trained is None else trained
-    return 4.0 * parameters + 2.0 * trained + 12.0 * layers * hidden * seq_len
+    return flops_per_token(parameters, trained, attention_flops_per_token(layers, hidden, seq_len))
 
 
-def masked_flops_per_token(layers: int, hidden: int, seq_len: int) -> float:
-    """Return the FLOPs of `model_flops_per_token` that a causal mask makes unnecessary: half of attention's.
+def flops_per_token(active: float, trained: float, attention: float) -> float:
+    """Return the FLOPs that any model itself needs per token, forward and backward.
 
-    The convention counts the whole square of scores, 12 x layers x hidden x sequence; a fused causal kernel computes
-    half of it (Dao 2023, arXiv:2307.08691, section 4.1, counts that half).
+    Parameters
+    ----------
+    active
+        Parameters that work on a token: of a mixture of experts, those of the chosen experts only.
+    trained
+        Those of them that are trained. A frozen weight takes part in the forward pass (2 FLOPs) and passes the gradient
+        on (2), but has no weight gradient (2): LoRA needs 4 x parameters + 2 x trained parameters.
+    attention
+        FLOPs of attention, see `attention_flops_per_token`.
     """
-    return 6.0 * layers * hidden * seq_len
+    return 4.0 * active + 2.0 * trained + attention
+
+
+def attention_flops_per_token(layers: int, width: float, seq_len: int, window: int | None = None) -> float:
+    """Return the FLOPs of attention per token, forward and backward: 12 x layers x width x keys.
+
+    Parameters
+    ----------
+    layers
+        Layers with attention: those with a state of fixed size (Mamba, linear attention) have none.
+    width
+        Heads x head size, which is the hidden size in most models; where the head size of queries differs from that of
+        values (DeepSeek's latent attention), that of their mean.
+    window
+        The most keys that a query sees in a sliding window or chunk; None for all, so that keys are the sequence.
+    """
+    return 12.0 * layers * width * _keys(seq_len, window)
+
+
+def _keys(seq_len: int, window: int | None) -> int:
+    return min(window or seq_len, seq_len)
+
+
+def masked_flops_per_token(layers: int, width: float, seq_len: int, window: int | None = None) -> float:
+    """Return the FLOPs of `attention_flops_per_token` that a causal mask makes unnecessary: half, without a window.
+
+    The convention counts the whole square of scores, 12 x layers x width x sequence; a fused causal kernel computes
+    half of it (Dao 2023, arXiv:2307.08691, section 4.1, counts that half). Of w keys that are counted for each query,
+    the first w queries see half; the mask's share is w / (2 x sequence).
+    """
+    keys = _keys(seq_len, window)
+    return 6.0 * layers * width * keys * keys / seq_len
+
+
+def forward_flops_per_token(parameters: float, attention: float) -> float:
+    """Return the FLOPs of a forward pass: 2 x parameters and a third of those of attention, `attention`."""
+    return 2.0 * parameters + attention / 3
 
 
 def recomputed_flops_per_token(block_parameters: float, layers: int, hidden: int, seq_len: int, every: int) -> float:
-    """Return the FLOPs per token of a second forward pass through every k-th block.
+    """Return the FLOPs per token of a second forward pass through every k-th block of a dense transformer.
 
     A forward pass through all blocks is 2 x their parameters + 4 x layers x hidden x sequence. Embeddings and the
     output layer are in no block and are not recomputed, so hardware FLOPs stay below the 4/3 of model FLOPs that is
@@ -153,7 +198,7 @@ def recomputed_flops_per_token(block_parameters: float, layers: int, hidden: int
         The k of "recompute every k-th block"; 0 for none.
     """
     share = recomputed_blocks(layers, every) / layers if every else 0.0
-    return share * (2.0 * block_parameters + 4.0 * layers * hidden * seq_len)
+    return share * forward_flops_per_token(block_parameters, attention_flops_per_token(layers, hidden, seq_len))
 
 
 def flops_factor(activation_checkpointing: bool) -> int:

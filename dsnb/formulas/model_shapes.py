@@ -132,6 +132,16 @@ def local_config(model: str) -> Path | None:
         return None
 
 
+def local_fields(model: str) -> dict[str, Any] | None:
+    """Return the fields of the configuration file that `model` names; None if it names none that can be read."""
+    path = local_config(model)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
 def is_hub_id(model: str) -> bool:
     """Return whether `model` has the form `owner/name` of a hub id."""
     return HUB_ID.fullmatch(model) is not None and ".." not in model
@@ -142,14 +152,8 @@ def facts(model: str) -> dict[str, Any]:
     if model in PRESETS:
         shape = PRESETS[model]
         return {"family": shape.family, "positions": shape.positions, "layers": shape.layers, "heads": shape.heads}
-    path = local_config(model)
-    if path is None:
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(config, dict):
+    config = local_fields(model)
+    if config is None:
         return {}
     numbers = {
         "positions": config.get("n_positions") or config.get("max_position_embeddings"),

@@ -56,6 +56,7 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
         "timed_steps": len(timed),
         "parameters": worker.get("parameters"),
         "trainable_parameters": worker.get("trainable_parameters"),
+        "active_parameters": worker.get("active_parameters"),
         "attention_used": worker.get("attention"),
         "attention_kernel": worker.get("attention_kernel"),
         "note": "; ".join(_notes(experiment, timed, gpu, worker)) or None,
@@ -113,6 +114,8 @@ def _notes(
         yield f"torch.compile left its graph for {count} different reasons: TORCH_LOGS=graph_breaks prints them"
     if experiment.attention != "eager" and worker.get("attention_kernel") == "math":
         yield "attention was not fused: torch has no fused kernel for these settings and computed it with its math one"
+    if missing := worker.get("flops_missing"):
+        yield missing
     if power := power_note(gpu, worker):
         yield power
 
@@ -145,19 +148,14 @@ def _profile(paths: RunPaths) -> dict[str, Any]:
 
 
 def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None) -> dict[str, float | None]:
-    names = ("parameters", "block_parameters", "layers", "hidden")
-    parameters, in_blocks, layers, hidden = (worker.get(key) for key in names)
-    if parameters is None or in_blocks is None or layers is None or hidden is None:
+    flops, again, masked = (worker.get(f"{kind}flops_per_token") for kind in ("", "recomputed_", "masked_"))
+    if not flops or again is None or masked is None:
         return dict.fromkeys(("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "masked_flops_pct"))
-    blocks = layers, hidden, experiment.seq_len
-    flops = metrics.model_flops_per_token(parameters, *blocks, worker.get("trainable_parameters", parameters))
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    again = metrics.recomputed_flops_per_token(in_blocks, *blocks, every)
     model = metrics.tflops(flops, per_gpu)
     peak = hardware.peak_tflops(worker.get("gpu_name"), experiment.precision)
     return {
         "tflops_per_gpu": model,
         "hardware_tflops_per_gpu": metrics.tflops(flops + again, per_gpu),
         "mfu": metrics.mfu(model, peak),
-        "masked_flops_pct": 100 * metrics.masked_flops_per_token(*blocks) / flops,
+        "masked_flops_pct": 100 * masked / flops,
     }

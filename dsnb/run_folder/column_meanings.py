@@ -72,6 +72,8 @@ RUNS = {
     "step_time_logged_s": "Step time as logged, where it is known to be wrong and a corrected one stands beside it.",
     "parameters": "Parameters of the model, tied embeddings counted once.",
     "trainable_parameters": "Parameters that are trained: fewer than `parameters` with LoRA.",
+    "active_parameters": "Parameters that work on one token: fewer than `parameters` in a mixture of experts, "
+    "where only the chosen experts count; more where blocks share weights, which count at each use.",
     "attention_used": "Attention implementation that the model really used.",
     "attention_kernel": "Kernel that computed attention in a warm-up step: cudnn, flash, efficient, flex, or math (not "
     "fused); missing without a warm-up step.",
@@ -130,11 +132,12 @@ FORMULAS = {
     "samples_per_s": "tokens_per_s / seq_len",
     "global_batch_size": "micro_batch_size x grad_accum x data_parallel",
     "data_parallel": "gpus / (tensor_parallel x pipeline_parallel)",
-    "tflops_per_gpu": "(6 x parameters + 12 x layers x hidden x seq_len) x tokens_per_s_per_gpu / 1e12",
+    "tflops_per_gpu": "(6 x active_parameters + 12 x keys x width, summed over the layers with attention) "
+    "x tokens_per_s_per_gpu / 1e12",
     "hardware_tflops_per_gpu": "(FLOPs per token of the model + those recomputed) x tokens_per_s_per_gpu / 1e12",
     "mfu": "tflops_per_gpu / dense peak in the vendor's data sheet",
     "mfu_of_matmul": "tflops_per_gpu / measured rate of a large matrix product",
-    "masked_flops_pct": "100 x 6 x layers x hidden x seq_len / FLOPs per token",
+    "masked_flops_pct": "100 x (6 x keys^2 x width / seq_len, summed over the layers with attention) / FLOPs per token",
     "days_per_100b_tokens": "1e11 / tokens_per_s / 86,400",
     "needed_gib": "oom_allocated_gib + oom_requested_gib",
     "power_w": "energy_j / timed_s / gpus",
@@ -166,7 +169,7 @@ GPU_SAMPLES = {
     "t_s": "Time of the sample, since the launch.",
     "host": "Host of the GPU; missing on one machine.",
     "gpu": "Index of the GPU on its host, in NVML's order.",
-    "util_pct": "Share of the last sampling period in which some kernel ran.",
+    "util_pct": "Share of NVML's last sampling period, of up to a second, in which some kernel ran.",
     "memory_used_gib": "Memory in use by all processes, without the driver's reserve.",
     "power_w": "Power as NVML reports it: on recent GPUs an average over a second.",
     "energy_j": "Reading of the GPU's energy counter.",
@@ -178,6 +181,9 @@ SUMMARY = {
     "n_failed": "Runs with any other status.",
     "<metric>_median": "Median over the `ok` runs; missing where nothing was measured.",
     "<metric>_std": "Sample standard deviation over the `ok` runs (n - 1); missing for a single run.",
+    "<metric>_min": "Lowest value of an `ok` run.",
+    "<metric>_max": "Highest value of an `ok` run.",
+    "<metric>_n": "`ok` runs that measured it.",
 }
 """Columns of `summarize`; `<metric>` stands for every figure of `dsnb.runs.labels.METRIC_LABELS`."""
 

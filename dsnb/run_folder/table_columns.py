@@ -68,6 +68,7 @@ METRIC_COLUMNS = [
     "step_time_logged_s",
     "parameters",
     "trainable_parameters",
+    "active_parameters",
 ]
 PHASES = ["start", "build", "warmup", "timed", "stop", "wall"]
 ENVIRONMENT = ["host", "gpu_name", "gpu_memory_gib", "cpu", "cores", "driver", "python", "torch", "cuda", "nccl"]

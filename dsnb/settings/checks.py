@@ -16,7 +16,7 @@ from typing import Any
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import compile_rules, deepspeed_models, hostfile, parallel_rules, rules, zero_rules
+from dsnb.settings import causal_models, compile_rules, deepspeed_models, hostfile, parallel_rules, rules, zero_rules
 from dsnb.settings.prepared import lookup
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
@@ -160,6 +160,7 @@ def _unsafe_word(s: Mapping[str, Any]) -> str | None:
 
 RULES: list[tuple[set[str], Rule]] = [
     ({"model"}, _unknown_model),
+    ({"model"}, causal_models.local_problem),
     ({"model", "weights"}, _weights_missing),
     ({"model", "seq_len"}, _too_long),
     ({"data"}, _no_data),
@@ -194,7 +195,7 @@ def _rules_about(given: frozenset[str]) -> list[tuple[set[str], Rule]]:
 
 def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    problems = lookup.problems(settings, originals=launching)
+    problems = lookup.problems(settings, originals=launching) or causal_models.prepared_problems(settings)
     if settings["compile"] != "off":
         problems += compile_rules.disabled(os.environ)
     if settings["deepspeed"]:

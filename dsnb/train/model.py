@@ -20,6 +20,7 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb.formulas import model_shapes
+from dsnb.settings import causal_models
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi, attention, checkpointing, lora, tensor_parallel
 from dsnb.train.model_parts import init_units
@@ -45,6 +46,8 @@ def model_config(experiment: Experiment) -> Any:
         config = AutoConfig.for_model(**model_shapes.PRESETS[experiment.model].config())
     else:
         config = AutoConfig.from_pretrained(weights_source(experiment))
+    if wrong := causal_models.problem(experiment.model, config.to_dict()):
+        raise ValueError(wrong)
     config.use_cache = False
     for name in DROPOUTS:
         if hasattr(config, name):
@@ -118,7 +121,18 @@ def _with_attention(experiment: Experiment, make: Callable[[Any, str], PreTraine
 
 
 def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
-    """Apply fused ALiBi, tensor parallelism, LoRA and checkpointing to a model or a pipeline stage's part of it."""
+    """Apply fused ALiBi, tensor parallelism, LoRA and checkpointing to a model or a pipeline stage's part of it.
+
+    Raises
+    ------
+    ValueError
+        If the model has no transformer blocks of its own, but several models within.
+    """
+    if not hasattr(model.config, "num_hidden_layers"):
+        raise ValueError(
+            f"model is {experiment.model!r}: {model.config.model_type} is more than a language model; give the "
+            "text_config of its configuration as a configuration of its own"
+        )
     if model.config.model_type == "bloom" and experiment.attention != "eager":
         alibi.use_fused_attention(model, experiment.seq_len if uses_flex(experiment) else 0)
     if experiment.tensor_parallel > 1:

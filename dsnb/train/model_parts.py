@@ -8,10 +8,20 @@ from transformers import PreTrainedModel
 
 
 def blocks(model: Any) -> list[Any]:
-    """Return the transformer blocks in order: the module list whose length is the configured number of layers."""
+    """Return the transformer blocks in order: the module list whose length is the configured number of layers.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
     layers = model.config.num_hidden_layers
     found = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == layers)
-    return list(next(found))
+    blocks_found = next(found, None)
+    if blocks_found is None:
+        kind = model.config.model_type
+        raise ValueError(f"the {layers} blocks of {kind} are in no list of modules: models like it cannot be trained")
+    return list(blocks_found)
 
 
 def output_layer(model: nn.Module) -> Any:

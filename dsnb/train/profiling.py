@@ -16,7 +16,6 @@ import deepspeed
 import torch
 
 from dsnb.files import records
-from dsnb.formulas import metrics
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
@@ -171,12 +170,9 @@ def _flops(
 
     What all tensor-parallel ranks compute, such as the logits, is counted on each of them.
     """
-    config = trainer.config
-    formula = metrics.model_flops_per_token(
-        trainer.parameters, config.num_hidden_layers, config.hidden_size, experiment.seq_len
-    )
     flops, why = count_forward(trainer, batches, found.run.flops if found.writes else None, experiment.compile != "off")
-    found.figures["flops_per_token_formula"] = formula / 3
+    worker = (records.read_json(found.run.worker) or {}) if found.writes else {}
+    found.figures["flops_per_token_formula"] = worker.get("forward_flops_per_token")
     total = torch.tensor(math.nan if flops is None else flops, dtype=torch.float64, device=device)
     deepspeed.comm.all_reduce(total)
     per_token = float(total) / experiment.data_parallel

@@ -25,7 +25,7 @@ from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
-from dsnb.train import compiling, failure, gpu, peaks, profiling, rendezvous, skew
+from dsnb.train import compiling, failure, gpu, peaks, profiling, rendezvous, skew, token_work
 from dsnb.train.alibi import FLEX_NAME
 from dsnb.train.attention import KernelWatch
 from dsnb.train.data import Batches, batches
@@ -75,7 +75,8 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     phases_s = {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s}
     record = {**describe(trainer, device), **measured, "power_source": source, "phases_s": phases_s}
     if rank() == 0:
-        records.write_json(run.worker, {**record, "ended_s": launch_clock.since_launch_s()})
+        counted = {**record, "ended_s": launch_clock.since_launch_s(), **token_work.record(experiment)}
+        records.write_json(run.worker, counted)
     with profiling.time_limited(experiment, launch_clock.launched_at(), phases_s["timed"] / experiment.steps):
         if experiment.profile:
             last = experiment.warmup_steps + experiment.steps - 1

@@ -52,18 +52,22 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
 
 
 def test_flops_of_a_run(tmp_path, small):
-    shape = {"parameters": 1000, "block_parameters": 600, "layers": 2, "hidden": 10, "trainable_parameters": 1000}
-    found = recorded(tmp_path, small, [1.0, 1.0, 1.0], **shape)
-    per_token = 6 * 1000 + 12 * 2 * 10 * 32
-    assert found["tflops_per_gpu"] == found["hardware_tflops_per_gpu"] == pytest.approx(per_token * 64 / 1e12)
-    assert found["masked_flops_pct"] == pytest.approx(100 * 6 * 2 * 10 * 32 / per_token)
-    run = RunPaths(tmp_path / "run1")
-    again = figures.summarize_run(small(steps=2, activation_checkpointing=True), run)
-    recomputed = 2 * 600 + 4 * 2 * 10 * 32
+    counted = {"flops_per_token": 8000.0, "masked_flops_per_token": 1000.0, "recomputed_flops_per_token": 0.0}
+    found = recorded(tmp_path, small, [1.0, 1.0, 1.0], **counted, active_parameters=700, gpu_name="NVIDIA H200")
+    assert found["tflops_per_gpu"] == found["hardware_tflops_per_gpu"] == pytest.approx(8000 * 64 / 1e12)
+    assert found["mfu"] == pytest.approx(8000 * 64 / 1e12 / 67)  # fp32
+    assert (found["masked_flops_pct"], found["active_parameters"], found["note"]) == (12.5, 700, None)
+    again = recorded(tmp_path, small, [1.0, 1.0, 1.0], **{**counted, "recomputed_flops_per_token": 2000.0})
     assert again["tflops_per_gpu"] == found["tflops_per_gpu"]
-    assert again["hardware_tflops_per_gpu"] == pytest.approx((per_token + recomputed) * 64 / 1e12)
-    records.write_json(run.worker, {"parameters": 1000, "layers": 2, "hidden": 10})  # as older versions wrote it
-    assert figures.summarize_run(small(steps=2), run)["tflops_per_gpu"] is None
+    assert again["hardware_tflops_per_gpu"] == pytest.approx((8000 + 2000) * 64 / 1e12)
+
+
+def test_flops_that_are_not_certain_are_missing_with_the_reason(tmp_path, small):
+    why = "the FLOPs of a token could not be counted: nobody knows"
+    found = recorded(tmp_path, small, [1.0, 1.0, 1.0], flops_missing=why, parameters=1000, layers=2, hidden=10)
+    names = ("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "masked_flops_pct")
+    assert [found[name] for name in names] == [None] * 4
+    assert (found["note"], found["tokens_per_s"]) == (why, 64)
 
 
 def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
@@ -152,10 +156,8 @@ def test_what_figures_mean_stands_beside_them(swept):
     assert "A GPU that waits for others in NCCL counts as busy" in notes.meanings(gpus).text
     assert notes.remarks(runs.assign(note=None)).text == ""
     assert '<td class="text">odd &lt;b&gt;</td>' in notes.remarks(runs.assign(note="odd <b>")).text
-    assert (
-        notes.runs_to_look_at(runs.assign(slow_steps=0, recompilations=0, step_time_s=1, step_time_median_s=1)).text
-        == ""
-    )
+    calm = runs.assign(slow_steps=0, recompilations=0, step_time_s=1, step_time_median_s=1, tokens_per_s=1000.0)
+    assert notes.runs_to_look_at(calm).text == ""
     odd = notes.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
     assert "<h3>Runs to look at</h3>" in odd
     assert '<td class="text">&lt;b&gt;</td>' in odd

@@ -66,6 +66,8 @@ def argument(run: LoggedRun, line: str) -> None:
     if name in ARGUMENTS and value != "None":
         setting, read = ARGUMENTS[name]
         run.set_used(**{setting: read(value[:60])})
+    elif name == "num_experts" and (numbers := re.findall(r"\d+", value[:60])):
+        run.scratch["experts"] = max(map(int, numbers)) > 1
     elif name in SHAPE and (size := count(value)):
         run.shape[SHAPE[name]] = size
     elif name in CHECKPOINTING and value in {"True", "full", "selective"}:

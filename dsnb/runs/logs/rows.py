@@ -226,6 +226,8 @@ def _flops(run: LoggedRun) -> None:
 def _shape(run: LoggedRun) -> model_shapes.Shape | None:
     if run.settings.get("model") in model_shapes.PRESETS:
         return model_shapes.PRESETS[run.settings["model"]]
+    if run.scratch.get("experts"):
+        return None  # a list of Megatron's arguments is not enough to tell how many parameters work on a token
     if {"layers", "hidden", "vocab"} <= set(run.shape):
         layers, hidden, vocab = (run.shape[name] for name in ("layers", "hidden", "vocab"))
         run.settings.setdefault("model", f"gpt-{layers}x{hidden}")

@@ -1,6 +1,7 @@
 """Logs as launch scripts make them: traces of `set -x`, Megatron-DeepSpeed with ZeRO, printed topologies."""
 # ruff: noqa: E501  (programs print lines as long as they like)
 
+import pandas as pd
 import pytest
 
 import dsnb
@@ -158,3 +159,12 @@ def test_megatron_that_only_shows_its_engine(tmp_path):
         line for line in lines if ("arguments" not in line and ".............. " not in line) or "config.py" in line
     )
     check(only(read(tmp_path, text)), source="Megatron-DeepSpeed log", strategy="megatron-deepspeed", zero_stage=2)
+
+
+@pytest.mark.parametrize(("experts", "is_dense"), [("None", True), ("[1]", True), ("8", False), ("[64]", False)])
+def test_megatrons_mixture_of_experts_has_no_flops_of_a_dense_model(tmp_path, experts, is_dense):
+    argument = f"  num_experts ..................................... {experts}\n"
+    text = logs.megatron(new=False).replace("  num_layers ..", argument + "  num_layers ..")
+    row = only(read(tmp_path, text))
+    assert [pd.notna(row[name]) for name in ("tflops_per_gpu", "parameters")] == [is_dense] * 2
+    check(row, tokens_per_s=16.0 * 512)

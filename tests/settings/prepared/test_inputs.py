@@ -37,7 +37,7 @@ def test_every_file_of_a_folder_that_is_read_has_one(tmp_path):
     folder = tmp_path / "m"
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "merges.txt", "README.md"):
-        (folder / name).write_text(json.dumps({"name": name}))
+        (folder / name).write_text(json.dumps({"name": name, "model_type": "llama"}))
     text = tmp_path / "text.txt"
     text.write_text("some text\n")
     found = digests(model=f"{folder}/", tokenizer=str(folder), data=str(text))

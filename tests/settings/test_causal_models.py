@@ -1,0 +1,76 @@
+"""Models that are not causal language models are refused before anything starts."""
+
+import json
+
+import pytest
+
+from dsnb.errors import SettingsError
+from dsnb.settings import causal_models
+from dsnb.settings.prepared.lookup import SHARED
+
+ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
+IF_SET = f"set is_decoder to true in its configuration, or {ALLOWED}"
+REFUSED = {
+    "bert": ({"model_type": "bert"}, f"bert is an encoder, in which tokens see the ones after them; {IF_SET}"),
+    "roberta": (
+        {"model_type": "roberta", "is_decoder": False},
+        f"roberta is an encoder, in which tokens see the ones after them; {IF_SET}",
+    ),
+    "xlnet": ({"model_type": "xlnet"}, f"in xlnet tokens see the ones after them; {ALLOWED}"),
+    "t5": ({"model_type": "t5", "is_encoder_decoder": True}, f"t5 is an encoder-decoder; {ALLOWED}"),
+    "bart": ({"model_type": "bart"}, f"bart is an encoder-decoder; {ALLOWED}"),
+    "whisper": ({"model_type": "whisper"}, f"whisper is an encoder-decoder; {ALLOWED}"),
+    "vit": (
+        {"model_type": "vit"},
+        f"'vit' is not a type of causal language models in transformers; {ALLOWED}",
+    ),
+    "typo": (
+        {"model_type": "lama"},
+        f"'lama' is not a type of causal language models in transformers; {ALLOWED}",
+    ),
+    "none": ({"hidden_size": 64}, f"its configuration has no model_type; {ALLOWED}"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_sees_its_targets_is_refused(small, tmp_path, name):
+    config, why = REFUSED[name]
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(SettingsError) as caught:
+        small(model=str(path))
+    assert caught.value.problems == [f"model is {str(path)!r}: {why}"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert", "is_decoder": True},
+        {"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True},
+        {"model_type": "xlm", "causal": True},
+        {"model_type": "llama"},
+        {"model_type": "mamba2"},
+        {"model_type": "gpt_neox", "is_decoder": False},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_decoders_are_allowed(small, tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert small(model=str(tmp_path)).model == str(tmp_path)
+
+
+def test_transformers_is_asked_what_it_builds(monkeypatch):
+    assert {"gpt2", "mixtral", "bert", "gpt_neox"} <= causal_models.causal_types()
+    assert not {"t5", "vit", "clip"} & causal_models.causal_types()
+    monkeypatch.setattr(causal_models.importlib.util, "find_spec", lambda name: None)
+    assert causal_models.causal_types.__wrapped__() == frozenset()
+
+
+def test_a_model_of_the_hub_is_refused_once_it_is_prepared(monkeypatch, small, tmp_path):
+    """The settings name a repository, whose configuration is known in the shared folder only."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    monkeypatch.delenv(SHARED, raising=False)
+    settings = small(model="google/bert").model_dump()
+    assert causal_models.prepared_problems(settings) == []
+    monkeypatch.setattr(causal_models.lookup, "places", lambda settings: {"model": str(tmp_path)})
+    assert causal_models.prepared_problems(settings) == [f"model is 'google/bert': {REFUSED['bert'][1]}"]

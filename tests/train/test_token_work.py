@@ -1,0 +1,319 @@
+"""The FLOPs of one token: experts, layers without attention, windows, shared blocks; expected counts are by hand."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dsnb.formulas import metrics
+from dsnb.formulas.model_shapes import PRESETS
+from dsnb.settings import causal_models
+from tests.support import lazy
+
+torch, transformers = lazy.Module("torch"), lazy.Module("transformers")
+token_work, experts, empty_pass = (
+    lazy.Module(f"dsnb.train.{name}") for name in ("token_work", "experts", "empty_pass")
+)
+BASE = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+BASE |= {"max_position_embeddings": 128, "num_key_value_heads": 2}
+MIXTRAL = {"model_type": "mixtral", **BASE, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2}
+ATTENTION = 2 * 64 * 64 + 2 * 64 * 32
+EXPERT = 3 * 64 * 128
+MIXTRAL_ACTIVE = 2 * 512 * 64 + 64 + 2 * (ATTENTION + 2 * 64 + 8 * 64 + 2 * EXPERT)
+JAMBA = {"model_type": "jamba", **BASE, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2}
+JAMBA |= {"attn_layer_period": 4, "attn_layer_offset": 2, "expert_layer_period": 2, "expert_layer_offset": 1}
+JAMBA |= {"use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4}
+
+
+@pytest.fixture
+def counted(small, tmp_path):
+    """Count the FLOPs of a token of a configuration, without training it."""
+
+    def count(config, **settings):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return token_work.count(small(model=str(tmp_path), **settings))
+
+    return count
+
+
+def test_mixtral_8x7b_has_its_published_active_parameters(counted):
+    """Jiang et al. 2024 (arXiv:2401.04088): 47B parameters, 13B of them active."""
+    config = {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
+    found = counted({**config, "vocab_size": 32000})
+    expert = 3 * 4096 * 14336
+    rest = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096 + 8 * 4096
+    active = 32 * (rest + 2 * expert) + 2 * 32000 * 4096 + 4096
+    assert found["active_parameters"] == active == 12_879_925_248
+    assert found["flops_per_token"] == 6 * active + 12 * 32 * 4096 * 32
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny", "opt-350m"])
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_dense_families_have_the_figures_of_the_formula(small, model, every):
+    """The same figures as those of `dsnb predict` and of logs, which know shapes only."""
+    shape, checkpointing = PRESETS[model], {"activation_checkpointing": True, "checkpoint_every": every}
+    found = token_work.count(small(model=model, **(checkpointing if every else {})))
+    work = shape.layers, shape.hidden, 32
+    assert found == {
+        "active_parameters": shape.parameters,
+        "flops_per_token": metrics.model_flops_per_token(shape.parameters, *work),
+        "forward_flops_per_token": metrics.model_flops_per_token(shape.parameters, *work) / 3,
+        "masked_flops_per_token": metrics.masked_flops_per_token(*work),
+        "recomputed_flops_per_token": metrics.recomputed_flops_per_token(shape.block_parameters, *work, every),
+    }
+
+
+def test_llama_has_the_figures_of_the_formula(counted):
+    found = counted({"model_type": "llama", **BASE, "num_hidden_layers": 2})
+    parameters = 2 * 512 * 64 + 64 + 2 * (ATTENTION + EXPERT + 2 * 64)
+    assert found["flops_per_token"] == 6 * parameters + 12 * 2 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 512}, 0),
+        ({"model_type": "falcon_mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}, 0),
+        ({"model_type": "qwen3_next", **BASE, "num_hidden_layers": 4, "head_dim": 16, "num_experts": 0}, 1),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_only_layers_with_attention_are_charged_for_it(counted, config, layers):
+    if config["model_type"] == "qwen3_next":
+        config |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "mlp_only_layers": [0, 1, 2, 3]}
+    found = counted(config)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    parameters = sum(one.numel() for one in model.parameters())
+    assert found["active_parameters"] == parameters
+    assert found["flops_per_token"] == 6 * parameters + 12 * layers * 4 * 16 * 32
+    assert found["masked_flops_per_token"] == 6 * layers * 4 * 16 * 32
+
+
+def test_mamba_by_hand(counted):
+    """Per layer: in and out projections, convolution, what makes B, C and the step, A, D, a norm."""
+    found = counted(
+        {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 512, "state_size": 16}
+    )
+    inner, rank = 128, 4
+    layer = 64 * 2 * inner + inner * 64 + (4 + 1) * inner + inner * (rank + 2 * 16) + (rank + 1) * inner
+    layer += inner * 16 + inner + 64
+    assert found["flops_per_token"] == 6 * (512 * 64 + 3 * layer + 64)
+    assert found["masked_flops_per_token"] == 0
+
+
+SECOND_IS_WHOLE = [["sliding_attention", "full_attention"], ["chunked_attention", "full_attention"]]
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        ({"model_type": "mistral", "sliding_window": 8}, [8, 8]),
+        ({"model_type": "mistral", "sliding_window": None}, [32, 32]),
+        ({"model_type": "gemma3_text", "sliding_window": 8, "layer_types": SECOND_IS_WHOLE[0]}, [8, 32]),
+        ({"model_type": "gpt_neo", "attention_types": [[["local", "global"], 1]], "window_size": 8}, [8, 32]),
+        ({"model_type": "llama4_text", "attention_chunk_size": 8, "layer_types": SECOND_IS_WHOLE[1]}, [8, 32]),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_windows_and_heads_of_another_width(counted, config, keys):
+    if config["model_type"] == "gpt_neo":
+        config |= {
+            "num_heads": 4,
+            "num_layers": 2,
+            "max_position_embeddings": 128,
+            "vocab_size": 512,
+            "hidden_size": 96,
+        }
+        head = 24
+    else:
+        config |= {**BASE, "num_hidden_layers": 2, "head_dim": 24, "num_local_experts": 4}
+        head = 24
+    found = counted(config)
+    attention = found["flops_per_token"] - 6 * found["active_parameters"]
+    assert attention == pytest.approx(sum(12 * 4 * head * one for one in keys))
+    assert found["masked_flops_per_token"] == pytest.approx(sum(6 * 4 * head * one * one / 32 for one in keys))
+
+
+def test_latent_attention_has_heads_of_two_widths(counted):
+    config = {"model_type": "deepseek_v3", **BASE, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    config |= {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    config |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32}
+    config |= {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
+    found = counted(config)
+    expert, norms = 3 * 64 * 32, 2 * 64 + 16 + 16
+    latent = 64 * 16 + 16 * 4 * 24 + 64 * (16 + 8) + 16 * 4 * (16 + 16) + 4 * 16 * 64
+    active = 2 * (latent + norms) + 3 * 64 * 128 + (2 + 1) * expert + 8 * 64 + 2 * 512 * 64 + 64
+    assert found["active_parameters"] == active
+    assert found["flops_per_token"] == 6 * active + 12 * 2 * 4 * (24 + 16) / 2 * 32
+
+
+def test_a_hybrid_with_experts(counted):
+    found = counted({**JAMBA}, activation_checkpointing=True, checkpoint_every=2)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**JAMBA))
+    parameters = sum(one.numel() for one in model.parameters())
+    active = parameters - 2 * 2 * EXPERT  # layers 1 and 3 have 4 experts, of which 2 do not work
+    assert found["active_parameters"] == active
+    assert found["flops_per_token"] == 6 * active + 12 * 64 * 32
+    again = sum(one.numel() for layer in (0, 2) for one in model.model.layers[layer].parameters())
+    assert found["recomputed_flops_per_token"] == 2 * again + 4 * 64 * 32  # layer 2 has the attention
+
+
+def test_a_block_that_several_layers_share_works_in_each(counted):
+    config = {"model_type": "zamba2", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config |= {"num_hidden_layers": 4, "vocab_size": 512, "mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 32}
+    config |= {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 1, "adapter_rank": 4}
+    found = counted(config)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    parameters = sum(one.numel() for one in model.parameters())
+    first, second = ({id(one): one.numel() for one in model.model.layers[layer].parameters()} for layer in (1, 3))
+    shared = sum(size for one, size in first.items() if one in second)
+    assert shared > 0
+    idle = 64 * 4 + 4 * 2 * 128  # each of the two uses leaves the adapter of the other one out
+    assert found["active_parameters"] == parameters + shared - 2 * idle
+
+
+def test_lora_trains_its_adapters_only(counted):
+    config = {"model_type": "llama", **BASE, "num_hidden_layers": 2}
+    whole, found = counted(config), counted(config, lora_rank=4)
+    sides = 64 + 64, 64 + 32, 64 + 32, 64 + 64, 64 + 128, 64 + 128, 128 + 64
+    adapters, frozen = 2 * 4 * sum(sides), whole["active_parameters"]
+    assert found["active_parameters"] == frozen + adapters
+    assert found["flops_per_token"] == 4 * (frozen + adapters) + 2 * adapters + 12 * 2 * 64 * 32
+
+
+def test_adapters_of_stacked_experts_are_not_counted(counted):
+    """Peft 0.21 adds them to the weights of all experts before the router's choice is used."""
+    held = r"base_model\.model\.model\.layers\.0\.mlp\.experts\.base_layer\.base_layer"
+    why = f"^peft computes the adapters of all experts of {held}, whatever a token chooses$"
+    with pytest.raises(ValueError, match=why):
+        counted(MIXTRAL, lora_rank=4)
+
+
+def test_a_mixture_that_is_trained_records_its_active_parameters(run_small, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    result, _ = run_small(model=str(tmp_path), activation_checkpointing=True)
+    summary = result.summary
+    assert (result.status, summary["note"]) == ("ok", None)
+    assert (summary["parameters"], summary["active_parameters"]) == (MIXTRAL_ACTIVE + 2 * 6 * EXPERT, MIXTRAL_ACTIVE)
+    rate = summary["tokens_per_s_per_gpu"] / 1e12
+    attention, in_blocks = 12 * 2 * 64 * 32, MIXTRAL_ACTIVE - 2 * 512 * 64 - 64
+    assert summary["tflops_per_gpu"] == pytest.approx((6 * MIXTRAL_ACTIVE + attention) * rate)
+    assert summary["hardware_tflops_per_gpu"] == pytest.approx(
+        (6 * MIXTRAL_ACTIVE + attention + 2 * in_blocks + attention / 3) * rate
+    )
+
+
+class Mixture:
+    """Make a mixture of experts that no list knows: one by one, with or without a router that can be observed."""
+
+    def __new__(cls, router, **config):
+        class Block(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.router, self.experts = (
+                    torch.nn.Linear(8, 6),
+                    torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in "123456"),
+                )
+
+            def forward(self, hidden):
+                router(self.router(hidden))
+                return hidden
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding, self.moe = torch.nn.Embedding(9, 8), Block()
+                self.config = SimpleNamespace(to_dict=lambda: config)
+
+            def forward(self, input_ids, use_cache):
+                return self.moe(self.embedding(input_ids))
+
+        with torch.device("meta"):
+            return Model()
+
+
+@pytest.mark.parametrize(
+    ("router", "config", "chosen"),
+    [
+        (lambda scores: scores.topk(3), {}, 3),
+        (lambda scores: scores.topk(3), {"num_experts_per_tok": 2}, 3),  # what is done counts
+        (lambda scores: scores, {"num_experts_per_tok": 2}, 2),
+        (lambda scores: scores, {"moe_top_k": 4, "topk_group": 2, "norm_topk_prob": True}, 4),
+    ],
+)
+def test_the_experts_of_an_unknown_mixture(router, config, chosen):
+    model = Mixture(router, **config)
+    held = experts.expert_modules(model)
+    found = experts.chosen_experts(model, held, empty_pass.observe(model, held))
+    assert found == {"moe.experts": experts.Experts(6, chosen, stacked=False)}
+
+
+@pytest.mark.parametrize(
+    ("router", "config"),
+    [
+        (lambda scores: scores, {}),
+        (lambda scores: scores, {"num_experts_per_tok": 2, "moe_top_k": 3}),
+        (lambda scores: (scores.topk(1), scores.topk(2)), {}),
+        (lambda scores: scores, {"num_experts_per_tok": 7}),
+    ],
+)
+def test_a_number_of_experts_that_is_not_certain_is_refused(router, config):
+    model = Mixture(router, **config)
+    held = experts.expert_modules(model)
+    why = r"^it is not certain how many of the 6 experts of moe\.experts work on a token$"
+    with pytest.raises(ValueError, match=why):
+        experts.chosen_experts(model, held, empty_pass.observe(model, held))
+
+
+def test_a_router_without_experts_is_refused():
+    model = Mixture(lambda scores: scores.topk(3))
+    model.moe.others = model.moe.experts
+    del model.moe.experts
+    type(model.moe).__name__ = "SomeMoeBlock"
+    why = "^moe looks like a mixture of experts, but no experts were found$"
+    with pytest.raises(ValueError, match=why):
+        experts.chosen_experts(model, experts.expert_modules(model), empty_pass.observe(model, {}))
+
+
+def test_a_model_that_cannot_be_followed_says_so(small, monkeypatch):
+    monkeypatch.setattr("dsnb.train.token_work.observe", lambda *_: 1 / 0)
+    assert token_work.record(small()) == {
+        "flops_missing": "the FLOPs of a token could not be counted: division by zero"
+    }
+
+
+def test_attention_that_chooses_its_keys_is_not_counted(counted):
+    config = {"model_type": "deepseek_v32", **BASE, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    config |= {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+    with pytest.raises(
+        ValueError, match=r"^model\.layers\.0\.self_attn\.indexer chooses the keys that attention sees$"
+    ):
+        counted(config)
+
+
+def test_the_lists_of_encoders_are_those_of_transformers():
+    """Types with `is_decoder` that is false by default, apart from those that are causal all the same."""
+    encoders, both = set(), set()
+    for kind in causal_models.causal_types() - {"gpt_neox", "gpt_neox_japanese", "trocr", "gemma4_assistant"}:
+        config = transformers.AutoConfig.for_model(kind)
+        if getattr(config, "is_encoder_decoder", False):
+            both.add(kind)
+        elif getattr(config, "is_decoder", None) is False:
+            encoders.add(kind)
+    assert encoders == set(causal_models.DECODERS_IF_SET)
+    assert both == set(causal_models.ENCODER_DECODERS)
+
+
+def test_a_model_within_another_is_refused(small, monkeypatch):
+    """The configuration of the hub's `google/gemma-3-4b-it` is of a language model and a vision model."""
+    text = {**BASE, "num_hidden_layers": 2, "head_dim": 16}
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.AutoConfig.for_model("gemma3", text_config=text, vision_config=vision)
+    monkeypatch.setattr("dsnb.train.model.model_config", lambda _: config)
+    why = (
+        "^model is 'google/gemma-3-4b-it': gemma3 is more than a language model; give the text_config of its "
+        "configuration as a configuration of its own$"
+    )
+    with pytest.raises(ValueError, match=why):
+        token_work.build(small(model="google/gemma-3-4b-it"))
