@@ -63,16 +63,16 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
     with_held_out
         Whether runs on hosts of `HELD_OUT` are among them.
     """
-    steady = _steady()
+    settled = steady()
     if not with_held_out:
-        steady = steady[~_are_held_out(steady)]
+        settled = settled[~_are_held_out(settled)]
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory")]
     tables = [table[table["offload"].fillna("none") == "none"] for table in tables]  # one CPU thread stepped the others
-    return [*(run for table in [*tables, steady] for run in _medians(table)),
+    return [*(run for table in [*tables, settled] for run in _medians(table)),
             *measured(_bars()), *measured(_log())]  # fmt: skip
 
 
-def _steady() -> pd.DataFrame:
+def steady() -> pd.DataFrame:
     """Return the runs of the data set that were made to measure time: three steps after two are still settling."""
     runs = dsnb.published("h200")
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
@@ -105,20 +105,21 @@ def _are_held_out(runs: pd.DataFrame) -> "pd.Series[bool]":
 
 def held_out() -> dict[str, TimeError]:
     """Return the errors of the constants on the runs held out, sweep by sweep."""
-    runs = _steady()
+    runs = steady()
     runs = runs[_are_held_out(runs)]
-    return {str(sweep): error_of(_errors(_medians(table))) for sweep, table in runs.groupby("sweep")}
+    return {str(sweep): error_of(errors_of(_medians(table))) for sweep, table in runs.groupby("sweep")}
 
 
 def elsewhere() -> dict[str, TimeError]:
     """Return the errors on each published table of GPUs that the constants were not fitted to, and on all of them."""
     found = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
-    errors = {name: _errors(runs) for name, runs in found.items()}
+    errors = {name: errors_of(runs) for name, runs in found.items()}
     everything = [one for own in errors.values() for one in own]
     return {name: error_of(own) for name, own in {**errors, ALL: everything}.items()}
 
 
-def _errors(runs: list[Measured]) -> list[float]:
+def errors_of(runs: list[Measured]) -> list[float]:
+    """Return the error of each run in per cent, predicted with the constants of H200."""
     seconds = step_times([run.setting for run in runs]).step_time_s
     return [100 * (float(own) / run.step_time_s - 1) for own, run in zip(seconds, runs, strict=True)]
 

@@ -1,12 +1,14 @@
 """The exceptions of dsnb. Every message is one sentence that a user can act on.
 
 DsnbError
-  SettingsError   unknown, invalid or contradictory settings, all of them together (also a ValueError)
-  LaunchError     a run that failed; carries its log
-  KernelDiedError the kernel of a notebook ended before the notebook
-  FetchError      a model, tokenizer or text that could not be fetched into the shared folder
-
-DsnbWarning       something was left out or ignored
+  SettingsError     unknown, invalid or contradictory settings, all of them together (also a ValueError)
+    NoMatchError    a pattern that matches no experiment's name
+  LaunchError       a run that failed; carries its log
+  KernelDiedError   a notebook's kernel that could not be started, or ended before the notebook
+  FetchError        a model, tokenizer or text that could not be fetched into the shared folder
+  LogError          a log that cannot be read; names the line
+  PublishedError    an unknown name of a published table (also a KeyError)
+DsnbWarning         something was left out or ignored (a UserWarning)
 """
 
 from collections.abc import Sequence

@@ -115,4 +115,4 @@ def _outputs(shared: dict[str, bool], nodes: list[Node]) -> Iterator[Check]:
     else:
         without = [host for host, sees in shared.items() if not sees]
         some = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
-        yield Check("ok", "outputs", f"{folder} is not there on {some}: results are fetched from them")
+        yield Check("ok", "outputs", f"{folder} is missing on {some}: results are fetched from there")

@@ -15,6 +15,7 @@ from dsnb.launcher.hosts import transport
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
+from dsnb.sweep import unfit
 from dsnb.sweep.params import Run, Sweep
 from dsnb.sweep.run import is_finished
 from dsnb.sweep.slurm.allocation import Allocation
@@ -34,7 +35,7 @@ def lines(
     asked
         What a Slurm job may use, if runs are submitted.
     in_full
-        Whether settings follow once per experiment, and commands for every run.
+        Whether settings follow once per experiment, commands for every run, and names of what is left out.
     width
         Of the terminal; where names do not fit, what all of them have in common is in a line of its own.
     """
@@ -53,8 +54,7 @@ def lines(
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()
-    for name, why in planned.left_out.items():
-        yield f"  left out: {name} {why}"
+    yield from (f"  {line}" for line in unfit.lines(planned, in_full))
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 

@@ -1,14 +1,15 @@
-"""`dsnb predict` and `dsnb recommend`: what a params file would come to on GPUs that need not be there."""
+"""`dsnb predict` and `dsnb recommend`: memory, speed and cost of a params file on GPUs that you do not have."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsnb.cli.printing import Format, say, show
+from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Set, parse_overrides
 from dsnb.errors import SettingsError
+from dsnb.sweep import left_out
 
 if TYPE_CHECKING:
     from dsnb.settings.experiment import Experiment
@@ -27,6 +28,7 @@ LinkName = Annotated[
 Tokens = Annotated[float, _option("NUMBER", "Tokens to train on.", default=True)]
 Price = Annotated[float | None, _option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Calibrate = Annotated[Path | None, _option("FOLDER", "Folder of measured runs to calibrate speed with.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Name every setting that is left out.")]
 TableFormat = Annotated[Format, typer.Option("--format", help="Format of the table.")]
 
 
@@ -40,13 +42,14 @@ def predict(
     calibrate: Calibrate = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
+    verbose: Verbose = False,
 ) -> None:
     """Predict memory, speed and cost of every setting of a params file, with errors; no GPU is needed."""
     from dsnb.prediction.predict import predict as predicted
 
-    asked = _experiments(params, gpus, set_, gpu, link)
+    asked = _experiments(params, gpus, set_, gpu, link, verbose)
     table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
-    _show(table, format_)
+    _show(table, format_, verbose)
 
 
 def recommend(
@@ -60,16 +63,24 @@ def recommend(
     calibrate: Calibrate = None,
     set_: Set = None,
     format_: TableFormat = Format.table,
+    verbose: Verbose = False,
 ) -> None:
-    """Recommend one setting of a params file by prediction: why, how sure, and the nearest alternatives."""
-    from dsnb.prediction.recommend import recommend as recommended
+    """Recommend a setting for each task of a params file by prediction: how sure that is, and the alternatives."""
+    from dsnb.analysis.recommend import recommend as recommended
 
     options = _options(link, tokens, price, calibrate)
-    asked = _experiments(params, gpus, set_, gpu, link)
+    asked = _experiments(params, gpus, set_, gpu, link, verbose)
     found = recommended(asked, gpu, objective=objective, **options)  # type: ignore[arg-type]
-    for sentence in found.sentences:
-        say(sentence, err=format_ in {Format.csv, Format.json})
-    _show(found.table, format_)
+    in_one = format_ in {Format.csv, Format.json}
+    for place, one in enumerate(found):
+        for line in (*([""] if place else []), f"{one.task}:", *one.sentences):
+            say_line(line, err=in_one)
+        if len(one.table) and not in_one:
+            _show(one.table, format_, verbose)
+    if in_one:
+        import pandas as pd
+
+        _show(pd.concat([one.table.assign(task=one.task) for one in found if len(one.table)]), format_, verbose)
 
 
 def _options(link: str, tokens: float, price: float | None, calibrate: Path | None) -> dict[str, Any]:
@@ -81,48 +92,45 @@ def _options(link: str, tokens: float, price: float | None, calibrate: Path | No
     return options
 
 
-def _experiments(params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str) -> list["Experiment"]:
+def _experiments(
+    params: Path, gpus: int | None, set_: list[str] | None, gpu: str, link: str, verbose: bool
+) -> list["Experiment"]:
     """Return the settings of a params file, each once, for GPUs, whatever this machine has; say which are left out."""
     from dsnb.prediction.step_time import problem
     from dsnb.sweep.params import load_sweep
 
-    overrides = {"device": "cuda", **parse_overrides(set_ or []), **({"gpus": gpus} if gpus else {})}
+    overrides = {"device": "cuda", **parse_overrides(set_ or []), **({} if gpus is None else {"gpus": gpus})}
     sweep = load_sweep(params, overrides, auto_values={"gpus": gpus or 1}, leave_out_refused=True)
     asked = {run.name: run.experiment for run in sweep.runs}
     problems = {name: why for name, one in asked.items() if (why := problem(one, gpu, link))}
     if len(problems) == len(asked):
         raise SettingsError(list(dict.fromkeys(problems.values())))
     known = {name: one for name, one in asked.items() if name not in problems}
-    left_out = [*sweep.refused, *problems.items()]
-    for line in _left_out(left_out, known):
+    others = [*sweep.refused, *problems.items()]
+    for line in left_out.lines(others, len(known) + len(others), verbose, known):
         say(line, err=True)
     return list(known.values())
 
 
-def _left_out(left_out: list[tuple[str, str]], known: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each reason to leave settings out, with their names where no other setting has the same."""
-    for why in dict.fromkeys(why for _, why in left_out):
-        names = [name for name, own in left_out if own == why]
-        own = ", ".join(sorted(set(names) - set(known)))
-        yield f"left out {len(names)} of {len(known) + len(left_out)} settings{f' ({own})' if own else ''}: {why}"
-
-
-def _show(table: Any, format_: Format) -> None:
+def _show(table: Any, format_: Format, verbose: bool) -> None:
     numbers = table.set_index("experiment")
     show(numbers, _texts(numbers), format_)
     uncovered = [f"not covered by the calibration: {line}" for line in dict.fromkeys(numbers["outside"]) if line]
-    for line in [*_in_pieces(numbers), *uncovered]:
+    for line in [*_in_pieces(numbers, verbose), *uncovered]:
         say(line, err=format_ in {Format.csv, Format.json})
 
 
-def _in_pieces(table: Any) -> Iterator[str]:
-    """Yield a sentence for each setting that does not fit although its tensors alone would."""
-    for name, row in table.iterrows():
-        if not row["fits"] and row["headroom_gib"] >= 0:
-            yield (
-                f"{name} does not fit, although {row['headroom_gib']:.1f} GiB would be left: memory is in pieces; "
-                f"torch would reserve {row['peak_reserved_with_room_gib']:.1f} GiB if it could"
-            )
+def _in_pieces(table: Any, verbose: bool) -> Iterator[str]:
+    """Yield a sentence about the settings that do not fit although their tensors alone would, or one for each."""
+    found = [(name, row) for name, row in table.iterrows() if not row["fits"] and row["headroom_gib"] >= 0]
+    if len(found) > 1 and not verbose:
+        yield f"{len(found)} settings do not fit, although their tensors would: memory is in pieces ({left_out.NAMES})"
+        return
+    for name, row in found:
+        yield (
+            f"{name} does not fit, although {row['headroom_gib']:.1f} GiB would be left: memory is in pieces; "
+            f"torch would reserve {row['peak_reserved_with_room_gib']:.1f} GiB if it could"
+        )
 
 
 def _texts(table: Any) -> Any:

@@ -33,6 +33,7 @@ class Format(StrEnum):
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     """Print the aggregated table: the columns that fit for each task, or all columns of all experiments."""
     from dsnb.analysis.summary import summarize
+    from dsnb.analysis.tasks import tasks
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
     from dsnb.runs.setting_words import common_unit
@@ -41,13 +42,13 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         table = summarize(runs)
         show(table, format_summary(table, common_unit(runs)), format_)
         return
-    for place, (title, table) in enumerate(summary_table.blocks(runs)):
+    for place, (task, (title, table)) in enumerate(zip(tasks(runs), summary_table.blocks(runs), strict=True)):
         if place:
             say("")
         say_line(title)
         _print_table(summary_table.fitted(table, table_width()))
-    for line in (*summary_table.footnotes(runs), *summary_table.causes(runs)):
-        say_line(line)
+        for line in (*summary_table.footnotes(task.runs), *summary_table.causes(task.runs)):
+            say_line(line)
 
 
 def print_groups(runs: Any, format_: Format) -> None:

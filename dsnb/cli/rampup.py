@@ -22,14 +22,14 @@ def rampup(
         _argument("FIRST", "Global batch size at the beginning, in sequences."),
     ],
     last: Annotated[int, _argument("LAST", "Global batch size after the ramp-up.")],
-    gpus_per_node: Annotated[int, _option("GPUs of a node; nodes are used whole.")],
+    gpus_per_node: Annotated[int, _option("GPUs per node; every node is used as a whole.")],
     micro_batch_size: Annotated[int | None, _option("Largest micro-batch that fits into memory.")] = None,
     replica_gpus: Annotated[int | None, _option("GPUs of a replica: tensor x pipeline.", show_default="1")] = None,
     runs: Annotated[
         Path | None,
-        _option("Folder of runs that say both, and how fast each micro-batch is.", metavar="FOLDER"),
+        _option("Measured runs: largest micro-batch, GPUs of a replica, speed of each micro-batch.", metavar="FOLDER"),
     ] = None,
-    max_nodes: Annotated[int | None, _option("Most nodes.")] = None,
+    max_nodes: Annotated[int | None, _option("Maximum number of nodes.")] = None,
     increment: Annotated[int | None, _option("Growth of the batch per stage; without it, the batch doubles.")] = None,
     least_efficiency: Annotated[
         float, _option("With --runs: throughput of a GPU at the first batch, relative to its best.", show_default=True)

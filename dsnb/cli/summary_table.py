@@ -6,12 +6,14 @@ import pandas as pd
 from rich.cells import cell_len
 
 from dsnb.analysis.decision import DEFAULT_TOKENS
-from dsnb.analysis.flags import flags
+from dsnb.analysis.flags import Flag, flags
+from dsnb.analysis.stability import unstable
 from dsnb.analysis.summary import qualify_experiments, summarize
 from dsnb.analysis.tasks import tasks
 from dsnb.formulas import metrics
+from dsnb.render import answer
 from dsnb.render.rounding import significant
-from dsnb.render.tables import format_value
+from dsnb.render.tables import repeats_text
 from dsnb.runs import labels, setting_words
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
@@ -20,6 +22,8 @@ RATE = "tokens_per_s"
 BEST, OTHER = "* ", "  "
 UNUSUAL = " !"
 """Mark behind the name of an experiment with an unusual run."""
+NO_RANK = "unstable"
+"""In place of a difference to the best setting, for one whose repeats do not agree."""
 MOST_FOOTNOTES = 8
 BETWEEN = 2
 """Spaces between two columns."""
@@ -44,10 +48,12 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
+        no_rank = summary.index.isin(unstable(qualify_experiments(rename_old_columns(task.runs))))
+        summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(filter(None, [task.title, _place(task.runs), f"all {shared}" if shared else ""]))
-        table = _texts(summary)
-        known = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0])
+        table = _texts(summary, sorted(no_rank))
+        known = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
         marks = [BEST if place == 0 and known else OTHER for place in range(len(names))]
         unusual = set(_unusual(task.runs)["experiment"])
         ends = [UNUSUAL if name in unusual else "" for name in summary.index]
@@ -55,14 +61,15 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def footnotes(runs: pd.DataFrame) -> list[str]:
-    """Return a line for each run that is unusual by its columns, at most `MOST_FOOTNOTES`; none if no run is.
+    """Return what to do about unstable settings, and a line for each run that is unusual, at most `MOST_FOOTNOTES`.
 
     Drift and clocks over time, which need the steps and samples of each run, are in the report.
     """
-    rows = list(_unusual(runs).itertuples())
+    rows = [row for row in _unusual(runs).itertuples() if row.flags != (Flag.UNSTABLE,)]  # said of the setting
     lines = [f"{UNUSUAL.strip()} {row.experiment} run {row.repeat}: {row.words}" for row in rows[:MOST_FOOTNOTES]]
     more = len(rows) - MOST_FOOTNOTES
-    return [*lines, f"{UNUSUAL.strip()} and {more} more runs: see the report"] if more > 0 else lines
+    lines += [f"{UNUSUAL.strip()} and {more} more runs: see the report"] if more > 0 else []
+    return [*answer.unstable_settings(runs), *lines]
 
 
 def _unusual(runs: pd.DataFrame) -> pd.DataFrame:
@@ -116,14 +123,15 @@ def _place(runs: pd.DataFrame) -> str:
     return f"on {names.pop()}" if len(names) == 1 and names != {"-"} else ""
 
 
-def _texts(summary: pd.DataFrame) -> pd.DataFrame:
-    rates = summary[f"{RATE}_median"]
+def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
+    rates = summary[f"{RATE}_median"].mask(list(no_rank))
     table = pd.DataFrame(index=summary.index)
     counts = zip(summary["n"], summary["n_failed"], strict=True)
     table["runs"] = [f"{n}, {failed} not ok" if failed else f"{n}" for n, failed in counts]
     table["tokens/s"] = _values(summary, RATE)
     if rates.notna().sum() > 1:
-        table["vs best"] = [_change(rate / rates.max() - 1) for rate in rates]
+        changes = zip(rates / rates.max() - 1, no_rank, strict=True)
+        table["vs best"] = [NO_RANK if is_unstable else _change(change) for change, is_unstable in changes]
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
         table[METRIC_LABELS[metric].heading] = _values(summary, metric)
@@ -132,9 +140,7 @@ def _texts(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _values(summary: pd.DataFrame, metric: str) -> list[str]:
-    label = METRIC_LABELS[metric]
-    pairs = zip(summary[f"{metric}_median"], summary[f"{metric}_std"], strict=True)
-    return [format_value(value * label.factor, std * label.factor, label.digits) for value, std in pairs]
+    return repeats_text(summary, metric, METRIC_LABELS[metric].digits)
 
 
 def _days(rate: float) -> str:

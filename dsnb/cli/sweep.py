@@ -53,6 +53,7 @@ class SweepOptions:
     """What each Slurm job may use; None for runs that are no Slurm jobs."""
     one_allocation: bool = False
     skip_oom: bool = False
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         if self.allocation is None:
@@ -90,7 +91,7 @@ class SweepOptions:
         words += ["--output", str(output.absolute()), *(["--retry"] if self.retry else [])]
         words += [word for change in self.changes for word in ("--set", change)]
         words += ["--only", self.only] if self.only else []
-        words += ["--skip-oom"] if self.skip_oom else []
+        words += [*(["--skip-oom"] if self.skip_oom else []), *(["--verbose"] if self.verbose else [])]
         return words + (["--sub-cluster", self.sub_cluster] if self.sub_cluster else [])
 
 
@@ -106,7 +107,12 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs, and start nothing.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --dry-run: print settings, configurations and commands.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Name every setting that is left out; with --dry-run, print settings, configurations, commands.",
+        ),
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs as well as unfinished ones.")] = False,
     skip_oom: Annotated[
@@ -123,7 +129,7 @@ def sweep(
     partition: Annotated[str | None, _slurm_option(metavar="NAME", help_="Slurm partition.")] = None,
     account: Annotated[str | None, _slurm_option(metavar="NAME", help_="Account to charge.")] = None,
     nodes: Annotated[
-        int | None, _slurm_option(metavar="NUMBER", help_="Most nodes of a job; a run requests as few as it needs.")
+        int | None, _slurm_option(metavar="NUMBER", help_="Maximum nodes per job; a run requests as few as it needs.")
     ] = None,
     gpus_per_node: Annotated[
         int | None, _slurm_option(metavar="NUMBER", help_="GPUs per node; on nodes without GPUs, ranks.")
@@ -154,7 +160,7 @@ def sweep(
         extra_options=parse_pairs(sbatch_option) if sbatch_option else None,
     )
     options = SweepOptions(
-        params, set_ or [], only, output, retry, hostfile, sub_cluster, allocation, one_allocation, skip_oom
+        params, set_ or [], only, output, retry, hostfile, sub_cluster, allocation, one_allocation, skip_oom, verbose
     )
     planned, notes = options.load()
     for note in notes:
@@ -203,8 +209,8 @@ def _run(planned: "Sweep", options: SweepOptions) -> bool:
 
     if options.allocation and options.one_allocation:
         command = options.command_in_job(planned.paths.dir)
-        return run_in_one_job(planned, options.allocation, command, retry=options.retry)
-    results = run_sweep(planned, retry=options.retry, slurm=options.allocation)
+        return run_in_one_job(planned, options.allocation, command, retry=options.retry, verbose=options.verbose)
+    results = run_sweep(planned, retry=options.retry, slurm=options.allocation, verbose=options.verbose)
     return all(result.status == "ok" for result in results)
 
 

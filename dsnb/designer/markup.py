@@ -33,10 +33,10 @@ def plan_html(plan: Plan, start_s: float, objective: str, gpu: str) -> str:
         runs = f"{count(len(plan.sweep.runs), 'run')}: {count(experiments, 'experiment')} x {plan.repeats}"
         parts = [
             f"<p><strong>{_escape(runs)}</strong></p>",
-            _paragraphs(_time(plan, start_s, gpu), _best(plan, objective), plan.note),
+            _paragraphs(_time(plan, start_s, gpu), *_best(plan, objective), plan.note),
             _list("This machine cannot run it", plan.unsupported),
         ]
-    parts += [_list(f"Predicted not to fit: {len(plan.unfit)}", plan.unfit), _refused(plan.refused)]
+    parts += [_unfit(plan.unfit), _refused(plan.refused)]
     return f'<div role="status" style="overflow-wrap: anywhere; line-height: normal">{"".join(parts)}</div>'
 
 
@@ -66,13 +66,17 @@ def _time(plan: Plan, start_s: float, gpu: str) -> str:
     return said + unknown
 
 
-def _best(plan: Plan, objective: str) -> str:
-    best = plan.best(objective)
-    if best is None:
-        return ""
+def _best(plan: Plan, objective: str) -> list[str]:
+    """Return the best predicted experiment of each task; the task is named where there are several."""
     figures = {"tokens/s": "tokens_per_s", "GiB": "peak_allocated_gib"}
-    known = [_figure(best, *one) for one in figures.items() if not math.isnan(best[one[1]])]
-    return f"Predicted {BEST[objective][1]}: {best['experiment']} ({', '.join(known)})."
+    found = plan.best(objective)
+    said = []
+    for title, best in found.items():
+        known = [_figure(best, *one) for one in figures.items() if not math.isnan(best[one[1]])]
+        of_task = f" of {title}" if plan.predicted["task"].nunique() > 1 else ""
+        said.append(f"Predicted {BEST[objective][1]}{of_task}: {best['experiment']} ({', '.join(known)}).")
+    rest = len(said) - MOST_SHOWN
+    return [*said[:MOST_SHOWN], *([f"and {count(rest, 'task')} more"] if rest > 0 else [])]
 
 
 def _figure(row: Any, unit: str, column: str) -> str:
@@ -80,6 +84,11 @@ def _figure(row: Any, unit: str, column: str) -> str:
     error_pct = row[f"{column.removesuffix('_gib')}_error_pct"]
     error = "" if math.isnan(error_pct) else f" ± {significant(error_pct, 2)} %"
     return f"{significant(row[column])} {unit}{error}"
+
+
+def _unfit(names: list[str]) -> str:
+    head = f"<h4>Predicted not to fit: {len(names):,}</h4>"
+    return f"{head}{_disclosed('experiment', names)}" if names else ""
 
 
 def _refused(refused: Mapping[str, list[dict[str, Any]]]) -> str:
@@ -98,11 +107,13 @@ def _refused(refused: Mapping[str, list[dict[str, Any]]]) -> str:
 
 def _combinations(named: list[str]) -> str:
     """Return combinations behind a disclosure; nothing where there are no axes."""
-    if not any(named):
-        return ""
-    rest = [f"and {len(named) - MOST_SHOWN:,} more"] if len(named) > MOST_SHOWN else []
-    lines = "".join(f"<li>{_escape(one)}</li>" for one in [*named[:MOST_SHOWN], *rest])
-    return f"<details><summary>{count(len(named), 'combination')}</summary><ul>{lines}</ul></details>"
+    return _disclosed("combination", named) if any(named) else ""
+
+
+def _disclosed(noun: str, names: list[str]) -> str:
+    rest = [f"and {len(names) - MOST_SHOWN:,} more"] if len(names) > MOST_SHOWN else []
+    lines = "".join(f"<li>{_escape(one)}</li>" for one in [*names[:MOST_SHOWN], *rest])
+    return f"<details><summary>{count(len(names), noun)}</summary><ul>{lines}</ul></details>"
 
 
 def _combination(settings: Mapping[str, Any]) -> str:

@@ -68,13 +68,16 @@ class Plan:
         """Cost of the same runs; 0 without a price."""
         return float(self.predicted["cost"].sum()) * self.repeats
 
-    def best(self, objective: str) -> pd.Series | None:
-        """Return the best predicted experiment that fits; None if nothing is predicted."""
+    def best(self, objective: str) -> dict[str, pd.Series]:
+        """Return the best predicted experiment of each task that fits, by the task's title; without unknown ones."""
         column, _ = BEST[objective]
+        if self.predicted.empty:
+            return {}
         known = self.predicted[self.predicted["fits"].ne(False) & self.predicted[column].notna()]
-        if known.empty:
-            return None
-        return known.loc[known[column].idxmin() if objective == "memory" else known[column].idxmax()]
+        return {
+            str(title): own.loc[own[column].idxmin() if objective == "memory" else own[column].idxmax()]
+            for title, own in known.groupby("task", sort=False)
+        }
 
 
 def plan(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from dsnb.analysis.recommend import by_task
 from dsnb.errors import DsnbError
 from dsnb.files import plain_text
 from dsnb.settings.experiment import Experiment
@@ -44,14 +45,18 @@ def rows(experiments: list[Experiment], predict: Predict, start_s: float) -> tup
     Returns
     -------
     pandas.DataFrame
-        `COLUMNS` and `ERRORS`, `experiment` under its name in a sweep and `fits` as True, False or None; `gpus`;
-        `tokens_per_s_per_gpu`; `run_s`, the time of one run, and its `cost`, NaN if unknown or if the run does not fit.
+        `COLUMNS` and `ERRORS`, `experiment` under its name in a sweep and `fits` as True, False or None; `task`;
+        `gpus`; `tokens_per_s_per_gpu`; `run_s`, the time of one run, and its `cost`, NaN if unknown or if the run does
+        not fit.
     str
         Why nothing is predicted; empty if something is.
     """
     table, note = _asked(experiments, predict)
     several_models = len({one.model for one in experiments}) > 1
     table["experiment"] = [one.name_with_model if several_models else one.name for one in experiments]
+    table["task"] = pd.Series(
+        {place: title for title, places in by_task(experiments) for place in places}, dtype=object
+    )
     table["gpus"] = [one.gpus for one in experiments]
     table["tokens_per_s_per_gpu"] = table["tokens_per_s"] / table["gpus"]
     steps = pd.Series([one.warmup_steps + one.steps for one in experiments])

@@ -21,7 +21,9 @@ FSDP_GATHER = 8.0
 BLOCK_GATHER = 2.0
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next one
 ZERO3_PARAMETER = 1.5
-ADAFACTOR_TENSOR = 1.2  # torch 2.11 waits for two norms of each tensor: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
+ADAFACTOR_TENSOR = (
+    1.2  # torch 2.11 waits for two norms of each tensor: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
+)
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 

@@ -15,7 +15,7 @@ class PeakError:
     Attributes
     ----------
     settings
-        Number of runs.
+        Number of settings.
     mean_pct, worst_pct
         Mean and largest absolute error of `peak_allocated_gib`.
     reserved

@@ -22,6 +22,7 @@ from dsnb.prediction.replay.simulate import Simulated, simulate
 from dsnb.prediction.step_time import Setting, StepTime, setting, step_times
 from dsnb.prediction.time_errors import DEFAULT_ERRORS, TimeError
 from dsnb.prediction.traces import recordings, traces
+from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -84,10 +85,10 @@ def predict(
     Raises
     ------
     SettingsError
-        If the GPU, the link or a model is unknown, a micro-batch is `auto`, or nothing can be calibrated.
+        If the GPU, the link or a model is unknown, a micro-batch is `auto`, nothing can be calibrated, or the tokens or
+        the price are no finite number of an allowed size.
     """
-    if not tokens > 0 or math.isinf(tokens):
-        raise SettingsError(f"tokens is {tokens!r}: give a finite number of more than 0")
+    planning.check(tokens, {}, price=price)
     experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
     kind, path = gpus.find(gpu), links.link(link)
     known = Known() if calibrate is None else _calibrated(calibrate, path)

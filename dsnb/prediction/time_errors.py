@@ -29,7 +29,7 @@ class TimeError:
     Attributes
     ----------
     settings
-        Number of runs.
+        Number of settings.
     mean_pct, worst_pct
         Mean and largest absolute error.
     bias_pct

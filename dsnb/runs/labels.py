@@ -3,7 +3,8 @@
 One registry, so that tables, figures, the explorer and the answer use the same words for the same column.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pandas as pd
@@ -30,6 +31,10 @@ class Metric:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
+GENERAL = {"auto": "default", "none": "no", "": "no", "-": "unknown"}
+"""Values that mean the same for all settings, and the word in front of a setting's title that says it."""
+
+
 @dataclass(frozen=True)
 class Axis:
     """How a setting is displayed; `phrase` describes one of its values, as in "ZeRO 3"."""
@@ -40,11 +45,20 @@ class Axis:
     """Order of the values, if it is neither numeric nor alphabetic."""
     usual: object = None
     """The value that is omitted when an experiment is described by its settings."""
+    phrases: Mapping[str, str] = field(default_factory=dict)
+    """Phrases for values that `phrase` does not fit, such as a 0 that turns something off, by their text."""
+    only_with: str = ""
+    """Another setting; while it is off, this one has no effect."""
 
     def describe(self, value: object) -> str:
-        """Return a phrase for a value."""
+        """Return a phrase for a value, which says what `none`, `auto` and a missing value mean."""
+        said = text(value)
+        if said in self.phrases:
+            return self.phrases[said]
+        if said in GENERAL:
+            return f"{GENERAL[said]} {self.title}"
         phrase = self.phrase or f"{self.title} {{}}"
-        return phrase.replace("{}", "on" if value is True else "off" if value is False else text(value))
+        return phrase.replace("{}", "on" if value is True else "off" if value is False else said)
 
     def describe_unusual(self, value: object) -> str:
         """Return a phrase for a value, empty for the usual one."""
@@ -70,7 +84,8 @@ METRIC_LABELS = {
         1,
         "higher",
         "tokens/s/GPU divided by the median of the fastest plain loop (one process without an engine) that does the "
-        "same work on the same GPU; on a CPU tokens/s of all ranks, which share its cores.",
+        "same work on the same GPU: model, data, batch, number format, optimizer, loss, attention and recomputation "
+        "are equal. On a CPU tokens/s of all ranks, which share its cores.",
     ),
     "trained_tokens_per_s": Metric(
         "trained tokens/s", better="higher", about="Without the tokens of steps that the fp16 loss scaler skipped."
@@ -116,7 +131,8 @@ METRIC_LABELS = {
         "%",
         better="higher",
         about="Share of the timed steps in which any kernel ran. A GPU that waits for others in NCCL counts as busy, "
-        "so a high value does not mean that the GPU is used well.",
+        "so a high value does not mean that the GPU is used well. Missing where the timed steps took less than 5 s: "
+        "NVML reports the share of up to a second before each sample, so that the figure of a shorter time is noise.",
     ),
     "power_w": Metric("power", "W", better="lower", about="Mean per GPU over the timed steps: energy divided by time."),
     "energy_j": Metric("energy of the timed steps", "J", better="lower", about="Sum over all GPUs, without the hosts."),
@@ -137,9 +153,10 @@ METRIC_LABELS = {
         "TFLOP/s/GPU",
         digits=1,
         better="higher",
-        about="Model FLOPs: 6 x parameters + 12 x layers x hidden x sequence per token; with LoRA, 4 x parameters "
-        "+ 2 x trainable parameters instead of 6 x parameters, because frozen weights have no gradient. By convention, "
-        "the masked half of attention is counted.",
+        about="Model FLOPs: 6 x active parameters + 12 x layers with attention x hidden x sequence per token; in a "
+        "mixture of experts the chosen ones are active. With LoRA, 4 x active + 2 x trainable parameters instead of "
+        "6 x active ones, because frozen weights have no gradient. By convention, the masked half of attention is "
+        "counted.",
     ),
     "hardware_tflops_per_gpu": Metric(
         "hardware TFLOP/s/GPU",
@@ -178,28 +195,49 @@ AXES = {
     "offload": Axis("offload", "offload {}", usual="none"),
     "optimizer": Axis("optimizer", "{}", usual="adamw"),
     "gradient_compression": Axis("gradient compression", "compression {}", usual="none"),
-    "lora_rank": Axis("LoRA rank", "LoRA {}", usual=0),
+    "lora_rank": Axis("LoRA rank", "LoRA {}", usual=0, phrases={"0": "no LoRA"}),
     "tensor_parallel": Axis("tensor parallel", "TP {}", usual=1),
     "pipeline_parallel": Axis("pipeline parallel", "PP {}", usual=1),
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
     "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="native"),
     "attention": Axis("attention", "attention {}", usual="auto"),
     "compile": Axis("compilation", "compilation {}", COMPILE_MODES, "off"),
-    "compile_unit": Axis("compiled unit", "compiled by {}", usual="auto"),
+    "compile_unit": Axis("compiled unit", "compiled by {}", usual="auto", only_with="compile"),
     "loss": Axis("loss", "{} loss", usual="whole"),
-    "grad_accum": Axis("gradient accumulation", "accumulation {}"),
-    "grad_accum_dtype": Axis("gradients accumulated in", "gradients accumulated in {}", usual="auto"),
+    "grad_accum": Axis("gradient accumulation", "accumulation {}", phrases={"1": "no accumulation"}),
+    "grad_accum_dtype": Axis(
+        "gradients accumulated in",
+        "gradients accumulated in {}",
+        usual="auto",
+        phrases={"auto": "default format of accumulated gradients"},
+    ),
     "overlap_comm": Axis("overlapped communication", "overlapped communication {}", usual="auto"),
-    "bucket_elements": Axis("bucket size", "buckets of {} elements", usual=0),
+    "bucket_elements": Axis(
+        "bucket size",
+        "buckets of {} elements",
+        usual=0,
+        phrases={"0": "default bucket size", "1": "buckets of 1 element"},
+    ),
     "gradient_checks": Axis("gradient checks", "gradient checks {}", usual="on"),
-    "leaf_modules": Axis("leaf modules", "leaf modules {}", usual="auto"),
+    "leaf_modules": Axis("leaf modules", "{} as leaf modules", usual="auto"),
     "zeropp": Axis("ZeRO++", "ZeRO++ {}", usual="none"),
     "activation_checkpointing": Axis("activation checkpointing", "checkpointing {}"),
-    "checkpoint_every": Axis("one block recomputed of", "one block of {}", usual=1),
-    "checkpoint_offload": Axis("checkpoints in host memory", "checkpoints in host memory {}", usual=False),
+    "checkpoint_every": Axis(
+        "one block recomputed of",
+        "one block of {} recomputed",
+        usual=1,
+        phrases={"1": "every block recomputed"},
+        only_with="activation_checkpointing",
+    ),
+    "checkpoint_offload": Axis(
+        "checkpoints in host memory",
+        usual=False,
+        phrases={"true": "checkpoints in host memory", "false": "checkpoints on the GPU"},
+        only_with="activation_checkpointing",
+    ),
     "gpus": Axis("GPUs", "GPUs {}"),
     "nodes": Axis("nodes", "nodes {}"),
-    "micro_batch_size": Axis("micro-batch", "micro-batch {}"),
+    "micro_batch_size": Axis("micro-batch", phrases={"auto": "the largest micro-batch that fits"}),
     "seq_len": Axis("sequence length", "sequence {}"),
     "data": Axis("data", "{} data"),
     "trained": Axis("trained", "{}"),
@@ -208,14 +246,25 @@ AXES = {
     "sweep": Axis("sweep", "{}"),
     "status": Axis("status", "{}", ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")),
 }
-"""The most important settings, in display order; the others follow, titled by their names."""
+"""The most important settings, in display order; the others follow."""
+OTHER_AXES = {
+    "weights": Axis("weights", "{} weights"),
+    "memory_limit_gib": Axis("memory limit (GiB)", "memory limit {} GiB", phrases={"0": "no memory limit"}),
+    "dropout": Axis("dropout", phrases={"0": "no dropout"}),
+    "tokenizer": Axis("tokenizer", phrases={"bytes": "bytes as tokens"}),
+    "gradient_clipping": Axis("gradient clipping", phrases={"0": "no gradient clipping"}),
+    "powersgd_rank": Axis("PowerSGD rank", only_with="gradient_compression"),
+    "warmup_steps": Axis("warm-up steps", "{} warm-up steps", phrases={"0": "no warm-up steps", "1": "1 warm-up step"}),
+    "steps": Axis("timed steps", "{} timed steps", phrases={"1": "1 timed step"}),
+}
+"""Settings whose names alone would not do as titles, or whose values need words; in no order."""
 
 
 def axis(name: str) -> Axis:
-    """Return the axis of a column; one without an entry is titled by its name."""
+    """Return the axis of a column; one in neither list is titled by its name."""
     if name.startswith(deepspeed_keys.PREFIX):
         return Axis(name.rpartition(".")[2])
-    return AXES.get(name, Axis(name.replace("_", " ")))
+    return AXES.get(name) or OTHER_AXES.get(name) or Axis(name.replace("_", " "))
 
 
 def count(number: float, noun: str) -> str:

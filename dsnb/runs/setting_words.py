@@ -29,7 +29,10 @@ def setting(run: Mapping[str, Any]) -> str:
     unusual = [
         labels.axis(name).describe_unusual(run[name])
         for name in labels.AXES
-        if name not in {*_SAID, *_LAST, *_NOT_SETTINGS} and _is_known(run, name) and not _is_off(run, name)
+        if name not in {*_SAID, *_LAST, *_NOT_SETTINGS}
+        and _is_known(run, name)
+        and not _is_off(run, name)
+        and has_effect(run, name)
     ]
     batch = [f"micro-batch {_text(run, 'micro_batch_size')}"] if _is_known(run, "micro_batch_size") else []
     accumulated = run.get("grad_accum")
@@ -60,9 +63,21 @@ def choice(run: Mapping[str, Any], name: str) -> str:
     return labels.axis(name).describe(run[name])
 
 
+def has_effect(run: Mapping[str, Any], name: str) -> bool:
+    """Return whether a setting of a run does something: the interval of recomputed blocks does only if some are."""
+    needed = labels.axis(name).only_with
+    return not needed or is_on(run.get(needed))
+
+
+def is_on(value: object) -> bool:
+    """Return whether a value of a setting turns it on; an unknown one counts as on."""
+    return labels.text(value).lower() not in {"false", "0", "off", "none"}
+
+
 def unusual_choice(run: Mapping[str, Any], name: str) -> str:
-    """Return one setting of a run in words; empty if it is unknown, usual or off."""
-    is_usual = not _is_known(run, name) or _is_off(run, name) or run[name] == labels.axis(name).usual
+    """Return one setting of a run in words; empty if it is unknown, usual, off or without effect."""
+    is_usual = not has_effect(run, name)
+    is_usual = is_usual or not _is_known(run, name) or _is_off(run, name) or run[name] == labels.axis(name).usual
     return "" if is_usual else choice(run, name)
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text, plain_yaml
 from dsnb.settings import aliases, checks, deepspeed_keys
+from dsnb.settings.experiment import Experiment
 
 
 class ParamsFile(BaseModel):
@@ -62,6 +63,30 @@ def _entries(value: Any) -> list[dict[str, Any]]:
     return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
 
 
+def _unknown_fields(keys: list[Any]) -> list[str]:
+    """Return a sentence for all settings of runs among unknown fields, and one for each other field."""
+    misplaced = [plain_text.short_repr(key) for key in keys if _is_setting(key)]
+    found = [_unknown_field(key) for key in keys if not _is_setting(key)]
+    if not misplaced:
+        return found
+    *others, last = misplaced
+    names = f"{', '.join(others)} and {last} are settings" if others else f"{last} is a setting"
+    return [f"{names} of runs: put settings below 'defaults:', or below 'grid:' with a list of values", *found]
+
+
+def _is_setting(key: object) -> bool:
+    name = str(key)
+    return name in {*Experiment.model_fields, *aliases.CURRENT_NAMES} or name.startswith(deepspeed_keys.PREFIX)
+
+
+def _unknown_field(key: object) -> str:
+    fields, settings = ParamsFile.model_fields, Experiment.model_fields
+    match = checks.closest_match(str(key), [*fields, *settings])
+    if match in fields or match is None:
+        return checks.unknown_setting(str(key), fields)
+    return f"{checks.unknown_setting(str(key), settings)} put settings below 'defaults:'"
+
+
 def read_params(path: str | Path) -> ParamsFile:
     """Read a params file.
 
@@ -88,7 +113,7 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
     )
     fields = ParamsFile.model_fields
     problems = _conflicts(given)
-    problems += [checks.unknown_setting(key, fields) for key in content if key not in fields]
+    problems += _unknown_fields([key for key in content if key not in fields])
     try:
         file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
     except ValidationError as error:

@@ -66,8 +66,7 @@ def _nvme_unused(s: Settings) -> str | None:
 
 def _optimizer(s: Settings) -> str | None:
     if s["optimizer"] != "adafactor":
-        gone = f"optimizer is '{s['optimizer']}': DeepSpeed has no 1-bit optimizer since 0.19; use 'adamw'"
-        return gone if s["optimizer"].startswith("onebit") else None
+        return None
     if s["strategy"] == "deepspeed" and s["zero_stage"] > 0:
         why = "ZeRO passes it flat shards, which it cannot factor; use zero_stage 0 or strategy 'ddp'"
         return f"optimizer is 'adafactor', but zero_stage is {s['zero_stage']}: {why}"

@@ -108,7 +108,7 @@ class Training(BaseModel):
     """`synthetic` (random tokens), `stdlib` (the source text of Python's standard library) or a text file."""
     tokenizer: str = "bytes"
     """Tokenizer of text: `bytes` (one token per byte, no download), a folder, or a hub id."""
-    optimizer: Literal["adamw", "adafactor", "muon", "onebit-adam", "onebit-lamb"] = "adamw"
+    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
     """AdamW (fused on a GPU), Adafactor, whose second moments are factored, or DeepSpeed's Muon, which orthogonalizes
     the updates of matrices."""
     learning_rate: float = Field(default=1e-4, gt=0)

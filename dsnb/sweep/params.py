@@ -27,6 +27,8 @@ from dsnb.sweep import order
 
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
 """Fields of the params file that `--set` can change, besides settings of runs."""
+MOST_NAMED = 5
+"""Experiments that a message names."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,8 @@ def _experiments(
         _add(named, _name(experiment, models), experiment)
     kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
     if not kept and not refused:
-        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join(named)}")
+        more = f", and {len(named) - MOST_NAMED:,} more (--dry-run lists them)" if len(named) > MOST_NAMED else ""
+        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join([*named][:MOST_NAMED])}{more}")
     return kept, refused
 
 
@@ -227,7 +230,7 @@ def _add(named: dict[str, Experiment], name: str, experiment: Experiment) -> Non
         differing = [key for key in Experiment.model_fields if getattr(known, key) != getattr(experiment, key)]
         raise SettingsError(
             f"two experiments are named {name!r}: they differ only in {', '.join(differing)}; "
-            "give each a sweep of its own"
+            "put each into its own sweep"
         )
 
 

@@ -49,6 +49,7 @@ def run_sweep(
     progress: bool = True,
     slurm: Allocation | None = None,
     skip_oom: bool = False,
+    verbose: bool = False,
 ) -> list[Result]:
     """Execute all runs of a sweep that are not finished yet.
 
@@ -66,6 +67,8 @@ def run_sweep(
     skip_oom
         Leave out the settings that are predicted not to fit into the memory of this machine's GPUs, or into
         `memory_limit_gib`, as `skip_oom: true` of the params file does.
+    verbose
+        Name each of these settings with what it needs; otherwise, several are only counted.
 
     Returns
     -------
@@ -88,7 +91,7 @@ def run_sweep(
         raise SettingsError(problems)
     if skip_oom:
         sweep = replace(sweep, params={**sweep.params, "skip_oom": True})
-    sweep = with_inputs(without_unfit(sweep, _sayer(progress)))
+    sweep = with_inputs(without_unfit(sweep, _sayer(progress), verbose))
     with locked(sweep.paths) as lock:
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         with contextlib.suppress(OSError):
@@ -114,8 +117,12 @@ def _planned(sweep: Sweep) -> dict[str, list[int]]:
     return planned
 
 
-def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False) -> bool:
+def run_in_one_job(
+    sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False, verbose: bool = False
+) -> bool:
     """Execute all runs of a sweep that are not finished yet in one Slurm job, which runs `command`.
+
+    `retry` and `verbose` are as for `run_sweep`.
 
     Returns
     -------
@@ -129,7 +136,7 @@ def run_in_one_job(sweep: Sweep, allocation: Allocation, command: list[str], *, 
     LaunchError
         If Slurm rejects the job, or the job ends before the sweep is finished.
     """
-    sweep = with_inputs(without_unfit(sweep, _sayer(True)))
+    sweep = with_inputs(without_unfit(sweep, _sayer(True), verbose))
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
     code = 0
     if todo:

@@ -1,7 +1,7 @@
 """Executes runs as jobs: stages one after the other, lanes in parallel, the runs of a lane one after the other.
 
-What a job is, is for others: a process here, or a Slurm job. A job that fails stops no other one; an interrupt ends
-them all and waits until they are gone.
+Jobs are abstract: a local process or a Slurm job. A failure does not stop the others; an interrupt ends all of them and
+waits until they are gone.
 """
 
 import collections
@@ -201,7 +201,7 @@ class LocalJob:
         if code < 0 and not job.was_launched(self.run.paths):
             how = f"the job was {signals.killed_by(-code)} before its run began"
             return job.finish(self.run.paths, "interrupted", how, self._began)
-        message = [*last_lines(self.run.paths.job_log, 1), "it message nothing"][0]
+        message = [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
         return job.finish(self.run.paths, "failed", f"the job ended with exit code {code}: {message}", self._began)
 
     def cancel(self) -> None:

@@ -1,23 +1,43 @@
 """`skip_oom`: leaves out the settings of a sweep that are predicted not to fit into the memory of the GPUs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dsnb.errors import SettingsError
-from dsnb.sweep import job
+from dsnb.sweep import job, left_out
 from dsnb.sweep.params import Sweep
 
+REASON = "predicted not to fit into memory"
 
-def without_unfit(sweep: Sweep, say: Callable[[str], None]) -> Sweep:
+
+def lines(sweep: Sweep, in_full: bool = False) -> Iterator[str]:
+    """Yield what a sweep leaves out because it is predicted not to fit: the need of one setting, the number of several.
+
+    Parameters
+    ----------
+    in_full
+        Whether the name and the need of each setting follow in a line.
+    """
+    words = [f"{name} {why}" for name, why in sweep.left_out.items()]
+    if len(words) == 1:
+        yield f"left out: {words[0]}"
+    else:
+        total = len({run.name for run in sweep.runs}) + len(words)
+        yield from left_out.lines([(one, REASON) for one in words], total, in_full)
+
+
+def without_unfit(sweep: Sweep, say: Callable[[str], None], in_full: bool = False) -> Sweep:
     """Return a sweep without the settings that are predicted not to fit, if its params ask for that.
 
     Left out is what would not fit even if the prediction were as wrong as the worst one was. Settings that cannot be
-    predicted stay, and so do those of which a run was ok before.
+    predicted stay, and so do those with an ok run.
 
     Parameters
     ----------
     say
-        Is called with one sentence for each setting that is left out.
+        Is called with what is being predicted, and with each of `lines`.
+    in_full
+        As for `lines`.
 
     Raises
     ------
@@ -42,8 +62,9 @@ def without_unfit(sweep: Sweep, say: Callable[[str], None]) -> Sweep:
     if len(too_large) == len(experiments):
         name, least = min(too_large.items(), key=lambda item: item[1].peak_gib)
         raise SettingsError(f"skip_oom leaves nothing to run: the smallest setting, {name}, {least}")
-    left_out = {name: str(fit) for name, fit in too_large.items()}
-    for name, why in left_out.items():
-        say(f"left out: {name} {why}")
-    runs = tuple(run for run in sweep.runs if run.name not in left_out)
-    return replace(sweep, runs=runs, left_out={**sweep.left_out, **left_out})
+    runs = tuple(run for run in sweep.runs if run.name not in too_large)
+    needs = {name: str(fit) for name, fit in too_large.items()}
+    fitting = replace(sweep, runs=runs, left_out={**sweep.left_out, **needs})
+    for line in lines(fitting, in_full):
+        say(line)
+    return fitting

@@ -101,6 +101,7 @@ def test_what_does_not_fit_is_named_and_left_out_if_asked():
     assert {run.name for run in made.sweep.runs} - {run.name for run in left_out.sweep.runs} == set(made.unfit)
     assert left_out.unfit == made.unfit
     assert "Predicted not to fit: 1" in html_of(left_out)
+    assert "<details><summary>1 experiment</summary><ul><li>zs1_fp32" in html_of(left_out)
     nothing = planned(by_stage((1, 1, 1), fits=(False,) * 3), leave_out_unfit=True)
     assert nothing.problems == ["nothing is predicted to fit: change a setting"]
 
@@ -108,8 +109,20 @@ def test_what_does_not_fit_is_named_and_left_out_if_asked():
 @pytest.mark.parametrize("objective", BEST)
 def test_the_best_predicted_setting_is_one_that_fits(objective):
     made = planned(by_stage((1, 1, 1), fits=(True, True, False)))
-    assert made.best(objective)["experiment"].startswith("zs1")
-    assert planned().best(objective) is None
+    (best,) = made.best(objective).values()
+    assert best["experiment"].startswith("zs1")
+    assert planned().best(objective) == {}
+
+
+def test_the_best_setting_is_named_for_each_task():
+    """A longer sequence has more tokens/s here, and a smaller model needs less memory: these are other tasks."""
+    made = planned(by_stage((1, 1, 1)), seq_len=[64, 128], model=["gpt2-tiny", "opt-125m"])
+    titles = ["gpt2-tiny, sequence 64", "gpt2-tiny, sequence 128", "opt-125m, sequence 64", "opt-125m, sequence 128"]
+    assert sorted(made.best("time")) == sorted(titles)
+    assert all(title.split(",")[0] in row["experiment"] for title, row in made.best("memory").items())
+    shown = html_of(made)
+    assert all(f"<p>Predicted highest throughput of {title}: " in shown for title in titles)
+    assert "<p>Predicted highest throughput: zs2" in html_of(planned(by_stage((1, 1, 1))))
 
 
 def test_every_objective_has_a_name_and_a_figure():
@@ -118,8 +131,9 @@ def test_every_objective_has_a_name_and_a_figure():
 
 def test_the_objective_decides():
     made = planned(by_stage((1, 1, 1), memory=(1.0, 2.0, 3.0)))
-    assert made.best("time")["experiment"].startswith("zs2")
-    assert made.best("memory")["experiment"].startswith(("zs0", "ddp"))
+    (fastest,), (smallest,) = (made.best(objective).values() for objective in ("time", "memory"))
+    assert fastest["experiment"].startswith("zs2")
+    assert smallest["experiment"].startswith(("zs0", "ddp"))
     assert "Predicted least memory: " in html_of(made, "memory")
     assert "(1,000 tokens/s, 1 GiB)" in html_of(made, "memory")
 
@@ -160,8 +174,8 @@ def test_a_prediction_that_fails_is_a_note(predict, note):
         ({"zero_stage": [1], "strategy": ["ddp"]}, "every combination is refused: change a setting"),
         ({"seed": list(range(2000))}, "grid: 24,000 runs: at most 10,000 are allowed; split the sweep"),
         ({"steps": [5, 6]},
-         "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; give each a sweep of its "
-         "own"),
+         "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; put each into its "
+         "own sweep"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_a_sentence(settings, problem):

@@ -71,7 +71,7 @@ def test_no_more_is_reserved_than_there_is_and_a_close_fit_is_said():
     assert close["peak_reserved_with_room_gib"] == reserved
     words = f"It fits with {0.05 * needed:.1f} GiB to spare, but torch would reserve {reserved:.1f} GiB if it could"
     for limit, said in {1.05: True, 1.5: False}.items():
-        found = dsnb.recommend([given(zero_stage=1, memory_limit_gib=limit * needed)], "H200")
+        (found,) = dsnb.recommend([given(zero_stage=1, memory_limit_gib=limit * needed)], "H200")
         assert (words in " ".join(found.sentences)) == said
 
 
@@ -136,42 +136,6 @@ def test_nothing_asked_is_an_empty_table():
     assert dsnb.predict([]).empty
 
 
-def test_the_best_that_fits_is_recommended_with_its_alternatives():
-    asked = [given(zero_stage=stage, gpus=8, compile=mode) for stage in range(4) for mode in ("off", "default")]
-    found = dsnb.recommend(asked, "H200", objective="tokens_per_s")
-    everything = dsnb.predict(asked, "H200")
-    assert found.table["tokens_per_s"].iloc[0] == everything["tokens_per_s"].max()
-    assert len(found.table) == 4
-    assert found.table["worse_pct"].tolist() == sorted(found.table["worse_pct"])
-    assert found.sentences[0].startswith(f"Train with {found.table['experiment'][0]}: ")
-    least = dsnb.recommend(asked, "H200", objective="memory").table
-    assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
-    cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0).table
-    assert cheapest["cost"].iloc[0] == everything["gpu_hours"].min() * 2.0
-
-
-def test_a_difference_within_the_error_names_the_two_runs_that_would_decide_it():
-    alike = [given(micro_batch_size=size, gpus=8) for size in (8, 9)]
-    sentence = dsnb.recommend(alike, "H200", objective="tokens_per_s").sentences[1]
-    assert "within the error of " in sentence
-    assert all(one.name_with_model in sentence for one in alike)
-    apart = [given(gpus=8), given(gpus=1)]
-    assert "more than the error of " in dsnb.recommend(apart, "H200", objective="tokens_per_s").sentences[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"objective": "fame"}, "objective is 'fame': use one of days, tokens_per_s, memory, cost"),
-        ({"objective": "cost"}, "price is missing"),
-        ({"gpu": "T4"}, "no setting fits: the smallest, opt-1.3b_.* needs .* GiB, .* more than there is"),
-    ],
-)
-def test_recommendations_are_refused_in_one_sentence(options, words):
-    with pytest.raises(SettingsError, match=words):
-        dsnb.recommend([given(zero_stage=0)], **options)
-
-
 def run(monkeypatch, capsys, *words):
     monkeypatch.setattr("sys.argv", ["dsnb", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
@@ -194,7 +158,9 @@ def test_the_command_line_prints_the_same(tmp_path, monkeypatch, capsys):
     assert "±" in out
     code, out, _ = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml", "--objective", "memory")
     assert not code
-    assert out.startswith("Train with opt-1.3b_zs")
+    title, first, *_ = out.splitlines()
+    assert title == "opt-1.3b, sequence 2048:"
+    assert first.startswith("Train with opt-1.3b_zs")
     code, _, err = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml", "--objective", "fame")
     assert code == 1
     assert err.startswith("error: objective is 'fame'")
@@ -207,11 +173,29 @@ def test_memory_in_pieces_is_missing_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "simulate", lambda *_: Simulated(30.0, 150.0, 138.2, fits=False))
     code, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--gpu", "H200")
     assert not code
-    assert "does not fit, although" in out
+    assert "6 settings do not fit, although their tensors would: memory is in pieces (names with -v)" in out
+    _, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--gpu", "H200", "-v")
+    assert out.count("does not fit, although") == 6
     assert "memory is in pieces; torch would reserve 150.0 GiB if it could" in " ".join(out.split())
     code, _, err = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml")
     assert code == 1
-    assert "which is there, but in pieces: torch would reserve 150.0" in " ".join(err.split())
+    assert "GiB, but memory is in pieces: torch would reserve 150.0" in " ".join(err.split())
+
+
+def test_the_command_line_answers_for_each_task(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "asked.yaml"
+    path.write_text(PARAMS.replace("grid: {", "grid: {model: [opt-1.3b, opt-350m], "))
+    code, out, _ = run(monkeypatch, capsys, "recommend", path)
+    assert not code
+    titles = [line for line in out.splitlines() if line.endswith("sequence 2048:")]
+    assert titles == ["opt-1.3b, sequence 2048:", "opt-350m, sequence 2048:"]
+    first, second = out.split("\n\n")
+    assert "opt-350m_" not in first
+    assert "opt-1.3b_" not in second
+    code, out, err = run(monkeypatch, capsys, "recommend", path, "--format", "json")
+    assert not code
+    assert [row["task"] for row in json.loads(out)] == ["opt-1.3b, sequence 2048"] * 4 + ["opt-350m, sequence 2048"] * 4
+    assert err.count("Train with ") == 2
 
 
 def test_settings_that_cannot_be_on_so_many_gpus_are_left_out_and_named(tmp_path, monkeypatch, capsys):
@@ -234,10 +218,44 @@ def test_settings_that_cannot_be_on_so_many_gpus_are_left_out_and_named(tmp_path
     assert err.startswith("error: gpus is 8, but strategy is 'plain'")
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--gpus", "0"), "gpus is 0"),
+        (("--gpus", "-1"), "gpus is -1"),
+        (("--tokens", "0"), "tokens is 0.0: give a finite number of more than 0"),
+        (("--tokens", "nan"), "tokens is nan: give a finite number of more than 0"),
+        (("--price", "-1"), "price is -1.0: give a finite number of 0 or more"),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "recommend"])
+def test_numbers_that_no_plan_can_have_are_refused(tmp_path, monkeypatch, capsys, command, words, problem):
+    (tmp_path / "asked.yaml").write_text(PARAMS)
+    code, out, err = run(monkeypatch, capsys, command, tmp_path / "asked.yaml", *words)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {problem}")
+    assert err.count("\n") == 1
+
+
 def test_a_name_that_an_accepted_setting_has_as_well_is_not_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "asked.yaml").write_text(PARAMS.replace("[0, 1, 3]", "[0, 1], strategy: [ddp]"))
     _, _, err = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml")
     assert err.startswith("left out 2 of 4 settings: zero_stage is 1, but strategy is 'ddp'")
+
+
+def test_settings_that_are_left_out_are_counted_by_reason_and_named_on_request(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "asked.yaml"
+    path.write_text(PARAMS.replace("[0, 1, 3]", "[0, 1, 2], tensor_parallel: [1, 16]"))
+    code, _, err = run(monkeypatch, capsys, "predict", path)
+    assert not code
+    (line,) = err.splitlines()
+    assert line.startswith("left out 6 of 12 settings (names with -v): gpus is 8: it must be a multiple of")
+    code, _, err = run(monkeypatch, capsys, "recommend", path, "-v")
+    assert not code
+    head, *names = err.splitlines()
+    assert head.startswith("left out 6 of 12 settings: gpus is 8")
+    assert len(names) == 6
+    assert all(name.startswith("  zs") and name.count("_tp16") == 1 for name in names)
 
 
 def test_settings_that_cannot_be_predicted_are_left_out_and_named(tmp_path, monkeypatch, capsys):

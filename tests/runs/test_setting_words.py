@@ -1,9 +1,12 @@
 """Settings in words."""
 
+import re
+from typing import get_args
+
 import pytest
 
 from dsnb.runs import setting_words
-from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,76 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
 )
 def test_where_it_ran(run, words):
     assert setting_words.place(run) == words
+
+
+def edge_values(name, field):
+    """Give every value of a closed list, and of an open one the default, the least and the one above."""
+    options = [one for part in [field.annotation, *get_args(field.annotation)] for one in get_args(part)]
+    literals = [one for one in options if isinstance(one, str | int)]
+    least = [rule.ge for rule in field.metadata if getattr(rule, "ge", None) is not None]
+    numbers = [*least, *(one + 1 for one in least)] if isinstance(field.default, int | float) else []
+    truths = [True, False] if isinstance(field.default, bool) else []
+    return list(dict.fromkeys([field.default, *literals, *numbers, *truths]))
+
+
+def test_edge_values_are_those_of_the_type():
+    fields = Experiment.model_fields
+    assert edge_values("offload", fields["offload"])[-1] == "all-nvme"
+    assert edge_values("bucket_elements", fields["bucket_elements"]) == [0, 1]
+    assert edge_values("micro_batch_size", fields["micro_batch_size"]) == [8, "auto"]
+    assert edge_values("profile", fields["profile"]) == [False, True]
+
+
+SAID_WITH_0 = {"zero_stage", "seed"}
+"""Settings of which 0 is a value like any other."""
+ODD = [
+    r"\bnone\b",
+    r"\bauto\b",
+    r"\bgib\b",
+    r"_",
+    r"\s$",
+    r"^\s*$",
+    r"\s\s",
+    r"\b1 \w+s\b",
+    r"\bone block of 1\b",
+    r"-$",
+]
+
+
+@pytest.mark.parametrize("name", [name for name in Experiment.model_fields if name not in {*SUPERVISION, "deepspeed"}])
+def test_no_value_of_a_setting_is_said_as_nobody_would(name):
+    values = edge_values(name, Experiment.model_fields[name])
+    odd = [*ODD, *([] if name in SAID_WITH_0 else [r"(?<![\d.])0(?![\d.])"])]
+    said = {value: setting_words.choice({name: value}, name) for value in values}
+    assert {value: words for value, words in said.items() if any(re.search(form, words) for form in odd)} == {}
+    assert len(set(said.values())) == len({str(value).removesuffix(".0") for value in values})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("bucket_elements", 0, "default bucket size"),
+        ("bucket_elements", 1, "buckets of 1 element"),
+        ("checkpoint_every", 1, "every block recomputed"),
+        ("checkpoint_every", 3, "one block of 3 recomputed"),
+        ("checkpoint_offload", False, "checkpoints on the GPU"),
+        ("memory_limit_gib", 0.0, "no memory limit"),
+        ("memory_limit_gib", 79.5, "memory limit 79.5 GiB"),
+        ("lora_rank", 0, "no LoRA"),
+        ("gradient_clipping", 0.0, "no gradient clipping"),
+        ("offload", "none", "no offload"),
+        ("zeropp", "none", "no ZeRO++"),
+        ("overlap_comm", "auto", "default overlapped communication"),
+        ("micro_batch_size", "auto", "the largest micro-batch that fits"),
+        ("bucket_elements", None, "unknown bucket size"),
+    ],
+)
+def test_a_value_is_said_by_what_it_means(name, value, words):
+    assert setting_words.choice({name: value}, name) == words
+
+
+def test_how_blocks_are_recomputed_is_not_said_where_none_are():
+    run = {**DEFAULTS, "checkpoint_every": 2, "activation_checkpointing": True}
+    assert setting_words.unusual_choice(run, "checkpoint_every") == "one block of 2 recomputed"
+    assert setting_words.unusual_choice({**run, "activation_checkpointing": False}, "checkpoint_every") == ""
+    assert setting_words.has_effect({"checkpoint_every": 2}, "checkpoint_every")  # whether they are is unknown

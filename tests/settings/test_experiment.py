@@ -197,6 +197,11 @@ def test_what_would_train_wrongly_on_ranks_that_share_a_model(settings, message)
     assert problems(**PARALLEL, **settings) == [message]
 
 
+@pytest.mark.parametrize("name", ["onebit-adam", "onebit-lamb"])
+def test_an_optimizer_that_deepspeed_has_no_more_is_no_value(name):
+    assert problems(optimizer=name) == [f"optimizer is '{name}': allowed are 'adamw', 'adafactor' or 'muon'"]
+
+
 def test_adafactor_in_a_pipeline():
     """DeepSpeed's BF16_Optimizer hands it flat pieces: 0.23 off the losses of one process after one step of 1e-2."""
     shared = {**PARALLEL, "pipeline_parallel": 2, "optimizer": "adafactor"}

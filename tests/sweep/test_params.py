@@ -7,6 +7,8 @@ import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.params_file import ParamsFile
 from dsnb.sweep.params import load_sweep
 
 SMALL = "name: t\norder: listed\ndefaults: {model: gpt2-tiny, precision: fp32}\n"
@@ -100,6 +102,13 @@ def test_what_only_leaves_out_is_not_judged(params):
     assert "gpus is 'two': give a whole number" in error(path, overrides={"gpus": "two"}, only="*_pp2")
 
 
+def test_every_setting_at_the_top_level_is_told_its_place(params):
+    for name in [*Experiment.model_fields, "deepspeed.a.b"]:
+        if name not in ParamsFile.model_fields:
+            message = f"'{name}' is a setting of runs: put settings below 'defaults:'"
+            assert message in error(params(f"{SMALL}{name}: 1"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -114,6 +123,16 @@ def test_what_only_leaves_out_is_not_judged(params):
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "grd: {}", "params file 'F': unknown setting 'grd': did you mean 'grid'?"),
+        (SMALL + "defalts: {}", "params file 'F': unknown setting 'defalts': did you mean 'defaults'?"),
+        (SMALL + "model: gpt2", "params file 'F': 'model' is a setting of runs: put settings below 'defaults:', "
+         "or below 'grid:' with a list of values"),
+        (SMALL + "zero_stage: 1\ngpus: [1, 2]\ndeepspeed.zero_optimization.reduce_scatter: true\nodrer: listed\n"
+         "hang_limit_s: 5\ndeepspeed: {}",
+         "params file 'F': 'zero_stage', 'gpus', 'deepspeed.zero_optimization.reduce_scatter', 'hang_limit_s' and "
+         "'deepspeed' are settings of runs: put settings below 'defaults:', or below 'grid:' with a list of values\n"
+         "params file 'F': unknown setting 'odrer': did you mean 'order'?"),
+        (SMALL + "zero_stgae: 1", "params file 'F': unknown setting 'zero_stgae': did you mean 'zero_stage'? "
+         "put settings below 'defaults:'"),
         (SMALL + "grid: [1]", "params file 'F': grid is [1]: give settings as 'name: value'"),
         (SMALL + "exclude: 5", "params file 'F': exclude is 5: give a list"),
         (SMALL + "repeats: 0", "params file 'F': repeats is 0: it must be at least 1"),
@@ -138,7 +157,7 @@ def test_what_only_leaves_out_is_not_judged(params):
         (SMALL + "grid: {learning_rate: [.inf]}", "learning_rate is inf: give a finite number"),
         (SMALL + "grid: {steps: [10, 20]}",
          "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; "
-         "give each a sweep of its own"),
+         "put each into its own sweep"),
     ],
 )  # fmt: skip
 def test_bad_files(params, text, message):
@@ -157,6 +176,8 @@ def test_no_match_and_no_file(params, tmp_path):
     path = params(SMALL)
     message = "no experiment's name matches 'zs9*': there are zs0_fp32_gpus1_bs8_sl128"
     assert error(path, only="zs9*") == message
+    many = error(params(f"{SMALL}grid: {{seed: {list(range(30))}}}"), only="zs9*")
+    assert many.endswith("_seed4, and 25 more (--dry-run lists them)")
     missing = tmp_path / "no.yaml"
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
 

@@ -164,16 +164,17 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
 def test_a_job_that_fails_stops_no_other(params, monkeypatch):
     sweep = load(params, 1).sweep
     runs = [run for run in sweep.runs if run.lane in {"n1", "n2"} and run.repeat < 6]
-    for run, how in zip(runs, ("die", "kill"), strict=False):
+    for run, how in zip(runs, ("die", "kill", "die_silently"), strict=False):
         run.paths.dir.mkdir(parents=True)
         (run.paths.dir / how).touch()
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
         schedule.run_all(runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
     results = [job.read_result(run.paths) for run in runs]
-    assert [result.status for result in results] == ["failed", "interrupted"] + ["ok"] * (len(runs) - 2)
+    assert [result.status for result in results] == ["failed", "interrupted", "failed"] + ["ok"] * (len(runs) - 3)
     assert results[0].cause == "the job ended with exit code 7: no such thing"
     assert results[1].cause == "the job was killed by signal 9 (SIGKILL) before its run began"
+    assert results[2].cause == "the job ended with exit code 8: it printed nothing"
 
 
 @pytest.mark.process

@@ -1,5 +1,7 @@
 """`skip_oom`: which settings a sweep leaves out, what it says of them, and what it records."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsnb.cli import dry_run
@@ -53,9 +55,19 @@ def test_what_is_predicted_not_to_fit_is_left_out_with_its_margin(load):
     why = sweep.left_out[LARGE]
     assert why.startswith("needs 29.9")
     assert why.endswith("GiB of 20.0 (error of such predictions 0.3 %, at worst 2.3 %)")
-    lines = [f"left out: {name} {why}" for name, why in sweep.left_out.items()]
-    assert said == ["predicting the memory of 4 settings", *lines]
-    assert len(lines) == 2
+    counted = "left out 2 of 4 settings{}: predicted not to fit into memory"
+    assert said == ["predicting the memory of 4 settings", counted.format(" (names with -v)")]
+    said.clear()
+    without_unfit(load(), said.append, in_full=True)
+    assert said[1:] == [counted.format(""), *(f"  {name} {why}" for name, why in sweep.left_out.items())]
+
+
+def test_a_single_setting_is_named_with_its_need(load):
+    said = []
+    planned = load()
+    without_zero_3 = tuple(run for run in planned.runs if run.experiment.zero_stage < 3)
+    sweep = without_unfit(replace(planned, runs=without_zero_3), said.append)
+    assert said[1:] == [f"left out: {LARGE} {sweep.left_out[LARGE]}"]
 
 
 def test_without_the_choice_everything_is_run(load):
@@ -83,15 +95,19 @@ def test_the_sweep_records_what_it_left_out_and_a_dry_run_shows_it(load, monkeyp
     monkeypatch.setattr(sweep_run, "_run_here", lambda todo, *_: asked.extend(todo))
     sweep = load(skip_oom=False)
     run_sweep(sweep, skip_oom=True)
-    assert f"left out: {LARGE} needs 29.9" in capsys.readouterr().err
+    assert LARGE not in capsys.readouterr().err
+    run_sweep(sweep, skip_oom=True, verbose=True)
+    assert f"  {LARGE} needs 29.9" in capsys.readouterr().err
     assert LARGE not in {run.name for run in asked}
-    assert len(asked) == 4
+    assert len(asked) == 8
     folder = sweep.paths.dir
     assert set(left_out(folder)) == {LARGE, LARGE.replace("zs1", "zs3")}
     assert {name for name, _ in planned_runs(folder)} == {run.name for run in asked}
     assert "skip_oom: true" in sweep.paths.params.read_text()
     run_sweep(sweep, progress=False)
     assert records.read_json(sweep.paths.planned)["left_out"] == {}
-    lines = list(dry_run.lines(without_unfit(load(), lambda _: None)))
-    assert lines[-2].startswith("  left out: zs3_fp32_gpus1_bs1_sl128_limit20gib needs ")
+    planned = without_unfit(load(), lambda _: None)
+    lines = list(dry_run.lines(planned))
+    assert lines[-2] == "  left out 2 of 4 settings (names with -v): predicted not to fit into memory"
     assert lines[-1] == "4 runs, 4 to run; nothing was started"
+    assert list(dry_run.lines(planned, in_full=True))[-2].startswith(f"    {LARGE.replace('zs1', 'zs3')} needs ")

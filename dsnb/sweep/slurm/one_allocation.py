@@ -1,4 +1,4 @@
-"""A whole sweep as one Slurm job: submitted, followed, and and found again by a later call.
+"""A whole sweep as one Slurm job: submitted, followed, and found again by a later call.
 
 The job runs `dsnb sweep` itself on the nodes of its allocation; this process shows its results as they arrive.
 """

@@ -1,0 +1,47 @@
+"""How wrong predicted ratios of two settings are: `python -m benchmarks.ratio_errors` prints both tables.
+
+The first is of `dsnb.published("h200")`: each step time is predicted with constants fitted to all other models, and
+pairs of settings of one task that ran on one host are compared. The second is of the published tables of other GPUs,
+predicted with the constants of H200. `dsnb/analysis/ratio_errors.py` holds both.
+"""
+
+import dsnb
+from benchmarks import prediction_errors
+from dsnb.analysis.ratio_errors import RatioError, by_difference, of_hosts
+from dsnb.prediction.constants import PRIOR
+from dsnb.prediction.measured import Measured, measured
+from dsnb.prediction.time_errors import left_out
+
+
+def h200() -> dict[str, RatioError]:
+    """Return the errors on the data set of H200, one model left out."""
+    runs, hosts = of_hosts(prediction_errors.steady())
+    return by_difference(runs, left_out(runs, PRIOR), hosts)
+
+
+def elsewhere() -> dict[str, RatioError]:
+    """Return the errors on the published tables of other GPUs; the runs of one table count as those of one host."""
+    runs: list[Measured] = []
+    hosts: list[int] = []
+    for place, (name, link) in enumerate(prediction_errors.PUBLISHED.items()):
+        rows = measured(dsnb.published(name), link)
+        runs += rows
+        hosts += [place] * len(rows)
+    return by_difference(runs, prediction_errors.errors_of(runs), hosts)
+
+
+def lines(found: dict[str, RatioError]) -> list[str]:
+    """Return the rows of docs/explanation/prediction.md."""
+    return [f"| {name} | {one.pairs} | {one.mean_pct:.1f} | {one.worst_pct:.1f} |" for name, one in found.items()]
+
+
+def main() -> None:
+    """Print both tables, as the code and as the documentation have them."""
+    for found in (h200(), elsewhere()):
+        for name, error in found.items():
+            print(f'    "{name}": {error},')
+        print("\n".join(lines(found)))
+
+
+if __name__ == "__main__":
+    main()

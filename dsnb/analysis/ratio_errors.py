@@ -1,0 +1,242 @@
+"""How wrong predicted ratios of two settings were, by what the two differ in: the doubt about which one is faster.
+
+Two settings share part of their errors: a GPU or a host that is slower than the constants say slows both down. So the
+error of one predicted speed is not the doubt about a choice between two. The ratio of two measured speeds is compared
+with the ratio of their predictions, for every pair of settings of one task that were measured on one host.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dsnb.analysis.choices import MEASUREMENT, SHARING
+from dsnb.analysis.tasks import TASK, tasks
+from dsnb.prediction import gpus, links, time_errors
+from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.coverage import DEFAULT_COVERAGE
+from dsnb.prediction.measured import Measured, measured
+from dsnb.prediction.step_time import step_times
+from dsnb.prediction.time_errors import WAITS
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import Training
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "GPUs": ("gpus", "nodes"),
+    "batch sizes": ("micro_batch_size", "grad_accum"),
+    "strategy": SHARING,
+    "number format": ("precision", "mixed_precision", "grad_accum_dtype"),
+    "recomputation": ("activation_checkpointing", "checkpoint_every", "checkpoint_offload"),
+    "compilation": ("compile", "compile_unit"),
+}
+"""Settings that count as one difference, by what it is called; each of the others counts by itself."""
+_GROUPED = {name for names in PARTS.values() for name in names}
+OTHERS = tuple(sorted(set(Training.model_fields) - _GROUPED - MEASUREMENT - {*TASK, "lora_rank"}))
+OTHER = "another setting"
+ONE_PART = "that differ only in {}"
+SEVERAL = "that differ in several settings"
+ONE_WAITS = "with one that waits for the host"
+BOTH_WAIT = "that both wait for the host"
+OFFLOADED = "with an optimizer that is offloaded"
+ALL = "of one task"
+_SEVERAL, _ONE_WAITS, _BOTH_WAIT, _OFFLOADED = range(len(PARTS) + 1, len(PARTS) + 5)
+NAMES = (*(ONE_PART.format(part) for part in (*PARTS, OTHER)), SEVERAL, ONE_WAITS, BOTH_WAIT, OFFLOADED)
+"""The differences in words, as in "ratios of two settings that differ only in compilation"."""
+FEWEST = 10
+"""Pairs of a difference whose own error is taken; with fewer it is that of all pairs."""
+
+
+@dataclass(frozen=True)
+class RatioError:
+    """Errors of predicted ratios of two step times in per cent of the measured ratio, the larger one of a pair.
+
+    Attributes
+    ----------
+    pairs
+        Number of pairs of settings.
+    mean_pct, worst_pct
+        Geometric mean and largest error.
+    """
+
+    pairs: int
+    mean_pct: float
+    worst_pct: float
+
+
+Ratios = Mapping[str, RatioError]
+"""Errors by what two settings differ in, one of `NAMES` or `ALL`."""
+
+# Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.ratio_errors`.
+DEFAULT_RATIOS: dict[str, RatioError] = {
+    "that differ only in batch sizes": RatioError(63, 10.7, 35.8),
+    "that differ only in strategy": RatioError(40, 6.1, 27.0),
+    "that differ only in recomputation": RatioError(21, 9.9, 76.9),
+    "that differ only in compilation": RatioError(30, 4.5, 14.4),
+    "that differ only in another setting": RatioError(1, 15.3, 15.3),
+    "that differ in several settings": RatioError(352, 8.9, 87.7),
+    "with one that waits for the host": RatioError(1165, 18.8, 92.6),
+    "that both wait for the host": RatioError(1807, 23.1, 145.7),
+    "of one task": RatioError(3479, 19.5, 145.7),
+}
+
+# The constants of H200 on published tables of other GPUs: the same command.
+ELSEWHERE: dict[str, RatioError] = {
+    "that differ only in GPUs": RatioError(40, 5.6, 109.8),
+    "that differ only in batch sizes": RatioError(20, 14.0, 218.1),
+    "that differ only in strategy": RatioError(8, 27.6, 66.7),
+    "that differ only in recomputation": RatioError(4, 1.9, 3.8),
+    "that differ only in compilation": RatioError(2, 3.9, 4.8),
+    "that differ only in another setting": RatioError(1, 617.1, 617.1),
+    "that differ in several settings": RatioError(223, 28.0, 270.5),
+    "with one that waits for the host": RatioError(21, 65.5, 121.8),
+    "that both wait for the host": RatioError(38, 6.5, 68.5),
+    "of one task": RatioError(357, 24.0, 617.1),
+}
+
+
+def expected(one: Experiment, other: Experiment, shares: Sequence[float], known: Ratios) -> tuple[str, RatioError]:
+    """Return the pairs on which the error of a predicted ratio was measured, in words, and that error.
+
+    Parameters
+    ----------
+    one, other
+        Two settings of one task.
+    shares
+        The share of each one's predicted step in which the GPU waits for the host.
+    """
+    codes = _codes([one, other])
+    waits = np.array([share > WAITS for share in shares])
+    offloads = np.array(["none" not in {one.offload} & {other.offload}])
+    kind = int(_kinds(codes[:1] != codes[1:], waits[:1], waits[1:], offloads)[0])
+    name = NAMES[kind] if kind >= 0 else ALL
+    name = name if name in known and known[name].pairs >= FEWEST else ALL
+    return name, known[name]
+
+
+def words(name: str, error: RatioError) -> str:
+    """Return an error of ratios and on what it was measured, as in "more than the 4.5 % by which ..."."""
+    pairs = f"{error.pairs:,} pair{'' if error.pairs == 1 else 's'}"
+    return f"the {error.mean_pct:.1f} % by which predicted ratios of two settings {name} are off ({pairs})"
+
+
+def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
+    """Return the errors of ratios that hold for predictions on a GPU.
+
+    Parameters
+    ----------
+    gpu, link, calibrate
+        As `dsnb.predict` takes them.
+    """
+    if calibrate is None:
+        return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.gpus else ELSEWHERE
+    runs, hosts = of_hosts(calibrate, link)
+    own = by_difference(runs, time_errors.left_out(runs), hosts)
+    on_this = {gpus.find(run.gpu_name).name for run in runs}
+    return own if own and gpus.find(gpu).name in on_this else ELSEWHERE
+
+
+def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], list[int]]:
+    """Return one measured run of each setting on each host, that with the median step time, and the host's number."""
+    hosts = runs["host"].fillna("") if "host" in runs else pd.Series("", index=runs.index)
+    fastest_first = runs.assign(host=hosts).sort_values("step_time_s", kind="stable")
+    found: list[Measured] = []
+    places: list[int] = []
+    for place, (_, own) in enumerate(fastest_first.groupby("host", sort=False)):
+        middle = [group.iloc[(len(group) - 1) // 2] for _, group in own.groupby("experiment", sort=False)]
+        rows = measured(pd.DataFrame(middle), links.link(link))
+        found += rows
+        places += [place] * len(rows)
+    return found, places
+
+
+def by_difference(
+    runs: Sequence[Measured], errors: Sequence[float], hosts: Sequence[int], constants: Constants = DEFAULT
+) -> dict[str, RatioError]:
+    """Return the errors of ratios by what the two settings differ in, and of all pairs; empty without any pair.
+
+    Parameters
+    ----------
+    runs
+        Measured runs.
+    errors
+        The error of each predicted step time in per cent.
+    hosts
+        Where each was measured: only runs of one host are compared.
+    constants
+        Those that say whether a GPU waits for the host.
+    """
+    if not runs:
+        return {}
+    logs = np.log1p(np.asarray(errors, dtype=float) / 100)
+    waits = np.asarray(time_errors.host_share(step_times([run.setting for run in runs], constants))) > WAITS
+    experiments = [run.experiment for run in runs]
+    offloads = np.array([one.offload != "none" for one in experiments])
+    codes = _codes(experiments)
+    found: dict[int, list[NDArray[np.float64]]] = {}
+    for places in _groups(runs, hosts):
+        for number, place in enumerate(places[:-1]):
+            rest = places[number + 1 :]
+            kinds = _kinds(codes[rest] != codes[place], waits[[place]], waits[rest], offloads[rest] | offloads[place])
+            off = np.abs(logs[rest] - logs[place])
+            for kind in set(kinds.tolist()) - {-1}:
+                found.setdefault(kind, []).append(off[kinds == kind])
+    joined = {NAMES[kind]: np.concatenate(found[kind]) for kind in sorted(found)}
+    every = {**joined, ALL: np.concatenate(list(joined.values()))} if joined else {}
+    return {name: _error_of(off) for name, off in every.items()}
+
+
+def _error_of(off: NDArray[np.float64]) -> RatioError:
+    """Return the geometric mean and the largest of some absolute logarithms of ratios, in per cent."""
+    mean, worst = (100 * float(np.expm1(one)) for one in (off.mean(), off.max()))
+    return RatioError(len(off), round(mean, 1), round(worst, 1))
+
+
+def _groups(runs: Sequence[Measured], hosts: Sequence[int]) -> Iterator[NDArray[np.int64]]:
+    """Yield the places of the runs of each task that were measured on one host and one kind of GPU."""
+    names = ("model", "seq_len", "data", "lora_rank")
+    table = pd.DataFrame({name: [getattr(run.experiment, name) for run in runs] for name in names})
+    table = table.assign(host=list(hosts), gpu_name=[run.gpu_name for run in runs])
+    for task in tasks(table):
+        for _, own in task.runs.groupby(["host", "gpu_name"], sort=False):
+            yield own.index.to_numpy()
+
+
+def _codes(experiments: Sequence[Experiment]) -> NDArray[np.int64]:
+    """Return numbers that are equal where settings are: (experiments, parts and other settings)."""
+    columns = [*PARTS.values(), *((name,) for name in OTHERS)]
+    known: list[dict[str, int]] = [{} for _ in columns]
+    return np.array(
+        [
+            [
+                codes.setdefault(repr([getattr(one, name) for name in names]), len(codes))
+                for names, codes in zip(columns, known, strict=True)
+            ]
+            for one in experiments
+        ]
+    ).reshape(-1, len(columns))
+
+
+def _kinds(
+    differs: NDArray[np.bool_], waits: NDArray[np.bool_], others: NDArray[np.bool_], offloaded: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return the number in `NAMES` of each pair, -1 for equal settings.
+
+    Parameters
+    ----------
+    differs
+        In which parts and other settings the two of each pair differ: (pairs, parts and other settings).
+    waits, others
+        Whether the first and the second of each pair wait for the host.
+    offloaded
+        Whether one of them offloads its optimizer.
+    """
+    count = differs.sum(axis=1)
+    kinds = np.minimum(differs.argmax(axis=1), len(PARTS))
+    kinds[count > 1] = _SEVERAL
+    kinds[waits ^ others] = _ONE_WAITS
+    kinds[waits & others] = _BOTH_WAIT
+    kinds[offloaded] = _OFFLOADED
+    kinds[count == 0] = -1
+    return kinds

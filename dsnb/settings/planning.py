@@ -1,0 +1,64 @@
+"""What a plan may be asked for (tokens, GPUs at hand, prices), and from when it is no answer.
+
+Python refuses other values, and the explorer's page, which has these limits in its data, names them beside the field.
+"""
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from dsnb.errors import SettingsError
+
+LEAST_TOKENS, MOST_TOKENS = 1.0, 1e18
+MOST_GPUS = 10**9
+MOST_PRICE = 1e9
+"""Largest price of a GPU-hour, in any currency."""
+MOST_DAYS = 365.0
+"""A training that would take longer is no plan: hardware and models change before it ends."""
+GOAL_DAYS = 30.0
+"""Duration that the number of GPUs is stated for where `MOST_DAYS` is exceeded."""
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a finite number; a truth value is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer; a truth value and 8.0 are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> None:
+    """Refuse tokens, prices and other amounts that no plan can have.
+
+    Parameters
+    ----------
+    tokens
+        Tokens to train on.
+    prices
+        Prices of a GPU-hour by what they are called in a message.
+    amounts
+        Further numbers of 0 or more, by name; None is left out.
+
+    Raises
+    ------
+    SettingsError
+        With a sentence for each value that is not allowed.
+    """
+    known = {**prices, **{name: value for name, value in amounts.items() if value is not None}}
+    problems = [
+        f"{name} is {value!r}: give a finite number of 0 or more"
+        for name, value in known.items()
+        if not (is_number(value) and value >= 0)
+    ]
+    if not (is_number(tokens) and tokens > 0):
+        problems.insert(0, f"tokens is {tokens!r}: give a finite number of more than 0")
+    if problems:
+        raise SettingsError(problems)
+
+
+def gpus_needed(gpu_hours: float, days: float = GOAL_DAYS) -> int:
+    """Return the GPUs that finish in these days if each works as fast as the GPU-hours assume."""
+    return math.ceil(round(gpu_hours / (24 * days), 6))
