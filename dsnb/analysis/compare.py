@@ -10,10 +10,11 @@ from dsnb.analysis.comparison_table import Better, Rules, table_of
 from dsnb.analysis.differences import direction, percent_factor
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.replicates import Setting
+from dsnb.analysis.tasks import tasks
 from dsnb.run_folder.table_columns import SETTINGS, key_columns
 from dsnb.runs.column_aliases import rename_old_columns
 
-NOT_RUN = Setting(logs=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
+NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
 
 
 def compare(
@@ -40,8 +41,8 @@ def compare(
     relevance
         Smallest change that matters: 0.02 is 2 %.
     confidence
-        Probability that all intervals hold: they are Welch's on the log scale, adjusted for the number of settings
-        (Bonferroni for bounds, Holm 1979 for p values).
+        Probability that all intervals of a task hold, in speed and memory: those of `dsnb.analysis.differences` for all
+        settings of both sets, so that a pair has one interval wherever it is compared.
     better
         Which direction of the figure is better, by default that of the tables.
     hosts_alike
@@ -66,15 +67,32 @@ def compare(
     sets = [rename_old_columns(runs) for runs in (before, after)]
     ways = [direction(runs, figure, better) for runs in sets]
     keys = _settings_of(sets)
-    known = [replicates.of_runs(runs.assign(_key=own), "_key", figure) for runs, own in zip(sets, keys, strict=True)]
+    factor = percent_factor(figure)
+    numbered = [runs.assign(_key=own) for runs, own in zip(sets, keys, strict=True)]
+    known = [replicates.of_runs(runs, "_key", figure, bool(factor)) for runs in numbered]
     # The name in `after` replaces that in `before`; the order is that of `before`.
     names = dict(zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True))
-    pairs = [(known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names]
-    rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs, percent_factor(figure))
-    table = table_of(pairs, None, rules)
-    table["only_in"] = [("before" if one[1] is NOT_RUN else "after" if one[0] is NOT_RUN else "") for one in pairs]
+    pairs = {key: (known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names}
+    rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs, factor)
+    parts = [_of_task({key: pairs[key] for key in own}, rules) for own in _by_task(numbered)]
+    table = pd.concat(parts or [_of_task({}, rules)]).loc[list(pairs)]
+    table["only_in"] = [_only_in(*pair) for pair in pairs.values()]
     table.index = pd.Index(list(names.values()), name="experiment")
     return table
+
+
+def _of_task(pairs: dict[int, tuple[Setting, Setting]], rules: Rules) -> pd.DataFrame:
+    among = replicates.repeated(setting for pair in pairs.values() for setting in pair)
+    return table_of(list(pairs.values()), among, rules).set_axis(list(pairs))
+
+
+def _by_task(numbered: list[pd.DataFrame]) -> list[list[int]]:
+    """Return the numbers of the settings of each task."""
+    return [list(dict.fromkeys(task.runs["_key"])) for task in tasks(pd.concat(numbered, ignore_index=True))]
+
+
+def _only_in(before: Setting, after: Setting) -> str:
+    return "before" if after is NOT_RUN else "after" if before is NOT_RUN else ""
 
 
 def _settings_of(sets: list[pd.DataFrame]) -> list[list[int]]:

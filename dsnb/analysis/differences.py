@@ -1,8 +1,8 @@
 """Runs of several settings -> how far each is from the best, or from a named one, with interval and verdict.
 
 The interval is over runs, never over steps: the steps of a run share whatever happened to it. Changes are ratios of
-geometric means, so they can differ slightly from the ratio of the medians that tables show. Nothing is left out because
-it is extreme; `dsnb.analysis.flags` says what is.
+geometric means, of percentages differences of means; tables of comparisons show these means. Nothing is left out
+because it is extreme; `dsnb.analysis.flags` says what is.
 """
 
 import pandas as pd
@@ -11,6 +11,7 @@ from dsnb.analysis import replicates
 from dsnb.analysis.comparison_table import Better, Rules, table_of
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.replicates import Setting
+from dsnb.analysis.stability import unstable
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
@@ -34,18 +35,18 @@ def differences(
     Parameters
     ----------
     runs
-        One row per run, as `dsnb.load_runs` returns it: all settings of a page, since error rates hold for a page.
+        One row per run, as `dsnb.load_runs` returns it: all settings of a task, since error rates hold for a task.
     by
         The column or columns that name a setting. With several sweeps, experiments are named `sweep/experiment`.
     figure
-        The column to compare; its values must be positive.
+        The column to compare; its values must be positive, but for percentages.
     baseline
-        A setting that was to be compared with before the runs were looked at. By default the one with the best median,
-        whose choice the intervals then account for (`dsnb.analysis.intervals.chosen_base`).
+        The setting to compare with, by default the one with the best median of those whose repeats agree. Intervals
+        are the same for any choice (`dsnb.analysis.intervals.all_pairs`).
     relevance
         Smallest change that matters: 0.02 is 2 %.
     confidence
-        Probability that all intervals of the page hold.
+        Probability that the intervals of all pairs hold, in speed and memory; each figure has half of the error rate.
     better
         Which direction of the figure is better, by default that of `dsnb.runs.labels`.
     hosts_alike
@@ -68,14 +69,15 @@ def differences(
     runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
     better = direction(runs, figure, better)
     rules = Rules(relevance, confidence, better, hosts_alike, fewest_runs, percent_factor(figure))
-    settings = replicates.of_runs(runs, by, figure)
-    base = _best(settings, figure, better) if baseline is None else baseline
+    settings = replicates.of_runs(runs, by, figure, bool(rules.percent_factor))
+    shaky = set(unstable(runs)) if by == "experiment" else set()
+    stable = {name: one for name, one in settings.items() if name not in shaky} or settings
+    base = _best(stable, figure, better) if baseline is None else baseline
     if baseline is not None and baseline not in settings:
         raise SettingsError(f"baseline {baseline!r} is not among the settings: {', '.join(map(str, settings))}")
     others = {name: setting for name, setting in settings.items() if name != base and base is not None}
-    several = sum(len(setting.logs) > 1 for setting in settings.values()) if baseline is None else None
     pairs = [(settings[base], other) for other in others.values()]
-    table = table_of(pairs, several, rules)
+    table = table_of(pairs, replicates.repeated(settings.values()), rules)
     table.insert(0, "base", [base] * len(table))
     names = [by] if isinstance(by, str) else by
     keys = [name if isinstance(name, tuple) else (name,) for name in others]
@@ -109,23 +111,16 @@ def _best(settings: dict[object, Setting], figure: str, better: Better) -> objec
     return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
 
 
-def page_note(comparisons: int, is_chosen: bool, confidence: float = CONFIDENCE) -> str:
-    """Return a sentence on what the intervals and verdicts of a page control.
+def page_note(confidence: float = CONFIDENCE) -> str:
+    """Return a sentence on what intervals and verdicts control.
 
     Parameters
     ----------
-    comparisons
-        Number of rows of the table.
-    is_chosen
-        Whether the base was chosen by its runs, which is the default of `differences`.
     confidence
         As for `differences`.
     """
-    which = (
-        "the choice of the best setting included (Games and Howell 1976)" if is_chosen else "by Holm's method (1979)"
-    )
-    several = f"the {comparisons} comparisons of this page" if comparisons > 1 else "the comparison of this page"
     return (
-        f"The {100 * confidence:g} % intervals hold for {several} together, {which}: where all settings are equal, "
-        f"at most about {100 * (1 - confidence):.3g} % of such pages call any two different."
+        f"The {100 * confidence:g} % intervals hold for speed and memory of all pairs of settings of a task together "
+        f"(Games and Howell 1976): where all settings are equal, any two are called different for at most about "
+        f"{100 * (1 - confidence):.3g} % of tasks."
     )

@@ -1,9 +1,9 @@
-"""Intervals of the difference between settings, from logarithms of independent runs, and the verdict on each.
+"""Intervals of the difference between settings, from independent runs, and the verdict on each.
 
-On the log scale a difference is a ratio, and noise that grows with the figure has the same size everywhere. Every
-interval is Welch's: each setting has its own variance, so one noisy setting does not affect the others. What makes the
-intervals of a page hold together depends on the base that the settings are compared with: see `chosen_base` and
-`given_base`. Measured error rates are in docs/explanation/statistics.md.
+The values are logarithms, whose difference is a ratio, so that noise that grows with the figure has the same size
+everywhere; those of percentages are the percentages themselves. Every interval is Welch's: each setting has its own
+variance, so one noisy setting does not affect the others. `all_pairs` makes the intervals of a task hold together,
+whichever pair is looked at. Measured error rates are in docs/explanation/statistics.md.
 """
 
 import math
@@ -21,7 +21,9 @@ FEWEST_RUNS = 4
 RELEVANCE = 0.02
 """Smallest change that matters unless another one is asked for."""
 CONFIDENCE = 0.95
-"""Probability that all intervals of a page hold unless another one is asked for."""
+"""Probability that all intervals of speed and memory hold together unless another one is asked for."""
+FIGURES = 2
+"""Figures that share the error rate: speed and memory, which decide. Any other one has the same interval as these."""
 
 
 class Verdict(StrEnum):
@@ -35,7 +37,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean, variance (divisor n - 1) and number of the log values of settings: arrays of one shape, or that broadcast.
+    """Mean, variance (divisor n - 1) and number of the values of settings: arrays of one shape, or that broadcast.
 
     The variance of a single value is NaN.
     """
@@ -47,26 +49,37 @@ class Moments:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Differences on the log scale with bounds that hold together; NaN where a variance is unknown."""
+    """Differences with bounds that hold together; NaN where a variance is unknown."""
 
     estimate: Array
     low: Array
     high: Array
+    level: Array | None = None
+    """The mean of the base, where values are not logarithms."""
 
     @property
     def excludes_zero(self) -> npt.NDArray[np.bool_]:
-        """Whether equality is excluded. A bound of exactly 0 is one that Holm's test moved there."""
-        return (self.low >= 0) | (self.high <= 0)
+        """Whether equality is excluded."""
+        return (self.low > 0) | (self.high < 0)
+
+    @property
+    def changes(self) -> tuple[Array, Array, Array]:
+        """Estimate and bounds relative to the base: 0.02 is 2 %; NaN where the base is 0."""
+        if self.level is None:
+            return np.expm1(self.estimate), np.expm1(self.low), np.expm1(self.high)
+        level = np.where(self.level == 0, math.nan, self.level)
+        return self.estimate / level, self.low / level, self.high / level
 
     @property
     def largest(self) -> Array:
         """The largest change, up or down, that is in each interval: 0.02 is 2 %."""
-        return np.asarray(np.maximum(np.abs(np.expm1(self.low)), np.abs(np.expm1(self.high))))
+        _, low, high = self.changes
+        return np.asarray(np.maximum(np.abs(low), np.abs(high)))
 
 
 @dataclass(frozen=True)
 class Welch:
-    """Difference of log means with its standard error and degrees of freedom (0 where the error is unknown)."""
+    """Difference of means with its standard error and degrees of freedom (0 where the error is unknown)."""
 
     estimate: Array
     error: Array
@@ -74,7 +87,7 @@ class Welch:
 
 
 def welch(base: Moments, other: Moments) -> Welch:
-    """Return the differences of other settings to a base.
+    """Return the differences of the means of other settings to that of a base.
 
     Welch, B. L. (1947), The generalization of 'Student's' problem when several different population variances are
     involved, Biometrika 34, with the degrees of freedom of Satterthwaite (1946), rounded down: at four to six runs the
@@ -90,67 +103,34 @@ def welch(base: Moments, other: Moments) -> Welch:
     return Welch(other.mean - base.mean, np.sqrt(squared), whole)
 
 
-def chosen_base(base: Moments, other: Moments, groups: int, confidence: float) -> Intervals:
-    """Compare settings with one that was chosen by the same runs, such as the fastest.
+def of_one_figure(confidence: float) -> float:
+    """Return the confidence of one of the `FIGURES`, such that all of theirs hold together (Bonferroni)."""
+    return 1 - (1 - confidence) / FIGURES
+
+
+def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> Intervals:
+    """Compare settings such that all pairs of a task hold together, whichever of them are looked at.
 
     Games, P. A. and Howell, J. F. (1976), Pairwise multiple comparison procedures with unequal n's and/or variances,
     Journal of Educational Statistics 1: the studentized range, which is how far apart the best and the worst of equal
-    settings come by chance, so the intervals hold for any pair of the page, whichever pair the runs single out.
+    settings come by chance. So the interval of a pair is the same in each view, and allows for a base that was chosen
+    by the same runs, such as the fastest.
 
     Parameters
     ----------
     base, other
-        Log moments; `base` broadcasts against `other`.
+        Moments; `base` broadcasts against `other`.
     groups
-        Number of settings that the base was chosen from.
+        Number of settings with repeats, which pairs can be formed of.
     confidence
-        Probability that all intervals of the page hold, such as 0.95.
+        Probability that all intervals hold, such as 0.95.
     """
     return _intervals(welch(base, other), max(groups, 2), 1 - confidence)
 
 
-def chosen_base_p(base: Moments, other: Moments, groups: int) -> Array:
-    """Return the p values that belong to `chosen_base`, adjusted for all pairs of the page."""
+def all_pairs_p(base: Moments, other: Moments, groups: int) -> Array:
+    """Return the p values that belong to `all_pairs`, adjusted for all of them."""
     return _p_values(welch(base, other), max(groups, 2))
-
-
-def given_base(base: Moments, other: Moments, confidence: float) -> Intervals:
-    """Compare settings with a base that was named before the runs, or each with a partner of its own.
-
-    Holm, S. (1979), A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, on
-    Welch's p values. Bounds are Bonferroni's, which hold together; a bound on the other side of zero is moved to zero
-    where Holm's test, which is stricter with fewer comparisons than Bonferroni's, excludes equality.
-
-    Parameters
-    ----------
-    base, other
-        Log moments of one shape `(settings,)`.
-    confidence
-        As for `chosen_base`.
-    """
-    found = welch(base, other)
-    compared = max(1, int((found.degrees > 0).sum()))
-    bounds = _intervals(found, 2, (1 - confidence) / compared)
-    differs = given_base_p(base, other) <= 1 - confidence
-    low = np.where(differs & (found.estimate > 0), np.maximum(bounds.low, 0), bounds.low)
-    high = np.where(differs & (found.estimate < 0), np.minimum(bounds.high, 0), bounds.high)
-    return Intervals(found.estimate, low, high)
-
-
-def given_base_p(base: Moments, other: Moments) -> Array:
-    """Return the p values that belong to `given_base`: Welch's, adjusted by Holm (1979)."""
-    return holm(_p_values(welch(base, other), 2))
-
-
-def holm(p: Array) -> Array:
-    """Return p values adjusted by Holm (1979); missing ones stay missing and do not count."""
-    adjusted = np.full(p.shape, math.nan)
-    order = [int(place) for place in np.argsort(p, kind="stable") if not math.isnan(p[place])]
-    least = 0.0
-    for rank, place in enumerate(order):
-        least = max(least, min(1.0, (len(order) - rank) * float(p[place])))
-        adjusted[place] = least
-    return adjusted
 
 
 def _intervals(found: Welch, groups: int, probability: float) -> Intervals:
@@ -179,7 +159,7 @@ def verdicts(
     Parameters
     ----------
     intervals
-        Differences on the log scale.
+        As `all_pairs` returns them.
     fewest
         The smaller number of runs of the two settings.
     relevance
@@ -193,6 +173,6 @@ def verdicts(
         `too few runs`: fewer than `fewest_runs` of either. `no larger difference`: the whole interval is within the
         relevance. `likely`: the interval excludes zero and the estimate is relevant. `unclear`: the rest.
     """
-    relevant = np.abs(np.expm1(intervals.estimate)) >= relevance
+    relevant = np.abs(intervals.changes[0]) >= relevance
     choices = [fewest < fewest_runs, intervals.largest <= relevance, intervals.excludes_zero & relevant]
     return np.select(choices, [Verdict.TOO_FEW, Verdict.NO_LARGER, Verdict.LIKELY], Verdict.UNCLEAR)

@@ -1,11 +1,14 @@
 """Runs -> independent values of one figure per setting, with what was left out of them and why.
 
+The values of a percentage are compared as they are, those of any other figure by their logarithms.
+
 Runs that failed, or did not measure the figure, are counted and have no value. Runs on one host share whatever that
 host does to them. That cancels in a difference if both settings used the same hosts equally; otherwise the runs of a
-setting on one host count as one, with the mean of their logarithms.
+setting on one host count as one, with the mean of their values.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +23,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """The runs of one setting: `logs` are natural logarithms of the figure, one for each run with a positive value."""
+    """The runs of one setting."""
 
-    logs: Array
+    values: Array
+    """Natural logarithms of the figure, one for each run with a positive one; of a percentage the figure itself."""
     hosts: tuple[str | None, ...]
     """The host, or hosts, of each of these runs; None if unknown."""
     median: float
@@ -32,11 +36,18 @@ class Setting:
     """Runs that are ok, but have no figure, or one that is not positive and so has no logarithm."""
 
     def by_host(self) -> Array:
-        """Return one value per host: the mean of the logarithms of its runs."""
-        return pd.Series(self.logs).groupby(list(self.hosts), sort=False).mean().to_numpy() if self.hosts else self.logs
+        """Return one value per host: the mean of the values of its runs."""
+        if not self.hosts:
+            return self.values
+        return pd.Series(self.values).groupby(list(self.hosts), sort=False).mean().to_numpy()
 
 
-def of_runs(runs: pd.DataFrame, by: str | list[str], figure: str) -> dict[object, Setting]:
+def repeated(settings: Iterable[Setting]) -> int:
+    """Return the number of settings with several runs, which pairs with an interval can be formed of."""
+    return sum(len(setting.values) > 1 for setting in settings)
+
+
+def of_runs(runs: pd.DataFrame, by: str | list[str], figure: str, is_percentage: bool = False) -> dict[object, Setting]:
     """Return the settings of runs by their names, in order of appearance.
 
     Parameters
@@ -47,12 +58,15 @@ def of_runs(runs: pd.DataFrame, by: str | list[str], figure: str) -> dict[object
         The column or columns that name a setting.
     figure
         The column that is compared.
+    is_percentage
+        Whether its values are compared as they are instead of by their logarithms.
     """
     ok = runs["status"] == "ok"
     values = numbers(runs, figure)
     table = pd.DataFrame({"ok": ok, "value": values.where(ok & np.isfinite(values)), "host": hosts(runs)})
     names = runs[by] if isinstance(by, str) else [runs[name] for name in by]
-    return {name: _setting(part) for name, part in table.groupby(names, sort=False, dropna=False)}
+    groups = table.groupby(names, sort=False, dropna=False)
+    return {name: _setting(part, is_percentage) for name, part in groups}
 
 
 def hosts(runs: pd.DataFrame) -> list[str | None]:
@@ -61,10 +75,11 @@ def hosts(runs: pd.DataFrame) -> list[str | None]:
     return [next((name for name in row if isinstance(name, str)), None) for row in known.itertuples(index=False)]
 
 
-def _setting(part: pd.DataFrame) -> Setting:
-    own = part[part["value"] > 0]
+def _setting(part: pd.DataFrame, is_percentage: bool) -> Setting:
+    own = part[part["value"].notna() if is_percentage else part["value"] > 0]
+    values = own["value"].to_numpy(dtype=float)
     return Setting(
-        logs=np.log(own["value"].to_numpy(dtype=float)),
+        values=values if is_percentage else np.log(values),
         hosts=tuple(name if isinstance(name, str) else None for name in own["host"]),
         median=float(part["value"].median()),
         failed=int((~part["ok"]).sum()),

@@ -1,7 +1,7 @@
-"""Runs -> one row per experiment: the number of runs, and median and spread of every figure.
+"""Runs -> one row per experiment: the number of runs, and median, spread and range of every figure.
 
-The spread is the sample standard deviation over repeats (n - 1), missing for a single run. Medians and spreads are over
-runs with the status `ok`; the others are only counted.
+The spread is the sample standard deviation over repeats (n - 1), missing for a single run. All of them are over runs
+with the status `ok`; the others are only counted.
 """
 
 import pandas as pd
@@ -12,6 +12,8 @@ from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
+STATISTICS = {"median": "median", "std": "std", "min": "min", "max": "max", "n": "count"}
+"""Statistics of each figure, as they end its columns, and pandas' names of them."""
 
 
 def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.DataFrame:
@@ -27,8 +29,9 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     Returns
     -------
     pandas.DataFrame
-        Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and `<metric>_median`
-        and `<metric>_std` over the ok runs; NaN if nothing was measured, and for the spread of a single run.
+        Indexed by `by`, in order of appearance: `n` (runs that are ok), `n_failed` (all others), and over the ok runs
+        `<metric>_median`, `<metric>_std`, `<metric>_min`, `<metric>_max` and `<metric>_n` (those that measured it);
+        NaN if nothing was measured, and for the spread of a single run.
     """
     runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
     is_ok = runs["status"] == "ok"
@@ -37,10 +40,12 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     measured = ok.groupby(by, sort=False, dropna=False)[SUMMARY_METRICS]
     keys = runs[[by]] if isinstance(by, str) else runs[list(by)]
     counts = keys.assign(n=is_ok.astype(int), n_failed=(~is_ok).astype(int)).groupby(by, sort=False, dropna=False).sum()
-    medians = measured.median().add_suffix("_median")
-    spreads = measured.std(ddof=1).add_suffix("_std")
-    columns = [f"{metric}_{statistic}" for metric in SUMMARY_METRICS for statistic in ("median", "std")]
-    return counts.join(medians).join(spreads)[["n", "n_failed", *columns]]
+    columns = [f"{metric}_{statistic}" for metric in SUMMARY_METRICS for statistic in STATISTICS]
+    parts = [getattr(measured, name)().add_suffix(f"_{statistic}") for statistic, name in STATISTICS.items()]
+    table = counts.join(pd.concat(parts, axis=1))[["n", "n_failed", *columns]]
+    measured_by = [f"{metric}_n" for metric in SUMMARY_METRICS]
+    table = table.fillna(dict.fromkeys(measured_by, 0)).astype(dict.fromkeys(measured_by, int))
+    return table.copy()  # in one piece, which pandas asks for
 
 
 def qualify_experiments(runs: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import math
 from statistics import fmean
 from typing import Any
 
+from dsnb.formulas.metrics import UTILIZATION_S
 from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
 
 AVERAGED_S = 1.0
@@ -28,9 +29,9 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
     -------
     dict
         `device_memory_gib`, the maximum in use on any GPU during training; `gpu_util_pct` and `sm_clock_mhz`, means
-        over the timed steps; `energy_j`, of all GPUs over the timed steps; `power_w`, its mean per GPU;
-        `run_energy_kwh`, of all GPUs from launch to end. Means are over GPUs, not samples: a host that was sampled
-        less often has the same weight as the others.
+        over the timed steps, the former missing if they took less than `UTILIZATION_S`; `energy_j`, of all GPUs over
+        the timed steps; `power_w`, its mean per GPU; `run_energy_kwh`, of all GPUs from launch to end. Means are over
+        GPUs, not samples: a host that was sampled less often has the same weight as the others.
     """
     steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", math.inf))
     timed_s = worker.get("timed_from_s", math.inf), worker.get("timed_to_s", -math.inf)
@@ -39,7 +40,7 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
     used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
     return {
         "device_memory_gib": max(used_gib, default=None),
-        "gpu_util_pct": _mean(timed, "util_pct"),
+        "gpu_util_pct": _mean(timed, "util_pct") if _is_long(worker) else None,
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
         **_power(samples, worker, gpus),
         "run_energy_kwh": _run_energy_kwh(samples),
@@ -49,6 +50,13 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
 def timed_wall_s(worker: dict[str, Any]) -> float | None:
     """Return the wall time of the timed steps; earlier versions recorded it as `timed_wall_s`."""
     return (worker.get("phases_s") or {}).get("timed", worker.get("timed_wall_s"))
+
+
+def _is_long(worker: dict[str, Any]) -> bool:
+    """Return whether the timed steps took long enough for a mean of NVML's utilization."""
+    timed_s = timed_wall_s(worker)
+    between_s = worker.get("timed_to_s", -math.inf) - worker.get("timed_from_s", math.inf)
+    return (between_s if timed_s is None else timed_s) >= UTILIZATION_S
 
 
 def _within(samples: list[Sample], first_s: float, last_s: float) -> list[Sample]:

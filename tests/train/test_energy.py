@@ -101,6 +101,19 @@ def test_without_a_counter_only_settled_samples_count():
     assert power_note({"power_w": None}, {}) is None  # a CPU
 
 
+@pytest.mark.parametrize(("timed_s", "expected"), [(4.9, None), (5.0, 60.0)])
+def test_utilization_needs_five_seconds(timed_s, expected):
+    """NVML's readings are shares of up to a second: those of 0.4 s were 9 to 100 % between repeats."""
+    rows = [
+        {"t_s": 10.0 + t_s, "gpu": 0, "util_pct": share, "sm_clock_mhz": 1980} for t_s, share in ((0.2, 20), (4, 100))
+    ]
+    region = {"timed_from_s": 10.0, "timed_to_s": 10.0 + timed_s}
+    for worker in (region, {**region, "phases_s": {"timed": timed_s}}, {**region, "timed_wall_s": timed_s}):
+        figures = gpu_figures(rows, worker, gpus=1)
+        assert figures["gpu_util_pct"] == expected
+        assert figures["sm_clock_mhz"] == 1980
+
+
 def test_memory_on_the_device_is_that_of_the_steps():
     rows = samples((2, 0, 1, None, 99), (9, 0, 1, None, 30), (12, 1, 1, None, 40), (14.5, 0, 1, None, 98))
     assert gpu_figures(rows, WORKER, gpus=2)["device_memory_gib"] == 40
