@@ -11,13 +11,13 @@ from dsnb.version import __version__ as __version__
 if TYPE_CHECKING:
     from dsnb.analysis.compare import compare
     from dsnb.analysis.rampup import rampup
+    from dsnb.analysis.recommend import recommend
     from dsnb.analysis.summary import summarize
     from dsnb.designer.design import design
     from dsnb.errors import DsnbError, SettingsError
     from dsnb.explorer.explore import explore
     from dsnb.launcher.run import launch
     from dsnb.prediction.predict import predict
-    from dsnb.prediction.recommend import recommend
     from dsnb.report import write_report
     from dsnb.runs.literature.tables import published
     from dsnb.runs.load import load_runs, load_steps
@@ -36,7 +36,7 @@ _HOME = {
     "predict": "prediction.predict",
     "published": "runs.literature.tables",
     "rampup": "analysis.rampup",
-    "recommend": "prediction.recommend",
+    "recommend": "analysis.recommend",
     "run_sweep": "sweep.run",
     "load_runs": "runs.load",
     "load_steps": "runs.load",

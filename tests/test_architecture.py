@@ -78,11 +78,12 @@ TESTED_ELSEWHERE = {
     ),
     "train/test_memory_trace.py": "train/live_bytes train/more_blocks",
     "train/test_recording.py": "train/compiled_recording",
+    "train/test_token_work.py": "train/empty_pass train/experts",
     "prediction/replay/test_simulate.py": (
         "prediction/replay/recording prediction/replay/step prediction/replay/torch_engines "
         "prediction/replay/zero_engines"
     ),
-    "prediction/test_predict.py": "cli/predict prediction/recommend",
+    "prediction/test_predict.py": "cli/predict",
     "prediction/test_traces.py": "prediction/trace_files",
     "prediction/test_work.py": "prediction/host_work prediction/kernels prediction/mode prediction/shapes",
     "render/test_answer.py": "render/changes render/decision_words",
@@ -92,9 +93,7 @@ TESTED_ELSEWHERE = {
     "launcher/test_bandwidth.py": "render/all_reduce runs/all_reduce train/bandwidth",
     "launcher/test_figures.py": "launcher/gpu_figures render/notes",
     "launcher/test_host_ranks.py": "launcher/rank_group",
-    "launcher/test_run.py": (
-        "errors launcher/local train/failure train/fork_server train/probe train/rendezvous train/start"
-    ),
+    "launcher/test_run.py": ("launcher/local train/failure train/fork_server train/probe train/rendezvous train/start"),
     "render/test_picture.py": "render/palette",
     "render/test_tables.py": "analysis/summary launcher/outcome",
     "run_folder/test_finished.py": "run_folder/result sweep/lock",
@@ -289,6 +288,7 @@ PUBLIC = {
     "dsnb.render": [
         "all_reduce",
         "answer",
+        "by_task",
         "comparison",
         "forecast_answer",
         "memory_plots",

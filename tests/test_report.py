@@ -20,6 +20,9 @@ from tests import ROOT
 from tests.support.browser import SETTLED, violations
 from tests.support.small_sweep import NAMES
 
+ANSWER = re.compile("Train gpt2-tiny with ZeRO|No measured setting trains gpt2-tiny on 100 billion tokens")
+"""The second on a machine that makes less than 3,171 tokens/s of these tiny batches."""
+
 
 @pytest.fixture(scope="module")
 def folder(swept, tmp_path_factory):
@@ -70,13 +73,13 @@ def test_the_page_says_what_was_found(page):
     text = re.sub(r"<[^>]+>", "", page)
     for words in (
         "Does it resume?",
-        "Train gpt2-tiny with ZeRO",
         "1 of 3 runs are not ok: 1 failed.",
         NAMES[0],
         "tokens/s",
         "torch",
     ):
         assert words in text
+    assert ANSWER.search(text)
     assert len([alt for alt in Links(page).images if alt]) == 2
     assert "Compared with" in text
     assert "Both ran in the same recorded environment" in text
@@ -89,7 +92,7 @@ def test_the_page_says_what_was_found(page):
 def test_the_comparison_notebook_runs(folder, tmp_path):
     target = tmp_path / "20.ipynb"
     notebook.execute(paths.notebook_template("20_compare"), target, {"sweep_dir": str(folder)})
-    assert "Train gpt2-tiny with ZeRO" in target.read_text()
+    assert ANSWER.search(target.read_text())
 
 
 def test_a_folder_without_runs(tmp_path):
@@ -170,7 +173,7 @@ def test_without_scripts_answer_figures_and_tables_are_there(folder, page, chrom
     context = chromium.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto((folder / "report.html").as_uri())
-    assert tab.get_by_text("Train gpt2-tiny with ZeRO").is_visible()
+    assert tab.get_by_text(ANSWER).first.is_visible()
     assert tab.get_by_text("The explorer needs JavaScript").is_visible()
     assert tab.locator("table").count() >= 4
     assert all(table.is_visible() for table in tab.locator("table").all())

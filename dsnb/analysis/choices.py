@@ -82,6 +82,9 @@ def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.Dat
     places = sorted(keys.groupby(names, sort=False).indices.values(), key=min)
     first = [known.iloc[place[0]].to_dict() for place in places]
     short = [", ".join(filter(None, (setting_words.unusual_choice(run, name) for name in names))) for run in first]
-    whole = [", ".join(setting_words.choice(run, name) for name in names) for run in first]
+    whole = [
+        ", ".join(setting_words.choice(run, name) for name in names if setting_words.has_effect(run, name))
+        for run in first
+    ]
     titles = [title if title and short.count(title) == 1 else words for title, words in zip(short, whole, strict=True)]
     return [(title, runs.iloc[place]) for title, place in zip(titles, places, strict=True)]

@@ -16,11 +16,13 @@ from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.comparison_table import Rules, table_of
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.plan import CPU, plan, price_of
+from dsnb.analysis.stability import unstable
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
 from dsnb.runs.labels import MEMORY
+from dsnb.settings.planning import MOST_DAYS, is_number, is_whole
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """What is to be least, and the column that holds it."""
@@ -67,18 +69,27 @@ class Question:
         Raises
         ------
         SettingsError
-            If the objective is unknown, a number is negative, or the relevance is 1 or more.
+            If the objective is unknown, a number is negative, infinite or no number, GPUs are no whole number, or the
+            relevance is 1 or more.
         """
-        if self.objective not in OBJECTIVES:
+        if self.objective not in list(OBJECTIVES):
             raise SettingsError(f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
-        if not self.tokens > 0:
-            raise SettingsError(f"tokens is {self.tokens}: give a number above 0, such as 100e9")
-        if self.gpus < 0:
-            raise SettingsError(f"gpus is {self.gpus}: give the number of GPUs at hand, or 0 for any")
-        if bad := {gpu: price for gpu, price in self.prices.items() if not price >= 0}:
+        if not (is_number(self.tokens) and self.tokens > 0):
+            raise SettingsError(f"tokens is {self.tokens!r}: give a number above 0, such as 100e9")
+        if not (is_whole(self.gpus) and self.gpus >= 0):
+            raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
+        if not isinstance(self.prices, Mapping):
+            raise SettingsError(
+                f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
+            )
+        if bad := {gpu: price for gpu, price in self.prices.items() if not (is_number(price) and price >= 0)}:
             raise SettingsError(f"prices has {bad}: give prices of 0 or more")
-        if not 0 <= self.relevance < 1:
-            raise SettingsError(f"relevance is {self.relevance}: give 0 or more and less than 1, such as 0.02 for 2 %")
+        if self.assumed_price is not None and not (is_number(self.assumed_price) and self.assumed_price >= 0):
+            raise SettingsError(f"assumed_price is {self.assumed_price!r}: give a price of 0 or more, or None")
+        if not (is_number(self.relevance) and 0 <= self.relevance < 1):
+            raise SettingsError(
+                f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
+            )
 
     def price(self, kind: object) -> float | None:
         """Return the price of an hour of a kind of hardware; None if it is unknown."""
@@ -157,14 +168,29 @@ class Decision:
         All runs of the task; with several sweeps, experiments are named `sweep/experiment`.
     options
         As `options` returns them, those with a known value of what is to be least; the first is the answer.
+        Unless the time is to be least, settings that take more than `MOST_DAYS` are left out if any takes less.
     difference
         The row of `dsnb.analysis.differences` that compares the second option with the first; None without one.
+    gpus
+        The numbers of GPUs that were measured and are at hand, in order.
+    too_slow
+        Number of settings that are left out because they take more than `MOST_DAYS`.
+    unstable
+        Number of settings that are left out because their repeats do not agree (`dsnb.analysis.stability`).
     """
 
     question: Question
     runs: pd.DataFrame
     options: pd.DataFrame
     difference: "pd.Series[Any] | None"
+    gpus: tuple[int, ...] = ()
+    too_slow: int = 0
+    unstable: int = 0
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether every measured setting takes more than `MOST_DAYS`: then there is no answer."""
+        return len(self.options) > 0 and bool((self.options["days"] > MOST_DAYS).all())
 
     @cached_property
     def settings(self) -> pd.DataFrame:
@@ -188,13 +214,18 @@ def decide(runs: pd.DataFrame, question: Question) -> Decision:
         As for `options`.
     """
     runs = qualify_experiments(rename_old_columns(runs))
-    found = options(runs, question)
-    found = found[found[OBJECTIVES[question.objective]].notna()]
-    return Decision(question, runs, found, _difference(runs, found, question))
+    timed = options(runs, question)
+    gpus = tuple(sorted({int(number) for number in timed["gpus"][timed["days"].notna()]}))
+    known = timed[timed[OBJECTIVES[question.objective]].notna()]
+    found = known[~known.index.isin(unstable(runs))]
+    in_time = found[found["days"] <= MOST_DAYS]
+    kept = found if question.objective == "time" or in_time.empty else in_time
+    too_slow, no_rank = len(found) - len(kept), len(known) - len(found)
+    return Decision(question, runs, kept, _difference(runs, kept, question), gpus, too_slow, no_rank)
 
 
 def _difference(runs: pd.DataFrame, found: pd.DataFrame, question: Question) -> "pd.Series[Any] | None":
-    """Compare the second option with the first among all options, from which the first was chosen."""
+    """Compare the second option with the first; the interval is that of all pairs of settings of the task."""
     if len(found) < 2 or question.objective == "memory":
         return None
     own = runs[runs["experiment"].isin(found.index)]
@@ -204,6 +235,6 @@ def _difference(runs: pd.DataFrame, found: pd.DataFrame, question: Question) -> 
     table = own.reindex(columns=["experiment", "status", "hosts", "host"]).assign(worth=worth[question.objective])
     settings = replicates.of_runs(table, "experiment", "worth")
     pair = settings[found.index[0]], settings[found.index[1]]
-    several = sum(len(setting.logs) > 1 for setting in settings.values())
+    among = replicates.repeated(replicates.of_runs(runs, "experiment", "tokens_per_s").values())
     rules = Rules(question.relevance, CONFIDENCE, better="higher", hosts_alike=False, fewest_runs=FEWEST_RUNS)
-    return table_of([pair], several, rules).iloc[0]
+    return table_of([pair], among, rules).iloc[0]

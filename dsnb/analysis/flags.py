@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis import steps_within
+from dsnb.analysis import stability, steps_within
 from dsnb.analysis.comparison_table import signed
 from dsnb.analysis.conditions import unlike_repeats
 from dsnb.analysis.loss_gaps import loss_gaps_pct, repeat_gaps_pct
@@ -53,6 +53,7 @@ class Flag(StrEnum):
     OUTLIER = "outlier"
     LOSS = "loss"
     CONDITIONS = "conditions"
+    UNSTABLE = "unstable"
 
 
 COLUMNS = {
@@ -69,6 +70,7 @@ COLUMNS = {
     "last_loss_gap_pct": "Deviation of the last loss from that of other settings that were trained alike.",
     "repeat_loss_gap_pct": "How far the losses of the setting's runs are apart in the first 20 steps; missing for one.",
     "conditions": "Environment variables and input files in which the run differs from others of its setting.",
+    "repeat_ratio": "Highest over lowest tokens/s of the setting's ok runs; above 1.5, all of them are `unstable`.",
     "flags": "Those of `Flag` that apply; an empty tuple if none does.",
     "words": "The same in words with the numbers; empty if none applies.",
 }
@@ -126,6 +128,7 @@ def flags(
     table["clock_off_pct"], table["off_pct"] = _clock_off_pct(runs), _off_pct(runs, figure)
     table = table.join(loss_gaps_pct(runs)).assign(repeat_loss_gap_pct=repeat_gaps_pct(runs, steps))
     table["conditions"] = unlike_repeats(runs)
+    table["repeat_ratio"] = _repeat_ratio(runs)
     limit_pct = _outlier_limit_pct(table["off_pct"])
     rows = table.to_dict("records")
     table["flags"] = [tuple(_reasons(row, limit_pct)) for row in rows]
@@ -206,6 +209,12 @@ def _off_pct(runs: pd.DataFrame, figure: str) -> pd.Series:
     return (100 * (values / same.transform("median") - 1)).where(same.transform("count") > 2)
 
 
+def _repeat_ratio(runs: pd.DataFrame) -> pd.Series:
+    """Return for each ok run how far the runs of its setting are apart in tokens/s."""
+    named = qualify_experiments(runs)
+    return named["experiment"].map(stability.ratios(named)).astype(float).where(runs["status"] == "ok")
+
+
 def _outlier_limit_pct(off_pct: pd.Series) -> float:
     """Return how far a run must be off; deviations of 0 are the medians themselves and show no spread."""
     spread = NORMAL_MAD * off_pct.abs().where(off_pct != 0).median()
@@ -238,6 +247,8 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
         found[Flag.LOSS] = f"last loss {signed(row['last_loss_gap_pct'])} from that of settings that train alike"
     if row["conditions"]:
         found[Flag.CONDITIONS] = row["conditions"]
+    if row["repeat_ratio"] > stability.UNSTABLE:
+        found[Flag.UNSTABLE] = f"the setting's runs differ by {row['repeat_ratio']:.1f} times in tokens/s"
     return found
 
 

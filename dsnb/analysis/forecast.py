@@ -2,12 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis import ratio_errors, would_fit
+from dsnb.analysis.ratio_errors import RatioError
+from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.prediction import gpus
@@ -19,7 +22,9 @@ from dsnb.settings.experiment import Experiment
 
 MEASURED, PREDICTED = "measured", "predicted"
 COLUMNS = [
+    "task",
     "experiment",
+    "gpus",
     "basis",
     "fits",
     "peak_allocated_gib",
@@ -42,19 +47,27 @@ class Forecast:
     gpu
         The GPU, by its data sheet.
     table
-        One row per setting, the fewest days first and those that do not fit last: `basis` is `measured` or `predicted`,
-        the rest as `dsnb.predict` returns it. Measured figures are medians over runs, and their error is NaN.
+        One row per setting, task by task (`dsnb.analysis.tasks`, whose title is `task`), the fewest days first and
+        those that do not fit last: `basis` is `measured` or `predicted`, the rest as `dsnb.predict` returns it.
+        Measured figures are medians over runs, and their error is NaN.
     refused
         Why combinations of settings were left out.
     calibrated_on
         Number of measured settings on this GPU that the speeds of the others follow from; 0 if there were too few, and
         the predictions are those of `dsnb.predict` without any runs.
+    doubts
+        By task: on which pairs of settings the error of predicted ratios was measured, and that error, for the first
+        two settings; None if not both are predicted.
+    instead
+        By task: what would fit, in sentences, if no setting does.
     """
 
     gpu: gpus.Gpu
     table: pd.DataFrame
     refused: tuple[str, ...]
     calibrated_on: int
+    doubts: Mapping[str, tuple[str, RatioError] | None] = field(default_factory=dict)
+    instead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def forecast(
@@ -85,7 +98,7 @@ def forecast(
     Raises
     ------
     SettingsError
-        If every combination is refused, or as `dsnb.predict` does.
+        If every combination is refused, such as one of 0 GPUs, or as `dsnb.predict` does.
     """
     kind = gpus.find(gpu)
     experiments, refused = _combinations({**settings, "device": "cuda"})
@@ -102,8 +115,40 @@ def forecast(
         else row
         for row, experiment in zip(table.to_dict("records"), experiments, strict=True)
     ]
-    found = pd.DataFrame(rows)[COLUMNS].sort_values(["fits", "days"], ascending=[False, True], kind="stable")
-    return Forecast(kind, found.reset_index(drop=True), refused, known if calibrate is not None else 0)
+    found = pd.DataFrame(rows).assign(gpus=[one.gpus for one in experiments])
+    parts = [
+        found.loc[task.runs.index]
+        .assign(task=task.title)
+        .sort_values(["fits", "days"], ascending=[False, True], kind="stable")
+        for task in tasks(pd.DataFrame([one.model_dump() for one in experiments]))
+    ]
+    options = {"link": link, "calibrate": calibrate}
+    instead = {part["task"].iloc[0]: _would_fit(part, experiments, table, gpu, options) for part in parts}
+    doubts = {part["task"].iloc[0]: _doubt(part, experiments, gpu, options) for part in parts}
+    chosen = pd.concat(parts, ignore_index=True)[COLUMNS]
+    return Forecast(kind, chosen, refused, known if calibrate is not None else 0, doubts, instead)
+
+
+def _would_fit(
+    part: pd.DataFrame, experiments: Sequence[Experiment], found: pd.DataFrame, gpu: str, options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return what would fit where no setting of a task does; nothing where one does, or would have by prediction."""
+    own = found.loc[part.index].reset_index(drop=True)
+    if part["fits"].any() or own["fits"].any():
+        return ()
+    return would_fit.sentences([experiments[place] for place in part.index], own, gpu, **options)
+
+
+def _doubt(
+    part: pd.DataFrame, experiments: Sequence[Experiment], gpu: str, options: Mapping[str, Any]
+) -> tuple[str, RatioError] | None:
+    """Return the error of the predicted ratio of a task's first two settings; None if one of them was measured."""
+    pair = part[part["fits"].astype(bool)].head(2)
+    if len(pair) < 2 or not pair["basis"].eq(PREDICTED).all():
+        return None
+    first, second = (experiments[place] for place in pair.index)
+    shares = [float(share) for share in pair["host_s"] / pair["step_time_s"]]
+    return ratio_errors.expected(first, second, shares, ratio_errors.known_for(gpu, **options))
 
 
 def _combinations(settings: Mapping[str, Any]) -> tuple[list[Experiment], tuple[str, ...]]:

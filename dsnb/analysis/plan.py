@@ -8,6 +8,7 @@ from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.settings import planning
 
 COLUMNS = [
     "experiment",
@@ -56,7 +57,9 @@ def plan(
     SettingsError
         If the tokens, a price or the power is not a number of the allowed size.
     """
-    _check(tokens, prices or {}, power_w)
+    if prices is not None and not isinstance(prices, Mapping):
+        raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
+    planning.check(tokens, {f"prices[{name!r}]": price for name, price in (prices or {}).items()}, power_w=power_w)
     known = qualify_experiments(rename_old_columns(runs))
     known = known.reindex(columns=[*known, *(name for name in MEASURED if name not in known)])
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
@@ -80,21 +83,3 @@ def plan(
 def price_of(gpu_name: object, prices: Mapping[str, float]) -> float | None:
     """Return the price of an hour of a GPU; None if none is given."""
     return prices.get(str(gpu_name), prices.get(""))
-
-
-def _check(tokens: object, prices: Mapping[str, float], power_w: object) -> None:
-    if not isinstance(prices, Mapping):
-        raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
-    allowed: dict[str, tuple[object, str]] = {"tokens": (tokens, "more than 0")}
-    allowed |= {f"prices[{name!r}]": (price, "0 or more") for name, price in prices.items()}
-    allowed |= {} if power_w is None else {"power_w": (power_w, "0 or more")}
-    problems = [
-        f"{name} is {value!r}: give a finite number of {limit}"
-        for name, (value, limit) in allowed.items()
-        if isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 <= value < float("inf")
-        or (name == "tokens" and not value)
-    ]
-    if problems:
-        raise SettingsError(problems)

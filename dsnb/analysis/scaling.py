@@ -6,6 +6,7 @@ from dsnb.analysis.choices import split
 from dsnb.formulas import metrics
 from dsnb.runs import labels, setting_words
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.settings import planning
 
 NOT_WORKLOAD = (
     "gpus",
@@ -46,7 +47,13 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         One row per workload and number of GPUs, for workloads with at least two such numbers: `workload`, `gpus`, `n`,
         `tokens_per_s` (median), `lowest`, `highest` (tokens/s of single runs, such as those of sub-clusters),
         `base_gpus`, `speed_up`, `efficiency`, `days`, `unit` (what `gpus` counts: `GPU`, or `rank` without GPUs).
+
+    Raises
+    ------
+    SettingsError
+        If the tokens are no finite number of more than 0.
     """
+    planning.check(tokens, {})
     runs = rename_old_columns(runs)
     ok = runs[(runs["status"] == "ok") & runs["tokens_per_s"].notna() & runs["gpus"].notna()]
     rows = []

@@ -3,7 +3,7 @@
 Pure pandas; the explorer's page computes the same in the browser, and tests compare the two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,14 @@ from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.yardstick import with_plain_ratio
 
 
-def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str, tolerance: float = RELEVANCE) -> list[str]:
+def pareto_front(
+    x: pd.Series,
+    y: pd.Series,
+    x_better: str,
+    y_better: str,
+    tolerance: float = RELEVANCE,
+    unstable: Collection[str] = (),
+) -> list[str]:
     """Return the entries that no other entry beats (the Pareto front, with a tolerance).
 
     One entry beats another if it is better by more than the tolerance in one figure, and worse by no more than the
@@ -35,13 +42,15 @@ def pareto_front(x: pd.Series, y: pd.Series, x_better: str, y_better: str, toler
     tolerance
         By how much an entry must be better to count, relative; 0 for the strict front, which figures that are not all
         positive get in any case.
+    unstable
+        Entries to leave out because their figures are those of no run (`dsnb.analysis.stability.unstable`).
 
     Returns
     -------
     list of str
         From the best x to the best y; of equal entries, the first.
     """
-    known = pd.DataFrame({"x": x, "y": y}).dropna()
+    known = pd.DataFrame({"x": x, "y": y}).dropna().drop(index=list(unstable), errors="ignore")
     table = known.assign(x=_lower_is_better(known["x"], x_better), y=_lower_is_better(known["y"], y_better))
     table = table.sort_values(["x", "y"], kind="stable")
     best = table["y"].cummin().shift(fill_value=np.inf)
@@ -74,16 +83,16 @@ def effects(
     metrics: Sequence[str],
     relevance: float = RELEVANCE,
     confidence: float = CONFIDENCE,
+    task_runs: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """Compare an experiment with every one that differs from it in a single setting.
 
-    The intervals of all figures hold together, whichever experiment of these runs is the base: those of each figure
-    hold for all its pairs (`dsnb.analysis.intervals.chosen_base`) with an equal share of the error rate.
+    The intervals are those of `dsnb.analysis.differences`, whichever experiment is the base.
 
     Parameters
     ----------
     runs
-        One row per run, as `dsnb.load_runs` returns it: all that the base was chosen from.
+        One row per run, as `dsnb.load_runs` returns it: those that are selected.
     base
         The experiment to compare with, by its name in `summarize`.
     axes
@@ -93,7 +102,9 @@ def effects(
     relevance
         Smallest change that matters: 0.02 is 2 %.
     confidence
-        Probability that all intervals of the table hold.
+        As for `dsnb.analysis.differences`.
+    task_runs
+        All runs of the task, of which `runs` are a selection; by default `runs`.
 
     Returns
     -------
@@ -113,8 +124,9 @@ def effects(
         name = row["experiment"]
         row |= {"n": int(ok[name]), "n_failed": int(all_runs[name] - ok[name])}
     table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed"])
-    share = 1 - (1 - confidence) / max(len(metrics), 1)
-    parts = [_compared(runs, base, list(table["experiment"]), metric, relevance, share) for metric in metrics]
+    known = runs if task_runs is None else qualify_experiments(with_plain_ratio(rename_old_columns(task_runs)))
+    pairs = [(base, name) for name in table["experiment"]]
+    parts = [_compared(runs, known, pairs, metric, relevance, confidence) for metric in metrics]
     return pd.concat([table, *parts], axis=1)
 
 
@@ -131,12 +143,18 @@ def _single_changes(settings: pd.DataFrame, base: str) -> list[dict[str, Any]]:
 
 
 def _compared(
-    runs: pd.DataFrame, base: str, others: list[str], metric: str, relevance: float, confidence: float
+    runs: pd.DataFrame,
+    task_runs: pd.DataFrame,
+    pairs: list[tuple[str, str]],
+    metric: str,
+    relevance: float,
+    confidence: float,
 ) -> pd.DataFrame:
-    """Return how one figure of other experiments differs from that of the base, a row for each in their order."""
-    known = replicates.of_runs(runs, "experiment", metric)
-    repeated = sum(len(setting.logs) > 1 for setting in known.values())
-    rules = Rules(relevance, confidence, direction(runs, metric, None), False, FEWEST_RUNS, percent_factor(metric))
-    table = table_of([(known[base], known[name]) for name in others], repeated, rules)
+    """Return how one figure differs between experiments, a row for each pair of a base and another one."""
+    factor = percent_factor(metric)
+    selected, known = (replicates.of_runs(one, "experiment", metric, bool(factor)) for one in (runs, task_runs))
+    rules = Rules(relevance, confidence, direction(runs, metric, None), False, FEWEST_RUNS, factor)
+    own = [(selected[base], selected[other]) for base, other in pairs]
+    table = table_of(own, replicates.repeated(known.values()), rules)
     table.insert(0, "change", table["change_pct"] / 100)
     return table.add_prefix(f"{metric}_")

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
-from dsnb.analysis.summary import qualify_experiments, summarize
+from dsnb.analysis.summary import qualify_experiments
 from dsnb.analysis.tasks import TASK, tasks
 from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
@@ -168,11 +168,12 @@ def _tasks(every: pd.DataFrame, runs: int) -> tuple[list[str], list[int]]:
     return unique, [codes[place] for place in range(len(every))]
 
 
-def medians(data: Data) -> pd.DataFrame:
-    """Summarize the runs from the figures of the page."""
-    figures = {name: data.figures[name].to_numpy() for name in data.figures}
-    status = data.runs["status"].map(labels.text).to_numpy()
-    return summarize(pd.DataFrame({"experiment": data.experiments, "sweep": "", "status": status, **figures}))
+def with_figures(data: Data) -> pd.DataFrame:
+    """Return the runs with the figures and the names of the page, so that a table beside it says the same."""
+    own = {"experiment": data.experiments, "sweep": "", "status": data.runs["status"].map(labels.text).to_numpy()}
+    others = [name for name in data.runs if name not in labels.METRIC_LABELS]
+    runs = data.runs[others].reset_index(drop=True).assign(**own)
+    return pd.concat([runs, data.figures.reset_index(drop=True)], axis="columns")
 
 
 def choice(name: str, column: pd.Series, runs: int | None = None) -> Choice:

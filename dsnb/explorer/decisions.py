@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dsnb.analysis.decision import ASSUMED_PRICE, OBJECTIVES, kinds
+from dsnb.analysis.stability import UNSTABLE, unstable
+from dsnb.explorer import question
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers
 from dsnb.explorer.state import OF_A_TASK, default
 from dsnb.render import answer, decision_words
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
+from dsnb.settings import planning
 
 NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 FIGURES = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
@@ -30,7 +34,7 @@ def payload(data: Data, names: list[str]) -> dict[str, Any]:
     capacity = numbers(runs, "gpu_memory_gib").groupby(runs["experiment"]).min()
     settings = {row["experiment"]: _setting(row, capacity[row["experiment"]]) for row in first.to_dict("records")}
     return {
-        "tasks": [_task(data, code, title) for code, title in enumerate(data.tasks)],
+        "tasks": [_task(data, runs, code, title) for code, title in enumerate(data.tasks)],
         "allTasks": {"title": EVERY_TASK, "controls": _controls(data, EVERY_TASK)} if len(data.tasks) > 1 else None,
         "taskCodes": data.task_codes,
         "settings": _shared([settings.get(name) for name in names]),
@@ -42,9 +46,14 @@ def payload(data: Data, names: list[str]) -> dict[str, Any]:
         "place": sorted(decision_words.PLACE),
         "shownGib": decision_words.SHOWN_GIB,
         "equalPct": decision_words.EQUAL_PCT,
+        "byMean": decision_words.BY_MEAN,
+        "unstable": [names.index(name) for name in unstable(runs)],
+        "unstableTimes": UNSTABLE,
         "extrapolated": decision_words.EXTRAPOLATED,
+        "mostDays": planning.MOST_DAYS,
+        "goalDays": planning.GOAL_DAYS,
+        "inputs": question.INPUTS,
         "noRuns": answer.NO_RUNS,
-        "remarks": answer.remarks(runs) if len(runs) else [],
     }
 
 
@@ -84,16 +93,19 @@ def _setting(run: dict[Any, Any], capacity: float) -> dict[str, Any]:
         "place": setting_words.place(run),
         "unit": setting_words.unit(run),
         "basis": decision_words.basis(run),
+        "origin": decision_words.origin(run),
         "kind": run["kind"],
         "gpus": json_numbers([run["gpus"]])[0],
         "capacity": json_numbers([capacity])[0],
     }
 
 
-def _task(data: Data, code: int, title: str) -> dict[str, Any]:
-    """Return a task's title, the controls that it sets, and what is known of it if it has no ok run."""
-    runs = data.runs[[own == code for own in data.task_codes]]
-    return {"title": title, "failed": decision_words.memory_of_failed(runs), "controls": _controls(data, title)}
+def _task(data: Data, answered: pd.DataFrame, code: int, title: str) -> dict[str, Any]:
+    """Return a task's title, the controls that it sets, remarks on its runs, and what is known if none is ok."""
+    own = np.array(data.task_codes) == code
+    remarks = answer.remarks(answered[own[answered.index]]) if own[answered.index].any() else []
+    failed = decision_words.memory_of_failed(data.runs[own])
+    return {"title": title, "failed": failed, "remarks": remarks, "controls": _controls(data, title)}
 
 
 def _controls(data: Data, task: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dsnb.explorer.payload import payload
 from dsnb.explorer.state import State, change, default, mask
 from dsnb.explorer.watch import Watch, carried_over
 from dsnb.files import records
-from dsnb.render import answer, notebook_page, tables
+from dsnb.render import answer, by_task, notebook_page
 from dsnb.runs.load import load_runs
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Explorer:
         """Write the explorer with its current state to a self-contained HTML file that works offline."""
         target = Path(path).absolute()
         pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent)]
-        pieces.append(f"<h2>Medians</h2>{tables.summary_table(data.medians(self.data), self.data.runs)}")
+        pieces.append(f"<h2>Medians</h2>{by_task.medians(data.with_figures(self.data))}")
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
         records.write_text(target, notebook_page.to_html(content, page.resources(title)))

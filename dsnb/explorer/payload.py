@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import replicates, studentized_range
-from dsnb.analysis.comparison_table import NO_SPREAD
-from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, Verdict
+from dsnb.analysis.comparison_table import NO_SPREAD, VALUES
+from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, Verdict, of_one_figure
 from dsnb.explorer import anatomy, charts, decisions, predicted, series, shortages
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
@@ -33,7 +33,7 @@ SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triang
 
 
 METHOD = {
-    "confidence": CONFIDENCE,
+    "confidence": of_one_figure(CONFIDENCE),
     "fewestRuns": FEWEST_RUNS,
     "noSpread": NO_SPREAD,
     "step": studentized_range.STEP,
@@ -44,9 +44,10 @@ METHOD = {
         "unclear": Verdict.UNCLEAR.value,
         "tooFew": Verdict.TOO_FEW.value,
     },
+    "values": VALUES,
     "note": f"The unit is a run. A change is {Verdict.LIKELY.value} if its {100 * CONFIDENCE:g} % interval excludes 0 "
-    "and it is at least {relevance}. The intervals of this table hold together, whichever selected setting is the "
-    "baseline (Games and Howell 1976).",
+    "and it is at least {relevance}. The intervals of speed and memory of all pairs of settings of the task hold "
+    "together, whatever is selected (Games and Howell 1976).",
 }
 """The constants of `dsnb.analysis` that `web/differences.js` compares settings with."""
 
@@ -130,6 +131,8 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "values": choice.values,
         "labels": [labels.text(value) for value in choice.values],
         "phrases": [labels.axis(name).describe(value) for value in choice.values],
+        "onlyWith": labels.axis(name).only_with,
+        "isOn": [setting_words.is_on(value) for value in choice.values],
         "shortLabels": [choice.short_label(code) for code in range(count)],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],

@@ -3,6 +3,7 @@
 __all__ = [
     "all_reduce",
     "answer",
+    "by_task",
     "comparison",
     "forecast_answer",
     "memory_plots",

@@ -1,4 +1,4 @@
-"""The answer as HTML: a card for each task that says what to train it with, and remarks on the runs."""
+"""The answer as HTML: a card for each task that says what to train it with, with remarks on its runs."""
 
 import html
 import re
@@ -7,14 +7,17 @@ import pandas as pd
 
 from dsnb.analysis.decision import ASSUMED_PRICE, Decision, Question, decide, recorded_prices
 from dsnb.analysis.flags import Flag, flags
+from dsnb.analysis.stability import FIGURE, UNSTABLE, unstable
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.analysis.tasks import Task, tasks
 from dsnb.render import changes
 from dsnb.render.decision_words import Words, words
+from dsnb.render.rounding import fixed
 from dsnb.render.tables import Html
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.columns import numbers
 
 MAX_CARDS = 6
 """Tasks with a card of their own."""
@@ -40,8 +43,12 @@ def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     question = question or default_question(runs)
     found = tasks(runs)
     cards = [_card(task, decide(task.runs, question)) for task in found[:MAX_CARDS]]
-    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in [*_left_out(len(found)), *remarks(runs)])
-    return Html(f'{"".join(cards)}<ul class="dsnb-remarks">{items}</ul>')
+    return Html(f"{''.join(cards)}{_items(_left_out(len(found)))}")
+
+
+def _items(sentences: list[str]) -> str:
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="dsnb-remarks">{items}</ul>' if items else ""
 
 
 def default_question(runs: pd.DataFrame) -> Question:
@@ -56,14 +63,21 @@ def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _card(task: Task, decision: Decision) -> str:
-    """Return the HTML of one card, and what one change of its setting costs; `web/card.js` makes the same card."""
+    """Return the HTML of one card, what one change costs, and remarks; `web/card.js` makes the same card."""
     said = words(decision)
     title = f"<h3>{html.escape(task.title)}</h3>" if task.title else ""
-    parts = {"kicker": said.kicker, "headline": said.headline, "costs": said.costs, "following": said.following}
+    parts = {
+        "kicker": said.kicker,
+        "headline": said.headline,
+        "costs": said.costs,
+        "note": said.note,
+        "following": said.following,
+    }
     lines = [f'<p class="dsnb-{name}">{html.escape(text)}</p>' for name, text in parts.items() if text]
     basis = f'<p class="dsnb-basis">{html.escape(said.basis)}</p>' if said.basis else ""
     one_change = "" if decision.options.empty else _one_change(decision)
-    return f'<section class="dsnb-answer">{title}{"".join(lines)}{_table(said)}{basis}</section>{one_change}'
+    card = f'<section class="dsnb-answer">{title}{"".join(lines)}{_table(said)}{basis}</section>'
+    return f"{card}{one_change}{_items(remarks(task.runs))}"
 
 
 def _one_change(decision: Decision) -> str:
@@ -83,13 +97,30 @@ def _table(said: Words) -> str:
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:
-    """Return sentences on how the runs ended and on what was not tried."""
+    """Return sentences on how the runs of a task ended, on losses that differ, and on what was not tried."""
     bad = runs[runs["status"] != "ok"]
     statuses = bad["status"].replace({"oom": "out of memory"}).value_counts()
     counts = ", ".join(f"{count} {labels.text(name)}" for name, count in statuses.items())
     success = "The run succeeded." if len(runs) == 1 else f"All {len(runs)} runs succeeded."
     ended = success if bad.empty else f"{len(bad)} of {len(runs)} runs are not ok: {counts}."
-    return [ended, *_otherwise(runs), *_not_tried(runs)]
+    return [ended, *unstable_settings(runs), *_otherwise(runs), *_not_tried(runs)]
+
+
+def unstable_settings(runs: pd.DataFrame) -> list[str]:
+    """Say how many settings are unstable and what to do about them; nothing if none is (`dsnb.analysis.stability`)."""
+    runs = qualify_experiments(rename_old_columns(runs))
+    names = unstable(runs)
+    if not names:
+        return []
+    rates = numbers(runs, FIGURE).where(runs["status"] == "ok").groupby(runs["experiment"]).agg(["min", "max"])
+    ranges = [f"{name}: {fixed(rates['min'][name], 0)} to {fixed(rates['max'][name], 0)}" for name in names[:NAMED]]
+    more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    are, own, them = ("is", "its", "it") if len(names) == 1 else ("are", "their", "them")
+    return [
+        f"{labels.count(len(names), 'setting')} {are} unstable and not ranked: {own} repeats differ by more than "
+        f"{UNSTABLE:g} times in tokens/s ({'; '.join(ranges)}{more}). Measure {them} again while nothing else uses the "
+        "machine (see docs/how-to/noise.md)."
+    ]
 
 
 def _otherwise(runs: pd.DataFrame) -> list[str]:

@@ -8,8 +8,9 @@ import pandas as pd
 
 from dsnb.analysis import conditions
 from dsnb.analysis.compare import compare
+from dsnb.analysis.comparison_table import VALUES
 from dsnb.analysis.differences import page_note
-from dsnb.analysis.intervals import CONFIDENCE, Verdict
+from dsnb.analysis.intervals import Verdict
 from dsnb.analysis.replicates import hosts
 from dsnb.render.tables import Html, bullet_list, format_value, to_html
 from dsnb.run_folder.table_columns import ENVIRONMENT
@@ -47,19 +48,18 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     other_hosts = set(hosts(before)).isdisjoint(hosts(after)) and None not in hosts(before) + hosts(after)
     if other_hosts:
         parts.append(Html(f"<p>{OTHER_HOSTS}</p>"))
-    share = 1 - (1 - CONFIDENCE) / max(len(figures), 1)
-    found = {figure: compare(before, after, figure, confidence=share, hosts_alike=other_hosts) for figure in figures}
+    found = {figure: compare(before, after, figure, hosts_alike=other_hosts) for figure in figures}
     parts += [_table(table[table["only_in"] == ""], figure) for figure, table in found.items()]
     if not found:
         return [*parts, Html("<p>Neither speed nor memory was measured in both.</p>")]
     first = next(iter(found.values()))
-    return [*parts, *_only_in_one(first), *_about(first, len(figures))]
+    return [*parts, *_only_in_one(first), *_about(first)]
 
 
-def _about(table: pd.DataFrame, figures: int) -> list[Html]:
-    """Return what the verdicts of all tables control; nothing if nothing is compared."""
-    comparisons = int((table["only_in"] == "").sum()) * figures
-    return [Html(f"<p>{html.escape(page_note(comparisons, False))}</p>")] if comparisons else []
+def _about(table: pd.DataFrame) -> list[Html]:
+    """Return what the values of all tables are and their verdicts control; nothing if nothing is compared."""
+    is_compared = bool((table["only_in"] == "").any())
+    return [Html(f"<p>{html.escape(f'{VALUES} {page_note()}')}</p>")] if is_compared else []
 
 
 def _figures(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
@@ -115,7 +115,7 @@ def _table(table: pd.DataFrame, figure: str) -> Html:
 
 def _row(name: str, row: dict[Any, Any], figure: str) -> str:
     label = METRIC_LABELS[figure]
-    medians = [format_value(row[key] * label.factor, float("nan"), label.digits) for key in ("base_median", "median")]
+    values = [format_value(row[key] * label.factor, float("nan"), label.digits) for key in ("base_value", "value")]
     counts = [
         f"{row[f'{side}n']}" + (f", {row[f'{side}n_failed']} not ok" if row[f"{side}n_failed"] else "")
         for side in ("base_", "")
@@ -123,7 +123,7 @@ def _row(name: str, row: dict[Any, Any], figure: str) -> str:
     kind, sign = _kind(row)
     note = f" ({row['note']})" if row["note"] else ""
     text = html.escape(f"{sign}{row['words']}{note}")
-    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*medians, *counts))
+    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*values, *counts))
     return f'<tr><th scope="row">{html.escape(name)}</th><td class="text {kind}">{text}</td>{cells}</tr>'
 
 

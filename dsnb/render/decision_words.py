@@ -3,16 +3,19 @@
 What is certain about a difference is said by its verdict alone (`dsnb.analysis.differences`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from dsnb.analysis.decision import Decision, Question, memory_figure
 from dsnb.analysis.intervals import FEWEST_RUNS, Verdict
+from dsnb.analysis.stability import UNSTABLE
 from dsnb.render.rounding import fixed, significant
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
+from dsnb.runs.literature.measured import SOURCE, is_own
+from dsnb.settings.planning import GOAL_DAYS, MOST_DAYS, gpus_needed
 
 BEST = {
     "time": "Fastest",
@@ -26,6 +29,8 @@ WORSE = {
     "gpu_hours": ("more {unit}-hours", "fewer {unit}-hours"),
     "cost": ("more expensive", "cheaper"),
 }
+BY_MEAN = (" on average", " on average, though not by the median")
+"""What the difference between repeated settings is one of; the best one has the best median."""
 PLACE = {"gpus", "nodes"}
 """Choices that say how many GPUs, not what they do."""
 SIZES = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
@@ -47,8 +52,9 @@ class Words:
         In what the setting is the best, and of how many.
     headline
         What to train with, or why nothing can be said.
-    costs, following, basis
-        What it takes, what comes next, and what that rests on; empty where nothing can be said.
+    costs, note, following, basis
+        What it takes, what the measured settings do not cover, what comes next, and what that rests on; empty where
+        nothing can be said.
     table
         Rows of choice, value in the first and in the second setting, where these differ in several.
     """
@@ -56,6 +62,7 @@ class Words:
     kicker: str
     headline: str
     costs: str = ""
+    note: str = ""
     following: str = ""
     basis: str = ""
     table: tuple[tuple[str, str, str], ...] = ()
@@ -73,15 +80,21 @@ def words(decision: Decision) -> Words:
     number = labels.count(len(decision.options), f"{known} setting" if _is_of_one_basis(decision) else "setting")
     kicker = f"{BEST[decision.question.objective].format(unit=unit)} of {number}" if len(decision.options) > 1 else ""
     parts = ["Train", *([] if model == "-" else [model]), *([f"with {setting},"] if setting else []), f"on {place}."]
-    return Words(
+    said = Words(
         kicker=kicker,
         headline=" ".join(parts),
         costs=f"{significant(best['tokens_per_s'])} tokens/s; {amount(decision.question.tokens)} tokens: "
         f"{costs(decision, unit)}.",
+        note=_note(decision, best, unit),
         following=_following(decision, unit),
-        basis=_origin(best, known),
+        basis=_origin(best, origin(own)),
         table=_table(decision, unit),
     )
+    if not decision.is_beyond:
+        return said
+    found = f"{kicker or known.capitalize()}: {f'{setting}, ' if setting else ''}on {place}, "
+    found += f"{significant(best['tokens_per_s'])} tokens/s."
+    return replace(said, kicker="", headline=_beyond_reason(decision), costs=f"{found} {_beyond(decision, unit)}")
 
 
 def costs(decision: Decision, unit: str) -> str:
@@ -90,15 +103,98 @@ def costs(decision: Decision, unit: str) -> str:
     found = [duration(24 * best["days"]), f"{significant(best['gpu_hours'])} {unit}-hours"]
     if not pd.isna(best["energy_kwh"]):
         found.append(f"{significant(best['energy_kwh'])} kWh")
-    if best["price"] > 0:
-        sign = question.currency
-        assumed = "" if {best["kind"], ""} & set(question.prices) else "an assumed "
-        at = f"{assumed}{sign}{fixed(best['price'], 2)} a {unit}-hour"
-        found.append(f"{sign}{significant(best['cost'])} at {at}")
-    else:
-        found.append("cost unknown without a price")
+    found.append(_cost(best, question, unit) or "cost unknown without a price")
     memory = "" if pd.isna(best["memory_gib"]) else f"; {_memory(best, memory_figure(decision.runs))}"
     return f"{', '.join(found)}{memory}"
+
+
+def _cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
+    """Return what an option costs and at which price; empty without a price."""
+    if not option["price"] > 0:
+        return ""
+    sign = question.currency
+    assumed = "" if {option["kind"], ""} & set(question.prices) else "an assumed "
+    return f"{sign}{significant(option['cost'])} at {assumed}{sign}{fixed(option['price'], 2)} a {unit}-hour"
+
+
+def _beyond_reason(decision: Decision) -> str:
+    """Say that no measured setting is fast enough."""
+    fastest = _first_run(decision, decision.options["days"].idxmin())
+    model = labels.text(fastest.get("model"))
+    what = beyond_reason("measured setting", "" if model == "-" else model, decision.question.tokens)
+    return f"{what} on {setting_words.place(fastest)}."
+
+
+def _beyond(decision: Decision, unit: str) -> str:
+    """Say how many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours."""
+    thrifty = decision.options.loc[decision.options["gpu_hours"].idxmin()]
+    is_other = thrifty.name != decision.options.index[0]
+    setting = setting_words.setting(_first_run(decision, thrifty.name)) if is_other else ""
+    cost = _cost(thrifty, decision.question, unit)
+    hours = f"{significant(thrifty['gpu_hours'])} {unit}-hours{f', {cost}' if cost else ''}"
+    return beyond(thrifty["gpu_hours"], thrifty["tokens_per_s"] / thrifty["gpus"], unit, hours, setting)
+
+
+def _first_run(decision: Decision, experiment: object) -> dict[Any, Any]:
+    return decision.runs[decision.runs["experiment"] == experiment].iloc[0].to_dict()
+
+
+def beyond_reason(setting: str, model: str, tokens: float) -> str:
+    """Return that no setting of a kind, such as a measured one, is fast enough; without the end of the sentence."""
+    return f"No {setting} trains {f'{model} ' if model else ''}on {amount(tokens)} tokens within {MOST_DAYS:g} days"
+
+
+def beyond(gpu_hours: float, rate: float, unit: str, hours: str, setting: str = "", basis: str = "measured") -> str:
+    """Return how many GPUs finish in `GOAL_DAYS`, and why that costs so much.
+
+    Parameters
+    ----------
+    gpu_hours, rate
+        What the training takes at these tokens/s of one GPU.
+    unit
+        `GPU` or `rank`.
+    hours
+        The GPU-hours, and their cost if it is known, in words.
+    setting
+        The setting with this rate, in words, unless it was named before.
+    basis
+        `measured` or `predicted`.
+    """
+    by = f" with {setting}" if setting else ""
+    needed = fixed(gpus_needed(gpu_hours), 0)
+    return (
+        f"{GOAL_DAYS:g} days would need {needed} {unit}s if each kept the {significant(rate)} tokens/s that one "
+        f"reached{by}: an extrapolation beyond what was {basis}. At that rate, the tokens take {hours}."
+    )
+
+
+def _note(decision: Decision, shown: "pd.Series[Any]", unit: str) -> str:
+    """Say that fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer."""
+    said, gpus = [], decision.question.gpus
+    if decision.gpus and gpus > decision.gpus[-1]:
+        said.append(f"{_measured(decision.gpus, unit)}, fewer than the {fixed(gpus, 0)} at hand: ")
+        said[0] += f"this answer is for {labels.count(shown['gpus'], unit)}. {_more(gpus, unit)}"
+    if decision.too_slow:
+        are = "setting is left out: it takes" if decision.too_slow == 1 else "settings are left out: they take"
+        said.append(f"{fixed(decision.too_slow, 0)} {are} more than {MOST_DAYS:g} days.")
+    if decision.unstable:
+        said.append(f"{left_out_unstable(decision.unstable)}.")
+    return " ".join(said)
+
+
+def _measured(gpus: tuple[int, ...], unit: str) -> str:
+    *others, last = (fixed(number, 0) for number in gpus)
+    which = f"{', '.join(others)} and {last}" if others else last
+    one = gpus == (1,)
+    return f"Only {which} {unit}{'' if one else 's'} {'was' if one else 'were'} measured"
+
+
+def _more(gpus: int, unit: str) -> str:
+    """Say how to know more: measure on more GPUs, or predict; ranks without GPUs cannot be predicted."""
+    sweep = f"dsnb sweep PARAMS --set gpus={gpus}"
+    if unit != "GPU":
+        return f"Measure on more: {sweep}."
+    return f"Measure on more ({sweep}) or predict it (dsnb predict PARAMS --gpus {gpus})."
 
 
 def _memory(option: "pd.Series[Any]", figure: str | None) -> str:
@@ -121,9 +217,19 @@ def _why_not(decision: Decision) -> str:
     if question.gpus and fewest > question.gpus:
         limit = labels.count(question.gpus, setting_words.unit(timed.iloc[0].to_dict()))
         return f"No setting was measured on {limit} or fewer: the smallest ran on {fewest:g}."
+    if decision.unstable:
+        return f"No setting can be recommended: {left_out_unstable(decision.unstable)}."
     if question.objective == "cost":
         return "The cheapest setting is unknown: give a price."
     return "The setting with the least memory is unknown: no run measured its memory."
+
+
+def left_out_unstable(number: int) -> str:
+    """Return that settings are not ranked because their repeats do not agree, without the end of the sentence."""
+    return (
+        f"{labels.count(number, 'setting')} {'is' if number == 1 else 'are'} not ranked, because "
+        f"{'its' if number == 1 else 'their'} repeats differ by more than {UNSTABLE:g} times"
+    )
 
 
 def memory_of_failed(runs: pd.DataFrame) -> str:
@@ -145,8 +251,7 @@ def _following(decision: Decision, unit: str) -> str:
     first, second = decision.options.iloc[0], decision.options.iloc[1]
     said = [_next_setting(decision)]
     if decision.difference is not None and not pd.isna(decision.difference["change_pct"]):
-        medians = _of_medians(first, second, decision.question.objective)
-        said.append(_difference(decision.difference, medians, decision.question, unit))
+        said.append(_difference(decision.difference, decision.question, unit))
     more = second["memory_gib"] - first["memory_gib"]
     if abs(more) >= SHOWN_GIB:  # false where it is unknown
         said.append(f"{significant(abs(more))} GiB {'more' if more > 0 else 'less'}")
@@ -156,7 +261,11 @@ def _following(decision: Decision, unit: str) -> str:
 def _next_setting(decision: Decision) -> str:
     differing = decision.differing
     own = decision.settings.loc[decision.options.index[1]].to_dict()
-    changed = [labels.axis(name).describe(other) for name, (_, other) in differing.items() if name not in PLACE]
+    changed = [
+        labels.axis(name).describe(other)
+        for name, (_, other) in differing.items()
+        if name not in PLACE and setting_words.has_effect(own, name)
+    ]
     place = [f"on {setting_words.place(own)}"] if PLACE & set(differing) else []
     if changed:
         return ", ".join([*changed, *place])
@@ -178,24 +287,17 @@ def axis_title(name: str, unit: str) -> str:
     return f"{unit}s" if name == "gpus" else labels.axis(name).title
 
 
-def _of_medians(first: "pd.Series[Any]", second: "pd.Series[Any]", objective: str) -> float:
-    """Return by how many per cent the median of the second option is worse, as the table of medians shows it."""
-    if objective == "time":
-        return float(100 * (1 - second["tokens_per_s"] / first["tokens_per_s"]))
-    return float(100 * (second[objective] / first[objective] - 1))
+def _difference(row: "pd.Series[Any]", question: Question, unit: str) -> str:
+    """Return how much worse the mean of a setting is, with the interval of that; of too few runs, their median.
 
-
-def _difference(row: "pd.Series[Any]", of_medians: float, question: Question, unit: str) -> str:
-    """Return how much worse a setting is, with the interval of that, or why there is none.
-
-    The interval is that of geometric means, to which one run of three that is slow makes a difference; without it, the
-    change is that of the medians, by which the best setting was chosen.
+    The best setting has the best median; by the mean of its runs, another one may be better.
     """
     objective = question.objective
-    worse = of_medians if row["verdict"] == Verdict.TOO_FEW else worsening(row["change_pct"], objective)
+    worse = worsening(row["change_pct"], objective)
     ends = sorted(worsening(row[name], objective) for name in ("low_pct", "high_pct"))
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
     size = f"{by} {WORSE[objective][int(worse <= -EQUAL_PCT)].format(unit=unit)}"
+    size += "" if row["verdict"] == Verdict.TOO_FEW else BY_MEAN[int(worse <= -EQUAL_PCT)]
     if row["verdict"] == Verdict.TOO_FEW:
         runs = "one run each" if row["n"] == row["base_n"] == 1 else f"{row['base_n']} and {row['n']} runs"
         few = f"{runs}, too few to be sure: {FEWEST_RUNS} of each are needed"
@@ -213,12 +315,23 @@ def worsening(change_pct: float, objective: str) -> float:
 
 
 def _end(value: float) -> str:
-    return f"\N{MINUS SIGN}{significant(-value, 2)}" if value < 0 else significant(value, 2)
+    """Return an end of an interval with the digits that `dsnb.analysis.comparison_table.signed` shows it with."""
+    text = fixed(abs(value), 1 if abs(value) < 99.95 else 0)
+    return f"\N{MINUS SIGN}{text}" if value < 0 and text != "0.0" else text
 
 
 def basis(run: dict[str, Any]) -> str:
-    """Return where the figures of a run come from."""
-    return "published" if labels.text(run.get("source")).startswith("published") else "measured"
+    """Return whether the figures of a run were `measured` with dsnb, or `published` by others."""
+    source = labels.text(run.get("source"))
+    return "published" if source.startswith(SOURCE) and not is_own(source) else "measured"
+
+
+def origin(run: dict[str, Any]) -> str:
+    """Return where the figures of a run come from: measured here, in dsnb's own published tables, or by others."""
+    if basis(run) == "published":
+        return "published, not measured here"
+    source = labels.text(run.get("source"))
+    return f"measured with dsnb, published as {source.removeprefix(SOURCE)}" if is_own(source) else "measured"
 
 
 def _is_of_one_basis(decision: Decision) -> bool:
@@ -227,14 +340,13 @@ def _is_of_one_basis(decision: Decision) -> bool:
     return len({basis(run) for run in first.to_dict("records")}) == 1
 
 
-def _origin(best: "pd.Series[Any]", basis: str) -> str:
+def _origin(best: "pd.Series[Any]", origin: str) -> str:
     """Tell what is measured from what is extrapolated."""
     runs = "one run" if best["n"] == 1 else f"the median of {int(best['n'])} runs"
-    where = ", not measured here" if basis == "published" else ""
     memory = "Speed" if pd.isna(best["memory_gib"]) else "Speed and memory"
     bad = int(best["n_failed"])
     failed = f" {labels.count(bad, 'more run')} of this setting failed." if bad else ""
-    return f"{memory}: {basis}{where}, {runs}. Time and costs: {EXTRAPOLATED}.{failed}"
+    return f"{memory}: {origin}, {runs}. Time and costs: {EXTRAPOLATED}.{failed}"
 
 
 def duration(hours: float) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from dsnb.analysis.flags import flags, load_samples
 from dsnb.analysis.summary import summarize
-from dsnb.render import tables
+from dsnb.render import by_task, tables
 from dsnb.render.tables import Html
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.planned import Planned, left_out, still_to_come
@@ -71,21 +71,36 @@ def _masked(runs: pd.DataFrame) -> str:
 
 
 def remarks(runs: pd.DataFrame) -> Html:
-    """Return the notes on single runs, such as skipped steps; nothing if there are none."""
-    noted = runs[runs["note"].notna()] if "note" in runs else runs.head(0)
-    if noted.empty:
+    """Return the notes on single runs of each task, such as skipped steps; nothing if there are none."""
+    if "note" not in runs or runs["note"].isna().all():
         return Html("")
+    return Html(f"<h3>Remarks</h3>{by_task.sections(runs, _remarks, 'h4')}")
+
+
+def _remarks(runs: pd.DataFrame) -> str:
+    noted = runs[runs["note"].notna()]
     table = noted[["experiment", "repeat", "note"]].astype({"repeat": "Int64"}).head(tables.MAX_ROWS)
-    rows = tables.to_html(table, text_columns=("experiment", "note"), index=False)
-    return Html(f"<h3>Remarks</h3>{rows}")
+    return str(tables.to_html(table, text_columns=("experiment", "note"), index=False)) if len(noted) else ""
 
 
 def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Html:
-    """Return the runs that `dsnb.analysis.flags` finds unusual, and why; nothing if there are none."""
+    """Return the runs of each task that `dsnb.analysis.flags` finds unusual, and why; nothing if there are none."""
+    runs = runs.reset_index(drop=True)
     found = flags(runs, steps, load_samples(runs))
     found = found[found["words"] != ""]
     if found.empty:
         return Html("")
+    about = (
+        "They count in every figure: if it is a disturbance, repeat the run; if the setting causes it, it is a result."
+    )
+    own = by_task.sections(runs, lambda part: _unusual(found[found.index.isin(part.index)]), "h4")
+    return Html(f"<h3>Runs to look at</h3><p>{about}</p>{own}")
+
+
+def _unusual(found: pd.DataFrame) -> str:
+    """Return the table of the flags of some runs; empty without one."""
+    if found.empty:
+        return ""
     table = found[["experiment", "repeat", "words"]].rename(columns={"words": "what is unusual"})
     rows = tables.to_html(
         table.astype({"repeat": "Int64"}).head(tables.MAX_ROWS), ("experiment", "what is unusual"), index=False
@@ -93,7 +108,4 @@ def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Ht
     more = (
         f"<p>Only the first {tables.MAX_ROWS} of {len(table):,} are listed.</p>" if len(table) > tables.MAX_ROWS else ""
     )
-    about = (
-        "They count in every figure: if it is a disturbance, repeat the run; if the setting causes it, it is a result."
-    )
-    return Html(f"<h3>Runs to look at</h3><p>{about}</p>{rows}{more}")
+    return f"{rows}{more}"

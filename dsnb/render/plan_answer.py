@@ -6,10 +6,11 @@ from collections.abc import Mapping
 import pandas as pd
 
 from dsnb.analysis.plan import CPU, price_of
-from dsnb.render.decision_words import amount, duration
+from dsnb.render.decision_words import amount, beyond, beyond_reason, duration
 from dsnb.render.rounding import significant
 from dsnb.render.tables import Html, bullet_list, number_table, subheading
 from dsnb.runs import setting_words
+from dsnb.settings.planning import MOST_DAYS
 
 HEADINGS = {
     "gpu_name": "GPU",
@@ -40,10 +41,15 @@ def answers(plans: Mapping[str, pd.DataFrame], tokens: float, currency: str = "$
 
 
 def answer(needed: pd.DataFrame, tokens: float, currency: str = "$") -> Html:
-    """Return the settings with the fewest days, the fewest GPU-hours and the lowest cost as sentences."""
+    """Return the settings with the fewest days, the fewest GPU-hours and the lowest cost as sentences.
+
+    Where every setting takes more than `MOST_DAYS`, say so, and how many GPUs would be needed.
+    """
     if needed.empty:
         return Html(f"<p>{NOTHING}</p>")
     best = {name: needed.loc[needed[name].idxmin()] for name in LEAST if needed[name].notna().any()}
+    if best and best["days"]["days"] > MOST_DAYS:
+        return _beyond(best["days"], best["gpu_hours"], tokens, currency)
     sentences: list[str] = []
     named: set[str] = set()
     for column, row in best.items():
@@ -70,13 +76,32 @@ def assumptions(needed: pd.DataFrame, prices: Mapping[str, float], currency: str
     return bullet_list(sentences, "No setting names its GPU, so only a price for all GPUs, prices[''], is used.")
 
 
+def _beyond(fastest: pd.Series, thrifty: pd.Series, tokens: float, currency: str) -> Html:
+    """Say that even the fastest setting is no plan, and how many GPUs would be needed."""
+    unit = _unit(thrifty["gpu_name"])
+    cost = "" if pd.isna(thrifty["cost"]) else f", {currency}{significant(thrifty['cost'])}"
+    hours = f"{significant(thrifty['gpu_hours'])} {unit}-hours{cost}"
+    setting = "" if thrifty["experiment"] == fastest["experiment"] else str(thrifty["experiment"])
+    rate = thrifty["tokens_per_s"] / thrifty["gpus"]
+    return bullet_list(
+        [
+            f"{beyond_reason('measured setting', '', tokens)} on {_place(fastest)}.",
+            f"The fastest is {fastest['experiment']}, {significant(fastest['tokens_per_s'])} tokens/s.",
+            beyond(thrifty["gpu_hours"], rate, unit, hours, setting),
+        ]
+    )
+
+
 def _figures(row: pd.Series, currency: str) -> str:
     cost = "" if pd.isna(row["cost"]) else f", {html.escape(currency)}{significant(row['cost'])}"
     energy = "" if pd.isna(row["energy_kwh"]) else f", {significant(row['energy_kwh'])} kWh"
-    device = "cpu" if row["gpu_name"] == CPU else None
-    run = {"gpus": row["gpus"], "gpu_name": None if device else row["gpu_name"], "device": device}
-    place, hours = html.escape(setting_words.place(run)), significant(row["gpu_hours"])
+    place, hours = html.escape(_place(row)), significant(row["gpu_hours"])
     return f"on {place}, {duration(24 * row['days'])}, {hours} {_unit(row['gpu_name'])}-hours{energy}{cost}"
+
+
+def _place(row: pd.Series) -> str:
+    device = "cpu" if row["gpu_name"] == CPU else None
+    return setting_words.place({"gpus": row["gpus"], "gpu_name": None if device else row["gpu_name"], "device": device})
 
 
 def _unit(gpu_name: object) -> str:

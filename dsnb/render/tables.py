@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dsnb.analysis.intervals import FEWEST_RUNS
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml, records
 from dsnb.run_folder.paths import SweepPaths
@@ -44,7 +45,7 @@ class Html:
 
 
 def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
-    """Format a summary as text: `median ± std` under headings with units, without redundant metrics.
+    """Format a summary as text (`repeats_text`) under headings with units, without redundant metrics.
 
     `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.setting_words.common_unit`).
     """
@@ -54,15 +55,32 @@ def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     for metric in METRIC_LABELS:
         if metric in redundant:
             continue
-        median, spread = summary[f"{metric}_median"], summary[f"{metric}_std"]
+        median = summary[f"{metric}_median"]
         if median.notna().any():
             label = METRIC_LABELS[metric]
             digits = label.digits + 2 * (median.max() * label.factor < 1)
-            table[label.heading.replace("GPU", unit)] = [
-                format_value(value * label.factor, deviation * label.factor, digits)
-                for value, deviation in zip(median, spread, strict=True)
-            ]
+            table[label.heading.replace("GPU", unit)] = repeats_text(summary, metric, digits)
     return table
+
+
+def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
+    """Format a metric of a summary, one text for each row.
+
+    A single run is its value, two or three are their range, which a standard deviation would hide, and four or more
+    are `median ± standard deviation`.
+    """
+    factor = METRIC_LABELS[metric].factor
+    nothing = pd.Series(float("nan"), summary.index)
+    columns = [summary.get(f"{metric}_{name}", nothing) * factor for name in ("median", "std", "min", "max")]
+    counts = summary.get(f"{metric}_n", summary["n"])
+    rows = zip(counts, *columns, strict=True)
+    return [_repeats(int(count), digits, *row) for count, *row in rows]
+
+
+def _repeats(count: int, digits: int, median: float, std: float, low: float, high: float) -> str:
+    if count >= FEWEST_RUNS or pd.isna(low):  # summaries of an earlier version have no range
+        return format_value(median, std if count >= FEWEST_RUNS else float("nan"), digits)
+    return " to ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in (low, high)))
 
 
 def _redundant(summary: pd.DataFrame) -> set[str]:
@@ -126,7 +144,7 @@ def summary_table(summary: pd.DataFrame, runs: pd.DataFrame | None = None) -> Ht
     Headings speak of ranks instead of GPUs if none of its `runs` used one.
     """
     unit = "GPU" if runs is None else common_unit(runs)
-    rate = "tokens_per_s_per_gpu_median"
+    rate = "tokens_per_s_median"
     shown = summary if len(summary) <= MAX_ROWS else summary.sort_values(rate, ascending=False).head(MAX_ROWS)
     return Html(f"{to_html(format_summary(shown, unit))}{_truncation_note(len(summary), 'the fastest')}")
 
@@ -227,6 +245,6 @@ def heading(folder: str | Path) -> Html:
     return Html(f'<h1>{html.escape(title)}</h1><p class="question">{html.escape(text)}</p>')
 
 
-def subheading(title: str) -> Html:
-    """Return a heading of the third level; nothing for an empty title."""
-    return Html(f"<h3>{html.escape(title)}</h3>" if title else "")
+def subheading(title: str, level: str = "h3") -> Html:
+    """Return a heading, by default of the third level; nothing for an empty title."""
+    return Html(f"<{level}>{html.escape(title)}</{level}>" if title else "")

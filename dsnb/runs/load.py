@@ -26,7 +26,7 @@ from dsnb.run_folder.table_columns import (
     STEP_NUMBERS,
     key_columns,
 )
-from dsnb.runs import cache, experiment_names, index, run_folders, run_records, yardstick
+from dsnb.runs import cache, experiment_names, index, run_folders, run_records, sampled, yardstick
 from dsnb.runs.discover import Found, displayable, find_runs, names_from_log, names_from_path, sort_order
 from dsnb.runs.logs import find, step_csv
 from dsnb.runs.logs import rows as log_rows
@@ -68,7 +68,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
             table = _runs(found)
         return table, [*found.examined, *found.results]
 
-    return yardstick.with_plain_ratio(cache.cached("runs", Path(path), load))
+    return yardstick.with_plain_ratio(sampled.without_noise(cache.cached("runs", Path(path), load)))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:

@@ -3,10 +3,11 @@
 import pytest
 
 import dsnb
-from dsnb.analysis.decision import Question, options
+from dsnb.analysis.decision import Question, decide, options
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
+from tests.support import made_up
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +64,40 @@ def test_least_memory_is_a_question_too():
         ({"gpus": -1}, "gpus is -1: give the number of GPUs at hand, or 0 for any"),
         ({"relevance": 1}, "relevance is 1: give 0 or more and less than 1, such as 0.02 for 2 %"),
         ({"prices": {"": -2}}, "prices has {'': -2}: give prices of 0 or more"),
+        ({"prices": {"": "2"}}, "prices has {'': '2'}: give prices of 0 or more"),
+        ({"prices": 2.5}, "prices is 2.5: give the price of a GPU-hour by GPU, as in {'H200': 2.5}"),
+        ({"assumed_price": -1}, "assumed_price is -1: give a price of 0 or more, or None"),
+        ({"objective": ["time"]}, "objective is ['time']: choose one of"),
+        ({"tokens": float("inf")}, "tokens is inf: give a number above 0"),
+        ({"tokens": "many"}, "tokens is 'many': give a number above 0"),
+        ({"gpus": 1.5}, "gpus is 1.5: give the number of GPUs at hand, or 0 for any"),
+        ({"gpus": "two"}, "gpus is 'two': give the number of GPUs at hand, or 0 for any"),
+        ({"relevance": "2 %"}, "relevance is '2 %': give 0 or more and less than 1"),
     ],
 )
 def test_what_has_no_answer_is_refused(question, message):
     with pytest.raises(SettingsError) as caught:
         Question(**question)
     assert str(caught.value).startswith(message)
+
+
+def one_and_two_gpus(*rates):
+    """Give two settings of one task at these tokens/s, the first on one GPU, the second on two."""
+    runs = made_up.runs(2, repeats=1, gpus=[1]).assign(status="ok", cause=None, gpu_memory_gib=80.0, gpus=[1, 2])
+    return runs.assign(tokens_per_s=rates, gpu_name="H200", experiment=["one", "two"], peak_allocated_gib=[9.0, 8.0])
+
+
+def test_a_year_is_the_most_that_an_answer_takes():
+    """At 1 and 4 tokens/s, 86.4 million tokens take 1,000 and 250 days."""
+    runs, tokens = one_and_two_gpus(1.0, 4.0), 86.4e6
+    fast, least = (decide(runs, Question(tokens=tokens, objective=what)) for what in ("time", "gpu_hours"))
+    assert (list(fast.options.index), fast.too_slow, fast.is_beyond) == (["two", "one"], 0, False)
+    assert (list(least.options.index), least.too_slow, least.is_beyond) == (["two"], 1, False)
+    beyond = decide(runs, Question(tokens=10 * tokens, objective="memory"))
+    assert (list(beyond.options.index), beyond.too_slow, beyond.is_beyond) == (["two", "one"], 0, True)
+
+
+def test_the_gpus_that_were_measured_and_are_at_hand():
+    runs = one_and_two_gpus(1000.0, 2000.0)
+    assert [decide(runs, Question(gpus=number)).gpus for number in (0, 1, 64)] == [(1, 2), (1,), (1, 2)]
+    assert not decide(runs.assign(status="failed"), Question()).is_beyond

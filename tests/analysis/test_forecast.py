@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis import ratio_errors
 from dsnb.analysis.forecast import MEASURED, PREDICTED, forecast
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
@@ -87,7 +88,12 @@ def test_what_does_not_fit_and_what_is_refused_is_said():
     assert "Refused and left out: zero_stage is 1, but strategy is &#x27;ddp&#x27;: DDP shards nothing" in said
     nothing = forecast({**SETTINGS, "zero_stage": 0}, "T4")
     assert "(none)" in str(forecast_answer.fits(nothing))
-    assert "No setting fits: raise zero_stage" in str(forecast_answer.answer(nothing, 1e9))
+    said = str(forecast_answer.answer(nothing, 1e9))
+    assert "<li>No setting fits: the smallest, opt-1.3b_zs0_bf16_gpus8_bs8_sl2048, needs " in said
+    assert "<li>Predicted to fit, the smallest change first: opt-1.3b_zs0_bf16_gpus8_bs8_sl2048 with " in said
+    out = measured(None, stage=0, status="oom", peak=None)
+    alone = forecast({**SETTINGS, "zero_stage": 0}, "H200", pd.DataFrame([out]))
+    assert "those that were predicted to fit ran out of memory" in str(forecast_answer.answer(alone, 1e9))
     with pytest.raises(SettingsError, match="it is a single process"):
         forecast({**SETTINGS, "strategy": "plain"}, "H200")
 
@@ -103,6 +109,9 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     assert "both were measured, and 20_compare says" in str(forecast_answer.answer(both, 1e9))
     apart = str(forecast_answer.answer(found(measured(2 * rate, others[0])), 1e9))
     assert "100.0 % slower, more than the error of" in apart
+    predicted = str(forecast_answer.answer(forecast(STAGES, "H200"), 1e9))
+    of_strategies = ratio_errors.DEFAULT_RATIOS["that differ only in strategy"]
+    assert ratio_errors.words("that differ only in strategy", of_strategies) in predicted
     unseen = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
     assert "Less sure than that: " in str(forecast_answer.answer(unseen, 1e9))
 
@@ -113,3 +122,48 @@ def test_the_table_tells_measured_from_predicted():
     assert "cost (€)" in text
     assert "error of tokens/s, days and cost (%)" in text
     assert "outside" not in text
+
+
+def test_each_task_has_an_answer_of_its_own():
+    """Two lengths, measured at 1 and 2 million tokens/s: neither is ranked behind the other."""
+    runs = [measured(rate) | {"seq_len": length} for rate, length in ((1e6, 2048), (2e6, 1024))]
+    made = forecast({**SETTINGS, "zero_stage": 3, "seq_len": [2048, 1024]}, "H200", pd.DataFrame(runs), tokens=8.64e10)
+    assert list(made.table["task"]) == ["opt-1.3b, sequence 2048", "opt-1.3b, sequence 1024"]
+    said = str(forecast_answer.answer(made, 8.64e10))
+    for title, days in (("sequence 2048", "1 day"), ("sequence 1024", "12 hours")):
+        part = said.partition(f"<h3>opt-1.3b, {title}</h3>")[2].partition("<h3>")[0]
+        assert f"tokens/s, {days}," in part
+        assert "slower" not in part
+    assert str(forecast_answer.fits(made)).count("1 of 1 setting fit on") == 2
+    assert str(forecast_answer.table(made)).count("<h3>") == 2
+    assert "<h3>" not in str(forecast_answer.answer(found(measured(1e6)), 1e9))
+
+
+def test_a_forecast_of_years_is_no_answer():
+    """8 GPUs at 1 million tokens/s: 8.64e13 tokens take 1,000 days, 192,000 GPU-hours; 30 days need 266.7 GPUs."""
+    made = forecast({**SETTINGS, "zero_stage": 3}, "H200", pd.DataFrame([measured(1e6)]), tokens=8.64e13, price=2.0)
+    said = str(forecast_answer.answer(made, 8.64e13))
+    assert "No setting trains on 86.4 trillion tokens within 365 days on 8 GPUs. The fastest is " in said
+    assert "30 days would need 267 GPUs if each kept the 125,000 tokens/s that one reached: an extrapolation" in said
+    assert "At that rate, the tokens take 192,000 GPU-hours, $384,000." in said
+    assert "1,000 days" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"tokens": 0}, "tokens is 0: give a finite number of more than 0"),
+        ({"tokens": "many"}, "tokens is 'many': give a finite number of more than 0"),
+        ({"price": -1}, "price is -1: give a finite number of 0 or more"),
+        ({"price": "2 €"}, "price is '2 €': give a finite number of 0 or more"),
+        ({"settings": {**SETTINGS, "gpus": 0}}, "gpus is 0"),
+        ({"settings": {**SETTINGS, "gpus": -1}}, "gpus is -1"),
+        ({"settings": {**SETTINGS, "gpus": 1.5}}, "gpus is 1.5"),
+        ({"settings": {**SETTINGS, "gpus": "two"}}, "gpus is 'two'"),
+    ],
+)
+def test_what_cannot_be_forecast_is_said(given, problem):
+    with pytest.raises(SettingsError) as caught:
+        forecast(**{"settings": SETTINGS, "gpu": "H200", **given})
+    assert str(caught.value).startswith(problem)
+    assert "\n" not in str(caught.value)

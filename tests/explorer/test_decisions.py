@@ -67,11 +67,27 @@ def test_the_page_answers_sixty_questions_as_python_does(runs, saved, watched):
     for one, answer in zip(asked, answers, strict=True):
         python = asdict(words(decide(own[one["task"]], question.of(one))))
         assert answer == {**python, "table": [list(row) for row in python["table"]]}, one
-        said |= {python["following"].partition("(")[2], python["headline"]}
+        said |= {python["following"].partition("(")[2], python["headline"], python["costs"], python["note"]}
     found = " ".join(said)
-    for sentence in ("too few to be sure", "95 % interval", "all 6 runs failed", "No setting was measured on"):
+    new = ("tokens within 365 days on", "30 days would need", "fewer than the 10,000 at hand", "more than 365 days.")
+    for sentence in (*new, "too few to be sure", "95 % interval", "all 6 runs failed", "No setting was measured on"):
         assert sentence in found
     assert page.said == []
+
+
+def test_a_setting_that_does_nothing_is_not_named(tmp_path, watched):
+    """The runner-up recomputes no block, so which ones it would recompute is no difference."""
+    table = made_up.runs(2, zero_stage=[1], precision=["bf16"], gpus=[1], micro_batch_size=[8], grad_accum=[1])
+    table = table.assign(
+        status="ok", activation_checkpointing=[True, False], checkpoint_every=[2, 1], tokens_per_s=[2000.0, 1000.0]
+    ).assign(experiment=["every-second", "none"], sweep="blocks")
+    explorer = dsnb.explore(table)
+    page = watched(explorer.save(tmp_path / "page.html"))
+    answered = decisions.answered(explorer.data).dropna(axis="columns", how="all")
+    said = words(decide(answered, question.of(explorer.state))).following
+    assert said.startswith("Runner-up: checkpointing off, ")
+    assert "recomputed" not in said
+    assert page.tab.evaluate(f"{ROOT}.card.decide({ROOT}.state).words().following") == said
 
 
 def test_a_reader_asks_with_the_keyboard_and_the_page_answers(saved, watched):
@@ -103,6 +119,50 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(saved, watched):
     card.get_by_label("Objective").select_option("memory")
     assert "The setting with the least memory is unknown" in card.inner_text()
     assert page.said == []
+
+
+TOKENS, GPUS, PRICE = "Training tokens (billions)", "GPUs at hand", "Price of an hour (H100-SXM-80GB)"
+
+
+@pytest.mark.parametrize(
+    ("label", "entered", "kept", "allowed"),
+    [
+        *((GPUS, text, "4", "give a whole number from 1 to 1,000,000,000, or nothing") for text in ("0", "-1", "1.5")),
+        (GPUS, "two", "4", "give a whole number from 1 to 1,000,000,000, or nothing"),
+        *((TOKENS, text, "100", "give a number above 0") for text in ("0", "-1", "1e12", "Infinity", "<b>")),
+        (TOKENS, "", "100", "give a number above 0"),
+        *((PRICE, text, "2.5", "give a number from 0 to 1,000,000,000") for text in ("-1", "2 €")),
+        *(("Smallest relevant difference (%)", text, "2", "give a number from 0 to 99") for text in ("100", "-1", "")),
+    ],
+)  # fmt: skip
+def test_an_entry_that_is_not_allowed_is_named_beside_its_field(saved, watched, label, entered, kept, allowed):
+    page = watched(saved)
+    tab, card = page.tab, page.tab.locator(".dsnb-decision")
+    tab.evaluate(f"{ROOT}.set({{ task: 'opt-350m, sequence 512', gpus_at_hand: 4 }})")
+    before, answer = tab.evaluate(f"{ROOT}.state"), card.locator(".dsnb-answer").inner_text()
+    field, problem = card.get_by_label(label), card.locator(".dsnb-problem:not(:empty)")
+    field.fill(entered)
+    field.press("Enter")
+    field.blur()
+    named = f"“{entered}”" if entered else "An empty field"
+    assert problem.inner_text().startswith(f"{named} was not used: {allowed}")
+    assert field.get_attribute("aria-describedby") == problem.get_attribute("id")
+    assert (field.input_value(), field.get_attribute("aria-invalid")) == (kept, "true")
+    assert (tab.evaluate(f"{ROOT}.state"), card.locator(".dsnb-answer").inner_text()) == (before, answer)
+    field.fill("3")
+    field.press("Enter")
+    assert (problem.count(), field.get_attribute("aria-invalid"), field.input_value()) == (0, "false", "3")
+    assert page.said == []
+
+
+def test_the_remarks_in_the_page_are_those_of_the_task(saved, watched):
+    page = watched(saved)
+    texts = f"(task) => ({ROOT}.set({{ task }}), {ROOT}.card.remarks.innerText)"
+    assert page.tab.evaluate(texts, "failed, sequence 512") == "6 of 6 runs are not ok: 6 out of memory."
+    assert page.tab.evaluate(texts, "opt-350m, sequence 512") == "All 8 runs succeeded."
+    assert page.tab.evaluate(texts, "all") == ""
+    panel = page.tab.locator(".dsnb-panel", has_text="opt-350m, sequence 512")
+    assert panel.locator(".dsnb-remarks").inner_text() == "All 8 runs succeeded."
 
 
 def test_all_tasks_stand_side_by_side_each_with_its_own_front_and_answer(runs, saved, watched):

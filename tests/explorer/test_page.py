@@ -6,6 +6,7 @@ import io
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,12 @@ import pytest
 
 import dsnb
 from dsnb.analysis import studentized_range, tradeoffs
-from dsnb.analysis.comparison_table import change_text
+from dsnb.analysis.comparison_table import MINUS, signed
+from dsnb.analysis.decision import decide
+from dsnb.analysis.differences import differences
 from dsnb.analysis.intervals import Verdict
 from dsnb.analysis.summary import summarize
-from dsnb.explorer import series
+from dsnb.explorer import question, series
 from dsnb.explorer.state import options, values
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -139,7 +142,9 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(repeated, tmp_path, watche
         plain = tradeoffs.pareto_front(*medians, *better, relevance)
         assert found["front"] == plain
         fronts += len(plain)
-        table = tradeoffs.effects(selection, found["base"], explorer.data.axes, found["compared"], relevance)
+        everything = explorer.data.runs.assign(**explorer.data.figures)  # of the one task
+        axes = explorer.data.axes
+        table = tradeoffs.effects(selection, found["base"], axes, found["compared"], relevance, task_runs=everything)
         assert [row[:2] for row in found["effects"]] == table[["axis", "experiment"]].to_numpy().tolist()
         for (_, _, changed), row in zip(found["effects"], table.to_dict("records"), strict=True):
             for name, one in zip(found["compared"], changed, strict=True):
@@ -164,7 +169,97 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(repeated, tmp_path, watche
 def words(text, reason):
     """Put the parts of a cell together as `dsnb.analysis.comparison_table` words them."""
     verdict, bracket, rest = reason.partition(" (")
-    return f"{verdict}: {text}{bracket}{rest}" if bracket else reason
+    return f"{verdict}: {text}{bracket}{rest}" if text and not verdict.startswith("no difference") else reason
+
+
+def pinned_rows(tab, pins):
+    """Give the cells of the comparison of two pins by the heading of their row."""
+    tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", pins)
+    rows = tab.locator(".dsnb-pins tbody tr").evaluate_all(
+        "(rows) => rows.map((row) => [...row.cells].map((cell) => [...cell.childNodes].map((one) => one.textContent)))"
+    )
+    return {"".join(head): cells for head, *cells in rows}
+
+
+def test_a_pair_has_one_value_and_one_interval_wherever_it_is_shown(repeated, tmp_path, watched):
+    """In the pins, the table of single changes with filters, the answer, and in Python, in words and numbers."""
+    explorer = dsnb.explore(repeated.assign(gpu_util_pct=repeated["gpu_util_pct"].round(0)))
+    page = watched(explorer.save(tmp_path / "page.html"))
+    runs = explorer.data.runs.assign(**explorer.data.figures)
+    best, second = decide(runs, question.of(explorer.state)).options.index[:2]
+    figures = {
+        "tokens_per_s": "tokens/s",
+        "gpu_util_pct": "utilization (%)",
+        "peak_allocated_gib": "memory allocated (GiB)",
+    }
+    own = pinned_rows(page.tab, [best, second])
+    for figure, heading in figures.items():
+        row = differences(runs, figure=figure, baseline=best).loc[second]
+        metric = METRIC_LABELS[figure]
+        values = [f"{row[name] * metric.factor:,.{metric.digits}f}" for name in ("base_value", "value")]
+        first, other, (change, *reason) = own[heading]
+        assert [first, other] == [[values[0]], [values[1]]]
+        assert words(change, reason[0]) == row["words"]
+        if figure == "gpu_util_pct":
+            assert change.endswith(" points")
+            assert float(change.split()[0].replace(MINUS, "-")) == pytest.approx(
+                row["value"] - row["base_value"], abs=0.06
+            )
+    speed = differences(runs, baseline=best).loc[second]
+    assert not math.isnan(speed["low_pct"])
+    ends = [f"{-speed[name]:,.1f}".replace("-", MINUS) for name in ("high_pct", "low_pct")]
+    assert f"95 % interval {' to '.join(ends)}" in page.tab.locator(".dsnb-following").inner_text()
+    precision = runs.loc[runs["experiment"] == best, "precision"].iloc[0]
+    page.tab.evaluate(f"(state) => {ROOT}.set(state)", {"precision": [precision], "base": best})
+    changed = page.tab.evaluate(
+        f"({ROOT}).effects.map((one) => [{ROOT}.model.experiments.names[one.experiment], one.changes[0]])"
+    )
+    assert len(changed) > 2
+    table = differences(runs, figure="tokens_per_s_per_gpu", baseline=best)
+    for name, found in changed:
+        assert words(found["text"], found["reason"]) == table.loc[name, "words"]
+    assert page.said == []
+
+
+def test_two_pins_of_few_runs_show_medians_and_their_difference(saved, runs, watched):
+    """Three runs of each setting: medians, and no interval."""
+    page = watched(saved)
+    ok = runs[runs["status"] == "ok"].groupby("experiment")["power_w"]
+    names = list(ok.count().index[ok.count() == 3])[:2]
+    one, other = (ok.median()[name] for name in names)
+    first, second, (change, reason) = pinned_rows(page.tab, names)["power (W)"]
+    assert [first, second] == [[f"{one:.0f}"], [f"{other:.0f}"]]
+    assert change == signed(100 * (other / one - 1))
+    assert reason == "too few runs (3 and 3 runs; 4 of each are needed)"
+
+
+def test_unstable_settings_are_named_first_and_are_on_no_front(tmp_path, watched):
+    table = made_up.runs(24, seed=3, repeats=4, gpus=[1], precision=["bf16"]).assign(status="ok", cause=None)
+    table["gpu_memory_gib"] = 200.0
+    names = list(table["experiment"].unique())
+    fast = table.groupby("experiment")["tokens_per_s"].median().idxmax()
+    other = next(name for name in names if name != fast)
+    first_of = table["repeat"] == 1
+    for name in (fast, other):
+        table.loc[first_of & (table["experiment"] == name), ["tokens_per_s", "tokens_per_s_per_gpu"]] *= 0.1
+    explorer = dsnb.explore(table)
+    page = watched(explorer.save(tmp_path / "page.html"))
+    card = page.tab.locator(".dsnb-decision").inner_text()
+    assert "2 settings are unstable and not ranked: their repeats differ by more than 1.5 times in tokens/s (" in card
+    assert "while nothing else uses the machine (see docs/how-to/noise.md)." in card
+    front = page.tab.evaluate(f"{ROOT}.frontier.map((point) => {ROOT}.model.experiments.names[point.experiment])")
+    assert front
+    assert not {fast, other} & set(front)
+    assert page.tab.evaluate(f"{ROOT}.base.value") not in {fast, other}
+    assert "the setting's runs differ by" in " ".join(explorer_unusual(page.tab))
+    mark = f"{ROOT}.describe({{ id: {names.index(fast)}, isExperiment: true }}).join('\\n')"
+    spread = table[table["experiment"] == fast]["tokens_per_s_per_gpu"]
+    assert f"{spread.median():,.0f} ± {spread.std():,.0f} tokens/s/GPU (median and standard" in page.tab.evaluate(mark)
+    assert page.said == []
+
+
+def explorer_unusual(tab):
+    return tab.evaluate(f"Object.values({ROOT}.model.unusual)")
 
 
 def test_critical_values_are_those_of_python(saved, watched):
@@ -436,8 +531,7 @@ def test_two_settings_are_compared_and_charts_are_saved(runs, saved, watched):
     row = tab.locator(".dsnb-pins tr", has=tab.get_by_role("rowheader", name="tokens/s", exact=True))
     cells = row.locator("td").all_inner_texts()
     assert [float(text.replace(",", "")) for text in cells[:2]] == pytest.approx([plain[first], plain[second]], abs=1)
-    logs = np.log(runs["tokens_per_s"]).groupby(runs["experiment"]).mean()
-    assert cells[2].startswith(change_text(100 * np.expm1(logs[second] - logs[first])))
+    assert cells[2].startswith(f"{signed(100 * (plain[second] / plain[first] - 1))}\ntoo few runs (")
     differing = tab.locator(".dsnb-pins .dsnb-differs th").count()
     one, other = (runs[runs["experiment"] == name].iloc[0] for name in (first, second))
     assert differing == sum(str(one[name]) != str(other[name]) for name in made_up.GRID)
@@ -788,7 +882,7 @@ def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, s
     count = runs.loc[runs["experiment"] == name, "tokens_per_s_per_gpu"].notna().sum()
     lines = page.tab.evaluate(f"(mark) => {ROOT}.describe(mark)", mark)
     assert lines[0] == name
-    assert any(f"(median of {count}, " in line for line in lines)
+    assert any(re.search(rf"[\d,.]+ to [\d,.]+ .*\(range of {count} runs\)", line) for line in lines)
     page.tab.evaluate(f"{ROOT}.set({{ base: null }})")
     page.tab.mouse.click(*place)
     page.tab.evaluate(CALM)

@@ -38,7 +38,7 @@ def test_what_changed_is_said_with_its_interval_and_in_words():
     assert "<h2>Compared with <code>old&lt;i&gt;</code></h2>" in page
     assert rows[0] == ("torch", [("text", "2.0"), ("text", "2.1&lt;b&gt;")])
     speed = dict(rows[1:4])
-    known = dsnb.compare(before, after, confidence=0.975)["words"]  # two figures share the error rate
+    known = dsnb.compare(before, after)["words"]
     assert speed["zs0"] == [
         ("text better", f"▲ better, {known['zs0']}"),
         ("", "1,000"),
@@ -50,10 +50,11 @@ def test_what_changed_is_said_with_its_interval_and_in_words():
     assert known["zs1"].startswith(f"likely: {MINUS}10.0 % (")
     assert speed["zs2"][0][0] == "text same"
     memory = dict(rows[4:])
-    same = "no difference larger than 0 % (the figure is the same in every run)"
+    same = "no difference larger than 0 % (0 % to 0 %) (the figure is the same in every run)"
     assert memory["zs1"] == [("text same", same), ("", "7.00"), ("", "7.00"), ("", "5"), ("", "5")]
     assert "<li>Only before: zs3.</li><li>Only after: zs9.</li>" in page
-    assert "the 6 comparisons of this page together, by Holm&#x27;s method (1979)" in page
+    assert "all pairs of settings of a task together (Games and Howell 1976)" in page
+    assert "Values are means of the runs: geometric, or arithmetic if the figure is a percentage." in page
 
 
 def test_memory_that_grew_is_worse():
@@ -79,7 +80,7 @@ def test_nothing_to_compare():
     page, rows = cells(compared(sweep({0: 1000}), sweep({1: 1000}), "old"))
     assert rows == []
     assert "tokens/s: no setting is in both." in page
-    assert "Holm" not in page
+    assert "Games and Howell" not in page
     page, _ = cells(compared(sweep({0: math.nan}, memory=math.nan), sweep({0: 1000}), "old"))
     assert "Neither speed nor memory was measured in both." in page
     assert section(sweep({0: 1}), "") == []

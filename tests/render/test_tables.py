@@ -181,3 +181,26 @@ def test_figures_have_sensible_digits():
     assert tables.format_value(44.92, 6.31, 1) == "44.9 ± 6.3"
     assert tables.format_value(1.5, float("nan"), 2) == "1.50"
     assert tables.format_value(float("nan"), float("nan"), 2) == ""
+
+
+def test_few_runs_show_their_range_and_four_a_deviation(make_run, tmp_path):
+    """Of 100 tokens in 1, 2, 4 and 5 s: 100, 50, 25 and 20 tokens/s; median 37.5, deviation 36.6 by hand."""
+    for name, times in {"one": [1], "two": [1, 2], "three": [1, 2, 4], "four": [1, 2, 4, 5], "same": [1, 1]}.items():
+        for repeat, time in enumerate(times, 1):
+            make_run(name, repeat, [float(time)])
+    summary = summarize(dsnb.load_runs(tmp_path / "out"))
+    shown = tables.format_summary(summary)["tokens/s/GPU"]
+    spread = math.sqrt(sum((rate - 48.75) ** 2 for rate in (100, 50, 25, 20)) / 3)
+    assert shown.to_dict() == {
+        "one": "100",
+        "two": "50 to 100",
+        "three": "25 to 100",
+        "four": f"38 ± {spread:.0f}",
+        "same": "100",
+    }
+    row = summary.loc["three"]
+    assert [row[f"tokens_per_s_{name}"] for name in ("min", "median", "max", "n")] == [25, 50, 100, 3]
+    assert summary["peak_allocated_gib_n"].eq(0).all()
+    older = summary.drop(columns=[name for name in summary if name.endswith(("_min", "_max", "_n"))])
+    assert tables.format_summary(older)["tokens/s/GPU"]["four"] == f"38 ± {spread:.0f}"
+    assert tables.format_summary(older)["tokens/s/GPU"]["three"] == "50"

@@ -51,3 +51,57 @@ def test_ranks_on_a_cpu_share_the_cores_of_the_plain_process():
     runs = runs.assign(device="cpu", tokens_per_s=[100.0, 90.0])
     assert with_plain_ratio(runs)["of_plain"].tolist() == pytest.approx([1.0, 0.9])
     assert with_plain_ratio(runs.assign(device="cuda"))["of_plain"].tolist() == pytest.approx([1.0, 0.45])
+
+
+WORK = {
+    "data": "synthetic", "lora_rank": 0, "grad_accum": 1, "optimizer": "adamw", "gradient_clipping": 0.0,
+    "dropout": 0.0, "loss": "whole", "attention": "auto", "attention_used": "causal_sdpa", "attention_kernel": "cudnn",
+    "activation_checkpointing": False, "checkpoint_every": 1, "gpu_name": "H200",
+}  # fmt: skip
+OTHER = {
+    "model": "bloom-560m", "seq_len": 256, "data": "stdlib", "lora_rank": 8, "micro_batch_size": 4, "grad_accum": 2,
+    "precision": "fp32", "optimizer": "adafactor", "gradient_clipping": 1.0, "dropout": 0.1, "loss": "chunked",
+    "attention": "eager", "attention_used": "eager", "attention_kernel": "math", "activation_checkpointing": True,
+    "checkpoint_every": 2, "gpu_name": "A100",
+}  # fmt: skip
+
+
+def one_each(**plain):
+    """Give a plain run of 100 tokens/s a GPU and one of ZeRO 1 of 80, equal but for what the plain one has."""
+    runs = table(("plain", 1, "ok", "plain", 128, 100), ("zs1", 1, "ok", "deepspeed", 128, 80)).assign(**WORK)
+    return runs.assign(**{name: [value, runs[name].iloc[1]] for name, value in plain.items()})
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_plain_run_of_other_work_is_no_yardstick(name):
+    assert with_plain_ratio(one_each())["of_plain"].tolist() == pytest.approx([1, 0.8])
+    assert with_plain_ratio(one_each(**{name: OTHER[name]}))["of_plain"].tolist() == pytest.approx(
+        [1, math.nan], nan_ok=True
+    )
+
+
+def test_an_adafactor_run_is_no_yardstick_of_adamw_runs_beside_their_own():
+    runs = table(
+        ("adafactor", 1, "ok", "plain", 128, 200),
+        ("adamw", 1, "ok", "plain", 128, 100),
+        ("zs1", 1, "ok", "deepspeed", 128, 90),
+        ("zs1 adafactor", 1, "ok", "deepspeed", 128, 90),
+    ).assign(optimizer=["adafactor", "adamw", "adamw", "adafactor"])
+    assert with_plain_ratio(runs)["of_plain"].tolist() == pytest.approx([1, 1, 0.9, 0.45])
+
+
+def test_what_the_ratio_compares_does_not_matter():
+    others = {
+        "zero_stage": [0, 3], "offload": ["none", "all-cpu"], "gpus": [1, 8], "compile": ["reduce-overhead", "off"],
+        "overlap_comm": ["auto", "on"], "mixed_precision": ["autocast", "native"], "grad_accum_dtype": ["auto", "fp32"],
+        "attention_used": ["flex with ALiBi", "sdpa with ALiBi"], "attention_kernel": ["flex", "cudnn"],
+        "attention": ["auto", "sdpa"], "checkpoint_offload": [False, True], "cores": [16, 32],
+    }  # fmt: skip
+    assert with_plain_ratio(one_each().assign(**others))["of_plain"].tolist() == pytest.approx([1, 0.8])
+
+
+def test_a_plain_process_on_another_cpu_is_no_yardstick():
+    runs = one_each().assign(device="cpu", gpu_name=None, tokens_per_s=[100.0, 80.0], cpu="Xeon", cores=[2, 2])
+    assert with_plain_ratio(runs)["of_plain"].tolist() == pytest.approx([1, 0.8])
+    for other in ({"cores": [64, 2]}, {"cpu": ["EPYC", "Xeon"]}):
+        assert with_plain_ratio(runs.assign(**other))["of_plain"].tolist() == pytest.approx([1, math.nan], nan_ok=True)

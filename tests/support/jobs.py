@@ -31,6 +31,8 @@ def main() -> int:
     if (folder / "die").exists() or "--fail" in sys.argv:
         print("no such thing")
         return 7
+    if (folder / "die_silently").exists():
+        return 8
     if meeting := os.environ.get("DSNB_TEST_MEETING"):
         Path(meeting, str(os.getpid())).touch()
         wait_until(lambda: len(os.listdir(meeting)) > 1, "another job has begun")

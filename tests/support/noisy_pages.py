@@ -50,5 +50,5 @@ def against_the_best(logs, confidence=0.95):
     best = np.median(logs, axis=-1).argmax(-1)[:, None]
     every = moments(logs)
     base = Moments(*(np.take_along_axis(each, best, 1) for each in (every.mean, every.variance, every.count)))
-    bounds = intervals.chosen_base(base, every, logs.shape[1], confidence)
+    bounds = intervals.all_pairs(base, every, logs.shape[1], confidence)
     return bounds, np.arange(logs.shape[1]) != best

@@ -2,12 +2,46 @@
 
 const ALL_TASKS = "One panel for each task, ★ at its answer. Runs of different tasks are never compared.";
 
+// A field for a number. What is entered and not allowed is put back, with a sentence that names it and says what is allowed.
+class NumberField {
+  // `rule` is one of `INPUTS` in dsnb/explorer/question.py.
+  constructor(label, rule, attributes) {
+    this.rule = rule;
+    this.input = element("input", { type: "text", inputmode: "decimal", class: "dsnb-number", ...attributes });
+    this.problem = element("span", { class: "dsnb-problem", role: "alert", id: newId() });
+    this.node = field(label, this.input);
+    this.node.append(this.problem);
+  }
+
+  // The value in the unit of the state, null for an empty field that may be empty, undefined for what is not allowed.
+  value() {
+    const { rule } = this;
+    const text = this.input.value.trim();
+    if (text === "") return rule.mayBeEmpty ? null : undefined;
+    const value = Number((Number(text) * rule.factor).toPrecision(15));
+    return value >= rule.least && value <= rule.most && (!rule.isWhole || Number.isInteger(value)) ? value : undefined;
+  }
+
+  // What is wrong with what is entered; empty if nothing is.
+  wrong() {
+    const text = this.input.value.trim();
+    return this.value() === undefined ? `${text ? `“${text.slice(0, 40)}”` : "An empty field"} was not used: ${this.rule.allowed}.` : "";
+  }
+
+  say(problem) {
+    this.problem.textContent = problem;
+    this.input.setAttribute("aria-invalid", String(Boolean(problem)));
+    if (problem) this.input.setAttribute("aria-describedby", this.problem.id);
+    else this.input.removeAttribute("aria-describedby");
+  }
+}
+
 class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
     const { labels, decision } = model;
-    const entered = { onchange: () => this.read(), onkeydown: ({ key }) => key === "Enter" && this.read() }; // JupyterLab may keep Enter
-    const number = (attributes) => element("input", { type: "number", min: "0", step: "any", ...entered, ...attributes });
+    const entered = { onchange: ({ target }) => this.read(target), onkeydown: ({ key, target }) => key === "Enter" && this.read(target) }; // JupyterLab may keep Enter
+    const number = (name, label, attributes) => new NumberField(label, decision.inputs[name], { ...entered, ...attributes });
     const group = newId();
     this.choices = [decision.allTasks, ...decision.tasks].filter(Boolean);
     this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
@@ -18,40 +52,48 @@ class Card {
     const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, labels.task), ...chips) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
     const options = decision.objectives.map((value) => element("option", { value }, ""));
-    this.objective = element("select", { onchange: () => this.read() }, ...options);
-    this.tokens = number({ min: "0.001" });
-    this.gpus = number({ step: "1", placeholder: "any" });
-    this.gpusField = field(labels.gpus_at_hand, this.gpus);
+    this.objective = element("select", { onchange: ({ target }) => this.read(target) }, ...options);
+    this.tokens = number("train_tokens", labels.train_tokens);
+    this.gpus = number("gpus_at_hand", labels.gpus_at_hand, { placeholder: "any" });
     this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...entered });
     this.kinds = [...new Set(decision.settings.filter(Boolean).map(({ kind }) => kind))];
-    this.prices = this.kinds.map(() => number());
-    this.priceFields = this.kinds.map((kind, index) => field(`${labels.price} (${kind})`, this.prices[index]));
-    this.relevance = number({ max: "99" });
-    const fields = [field(labels.objective, this.objective), field(labels.train_tokens, this.tokens), this.gpusField, ...this.priceFields, field(labels.currency, this.currency), field(labels.relevance, this.relevance)];
+    this.prices = this.kinds.map((kind) => number("price", `${labels.price} (${kind})`));
+    this.relevance = number("relevance", labels.relevance);
+    this.numbers = [this.tokens, this.gpus, ...this.prices, this.relevance];
+    const fields = [field(labels.objective, this.objective), ...[this.tokens, this.gpus, ...this.prices].map(({ node }) => node), field(labels.currency, this.currency), this.relevance.node];
     this.form = element("div", { class: "dsnb-fields" }, ...fields);
-    const remarks = element("ul", { class: "dsnb-remarks" }, ...decision.remarks.map((remark) => element("li", {}, remark)));
-    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": labels.answer }, tasks, this.text, this.form, remarks);
+    this.remarks = element("ul", { class: "dsnb-remarks" });
+    this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": labels.answer }, tasks, this.text, this.form, this.remarks);
   }
 
-  // Take over what was entered; what is no number above 0 is put back.
-  read() {
-    const tokens = Number(this.tokens.value) * 1e9;
-    const gpus = Math.floor(Number(this.gpus.value));
-    const relevance = Number(this.relevance.value) / 100;
-    const prices = { ...this.state.prices };
+  // Take over what was entered, except what is not allowed: then the answer stays as it was, and the field says so.
+  read(target) {
+    const { state } = this;
+    const entered = this.numbers.find(({ input }) => input === target);
+    const wrong = entered?.wrong();
+    const [tokens, gpus, relevance] = [this.tokens, this.gpus, this.relevance].map((one) => one.value());
+    const prices = { ...state.prices };
     this.kinds.forEach((kind, index) => {
-      const { value } = this.prices[index];
-      if (value === String(this.shown[index])) return;
-      if (value === "") delete prices[kind];
-      else prices[kind] = Math.min(Math.max(Number(value), 0), 1e9);
+      const price = this.prices[index].value();
+      if (price === undefined || this.prices[index].input.value === String(this.shown[index])) return;
+      if (price === null) delete prices[kind];
+      else prices[kind] = price;
     });
     this.set({
       objective: this.objective.value, prices, currency: this.currency.value,
-      train_tokens: tokens >= 1 && tokens <= 1e18 ? tokens : this.state.train_tokens,
-      gpus_at_hand: gpus > 0 && gpus <= 1e9 ? gpus : 0,
-      relevance: this.relevance.value !== "" && relevance >= 0 && relevance < 1 ? relevance : this.state.relevance,
+      train_tokens: tokens ?? state.train_tokens,
+      gpus_at_hand: gpus === undefined ? state.gpus_at_hand : (gpus ?? 0),
+      relevance: relevance ?? state.relevance,
     });
     this.show(this.state);
+    entered?.say(wrong);
+  }
+
+  // What was said of an entry holds until another question is shown.
+  forget(state) {
+    const asked = JSON.stringify([state.task, state.objective, state.train_tokens, state.gpus_at_hand, state.prices, state.currency, state.relevance]);
+    if (this.asked !== asked) for (const one of this.numbers) one.say("");
+    this.asked = asked;
   }
 
   decide(state) {
@@ -71,7 +113,9 @@ class Card {
       return;
     }
     this.decision = this.decide(state);
+    this.forget(state);
     this.showQuestion(state);
+    this.remarks.replaceChildren(...(task.remarks ?? []).map((remark) => element("li", {}, remark)));
     if (model.showsAllTasks(state)) this.text.replaceChildren(element("p", {}, ALL_TASKS));
     else this.showAnswer(task, { ...this.decision.words(), worth: model.predictions.worthMeasuring(this.decision) });
   }
@@ -89,22 +133,22 @@ class Card {
       option.textContent = this.model.decision.best[option.value].replace("{unit}", unit);
     });
     this.objective.value = state.objective;
-    this.tokens.value = state.train_tokens / 1e9;
-    this.gpus.value = state.gpus_at_hand || "";
-    this.gpusField.firstChild.textContent = this.model.labels.gpus_at_hand.replace("{unit}", unit === "rank" ? "Rank" : unit);
+    this.tokens.input.value = Number((state.train_tokens / this.tokens.rule.factor).toPrecision(15));
+    this.gpus.input.value = state.gpus_at_hand || "";
+    this.gpus.node.firstChild.textContent = this.model.labels.gpus_at_hand.replace("{unit}", unit === "rank" ? "Rank" : unit);
     this.currency.value = state.currency;
-    this.relevance.value = Number((100 * state.relevance).toPrecision(12));
+    this.relevance.input.value = Number((100 * state.relevance).toPrecision(12));
     this.shown = this.kinds.map((kind) => this.decision.price(kind) ?? "");
     this.kinds.forEach((kind, index) => {
-      this.prices[index].value = this.shown[index];
-      this.priceFields[index].hidden = !own.has(kind);
+      this.prices[index].input.value = this.shown[index];
+      this.prices[index].node.hidden = !own.has(kind);
     });
   }
 
   showAnswer(task, words) {
     const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
     const title = task.title && this.tasks.length === 1 ? element("h3", {}, task.title) : null;
-    const parts = ["kicker", "headline", "costs", "following", "worth"].map(line);
+    const parts = ["kicker", "headline", "costs", "note", "following", "worth"].map(line);
     this.text.replaceChildren(...[title, ...parts, this.table(words.table), line("basis")].filter(Boolean));
   }
 

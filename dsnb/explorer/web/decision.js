@@ -19,6 +19,12 @@ const amount = (tokens) => {
   return `${significant(tokens / size, 6)} ${word}`.trim();
 };
 
+// An end of an interval, with the digits of `changeText`.
+const endText = (end) => {
+  const text = fixed(Math.abs(end), Math.abs(end) < 99.95 ? 1 : 0);
+  return end < 0 && text !== "0.0" ? `−${text}` : text;
+};
+
 class Decision {
   // `state` holds the question: train_tokens, objective, gpus_at_hand, prices, currency, relevance.
   constructor(model, task, state) {
@@ -32,7 +38,14 @@ class Decision {
     const least = OBJECTIVES[state.objective];
     const known = eligible.filter((one) => !Number.isNaN(one[least]));
     known.sort((a, b) => a.days - b.days);
-    this.options = known.sort((a, b) => a[least] - b[least]);
+    known.sort((a, b) => a[least] - b[least]);
+    const stable = known.filter(({ experiment }) => !model.unstable.has(experiment));
+    const inTime = stable.filter(({ days }) => days <= this.rules.mostDays);
+    this.options = state.objective === "time" || !inTime.length ? stable : inTime;
+    this.unstable = known.length - stable.length;
+    this.tooSlow = stable.length - this.options.length;
+    this.isBeyond = stable.length > 0 && !inTime.length;
+    this.gpus = [...new Set(eligible.map(({ gpus }) => gpus))].sort((a, b) => a - b);
     [this.best, this.second] = this.options;
   }
 
@@ -69,35 +82,93 @@ class Decision {
 
   // The sentences of the card as plain text, and the rows of its table.
   words() {
-    if (!this.best) return { kicker: "", headline: this.whyNot(), costs: this.ok.length ? "" : this.task.failed, following: "", basis: "", table: [] };
+    if (!this.best) return { kicker: "", headline: this.whyNot(), costs: this.ok.length ? "" : this.task.failed, note: "", following: "", basis: "", table: [] };
     const { best, state, options, rules } = this;
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
     const number = counted(options.length, isOfOneBasis ? `${best.basis} setting` : "setting");
     const objective = rules.best[state.objective].replace("{unit}", best.unit);
     const train = ["Train", best.model, best.setting && `with ${best.setting},`, `on ${best.place}.`];
-    return {
-      kicker: options.length > 1 ? `${objective} of ${number}` : "",
+    const kicker = options.length > 1 ? `${objective} of ${number}` : "";
+    const rate = `${significant(best.rate)} tokens/s`;
+    const said = {
+      kicker,
       headline: train.filter(Boolean).join(" "),
-      costs: `${significant(best.rate)} tokens/s; ${amount(state.train_tokens)} tokens: ${this.costs()}.`,
+      costs: `${rate}; ${amount(state.train_tokens)} tokens: ${this.costs()}.`,
+      note: this.note(),
       following: this.following(),
       basis: this.origin(),
       table: this.table(),
     };
+    if (!this.isBeyond) return said;
+    const basis = best.basis[0].toUpperCase() + best.basis.slice(1);
+    const found = `${kicker || basis}: ${best.setting ? `${best.setting}, ` : ""}on ${best.place}, ${rate}.`;
+    return { ...said, kicker: "", headline: this.beyondReason(), costs: `${found} ${this.beyond()}` };
+  }
+
+  leastIn(name) {
+    return this.options.reduce((one, other) => (other[name] < one[name] ? other : one));
+  }
+
+  // That no measured setting is fast enough.
+  beyondReason() {
+    const { model, place } = this.leastIn("days");
+    return `No measured setting trains ${model ? `${model} ` : ""}on ${amount(this.state.train_tokens)} tokens within ${this.rules.mostDays} days on ${place}.`;
+  }
+
+  // How many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours.
+  beyond() {
+    const { best, rules } = this;
+    const thrifty = this.leastIn("gpuHours");
+    const { gpuHours, setting, rate, gpus } = thrifty;
+    const needed = fixed(Math.ceil(Number((gpuHours / (24 * rules.goalDays)).toFixed(6))), 0);
+    const by = thrifty !== best && setting ? ` with ${setting}` : "";
+    const cost = this.cost(thrifty);
+    return `${rules.goalDays} days would need ${needed} ${best.unit}s if each kept the ${significant(rate / gpus)} tokens/s that one reached${by}: ` +
+      `an extrapolation beyond what was measured. At that rate, the tokens take ${significant(gpuHours)} ${best.unit}-hours${cost ? `, ${cost}` : ""}.`;
+  }
+
+  // How many settings are not ranked because their repeats do not agree.
+  leftOutUnstable() {
+    const one = this.unstable === 1;
+    return `${counted(this.unstable, "setting")} ${one ? "is" : "are"} not ranked, because ${one ? "its" : "their"} repeats differ by more than ${this.rules.unstableTimes} times.`;
+  }
+
+  // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.
+  note() {
+    const { best, gpus, tooSlow, rules } = this;
+    const { unit } = best;
+    const atHand = this.state.gpus_at_hand;
+    const said = [];
+    if (atHand > gpus.at(-1)) {
+      const [last, ...others] = gpus.map((number) => fixed(number, 0)).reverse();
+      const which = others.length ? `${others.reverse().join(", ")} and ${last}` : last;
+      const measured = gpus.length === 1 && gpus[0] === 1 ? `${unit} was` : `${unit}s were`;
+      const sweep = `dsnb sweep PARAMS --set gpus=${atHand}`;
+      const more = unit === "GPU" ? `Measure on more (${sweep}) or predict it (dsnb predict PARAMS --gpus ${atHand}).` : `Measure on more: ${sweep}.`;
+      said.push(`Only ${which} ${measured} measured, fewer than the ${fixed(atHand, 0)} at hand: this answer is for ${counted(best.gpus, unit)}. ${more}`);
+    }
+    if (tooSlow) said.push(`${fixed(tooSlow, 0)} ${tooSlow === 1 ? "setting is left out: it takes" : "settings are left out: they take"} more than ${rules.mostDays} days.`);
+    if (this.unstable) said.push(this.leftOutUnstable());
+    return said.join(" ");
   }
 
   costs() {
     const { best } = this;
     const found = [duration(24 * best.days), `${significant(best.gpuHours)} ${best.unit}-hours`];
     if (!Number.isNaN(best.energy)) found.push(`${significant(best.energy)} kWh`);
-    if (best.price > 0) {
-      const { prices, currency } = this.state;
-      const assumed = best.kind in prices || "" in prices ? "" : "an assumed ";
-      found.push(`${currency}${significant(best.cost)} at ${assumed}${currency}${fixed(best.price, 2)} a ${best.unit}-hour`);
-    } else found.push("cost unknown without a price");
+    found.push(this.cost(best) || "cost unknown without a price");
     if (Number.isNaN(best.memory)) return found.join(", ");
     const name = this.memoryFigure === "host_memory_gib" ? "host memory" : "GPU memory";
     const has = best.capacity === null ? "" : ` of ${significant(best.capacity)}`;
     return `${found.join(", ")}; ${name} ${significant(best.memory)}${has} GiB`;
+  }
+
+  // What an option costs and at which price; empty without a price.
+  cost({ kind, price, cost }) {
+    if (!(price > 0)) return "";
+    const { prices, currency } = this.state;
+    const assumed = kind in prices || "" in prices ? "" : "an assumed ";
+    return `${currency}${significant(cost)} at ${assumed}${currency}${fixed(price, 2)} a ${this.best.unit}-hour`;
   }
 
   whyNot() {
@@ -112,6 +183,7 @@ class Decision {
     if (state.gpus_at_hand && fewest > state.gpus_at_hand) {
       return `No setting was measured on ${counted(state.gpus_at_hand, measured[0].unit)} or fewer: the smallest ran on ${fewest}.`;
     }
+    if (this.unstable) return `No setting can be recommended: ${this.leftOutUnstable()}`;
     if (state.objective === "cost") return "The cheapest setting is unknown: give a price.";
     return "The setting with the least memory is unknown: no run measured its memory.";
   }
@@ -136,15 +208,23 @@ class Decision {
       const axis = model.axis.get(name);
       const texts = [axis.labels[from], axis.labels[to]];
       const title = name === "gpus" ? `${best.unit}s` : axis.title;
-      return texts[0] === texts[1] ? [] : [{ name, title, from: texts[0], to: texts[1], phrase: axis.phrases[to] }];
+      const phrase = this.hasEffect(axis) ? axis.phrases[to] : "";
+      return texts[0] === texts[1] ? [] : [{ name, title, from: texts[0], to: texts[1], phrase }];
     });
     return found.filter(({ name }) => name !== "nodes" || !found.some((one) => one.name === "gpus"));
+  }
+
+  // Whether a setting of the second option does something: some have an effect only while another one is on.
+  hasEffect({ onlyWith }) {
+    const { model, second } = this;
+    const index = model.experimentAxes.indexOf(onlyWith);
+    return index < 0 || (model.axis.get(onlyWith).isOn[model.settings[second.experiment][index]] ?? true);
   }
 
   nextSetting() {
     const differing = this.differing();
     const isPlace = ({ name }) => this.rules.place.includes(name);
-    const changed = differing.filter((one) => !isPlace(one)).map(({ phrase }) => phrase);
+    const changed = differing.filter((one) => !isPlace(one)).map(({ phrase }) => phrase).filter(Boolean);
     const place = differing.some(isPlace) ? [`on ${this.second.place}`] : [];
     if (changed.length) return [...changed, ...place].join(", ");
     return place.length ? `the same ${place[0]}` : `the same settings as ${this.model.experiments.names[this.second.experiment]}`;
@@ -158,17 +238,15 @@ class Decision {
     return number < 2 ? [] : differing.map(({ title, from, to }) => [title, from, to]);
   }
 
-  // How much worse the second setting is, with the interval of that, or why there is none.
-  // Without an interval, which is that of geometric means, the change is that of the medians.
+  // How much worse the mean of the second setting is, with the interval of that; of too few runs, their median.
   difference(found) {
-    const { rules, state, best, second } = this;
+    const { rules, state, best } = this;
     const { verdicts, fewestRuns } = this.model.method;
     const worsening = (change) => (state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1));
-    const hours = { gpu_hours: "gpuHours", cost: "cost" }[state.objective];
-    const ofMedians = hours ? 100 * (second[hours] / best[hours] - 1) : 100 * (1 - second.rate / best.rate);
-    const worse = found.verdict === verdicts.tooFew ? ofMedians : worsening(found.change);
+    const worse = worsening(found.change);
+    const isBetter = Number(worse <= -rules.equalPct);
     const by = Math.abs(worse) < rules.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`;
-    const size = `${by} ${rules.worse[state.objective][Number(worse <= -rules.equalPct)].replace("{unit}", best.unit)}`;
+    const size = `${by} ${rules.worse[state.objective][isBetter].replace("{unit}", best.unit)}${found.verdict === verdicts.tooFew ? "" : rules.byMean[isBetter]}`;
     if (found.verdict === verdicts.tooFew) {
       const runs = found.n === 1 && found.baseN === 1 ? "one run each" : `${found.baseN} and ${found.n} runs`;
       const few = `${runs}, too few to be sure: ${fewestRuns} of each are needed`;
@@ -176,31 +254,29 @@ class Decision {
     }
     const flip = worse < 0 ? -1 : 1;
     const ends = [found.low, found.high].map((end) => flip * worsening(end)).sort((a, b) => a - b);
-    const interval = `95 % interval ${ends.map((end) => `${end < 0 ? "−" : ""}${significant(Math.abs(end), 2)}`).join(" to ")}`;
+    const interval = `95 % interval ${ends.map(endText).join(" to ")}`;
     if (found.verdict === verdicts.noLarger) return `about the same (${size}, ${interval})`;
     return `${size}${found.verdict === verdicts.likely ? "" : ", which may be chance"} (${interval})`;
   }
 
-  // The second setting compared with the best in what is to be least, which was chosen among all options.
+  // The second setting compared with the best in what is to be least; the interval is that of all pairs of the task.
   compared() {
-    const { differences, method } = this.model;
-    const rates = this.model.columns.get("tokens_per_s");
-    const repeated = this.options.filter(({ ok }) => ok.filter((run) => rates[run] > 0).length > 1).length;
+    const { differences, columns } = this.model;
+    const rates = columns.get("tokens_per_s");
     const pair = [this.best, this.second].map(({ ok, gpus, price }) => {
-      const setting = differences.setting(rates, ok);
+      const setting = differences.setting("tokens_per_s", rates, ok);
       const per = Math.log({ time: 1, gpu_hours: gpus, cost: gpus * price }[this.state.objective]);
-      return { ...setting, logs: setting.logs.map((log) => log - per).filter(Number.isFinite) };
+      return { ...setting, values: setting.values.map((log) => log - per).filter(Number.isFinite), median: setting.median / Math.exp(per) };
     });
-    return differences.pair(...pair, Math.max(repeated, 2), 1 - method.confidence, "tokens_per_s", this.state.relevance);
+    return differences.pair(...pair, "tokens_per_s", differences.repeated("tokens_per_s", rates, this.runs), this.state.relevance);
   }
 
   // What is measured and what is extrapolated.
   origin() {
     const { best, rules } = this;
     const runs = best.n === 1 ? "one run" : `the median of ${best.n} runs`;
-    const where = best.basis === "published" ? ", not measured here" : "";
     const what = Number.isNaN(best.memory) ? "Speed" : "Speed and memory";
     const failed = best.failed ? ` ${counted(best.failed, "more run")} of this setting failed.` : "";
-    return `${what}: ${best.basis}${where}, ${runs}. Time and costs: ${rules.extrapolated}.${failed}`;
+    return `${what}: ${best.origin}, ${runs}. Time and costs: ${rules.extrapolated}.${failed}`;
   }
 }

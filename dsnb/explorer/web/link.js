@@ -6,7 +6,7 @@ const isRun = (model) => (value) => Number.isInteger(value) && value >= 0 && val
 const isExperiment = (model) => (value) => typeof value === "string" && model.experiments.names.includes(value);
 const isRange = (value) => Array.isArray(value) && value.length === 2 && value.every(Number.isFinite) && value[0] <= value[1];
 const MOST_PINS = 2;
-const MOST_GIVEN = 1e9; // GPUs at hand, or a price
+const isWithin = (value, { least, most }) => Number.isFinite(value) && value >= least && value <= most;
 
 // For each control that is neither a setting nor a choice from `options`: whether a value can be set in this page.
 // Controls that are not listed may have any value of the kind of their default.
@@ -16,12 +16,12 @@ const STATE_CHECKS = {
   brush: () => (value) => value === null || (isRange(value.x) && isRange(value.y)),
   task: (model) => (value) => model.task({ task: value }) !== undefined,
   objective: (model) => isOneOf(model.decision.objectives),
-  gpus_at_hand: () => (value) => Number.isInteger(value) && value >= 0 && value <= MOST_GIVEN,
-  prices: () => (value) =>
-    typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every((price) => Number.isFinite(price) && price >= 0 && price <= MOST_GIVEN),
+  gpus_at_hand: ({ decision }) => (value) => value === 0 || (Number.isInteger(value) && isWithin(value, decision.inputs.gpus_at_hand)),
+  prices: ({ decision }) => (value) =>
+    typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every((price) => isWithin(price, decision.inputs.price)),
   currency: () => (value) => typeof value === "string" && value.length <= 8,
   relevance: () => (value) => Number.isFinite(value) && value >= 0 && value < 1,
-  train_tokens: () => (value) => Number.isFinite(value) && value >= 1 && value <= 1e18,
+  train_tokens: ({ decision }) => (value) => isWithin(value, decision.inputs.train_tokens),
   pins: (model) => (value) =>
     Array.isArray(value) && value.length <= MOST_PINS && value.every((pin) => isRun(model)(pin) || isExperiment(model)(pin)),
   sort: (model) => (value) =>

@@ -186,9 +186,9 @@ class Explorer {
     const runs = isExperiment ? (this.groups.get(experiment) ?? []) : [id];
     for (const name of new Set([state.y, state.x])) {
       if (model.axis.has(name)) continue;
-      const { n, median: middle, low, high } = model.spread(model.values(name, state), runs);
-      const range = n > 1 ? ` (median of ${n}, ${model.number(name, low)} to ${model.number(name, high)})` : "";
-      if (n) lines.push(`${model.labelled(name, middle)}${range}`);
+      const spread = model.spread(model.values(name, state), runs);
+      const of = { 0: "", 1: "" }[spread.n] ?? (spread.n < model.method.fewestRuns ? ` (range of ${spread.n} runs)` : ` (median and standard deviation of ${spread.n} runs)`);
+      if (spread.n) lines.push(`${model.labelledText(name, model.repeatsText(name, spread))}${of}`);
     }
     if (!isExperiment) lines.push(...model.memory.sentences(id));
     if (!isExperiment) lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);

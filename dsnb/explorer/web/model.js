@@ -45,6 +45,7 @@ class Model {
     payload.experiments.codes.forEach((experiment, run) => {
       this.settings[experiment] ??= payload.experimentAxes.map((name) => this.axis.get(name).codes[run]);
     });
+    this.unstable = new Set(payload.decision.unstable); // experiments whose repeats do not agree
     this.short = this.shortNames();
     this.differences = new Differences(this);
     this.memory = new GpuMemory(this, payload.memory);
@@ -141,29 +142,39 @@ class Model {
     return groups;
   }
 
-  // Count, median, minimum and maximum of a figure over runs.
+  // Count, median, standard deviation, minimum and maximum of a figure over runs.
   spread(values, runs) {
     const known = [];
     for (const run of runs) if (!Number.isNaN(values[run])) known.push(values[run]);
-    if (!known.length) return { n: 0, median: NaN, low: NaN, high: NaN };
-    return { n: known.length, median: median(known), low: Math.min(...known), high: Math.max(...known) };
+    if (!known.length) return { n: 0, median: NaN, deviation: NaN, low: NaN, high: NaN };
+    const deviation = Math.sqrt(moments(known).variance);
+    return { n: known.length, median: median(known), deviation, low: Math.min(...known), high: Math.max(...known) };
+  }
+
+  // A figure over runs as text: a single value, the range of two or three, median ± standard deviation of more; the same
+  // as repeats_text in dsnb/render/tables.py.
+  repeatsText(name, { n, median: middle, deviation, low, high }) {
+    const ends = [...new Set([low, high].map((value) => this.number(name, value)))];
+    return n < this.method.fewestRuns ? ends.join(" to ") : `${this.number(name, middle)} ± ${this.number(name, deviation)}`;
   }
 
   better(name) {
     return this.figure.get(name)?.better || null;
   }
 
-  // The Pareto front with a tolerance, as dsnb/analysis/tradeoffs.py, from best x to best y: [{experiment, x, y}].
+  // The Pareto front of the stable settings with a tolerance, as dsnb/analysis/tradeoffs.py, from best x to best y:
+  // [{experiment, x, y}].
   front(groups, state) {
     if (!this.better(state.x) || !this.better(state.y) || state.x === state.y) return [];
     const [xs, ys] = [this.values(state.x, state), this.values(state.y, state)];
     const points = [...groups]
+      .filter(([experiment]) => !this.unstable.has(experiment))
       .map(([experiment, runs]) => ({ experiment, x: this.spread(xs, runs).median, y: this.spread(ys, runs).median }))
       .filter((point) => !Number.isNaN(point.x) && !Number.isNaN(point.y));
     return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
   }
 
-  // The baseline experiment: the chosen one, else the best in y, else the first.
+  // The baseline experiment: the chosen one, else the best in y of those whose repeats agree, else the first.
   base(groups, state) {
     const chosen = this.experiments.names.indexOf(state.base);
     if (groups.has(chosen)) return chosen;
@@ -172,7 +183,8 @@ class Model {
     const sign = this.better(state.y) === "lower" ? 1 : -1;
     let best = null;
     let least = Infinity;
-    for (const [experiment, runs] of groups) {
+    const stable = [...groups].filter(([experiment]) => !this.unstable.has(experiment));
+    for (const [experiment, runs] of stable.length ? stable : groups) {
       const value = sign * this.spread(values, runs).median;
       if (value < least || best === null) [best, least] = [experiment, Number.isNaN(value) ? Infinity : value];
     }
@@ -191,12 +203,8 @@ class Model {
       found.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs });
     }
     found.sort((a, b) => a.index - b.index || a.after - b.after);
-    const others = found.map(({ experiment }) => experiment);
-    const compared = metrics.map((name) => {
-      const values = this.values(name, state);
-      const settings = new Map([...groups].map(([experiment, runs]) => [experiment, this.differences.setting(values, runs)]));
-      return this.differences.compare(settings, base, others, name, metrics.length, state.relevance);
-    });
+    const others = found.map(({ runs }) => runs);
+    const compared = metrics.map((name) => this.differences.compare(groups.get(base), others, name, this.values(name, state), state.relevance));
     return found.map((one, row) => ({ ...one, changes: compared.map((changes) => changes[row]) }));
   }
 
@@ -208,8 +216,12 @@ class Model {
 
   // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
   labelled(name, value) {
+    return this.labelledText(name, this.number(name, value));
+  }
+
+  labelledText(name, text) {
     const { title, unit } = this.figure.get(name);
-    return title.includes("/") ? `${this.number(name, value)} ${title}` : `${title} ${this.number(name, value)} ${unit}`.trim();
+    return title.includes("/") ? `${text} ${title}` : `${title} ${text} ${unit}`.trim();
   }
 
   // What a value of a figure or axis is multiplied by to be in its display unit.

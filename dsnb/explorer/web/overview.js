@@ -11,7 +11,8 @@ class TaskPanel {
     this.headline = element("p");
     this.costs = element("p", { class: "dsnb-soft" });
     this.note = element("p", { class: "dsnb-soft" });
-    this.node = element("section", { class: "dsnb-card dsnb-panel", onclick: open }, element("h3", {}, button), this.headline, this.costs, box, this.note);
+    const remarks = element("ul", { class: "dsnb-remarks" }, ...task.remarks.map((remark) => element("li", {}, remark)));
+    this.node = element("section", { class: "dsnb-card dsnb-panel", onclick: open }, element("h3", {}, button), this.headline, this.costs, box, this.note, remarks);
     this.chart = new Chart(box, model.charts.scatter, `Runs of ${task.title}`, {}, 190);
   }
 
@@ -19,8 +20,8 @@ class TaskPanel {
     const { model, task } = this;
     const own = { ...state, task: task.title, ...model.measuredAxes(state, task) };
     const decision = new Decision(model, task, own);
-    const { headline, costs } = decision.words();
-    [this.headline.textContent, this.costs.textContent] = [headline, costs];
+    const { headline, costs, note } = decision.words();
+    [this.headline.textContent, this.costs.textContent] = [headline, [costs, note].filter(Boolean).join(" ")];
     const runs = model.filtered(own);
     const front = model.front(model.grouped(runs), own);
     const picture = scatter(model, own, runs, runs, front, decision.best?.experiment);

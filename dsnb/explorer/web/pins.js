@@ -7,13 +7,6 @@ const PIN_CHARTS = [
   { values: "loss", title: "loss", heading: "loss", factor: 1 },
 ];
 
-// How a figure changes from A to B, as {text, reason}: the change with its interval and verdict.
-const pinDifference = (model, name, values, runs, relevance) => {
-  const settings = new Map(runs.map((own, index) => [index, model.differences.setting(values, own)]));
-  const [found] = model.differences.compare(settings, 0, [1], name, 1, relevance);
-  return Number.isNaN(found.change) ? { text: "", reason: "" } : found;
-};
-
 class Pins {
   constructor(model, set) {
     Object.assign(this, { model, set });
@@ -78,19 +71,24 @@ class Pins {
     const counts = runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`);
     rows.push(element("tr", {}, element("th", { scope: "row" }, "runs that are ok"), ...cells(counts), ...blank));
     for (const { name } of figures) {
+      const [base, ...others] = runs;
       const values = model.values(name, state);
-      const texts = runs.map((own) => model.number(name, model.spread(values, own).median));
-      rows.push(element("tr", {}, element("th", { scope: "row" }, model.heading(name)), ...cells(texts), ...(blank.length ? [this.difference(name, values, runs, state)] : [])));
+      const found = model.differences.compare(base, others.length ? others : [base], name, values, state.relevance).at(0);
+      const measured = (own) => model.spread(values, own).median; // where no run is ok
+      const texts = runs.map((own, side) => model.number(name, Number.isNaN(found.values[side]) ? measured(own) : found.values[side]));
+      rows.push(element("tr", {}, element("th", { scope: "row" }, model.heading(name)), ...cells(texts), ...(blank.length ? [this.difference(found)] : [])));
     }
     const heads = this.pins.map((pin, index) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[index]), ` ${"AB"[index]}: ${this.name(pin)}`));
     const last = blank.length ? [element("th", { scope: "col" }, "B against A")] : [];
-    const head = element("tr", {}, element("th", { scope: "col", class: "dsnb-text" }, "median"), ...heads, ...last);
+    const head = element("tr", {}, element("th", { scope: "col", class: "dsnb-text" }, "figure"), ...heads, ...last);
     const table = element("table", {}, element("caption", {}, "A and B"), element("thead", {}, head), element("tbody", {}, ...rows));
-    return element("div", { class: "dsnb-scroll dsnb-pins", tabindex: "0", role: "region", "aria-label": "A and B" }, table);
+    const box = element("div", { class: "dsnb-scroll dsnb-pins", tabindex: "0", role: "region", "aria-label": "A and B" }, table);
+    return element("div", {}, box, blank.length ? element("p", { class: "dsnb-soft" }, model.method.values) : null);
   }
 
-  difference(name, values, runs, { relevance }) {
-    const { text, reason } = pinDifference(this.model, name, values, runs, relevance);
-    return element("td", {}, text, reason ? element("span", { class: "dsnb-verdict" }, reason) : null);
+  difference({ text, reason, note }) {
+    if (!text) return element("td", {}, note);
+    const remark = note ? element("span", { class: "dsnb-remark" }, note) : null;
+    return element("td", {}, element("span", { class: "dsnb-figure" }, text), element("span", { class: "dsnb-verdict" }, reason), remark);
   }
 }

@@ -24,6 +24,12 @@ WITH_STEPS = ("h200", "h100")
 OWN = (*OLDER, *WITH_STEPS)
 """Names of all tables measured with dsnb, one CSV file each."""
 SOURCE = "published: "
+"""What `source` begins with, in front of the name of the table."""
+
+
+def is_own(source: str) -> bool:
+    """Return whether the column `source` of a run names a table measured with dsnb."""
+    return source.startswith(SOURCE) and source.removeprefix(SOURCE) in OWN
 
 
 def table(name: str) -> pd.DataFrame:

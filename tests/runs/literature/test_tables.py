@@ -247,6 +247,29 @@ def test_each_gpu_has_its_own_price():
     assert "cost" not in plan_answer.table(plan.plan(runs, 1e9)).text
 
 
+def test_a_plan_of_more_than_a_year_is_no_answer():
+    """100, 180 and 320 tokens/s on 1, 2 and 4 GPUs: 1.728e10 tokens take 2,000, 1,111 and 625 days.
+
+    One GPU alone needs the fewest GPU-hours, 48,000 for 100 tokens/s: in 30 days that takes 48,000 / 720 = 66.7 GPUs.
+    """
+    runs = runs_of(100, 180, 320).assign(gpu_name="A")
+    needed = plan.plan(runs, tokens=1.728e10, prices={"A": 2.0})
+    said = plan_answer.answer(needed, 1.728e10, "€").text
+    assert "<li>No measured setting trains on 17.28 billion tokens within 365 days on 4 A.</li>" in said
+    assert "<li>The fastest is gpus4, 320 tokens/s.</li>" in said
+    assert (
+        "30 days would need 67 GPUs if each kept the 100 tokens/s that one reached with gpus1: an extrapolation beyond "
+        "what was measured. At that rate, the tokens take 48,000 GPU-hours, €96,000." in said
+    )
+    assert "days," not in said
+    assert "Fewest days" in plan_answer.answer(plan.plan(runs, tokens=1e10), 1e10).text  # 362 days
+
+
+def test_scaling_refuses_tokens_that_are_none():
+    with pytest.raises(SettingsError, match="tokens is -1: give a finite number of more than 0"):
+        scaling.scaling(runs_of(100, 180, 320), tokens=-1)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -254,6 +277,8 @@ def test_each_gpu_has_its_own_price():
         ({"prices": {"A": "2 €"}}, r"prices['A'] is '2 €': give a finite number of 0 or more"),
         ({"prices": 2.5}, r"prices is 2.5: give the price of a GPU-hour by GPU, such as {'A100': 1.5}"),
         ({"tokens": 0}, r"tokens is 0: give a finite number of more than 0"),
+        ({"tokens": "many"}, r"tokens is 'many': give a finite number of more than 0"),
+        ({"tokens": float("inf")}, r"tokens is inf: give a finite number of more than 0"),
         ({"power_w": float("inf")}, r"power_w is inf: give a finite number of 0 or more"),
     ],
 )

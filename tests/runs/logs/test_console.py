@@ -175,7 +175,8 @@ def test_step_csv_as_logged_and_corrected(tmp_path):
     assert row["tokens_per_s"] == pytest.approx(4096 / 0.05, rel=1e-5)
     assert row["tokens_per_s_logged"] == pytest.approx(4096 / 0.05 / 5, rel=1e-5)
     assert row["step_time_s"] == pytest.approx(0.05, rel=1e-4)
-    check(row, step_time_logged_s=0.25, timed_steps=86, peak_reserved_gib=7584 / 1024, gpu_util_pct=85.0, power_w=450.0)
+    check(row, step_time_logged_s=0.25, timed_steps=86, peak_reserved_gib=7584 / 1024, power_w=450.0)
+    check(row, gpu_util_pct=None)  # 86 steps of 50 ms are too short for it
     check(row, device_memory_gib=10.0)
     assert "cumulative" in row["note"]
     steps = dsnb.load_steps(folder)

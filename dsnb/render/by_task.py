@@ -1,0 +1,62 @@
+"""Parts of a report, task by task: runs of different tasks are neither ranked together nor warned about together."""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from dsnb.analysis.stability import unstable
+from dsnb.analysis.summary import qualify_experiments, summarize, timing
+from dsnb.analysis.tasks import tasks
+from dsnb.render import tables
+from dsnb.render.tables import Html
+from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
+
+MOST = 40
+"""Tasks with a part of their own."""
+RATE = "tokens_per_s_median"
+
+
+def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading: str = "h3") -> Html:
+    """Return a part of each task below its title; without titles if there is one task, without what is empty.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it.
+    part
+        Returns the HTML of the runs of one task.
+    heading
+        The element of the titles.
+    """
+    found = tasks(runs)
+    shown = [(task.title, str(part(task.runs))) for task in found[:MOST]]
+    titled = [(tables.subheading(title, heading) if len(found) > 1 else "", text) for title, text in shown if text]
+    more = f"<p>{labels.count(len(found) - MOST, 'more task')} not shown here.</p>" if len(found) > MOST else ""
+    return Html("".join(f"{title}{text}" for title, text in titled) + more)
+
+
+def medians(runs: pd.DataFrame) -> Html:
+    """Return a table of medians for each task, the fastest setting first, those whose repeats do not agree last."""
+    known = qualify_experiments(rename_old_columns(runs)).assign(sweep="")  # one name for a setting on the whole page
+    return sections(known, _ranked) if len(known) else tables.summary_table(summarize(runs), runs)
+
+
+def _ranked(runs: pd.DataFrame) -> Html:
+    summary = summarize(runs).sort_values(RATE, ascending=False, kind="stable")
+    no_rank = summary.index.isin(unstable(runs))
+    return tables.summary_table(pd.concat([summary[~no_rank], summary[no_rank]]), runs)
+
+
+def failures(runs: pd.DataFrame) -> Html:
+    """Return the runs of each task that are not ok, with their causes."""
+    bad = runs[runs["status"] != "ok"]
+    if bad.empty:
+        return tables.failures(runs)
+    return sections(runs, lambda part: tables.failures(part) if (part["status"] != "ok").any() else "")
+
+
+def wall_times(runs: pd.DataFrame) -> Html:
+    """Return the median wall seconds by phase for each task."""
+    known = qualify_experiments(runs).assign(sweep="")
+    return sections(known, lambda part: tables.timing_table(timing(part)))
