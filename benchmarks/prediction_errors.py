@@ -10,18 +10,21 @@ code is still the one that runs. Its argument can be
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.py`
 * `held-out`: the errors of these constants on the rows held out
+* `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/time_errors.py`
 """
 
+import itertools
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import dsnb
 from benchmarks import bars, other_estimates
-from dsnb.prediction import gpus
+from dsnb.prediction import gpus, links
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured, recorded
@@ -30,8 +33,17 @@ from dsnb.prediction.memory_errors import Peak, replayed_by_kind, reserved_error
 from dsnb.prediction.memory_errors import by_kind as by_kind_of_peak
 from dsnb.prediction.replay.recording import Recording
 from dsnb.prediction.replay.simulate import simulate
-from dsnb.prediction.step_time import step_times
-from dsnb.prediction.time_errors import ALL, TimeError, by_kind, error_of, left_out
+from dsnb.prediction.step_time import stack, step_times
+from dsnb.prediction.time_errors import (
+    TimeError,
+    by_gpu,
+    by_kind,
+    error_of,
+    expected_error,
+    kinds,
+    left_out,
+    limited_by_cpu,
+)
 from dsnb.prediction.traces import recordings, traces
 from dsnb.settings.experiment import Experiment
 
@@ -42,6 +54,8 @@ OLDER_CODE = {"opt-1.3b_zs0_bf16_gpus2_bs8_sl1024_ga2_pp2"}
 """A run whose code has changed since: the loss of a pipeline copied its logits."""
 HELD_OUT = "2026-11-24"
 """The day of runs that the constants are not fitted to: they tell how wrong these are on new hosts and models."""
+UNSEEN = ("h200_foretold", "h200_drawn_1", "h200_drawn_2", "h200_drawn_3")
+"""Sweeps of settings that were chosen or drawn before anything like them was measured (`benchmarks.drawn`)."""
 
 PUBLISHED = {
     "lambda_1cc_opt": "ib:400",
@@ -110,12 +124,43 @@ def held_out() -> dict[str, TimeError]:
     return {str(sweep): error_of(errors_of(_medians(table))) for sweep, table in runs.groupby("sweep")}
 
 
-def elsewhere() -> dict[str, TimeError]:
-    """Return the errors on each published table of GPUs that the constants were not fitted to, and on all of them."""
+def unseen() -> tuple[list[Measured], list[float]]:
+    """Return the runs of `UNSEEN` and the error of each predicted step time in per cent.
+
+    Runs that shared a host with another one count: users' runs share theirs, too.
+    """
+    runs = dsnb.published("h200")
+    found = _medians(runs[runs["sweep"].isin(UNSEEN) & (runs["status"] == "ok")])
+    return found, errors_of(found)
+
+
+def confirmed() -> list[str]:
+    """Return a row for each sweep of `UNSEEN`: the error that its settings would be given by the others, and theirs.
+
+    The first is the geometric mean of what `expected_error` says of each setting.
+    """
+    table = dsnb.published("h200")
+    sweeps = {name: _medians(table[(table["sweep"] == name) & (table["status"] == "ok")]) for name in UNSEEN}
+    found = []
+    for name, runs in sweeps.items():
+        others = [run for other, own in sweeps.items() if other != name for run in own]
+        known = by_kind(others, errors_of(others))
+        limits = limited_by_cpu(stack([run.setting for run in runs]))
+        named = [kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)]
+        stated = np.expm1(np.mean([np.log1p(expected_error(one, known)[1].mean_pct / 100) for one in named]))
+        own = error_of(errors_of(runs))
+        found.append(f"| {name} | {own.settings} | {100 * stated:.1f} | {own.mean_pct:.1f} | {own.worst_pct:.1f} |")
+    return found
+
+
+def elsewhere() -> tuple[dict[str, TimeError], dict[str, TimeError]]:
+    """Return the errors on GPUs that the constants were not fitted to: by published table, and by GPU and nodes."""
     found = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
     errors = {name: errors_of(runs) for name, runs in found.items()}
-    everything = [one for own in errors.values() for one in own]
-    return {name: error_of(own) for name, own in {**errors, ALL: everything}.items()}
+    nodes = [links.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in found.items() for run in runs]
+    every_run, every_error = itertools.chain(*found.values()), itertools.chain(*errors.values())
+    by_table = {name: error_of(own) for name, own in errors.items()}
+    return by_table, by_gpu(list(every_run), list(every_error), nodes)
 
 
 def errors_of(runs: list[Measured]) -> list[float]:
@@ -161,6 +206,14 @@ def lines(found: dict[str, TimeError]) -> list[str]:
     ]
 
 
+def constants(found: dict[str, TimeError]) -> list[str]:
+    """Return the same table as the code holds it."""
+    return [
+        f'    "{name}": TimeError{(one.settings, one.mean_pct, one.worst_pct, one.bias_pct)},'
+        for name, one in found.items()
+    ]
+
+
 def main() -> None:
     """Print the error of each run and those by kind, or the fitted constants."""
     if sys.argv[1:] == ["others"]:
@@ -178,7 +231,12 @@ def main() -> None:
         print("reserved, as predicted:", reserved_error(found, by_kind_of_peak(found)))
         return
     if sys.argv[1:] == ["elsewhere"]:
-        print("\n".join(lines(elsewhere())))
+        for table in elsewhere():
+            print("\n".join([*lines(table), *constants(table)]))
+        return
+    if sys.argv[1:] == ["unseen"]:
+        table = by_kind(*unseen())
+        print("\n".join([*lines(table), *constants(table), *confirmed()]))
         return
     if sys.argv[1:] == ["held-out"]:
         print("\n".join(lines(held_out())))

@@ -14,9 +14,9 @@ from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.prediction import gpus
+from dsnb.prediction.calibration import FEWEST
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.predict import predict
-from dsnb.prediction.time_errors import FEWEST
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.settings.experiment import Experiment
 
@@ -32,6 +32,8 @@ COLUMNS = [
     "tokens_per_s",
     "tokens_per_s_error_pct",
     "days",
+    "days_low",
+    "days_high",
     "gpu_hours",
     "cost",
     "outside",
@@ -147,8 +149,9 @@ def _doubt(
     if len(pair) < 2 or not pair["basis"].eq(PREDICTED).all():
         return None
     first, second = (experiments[place] for place in pair.index)
-    shares = [float(share) for share in pair["host_s"] / pair["step_time_s"]]
-    return ratio_errors.expected(first, second, shares, ratio_errors.known_for(gpu, **options))
+    return ratio_errors.expected(
+        first, second, list(pair["limited_by"] == "CPU"), ratio_errors.known_for(gpu, **options)
+    )
 
 
 def _combinations(settings: Mapping[str, Any]) -> tuple[list[Experiment], tuple[str, ...]]:
@@ -202,7 +205,7 @@ def _as_measured(runs: pd.DataFrame, ranks: int, tokens: float, price: float | N
         "peak_allocated_error_pct": math.nan,
         "tokens_per_s": rate,
         "tokens_per_s_error_pct": math.nan,
-        "days": hours / 24 / ranks,
+        **dict.fromkeys(("days", "days_low", "days_high"), hours / 24 / ranks),
         "gpu_hours": hours,
         "cost": math.nan if price is None else hours * price,
         "outside": "",

@@ -18,8 +18,7 @@ from dsnb.prediction import gpus, links, time_errors
 from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.coverage import DEFAULT_COVERAGE
 from dsnb.prediction.measured import Measured, measured
-from dsnb.prediction.step_time import step_times
-from dsnb.prediction.time_errors import WAITS
+from dsnb.prediction.step_time import stack
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import Training
 
@@ -37,12 +36,12 @@ OTHERS = tuple(sorted(set(Training.model_fields) - _GROUPED - MEASUREMENT - {*TA
 OTHER = "another setting"
 ONE_PART = "that differ only in {}"
 SEVERAL = "that differ in several settings"
-ONE_WAITS = "with one that waits for the host"
-BOTH_WAIT = "that both wait for the host"
+ONE_BY_CPU = "with one that is limited by the CPU"
+BOTH_BY_CPU = "that are both limited by the CPU"
 OFFLOADED = "with an optimizer that is offloaded"
 ALL = "of one task"
-_SEVERAL, _ONE_WAITS, _BOTH_WAIT, _OFFLOADED = range(len(PARTS) + 1, len(PARTS) + 5)
-NAMES = (*(ONE_PART.format(part) for part in (*PARTS, OTHER)), SEVERAL, ONE_WAITS, BOTH_WAIT, OFFLOADED)
+_SEVERAL, _ONE_BY_CPU, _BOTH_BY_CPU, _OFFLOADED = range(len(PARTS) + 1, len(PARTS) + 5)
+NAMES = (*(ONE_PART.format(part) for part in (*PARTS, OTHER)), SEVERAL, ONE_BY_CPU, BOTH_BY_CPU, OFFLOADED)
 """The differences in words, as in "ratios of two settings that differ only in compilation"."""
 FEWEST = 10
 """Pairs of a difference whose own error is taken; with fewer it is that of all pairs."""
@@ -70,46 +69,45 @@ Ratios = Mapping[str, RatioError]
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that differ only in batch sizes": RatioError(63, 10.7, 35.8),
-    "that differ only in strategy": RatioError(40, 6.1, 27.0),
-    "that differ only in recomputation": RatioError(21, 9.9, 76.9),
-    "that differ only in compilation": RatioError(30, 4.5, 14.4),
-    "that differ only in another setting": RatioError(1, 15.3, 15.3),
-    "that differ in several settings": RatioError(352, 8.9, 87.7),
-    "with one that waits for the host": RatioError(1165, 18.8, 92.6),
-    "that both wait for the host": RatioError(1807, 23.1, 145.7),
-    "of one task": RatioError(3479, 19.5, 145.7),
+    "that differ only in batch sizes": RatioError(34, 5.2, 14.6),
+    "that differ only in strategy": RatioError(40, 5.7, 26.6),
+    "that differ only in recomputation": RatioError(11, 1.3, 4.0),
+    "that differ only in compilation": RatioError(30, 4.4, 16.4),
+    "that differ in several settings": RatioError(256, 6.5, 47.3),
+    "with one that is limited by the CPU": RatioError(1241, 18.2, 84.4),
+    "that are both limited by the CPU": RatioError(1877, 22.8, 146.6),
+    "of one task": RatioError(3489, 19.3, 146.6),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
 ELSEWHERE: dict[str, RatioError] = {
-    "that differ only in GPUs": RatioError(40, 5.6, 109.8),
-    "that differ only in batch sizes": RatioError(20, 14.0, 218.1),
-    "that differ only in strategy": RatioError(8, 27.6, 66.7),
-    "that differ only in recomputation": RatioError(4, 1.9, 3.8),
-    "that differ only in compilation": RatioError(2, 3.9, 4.8),
-    "that differ only in another setting": RatioError(1, 617.1, 617.1),
-    "that differ in several settings": RatioError(223, 28.0, 270.5),
-    "with one that waits for the host": RatioError(21, 65.5, 121.8),
-    "that both wait for the host": RatioError(38, 6.5, 68.5),
-    "of one task": RatioError(357, 24.0, 617.1),
+    "that differ only in GPUs": RatioError(40, 5.7, 100.4),
+    "that differ only in batch sizes": RatioError(20, 14.1, 220.0),
+    "that differ only in strategy": RatioError(5, 20.9, 49.9),
+    "that differ only in recomputation": RatioError(4, 2.0, 3.8),
+    "that differ only in compilation": RatioError(2, 4.6, 5.2),
+    "that differ only in another setting": RatioError(1, 554.6, 554.6),
+    "that differ in several settings": RatioError(221, 27.4, 260.3),
+    "with one that is limited by the CPU": RatioError(23, 67.9, 120.2),
+    "that are both limited by the CPU": RatioError(41, 7.2, 68.0),
+    "of one task": RatioError(357, 23.8, 554.6),
 }
 
 
-def expected(one: Experiment, other: Experiment, shares: Sequence[float], known: Ratios) -> tuple[str, RatioError]:
+def expected(one: Experiment, other: Experiment, by_cpu: Sequence[bool], known: Ratios) -> tuple[str, RatioError]:
     """Return the pairs on which the error of a predicted ratio was measured, in words, and that error.
 
     Parameters
     ----------
     one, other
         Two settings of one task.
-    shares
-        The share of each one's predicted step in which the GPU waits for the host.
+    by_cpu
+        Whether the CPU limits the step of each.
     """
     codes = _codes([one, other])
-    waits = np.array([share > WAITS for share in shares])
+    limits = np.array(by_cpu)
     offloads = np.array(["none" not in {one.offload} & {other.offload}])
-    kind = int(_kinds(codes[:1] != codes[1:], waits[:1], waits[1:], offloads)[0])
+    kind = int(_kinds(codes[:1] != codes[1:], limits[:1], limits[1:], offloads)[0])
     name = NAMES[kind] if kind >= 0 else ALL
     name = name if name in known and known[name].pairs >= FEWEST else ALL
     return name, known[name]
@@ -165,12 +163,12 @@ def by_difference(
     hosts
         Where each was measured: only runs of one host are compared.
     constants
-        Those that say whether a GPU waits for the host.
+        Those that say whether the CPU limits a step.
     """
     if not runs:
         return {}
     logs = np.log1p(np.asarray(errors, dtype=float) / 100)
-    waits = np.asarray(time_errors.host_share(step_times([run.setting for run in runs], constants))) > WAITS
+    limits = time_errors.limited_by_cpu(stack([run.setting for run in runs]), constants)
     experiments = [run.experiment for run in runs]
     offloads = np.array([one.offload != "none" for one in experiments])
     codes = _codes(experiments)
@@ -178,7 +176,7 @@ def by_difference(
     for places in _groups(runs, hosts):
         for number, place in enumerate(places[:-1]):
             rest = places[number + 1 :]
-            kinds = _kinds(codes[rest] != codes[place], waits[[place]], waits[rest], offloads[rest] | offloads[place])
+            kinds = _kinds(codes[rest] != codes[place], limits[[place]], limits[rest], offloads[rest] | offloads[place])
             off = np.abs(logs[rest] - logs[place])
             for kind in set(kinds.tolist()) - {-1}:
                 found.setdefault(kind, []).append(off[kinds == kind])
@@ -219,7 +217,7 @@ def _codes(experiments: Sequence[Experiment]) -> NDArray[np.int64]:
 
 
 def _kinds(
-    differs: NDArray[np.bool_], waits: NDArray[np.bool_], others: NDArray[np.bool_], offloaded: NDArray[np.bool_]
+    differs: NDArray[np.bool_], limits: NDArray[np.bool_], others: NDArray[np.bool_], offloaded: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """Return the number in `NAMES` of each pair, -1 for equal settings.
 
@@ -227,16 +225,16 @@ def _kinds(
     ----------
     differs
         In which parts and other settings the two of each pair differ: (pairs, parts and other settings).
-    waits, others
-        Whether the first and the second of each pair wait for the host.
+    limits, others
+        Whether the CPU limits the first and the second of each pair.
     offloaded
         Whether one of them offloads its optimizer.
     """
     count = differs.sum(axis=1)
     kinds = np.minimum(differs.argmax(axis=1), len(PARTS))
     kinds[count > 1] = _SEVERAL
-    kinds[waits ^ others] = _ONE_WAITS
-    kinds[waits & others] = _BOTH_WAIT
+    kinds[limits ^ others] = _ONE_BY_CPU
+    kinds[limits & others] = _BOTH_BY_CPU
     kinds[offloaded] = _OFFLOADED
     kinds[count == 0] = -1
     return kinds

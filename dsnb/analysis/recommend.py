@@ -10,6 +10,7 @@ from dsnb.analysis import ratio_errors, would_fit
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
+from dsnb.runs.labels import span
 from dsnb.settings.experiment import Experiment
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
@@ -111,7 +112,7 @@ def _sentences(
     yield (
         f"Train with {best['experiment']}: {best['tokens_per_s']:,.0f} tokens/s "
         f"(± {best['tokens_per_s_error_pct']:.1f} %), {best['peak_allocated_gib']:.1f} GiB "
-        f"(± {best['peak_allocated_error_pct']:.1f} %), {best['days']:.2f} days."
+        f"(± {best['peak_allocated_error_pct']:.1f} %), {span(best['days_low'], best['days_high'])} days."
     )
     if too_large:
         yield f"{too_large} {'setting does' if too_large == 1 else 'settings do'} not fit."
@@ -142,6 +143,6 @@ def _doubt(
     if objective == "memory":
         within = float(table["peak_allocated_error_pct"].head(2).max())
         return within, f"the error of {within:.1f} %"
-    shares = [float(share) for share in (table["host_s"] / table["step_time_s"]).head(2)]
-    name, error = ratio_errors.expected(chosen[0], chosen[1], shares, ratios)
+    by_cpu = list(table["limited_by"].head(2) == "CPU")
+    name, error = ratio_errors.expected(chosen[0], chosen[1], by_cpu, ratios)
     return error.mean_pct, ratio_errors.words(name, error)

@@ -12,13 +12,13 @@ import pandas as pd
 from dsnb.analysis.parity import by_setting, known_traces
 from dsnb.errors import SettingsError
 from dsnb.prediction import links
+from dsnb.prediction.calibration import FEWEST
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.links import Link
 from dsnb.prediction.measured import recorded
 from dsnb.prediction.moments import Trace
 from dsnb.prediction.predict import Known, On, known_from, tabulated
 from dsnb.prediction.step_time import Setting, setting
-from dsnb.prediction.time_errors import FEWEST
 from dsnb.prediction.traces import can_trace
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths

@@ -135,13 +135,15 @@ def _in_pieces(table: Any, verbose: bool) -> Iterator[str]:
 
 def _texts(table: Any) -> Any:
     """Return the columns of a terminal: figures with their errors."""
+    from dsnb.runs.labels import span
+
     shown = table[[]].copy()
     shown["fits"] = ["yes" if fits else "no" for fits in table["fits"]]
     shown["GiB"] = _with_error(table, "peak_allocated", "peak_allocated_gib", "{:.1f}")
     shown["tokens/s"] = _with_error(table, "tokens_per_s", "tokens_per_s", "{:,.0f}")
     shown["ms a step"] = [f"{1e3 * seconds:,.0f}" for seconds in table["step_time_s"]]
     shown["MFU"] = ["" if value is None else f"{value:.0%}" for value in table["mfu"]]
-    shown["days"] = [f"{days:,.3g}" for days in table["days"]]
+    shown["days"] = [*map(span, table["days_low"], table["days_high"])]
     if table["cost"].notna().any():
         shown["cost"] = [f"{cost:,.0f}" for cost in table["cost"]]
     if "worse_pct" in table:

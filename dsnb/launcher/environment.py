@@ -23,7 +23,7 @@ RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL
 """Environment variables that may change what a run computes or how fast: recorded by name and value, and forwarded to
 other hosts."""
 _SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|AUTH", re.IGNORECASE)
-MAX_VALUE = 500
+MAX_VALUE = 100
 """Characters of a recorded value."""
 
 

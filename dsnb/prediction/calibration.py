@@ -21,6 +21,8 @@ NOISE = 0.08
 SPREADS = {"host_link_": 0.35, "host_": 0.7, "link_": 0.7, "network_": 0.7, "": 0.35}
 """Standard deviation of the logarithm of a constant around its start, by the beginning of its name: hosts and networks
 differ by a factor of two, what GPUs reach of their nominal rates by less."""
+FEWEST = 3
+"""Settings that constants are fitted to; fewer tell too little of a host and a GPU."""
 STEPS = 12
 LARGEST_CHANGE = 0.5
 """Of the logarithm of a constant in one step."""

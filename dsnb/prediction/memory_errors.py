@@ -4,8 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dsnb.prediction.time_errors import ALL, FEWEST, kind
+from dsnb.prediction.time_errors import ALL, kind
 from dsnb.settings.experiment import Experiment
+
+FEWEST = 3
+"""Settings of a kind that its own error is taken from; with fewer it is that of all settings."""
 
 
 @dataclass(frozen=True)

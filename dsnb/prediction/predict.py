@@ -1,7 +1,7 @@
 """`dsnb.predict`: memory, speed and cost of settings that nobody has run, each with the error of such figures."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from dsnb.prediction.memory import GIB, Memory, peak_memory, room
 from dsnb.prediction.memory_errors import PeakError
 from dsnb.prediction.moments import Trace
 from dsnb.prediction.replay.simulate import Simulated, simulate
-from dsnb.prediction.step_time import Setting, StepTime, setting, step_times
-from dsnb.prediction.time_errors import DEFAULT_ERRORS, TimeError
+from dsnb.prediction.step_time import Setting, StepTime, setting, stack
+from dsnb.prediction.step_time import parts as step_parts
+from dsnb.prediction.time_errors import DEFAULT_ERRORS, Errors
 from dsnb.prediction.traces import recordings, traces
 from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
@@ -38,7 +39,7 @@ class Known:
 
     constants: Constants = DEFAULT
     covered: Coverage = DEFAULT_COVERAGE
-    errors: Mapping[str, TimeError] = field(default_factory=lambda: DEFAULT_ERRORS)
+    errors: Errors = field(default_factory=lambda: DEFAULT_ERRORS)
 
 
 def predict(
@@ -78,8 +79,10 @@ def predict(
         `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
         `logits_gib` and `buffers_gib` at the `moment` of the peak; `peak_reserved_gib`, and
         `peak_reserved_with_room_gib`, what it would be if no lack of memory freed what is cached; `step_time_s` with
-        its parts, `tokens_per_s`, `mfu`, `days`, `gpu_hours`, `cost`. Each predicted figure has its mean error in
-        `..._error_pct`, and `..._error_on` says on how many measured settings of which kind.
+        its parts, `limited_by` (`CPU` or `GPU`), `tokens_per_s`, `mfu`, `days` with the range that the error of
+        tokens/s leaves (`days_low`, `days_high`), `gpu_hours`, `cost`. Each predicted figure has its mean error in
+        `..._error_pct`, and `..._error_on` says on how many measured settings of which kind. The error of a time or
+        speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much.
         `outside` says what the calibration has not seen.
 
     Raises
@@ -119,19 +122,22 @@ def tabulated(
 
     if not settings:
         return pd.DataFrame()
-    times = step_times(settings, on.known.constants)
+    together = stack(settings)
+    times = step_parts(together, on.known.constants)
+    by_cpu = time_errors.limited_by_cpu(together, on.known.constants)
     slugs = {model: slug(model) for model in {one.model for one in experiments}}
     rows = []
     parts = zip(*(values.tolist() for values in vars(times).values()), strict=True)
-    for one, trace, replayed, seconds in zip(experiments, found, _replayed(experiments, on.gpu), parts, strict=True):
+    replays = _replayed(experiments, on.gpu)
+    for one, trace, replayed, seconds, waits in zip(experiments, found, replays, parts, by_cpu, strict=True):
         memory = _memory_columns(one, peak_memory(one, trace), on.gpu, replayed) if trace else {}
         row = {
             "experiment": f"{slugs[one.model]}_{one.name}",
             **memory,
-            **_time_columns(one, StepTime(*seconds), on),
+            **_time_columns(one, StepTime(*seconds), bool(waits), on),
         }
         row |= {"mfu": _mfu(one, trace, row["tokens_per_s"], on.gpu)} if trace else {}
-        row |= _cost_columns(one, row["tokens_per_s"], tokens, price)
+        row |= _cost_columns(one, row["tokens_per_s"], row["tokens_per_s_error_pct"], tokens, price)
         rows.append({**row, "outside": "; ".join(outside(one, on.gpu.name, on.known.covered, on.link))})
     return pd.DataFrame(rows)
 
@@ -146,8 +152,9 @@ def _calibrated(runs: "pd.DataFrame", link: Link) -> Known:
 
 def known_from(runs: Sequence[Measured], link: Link) -> Known:
     """Return what at least one measured run tells."""
-    errors = time_errors.by_kind(runs, time_errors.left_out(runs))
-    return Known(fit(runs), Coverage.of(runs, link), errors)
+    constants = fit(runs)
+    errors = time_errors.by_kind(runs, time_errors.left_out(runs), constants)
+    return Known(constants, Coverage.of(runs, link), errors)
 
 
 def _replayed(experiments: Sequence[Experiment], gpu: Gpu) -> list[Simulated | None]:
@@ -198,17 +205,19 @@ def _reserved_columns(
     }
 
 
-def _time_columns(experiment: Experiment, time: StepTime, on: On) -> dict[str, Any]:
-    calibrated = on.gpu.name in on.known.covered.gpus
-    measured_on = time_errors.expected_error(experiment, time_errors.host_share(time), on.known.errors)
-    kind, error = measured_on if calibrated else time_errors.ELSEWHERE
-    # An error of p per cent in the step time is one of about p per cent in tokens/s.
+def _time_columns(experiment: Experiment, time: StepTime, by_cpu: bool, on: On) -> dict[str, Any]:
+    if on.gpu.name in on.known.covered.gpus:
+        kinds, known = time_errors.kinds(experiment, by_cpu), on.known.errors
+    else:
+        kinds, known = time_errors.kinds_elsewhere(on.gpu.name, on.link.nodes(experiment)), time_errors.ELSEWHERE
+    kind, error = time_errors.expected_error(kinds, known)
     return {
         "tokens_per_s": experiment.tokens_per_step / time.step_time_s,
         "tokens_per_s_error_pct": error.mean_pct,
         "step_time_s": time.step_time_s,
         "step_time_error_pct": error.mean_pct,
         "step_time_error_on": f"{error.settings} settings, {kind}",
+        "limited_by": "CPU" if by_cpu else "GPU",
         **vars(time),
     }
 
@@ -219,10 +228,15 @@ def _mfu(experiment: Experiment, trace: Trace, tokens_per_s: float, gpu: Gpu) ->
     return metrics.mfu(achieved, gpu.peak_flops(experiment.precision) / 1e12)
 
 
-def _cost_columns(experiment: Experiment, tokens_per_s: float, tokens: float, price: float | None) -> dict[str, Any]:
+def _cost_columns(
+    experiment: Experiment, tokens_per_s: float, error_pct: float, tokens: float, price: float | None
+) -> dict[str, Any]:
     hours = metrics.gpu_hours(tokens, tokens_per_s, experiment.gpus) or math.nan
+    days = metrics.days(tokens, tokens_per_s) or math.nan
     return {
-        "days": metrics.days(tokens, tokens_per_s),
+        "days": days,
+        "days_low": days / (1 + error_pct / 100),
+        "days_high": days * (1 + error_pct / 100),
         "gpu_hours": hours,
         "cost": math.nan if price is None else hours * price,
     }

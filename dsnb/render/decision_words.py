@@ -356,6 +356,16 @@ def duration(hours: float) -> str:
     return f"{text} {noun}{'' if text == '1' else 's'}"
 
 
+def duration_range(low_hours: float, high_hours: float) -> str:
+    """Return a range of hours in the largest unit that its end is at least one of, as in "3 to 6 days"."""
+    size, noun = next(((size, noun) for size, noun in HOURS if high_hours >= size), HOURS[-1])
+    return (
+        f"{labels.span(low_hours / size, high_hours / size)} {noun}s"
+        if low_hours < high_hours
+        else duration(high_hours)
+    )
+
+
 def amount(tokens: float) -> str:
     """Return a number of tokens in words, as in "100 billion"."""
     size, word = next(((size, word) for size, word in SIZES if tokens >= size), (1, ""))

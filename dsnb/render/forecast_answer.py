@@ -8,7 +8,7 @@ import pandas as pd
 from dsnb.analysis import ratio_errors
 from dsnb.analysis.forecast import MEASURED, PREDICTED, Forecast
 from dsnb.analysis.ratio_errors import RatioError
-from dsnb.render.decision_words import amount, beyond, beyond_reason, duration
+from dsnb.render.decision_words import amount, beyond, beyond_reason, duration_range
 from dsnb.render.rounding import significant
 from dsnb.render.tables import Html, bullet_list, number_table, subheading
 from dsnb.runs.labels import count
@@ -19,6 +19,8 @@ HEADINGS = {
     "peak_allocated_error_pct": "error of it (%)",
     "tokens_per_s": "tokens/s",
     "tokens_per_s_error_pct": "error of tokens/s, days and cost (%)",
+    "days_low": "days, from",
+    "days_high": "days, to",
     "gpu_hours": "GPU-hours",
 }
 NOTHING = "No setting fits: those that were predicted to fit ran out of memory. Take the next smaller micro-batch."
@@ -111,7 +113,8 @@ def _setting(row: "pd.Series[Any]", currency: str) -> str:
     rate = f"{row['tokens_per_s']:,.0f} tokens/s{_error(row['tokens_per_s_error_pct'])}"
     memory = "" if pd.isna(row["peak_allocated_gib"]) else f", {_memory(row)}"
     cost = "" if pd.isna(row["cost"]) else f", {currency}{significant(row['cost'])}"
-    takes = f"{duration(24 * row['days'])}, {significant(row['gpu_hours'])} GPU-hours{cost}"
+    days = duration_range(24 * row["days_low"], 24 * row["days_high"])
+    takes = f"{days}, {significant(row['gpu_hours'])} GPU-hours{cost}"
     return f"{row['experiment']} ({row['basis']}), {rate}, {takes}{memory}"
 
 

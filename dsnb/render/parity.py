@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dsnb.analysis.parity import FIGURES, Parity, errors, parity
-from dsnb.prediction.time_errors import ALL, DEFAULT_ERRORS
+from dsnb.prediction.constants import FITTED_SETTINGS
+from dsnb.prediction.time_errors import ALL
 from dsnb.prediction.traces import can_trace
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note
@@ -118,7 +119,7 @@ def _method(found: Parity) -> str:
     if len(found.table) < found.found:
         sign += f" {len(found.table):,} of {found.found:,} settings are compared."
     rest = {"model": "the other models", "setting": "the other settings"}.get(found.left_out)
-    own = f"those of dsnb's runs on H200 ({DEFAULT_ERRORS[ALL].settings} settings)"
+    own = f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings)"
     if rest is None:
         return f"There is no other setting to fit the time model to: its constants are {own}. {sign}"
     start = own if found.starts_from_own else "some that none of these runs had a part in"

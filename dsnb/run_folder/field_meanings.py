@@ -6,6 +6,7 @@ Files that hold settings or columns (`experiment.json`, `steps.jsonl`, `gpu.json
 FIELDS: dict[str, dict[str, str]] = {
     "experiment.json": {
         "name": "Name of the experiment; its folder is named like this.",
+        "model_name": "Name of the model in names of experiments, decided by the sweep that launched the run.",
         "asked": "Settings as requested, where dsnb replaced them, such as `micro_batch_size: auto`.",
     },
     "result.json": {
@@ -37,6 +38,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "timed_wall_s": "Wall time of the timed steps, as earlier versions recorded it; now in `phases_s`.",
         "ended_s": "End of the last step, since the launch.",
         "first_bad_step": "First step whose loss was not a finite number.",
+        "compiled_graphs": "Graphs that torch.compile captured; missing if nothing was to be compiled.",
         "weights_moved": "False if the steps did not change the weights beyond weight decay.",
         "attention": "Attention implementation that the model really used.",
         "attention_kernel": "Kernel that computed attention in a warm-up step.",

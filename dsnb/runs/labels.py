@@ -3,6 +3,7 @@
 One registry, so that tables, figures, the explorer and the answer use the same words for the same column.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -265,6 +266,18 @@ def axis(name: str) -> Axis:
     if name.startswith(deepspeed_keys.PREFIX):
         return Axis(name.rpartition(".")[2])
     return AXES.get(name) or OTHER_AXES.get(name) or Axis(name.replace("_", " "))
+
+
+def span(low: float, high: float) -> str:
+    """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
+
+    Both ends are rounded to the first digit of half the range, or of `low` if that is finer.
+    """
+    if not 0 < low < high < math.inf:
+        return f"{high:,.3g}"
+    place = math.floor(math.log10(min((high - low) / 2, low)))
+    ends = [f"{round(end, -place):,.{max(-place, 0)}f}" for end in (low, high)]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def count(number: float, noun: str) -> str:

@@ -10,12 +10,12 @@ from benchmarks import ratio_errors as benchmark
 from dsnb.analysis import ratio_errors
 from dsnb.analysis.ratio_errors import (
     ALL,
-    BOTH_WAIT,
+    BOTH_BY_CPU,
     DEFAULT_RATIOS,
     ELSEWHERE,
     OFFLOADED,
+    ONE_BY_CPU,
     ONE_PART,
-    ONE_WAITS,
     OTHER,
     SEVERAL,
     RatioError,
@@ -29,7 +29,7 @@ from tests.prediction.test_time_errors import runs
 
 def test_errors_of_ratios_by_hand():
     """A ratio is 1.21 / 1.1 = 1.1 off, another one 1.1 x 1.25 = 1.375, and the third 1.21 x 1.25 = 1.5125."""
-    size = {"micro_batch_size": 64}  # no GPU waits for its host
+    size = {"micro_batch_size": 64}  # the GPU limits all steps
     made = runs(size, {"micro_batch_size": 128}, {**size, "compile": "default"})
     found = by_difference(made, [10, 21, -20], [0, 0, 0])
     assert found == {
@@ -58,26 +58,26 @@ def one(**settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "shares", "name"),
+    ("settings", "by_cpu", "name"),
     [
-        ({"micro_batch_size": 4, "grad_accum": 2}, (0, 0), ONE_PART.format("batch sizes")),
-        ({"zero_stage": 3}, (0.1, 0.1), ONE_PART.format("strategy")),
-        ({"strategy": "ddp"}, (0, 0), ONE_PART.format("strategy")),
-        ({"gpus": 4}, (0, 0), ONE_PART.format("GPUs")),
-        ({"activation_checkpointing": True, "checkpoint_every": 2}, (0, 0), ONE_PART.format("recomputation")),
-        ({"loss": "chunked"}, (0, 0), ONE_PART.format(OTHER)),
-        ({"loss": "chunked", "attention": "eager"}, (0, 0), SEVERAL),
-        ({"zero_stage": 3}, (0.1, 0.3), ONE_WAITS),
-        ({"zero_stage": 3}, (0.3, 0.3), BOTH_WAIT),
-        ({"zero_stage": 3, "offload": "optimizer-cpu"}, (0.3, 0.3), OFFLOADED),
-        ({"steps": 5}, (0, 0), ALL),
+        ({"micro_batch_size": 4, "grad_accum": 2}, (False, False), ONE_PART.format("batch sizes")),
+        ({"zero_stage": 3}, (False, False), ONE_PART.format("strategy")),
+        ({"strategy": "ddp"}, (False, False), ONE_PART.format("strategy")),
+        ({"gpus": 4}, (False, False), ONE_PART.format("GPUs")),
+        ({"activation_checkpointing": True, "checkpoint_every": 2}, (False, False), ONE_PART.format("recomputation")),
+        ({"loss": "chunked"}, (False, False), ONE_PART.format(OTHER)),
+        ({"loss": "chunked", "attention": "eager"}, (False, False), SEVERAL),
+        ({"zero_stage": 3}, (False, True), ONE_BY_CPU),
+        ({"zero_stage": 3}, (True, True), BOTH_BY_CPU),
+        ({"zero_stage": 3, "offload": "optimizer-cpu"}, (True, True), OFFLOADED),
+        ({"steps": 5}, (False, False), ALL),
     ],
 )
-def test_what_two_settings_differ_in(settings, shares, name):
+def test_what_two_settings_differ_in(settings, by_cpu, name):
     known = {every: RatioError(10, 5.0, 9.0) for every in (*ratio_errors.NAMES, ALL)}
-    assert expected(one(), one(**settings), shares, known)[0] == name
+    assert expected(one(), one(**settings), by_cpu, known)[0] == name
     few = {**known, name: RatioError(9, 5.0, 9.0)}
-    assert expected(one(), one(**settings), shares, few)[0] == ALL
+    assert expected(one(), one(**settings), by_cpu, few)[0] == ALL
 
 
 def test_which_errors_hold_for_a_gpu_and_for_ones_own_runs():

@@ -10,7 +10,7 @@ import dsnb
 from benchmarks import prediction_errors
 from dsnb.formulas import metrics
 from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import DEFAULT, PRIOR
+from dsnb.prediction.constants import DEFAULT, FITTED_SETTINGS, PRIOR
 from dsnb.prediction.coverage import DEFAULT_COVERAGE, Coverage
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.step_time import step_time, step_times
@@ -69,13 +69,14 @@ def test_repeats_of_a_setting_count_once(h200):
 def test_the_default_constants_are_those_that_fit_the_measured_runs(h200):
     found = calibrate(h200, PRIOR)
     assert {name: getattr(DEFAULT, name) for name in vars(DEFAULT)} == pytest.approx(vars(found), rel=0.005)
+    assert len(h200) == FITTED_SETTINGS
     # A single row has an offloaded optimizer, which covers nothing.
     assert replace(Coverage.of(h200), offloads=frozenset({"none"})) == DEFAULT_COVERAGE
 
 
 def test_small_clusters_tell_large_ones():
     """Lambda's runs on 1 to 16 H100 calibrate; those on 512 are within 2 %."""
-    table = dsnb.published("lambda_1cc_opt").assign(attention="eager", gradient_clipping=1.0)
+    table = dsnb.published("lambda_1cc_opt").assign(gradient_clipping=1.0)
     runs = measured(table, "ib:400")
     constants = calibrate([run for run in runs if run.experiment.gpus <= 16])
     large = [run for run in runs if run.experiment.gpus == 512]

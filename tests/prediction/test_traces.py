@@ -108,7 +108,7 @@ def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made, monkeypa
 
 def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, capsys):
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "nonsense"}')
+    config.write_text('{"model_type": "gpt2", "n_embd": 7, "n_head": 3}')  # heads do not divide the width
     settings = given(model=str(config)).model_dump(mode="json")
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"key": settings})))
     memory_trace.main()

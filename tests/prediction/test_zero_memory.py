@@ -10,8 +10,8 @@ from dsnb.prediction.memory import RULES
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import TRACE
 
-MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 384, "n_head": 4, "n_positions": 64, "vocab_size": 8192}
-BLOCKS, ROOT = 4 * (12 * 384 + 13) * 384, (8192 + 64 + 2) * 384
+MODEL = {"model_type": "gpt2", "n_layer": 8, "n_embd": 512, "n_head": 8, "n_positions": 64, "vocab_size": 8192}
+BLOCKS, ROOT = 8 * (12 * 512 + 13) * 512, (8192 + 64 + 2) * 512
 BUCKET = {"zero_optimization": {"reduce_bucket_size": 100_000}}
 SLACK = 0.75
 """In bytes a parameter: what is allocated from memory that was free before is not counted."""

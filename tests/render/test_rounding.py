@@ -3,6 +3,7 @@
 import pytest
 
 from dsnb.render.rounding import fixed, significant
+from dsnb.runs.labels import span
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,18 @@ def test_a_half_is_rounded_up_and_only_an_exact_one_is_a_half():
     assert [fixed(value, 2) for value in (0.125, 0.375, 1.005, 26.975)] == ["0.13", "0.38", "1.00", "26.98"]
     assert fixed(1234567.5, 0) == "1,234,568"
     assert significant(2.5, 1) == "3"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (31.2, 56.4, "30 to 60"),
+        (8.1, 16.1, "8 to 16"),
+        (12.312, 12.441, "12.31 to 12.44"),
+        (0.4, 12, "0.4 to 12.0"),
+        (1234, 9876, "1,000 to 10,000"),
+        (5.0, 5.0, "5"),
+    ],
+)
+def test_a_range_has_as_many_digits_as_it_supports(low, high, text):
+    assert span(low, high) == text

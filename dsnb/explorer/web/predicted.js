@@ -40,8 +40,8 @@ class Predictions {
 
   range(name, place, state) {
     const value = this.value(name, place, state);
-    const error = (this.model.axis.has(name) ? 0 : this.error(name, place)) / 100;
-    return [value * (1 - Math.min(error, 0.99)), value * (1 + error)];
+    const factor = 1 + (this.model.axis.has(name) ? 0 : this.error(name, place)) / 100;
+    return [value / factor, value * factor];
   }
 
   // Colour and shape, as of a run of this setting.
@@ -93,6 +93,7 @@ class Predictions {
   // A figure with its error, as in "76,700 ± 6.2 %".
   text(name, place, state) {
     const value = this.value(name, place, state);
+    if (name === "days" && value > 0) return span(...this.range(name, place, state));
     return Number.isNaN(value) ? "" : `${this.model.number(name, value)} ± ${fixed(this.error(name, place), 1)} %`;
   }
 

@@ -15,3 +15,10 @@ const significant = (value, digits = 3) => {
   const text = fixed(value, value ? Math.max(digits - 1 - exponent, 0) : 0);
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 };
+
+// A range with as many digits as it supports; the same as `span` of dsnb/runs/labels.py.
+const span = (low, high) => {
+  const place = Math.floor(Math.log10(Math.min((high - low) / 2, low)));
+  const ends = [low, high].map((end) => fixed(Math.round(end / 10 ** place) * 10 ** place, Math.max(-place, 0)));
+  return ends[0] === ends[1] ? ends[0] : ends.join(" to ");
+};

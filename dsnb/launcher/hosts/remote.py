@@ -98,10 +98,11 @@ class RemoteRanks:
             if problems := list(filter(None, failures)):
                 raise LaunchError("; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if problems[5:] else ""))
             self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
+            forwarded = environment.recorded_variables(transport.forwarded(experiment))
+            for node in self._nodes:
+                own = node.hello["environment"].get("variables") or {}
+                node.hello["environment"]["variables"] = own | forwarded
             self.environment: dict[str, Any] = self._nodes[0].hello["environment"]
-            forwarded = transport.forwarded(experiment)
-            own = self.environment.get("variables") or {}
-            self.environment["variables"] = own | environment.recorded_variables(forwarded)
         except BaseException:
             self.end()
             raise

@@ -21,10 +21,20 @@ BIGSCIENCE_SCRIPT = {
     "precision": "fp16",
     "gradient_clipping": 1.0,
     "dropout": 0.1,
-    "attention": "eager",
 }
-"""From the Slurm script tr3m-1B3-emb-norm-pile, which the 1.3B table refers to. Dropout is Megatron's default; Megatron
-of 2021 stores the attention scores, as `eager` does."""
+"""From the Slurm script tr3m-1B3-emb-norm-pile, which the 1.3B table refers to. Dropout is Megatron's default."""
+ATTENTION = {
+    "bigscience_1b3": "eager",
+    "dist_training_gpt2": "sdpa",
+    "jean_zay_bloom7b": "eager",
+    "lambda_1cc_opt": "eager",
+}
+"""How attention was computed, which no table says.
+
+Megatron of 2021 stored the scores, as `eager` does. transformers had only the eager one for BLOOM, and for OPT until
+pull request 33298 of September 2024; Lambda's logs are of July 2024. For GPT-2, `sdpa` became the default with pull
+request 31172 of June 2024, before that table.
+"""
 CUMULATIVE_TIMER = 5.0
 """True tokens/s divided by published tokens/s of the GPT-2 table.
 
@@ -117,6 +127,7 @@ def _bigscience(run: LoggedRun, known: dict[str, Any]) -> str:
     _set(run, known, tensor_parallel="tp", pipeline_parallel="pp", data_parallel="dp")
     checkpointing = bool(known["activation_checkpointing"])
     run.set_used(activation_checkpointing=checkpointing, strategy="megatron-deepspeed", **BIGSCIENCE_SCRIPT)
+    run.set_used(attention=ATTENTION["bigscience_1b3"])
     run.record(PUBLISHED, step_time_s=known.get("step_time_s"), hardware_tflops_per_gpu=known.get("tflops_per_gpu"))
     run.record(PUBLISHED, device_memory_gib=known.get("peak_mem_gb"))
     if "step_time_s" in known:
@@ -131,7 +142,7 @@ def _bigscience(run: LoggedRun, known: dict[str, Any]) -> str:
 
 def _gpt2(run: LoggedRun, known: dict[str, Any]) -> str:
     _set(run, known, "model", "zero_stage", "precision", "gpus", "micro_batch_size", "seq_len")
-    run.set_used(strategy="deepspeed", grad_accum=1, nodes=1)
+    run.set_used(strategy="deepspeed", grad_accum=1, nodes=1, attention=ATTENTION["dist_training_gpt2"])
     rate = known["median_tokens_per_sec_median"]
     run.record(
         PUBLISHED,
@@ -153,6 +164,7 @@ def _bloom(run: LoggedRun, known: dict[str, Any]) -> str:
     _set(run, known, "model", "gpus", "strategy", "zero_stage", "optimizer", "micro_batch_size", "seq_len")
     _set(run, known, "grad_accum")
     run.set_used(activation_checkpointing=bool(known["activation_checkpointing"]))
+    run.set_used(attention=ATTENTION["jean_zay_bloom7b"])
     run.set_used(
         gradient_compression=known.get("gradient_compression", "none")
     )  # the table names it wherever it is used
@@ -178,6 +190,7 @@ def _lambda(run: LoggedRun, known: dict[str, Any]) -> str:
     rank = int(str(known["method"]).removeprefix("lora")) if str(known["method"]).startswith("lora") else 0
     checkpointing = bool(known["activation_checkpointing"])
     run.set_used(activation_checkpointing=checkpointing, lora_rank=rank, strategy="deepspeed")
+    run.set_used(attention=ATTENTION["lambda_1cc_opt"])
     run.record(PUBLISHED, samples_per_s=known["samples_per_s"])
     name = f"{known['model']}_zs{known['zero_stage']}_{known['precision']}_gpus{known['gpus']}"
     parts = [name, f"bs{known['micro_batch_size']}", f"sl{known['seq_len']}"]
