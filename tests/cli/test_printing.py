@@ -6,7 +6,7 @@ import io
 import pandas as pd
 import pytest
 
-from dsnb.cli.printing import Format, say, show, table_width
+from dsnb.cli.printing import Format, print_summary, say, show, table_width
 from dsnb.files import plain_text
 
 ODD = [
@@ -124,3 +124,14 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     assert [row.split() for row in whole[1:]] == [[name, *(f"{n},000,000" for n in range(9))] for name in names]
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert table_width() > 1000  # nobody cuts what is piped
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_line_break_in_a_cause_forges_no_line(capsys, wide):
+    forged = "  plain_fp32_gpus1_bs8_sl128      4    999,999 ± 1"
+    cause = f"failed\n{forged}\r{forged}\u2028{forged}"
+    run = {"sweep": "s", "experiment": "zs0_fp32_gpus1_bs1_sl16", "repeat": 1, "status": "failed", "cause": cause}
+    print_summary(pd.DataFrame([{**run, "model": "gpt2", "seq_len": 16, "run_dir": "s/a/run1"}]), Format.table, wide)
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.strip().startswith("plain_fp32") for line in lines)
+    assert wide or any("failed" in line and "999,999" in line for line in lines)  # it is there, in one line
