@@ -70,7 +70,7 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, traced):
     outputs = execute("40_plan", tmp_path, prices={"A100": 2.5}, currency="€")
     text = shown(outputs)
     name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
-    assert "8 of 8 settings fit on A100, which has 79 GiB (1 measured, 7 predicted)." in text
+    assert "8 of 8 settings fit on A100, which has 79 GiB (8 predicted)." in text
     assert "Fewest days for 100 billion tokens: bloom-7b1_" in text
     assert re.search(f"{name}</th>|{name}</td>", text)
     assert "on 48 A100, 19 days, 21,888 GPU-hours, €54,720" in text

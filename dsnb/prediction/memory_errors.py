@@ -37,18 +37,18 @@ class PeakError:
 
 # On one and two H200: `python -m benchmarks.prediction_errors memory`.
 DEFAULT_ERRORS: dict[str, PeakError] = {
-    "DDP": PeakError(10, 0.21, 0.71, 1.087, 3.7),
-    "FSDP": PeakError(16, 0.41, 3.22, 1.228, 6.3),
-    "LoRA": PeakError(12, 0.45, 1.22, 1.036, 1.6),
-    "ZeRO 0": PeakError(105, 0.23, 2.03, 1.076, 3.8),
-    "ZeRO 1": PeakError(62, 0.33, 2.26, 1.198, 7.8),
-    "ZeRO 2": PeakError(30, 0.28, 1.89, 1.198, 7.6),
-    "ZeRO 3": PeakError(43, 0.24, 1.33, 1.154, 4.4),
+    "DDP": PeakError(11, 0.2, 0.71, 1.073, 3.5),
+    "FSDP": PeakError(18, 0.37, 3.22, 1.233, 6.2),
+    "LoRA": PeakError(22, 1.8, 15.17, 1.049, 6.3),
+    "ZeRO 0": PeakError(112, 0.23, 2.03, 1.076, 3.8),
+    "ZeRO 1": PeakError(73, 0.39, 4.1, 1.198, 8.1),
+    "ZeRO 2": PeakError(37, 0.54, 7.32, 1.187, 7.8),
+    "ZeRO 3": PeakError(51, 0.67, 7.1, 1.165, 4.9),
     "compressed gradients": PeakError(4, 7.99, 13.08, 1.682, 25.0),
     "offload to the CPU": PeakError(8, 0.42, 1.71, 1.411, 18.9),
-    "plain loop": PeakError(30, 0.39, 1.94, 1.166, 6.1),
+    "plain loop": PeakError(47, 0.46, 4.66, 1.166, 6.1),
     "tensor and pipeline parallel": PeakError(11, 0.44, 2.28, 1.175, 8.1),
-    "all": PeakError(331, 0.39, 13.08, 1.166, 8.1),
+    "all": PeakError(394, 0.56, 15.17, 1.174, 8.1),
 }
 
 
@@ -63,13 +63,13 @@ class ReservedError:
 
 # On one and two H200, and one H100: `python -m benchmarks.prediction_errors memory`.
 REPLAYED: dict[str, ReservedError] = {
-    "DDP": ReservedError(8, 2.4, 4.7),
-    "LoRA": ReservedError(12, 1.4, 4.2),
-    "ZeRO 0": ReservedError(91, 0.9, 13.1),
-    "ZeRO 1": ReservedError(60, 1.9, 16.4),
-    "ZeRO 2": ReservedError(30, 1.4, 15.4),
-    "plain loop": ReservedError(21, 1.3, 5.6),
-    "all": ReservedError(222, 1.3, 16.4),
+    "DDP": ReservedError(9, 2.2, 4.7),
+    "LoRA": ReservedError(20, 2.7, 15.2),
+    "ZeRO 0": ReservedError(98, 0.9, 13.1),
+    "ZeRO 1": ReservedError(71, 2.3, 16.8),
+    "ZeRO 2": ReservedError(37, 1.7, 15.4),
+    "plain loop": ReservedError(38, 1.4, 8.5),
+    "all": ReservedError(273, 1.6, 16.8),
 }
 
 

@@ -62,8 +62,8 @@ def _zero12(engine: Engine) -> list[Moment]:
     gradient = 0 if engine.accumulates else (width / ranks if partitioned else width)
     held = min(engine.bucket, width * trained) if partitioned else 0
     after = states.with_more("states", gradients=own)
-    # The share of the gradients is flattened and cast to fp32 for the update.
-    update = 4 * trained / ranks if in_fp32 else 3 * width * trained / ranks
+    # The share of the gradients is flattened, and cast to fp32 where it is not (stage_1_and_2.py, `step`).
+    update = (4 if in_fp32 else width + (4 if width < 4 else 0)) * trained / ranks
     return [
         *passes(engine, base, gradient, held, later),
         after.with_more("reduction", gradients=0 if partitioned else width * trained),

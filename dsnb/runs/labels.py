@@ -201,7 +201,7 @@ AXES = {
     "pipeline_parallel": Axis("pipeline parallel", "PP {}", usual=1),
     "precision": Axis("precision", "{}", ("fp32", "tf32", "fp16", "bf16")),
     "mixed_precision": Axis("mixed precision", "{} mixed precision", usual="native"),
-    "attention": Axis("attention", "attention {}", usual="auto"),
+    "attention": Axis("attention", "{} attention", usual="auto", phrases={"auto": "default attention"}),
     "compile": Axis("compilation", "compilation {}", COMPILE_MODES, "off"),
     "compile_unit": Axis("compiled unit", "compiled by {}", usual="auto", only_with="compile"),
     "loss": Axis("loss", "{} loss", usual="whole"),

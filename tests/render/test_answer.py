@@ -70,7 +70,7 @@ def test_verdicts_say_what_is_certain():
 
 def test_other_gpus_alone_are_the_same_setting():
     found = text(dsnb.published("lambda_1cc_opt"))
-    assert "Train opt-350m with ZeRO 0, fp16, micro-batch 24, on 512 H100-SXM-80GB." in found
+    assert "Train opt-350m with ZeRO 0, fp16, eager attention, micro-batch 24, on 512 H100-SXM-80GB." in found
     assert "50 % slower (one run each, too few to be sure: 4 of each are needed)." in found
     assert "Speed: published, not measured here, one run. Time and costs: extrapolated" in found
     assert "at an assumed $2.50 a GPU-hour" in found

@@ -25,15 +25,15 @@ BIGSCIENCE_SCRIPT = {
 """From the Slurm script tr3m-1B3-emb-norm-pile, which the 1.3B table refers to. Dropout is Megatron's default."""
 ATTENTION = {
     "bigscience_1b3": "eager",
-    "dist_training_gpt2": "sdpa",
+    "dist_training_gpt2": "auto",
     "jean_zay_bloom7b": "eager",
     "lambda_1cc_opt": "eager",
 }
 """How attention was computed, which no table says.
 
 Megatron of 2021 stored the scores, as `eager` does. transformers had only the eager one for BLOOM, and for OPT until
-pull request 33298 of September 2024; Lambda's logs are of July 2024. For GPT-2, `sdpa` became the default with pull
-request 31172 of June 2024, before that table.
+pull request 33298 of September 2024; Lambda's logs are of July 2024. For GPT-2, `auto` is `sdpa` since pull request
+31172 of June 2024, before that table.
 """
 CUMULATIVE_TIMER = 5.0
 """True tokens/s divided by published tokens/s of the GPT-2 table.
