@@ -1,4 +1,4 @@
-"""Conditions beside the settings in which runs differ: environment variables, and the contents of input files.
+"""Conditions other than settings in which runs differ: environment variables, and the contents of input files.
 
 Repeats should have none: a variable can change speed or results, and an edited file is another model or another text.
 """
@@ -62,9 +62,13 @@ def _unlike(values: Sequence[Values | None], column: str) -> list[str]:
 def _words(value: Values, usual: Mapping[str, Counter[str]], column: str) -> str:
     most = {name: counts.most_common(1)[0][0] for name, counts in usual.items()}
     odd = [name for name in usual if value.get(name, UNSET) != most[name]]
-    more = f" and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
+    more = f"; and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
     if column == INPUTS:
-        return f"read another {', '.join(odd[:MAX_NAMED])}{more} than other runs of the setting" if odd else ""
+        return (
+            f"read a different version of {', '.join(odd[:MAX_NAMED])}{more} than other runs of the setting"
+            if odd
+            else ""
+        )
     pairs = [f"{name} is {value.get(name, UNSET)}, in other runs of the setting {most[name]}" for name in odd]
     return "; ".join(pairs[:MAX_NAMED]) + more
 
@@ -87,7 +91,7 @@ def between(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
 def _sentence(column: str, name: str, before: str, after: str) -> str:
     if column == INPUTS:
         return f"{name} is not the same file before ({before}) and after ({after})."
-    return f"{name} is {before} before and {after} after: a difference may come from it."
+    return f"{name} was {before} before and {after} after, which may explain a difference."
 
 
 def _values(runs: pd.DataFrame, column: str) -> tuple[bool, dict[str, set[str]]]:

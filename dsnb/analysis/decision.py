@@ -131,7 +131,7 @@ def options(runs: pd.DataFrame, question: Question) -> pd.DataFrame:
         that is to be least come last.
     """
     runs = qualify_experiments(rename_old_columns(runs))
-    table = plan(runs, question.tokens).set_index("experiment").drop(columns=["source", "cost"])
+    table = plan(runs, question.tokens).set_index("experiment").drop(columns=["source", "cost", "is_unstable"])
     is_ok = runs["status"] == "ok"
     known = pd.DataFrame({"n": is_ok, "n_failed": ~is_ok, "kind": kinds(runs)})
     known["gpu_memory_gib"] = numbers(runs, "gpu_memory_gib")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis import ratio_errors, would_fit
+from dsnb.analysis import ratio_errors, stability, would_fit
 from dsnb.analysis.ratio_errors import RatioError
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
@@ -208,5 +208,11 @@ def _as_measured(runs: pd.DataFrame, ranks: int, tokens: float, price: float | N
         **dict.fromkeys(("days", "days_low", "days_high"), hours / 24 / ranks),
         "gpu_hours": hours,
         "cost": math.nan if price is None else hours * price,
-        "outside": "",
+        "outside": _doubtful(ok),
     }
+
+
+def _doubtful(ok: pd.DataFrame) -> str:
+    """Return why the median of a measured setting is no answer; empty if its repeats agree."""
+    is_unstable = bool(stability.unstable(ok.assign(experiment="")))
+    return f"its repeats differ by more than {stability.UNSTABLE:g} times" if is_unstable else ""

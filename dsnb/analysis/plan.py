@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from dsnb.analysis import stability
 from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
@@ -21,6 +22,7 @@ COLUMNS = [
     "power_w",
     "energy_kwh",
     "cost",
+    "is_unstable",
 ]
 CPU = "CPU"
 """Name in place of a GPU's for runs without one, also in prices; their "GPUs" are ranks."""
@@ -50,7 +52,8 @@ def plan(
     pandas.DataFrame
         One row per experiment, the fastest first: `gpu_name` (`CPU` for runs without a GPU, whose `gpus` and
         `gpu_hours` are ranks and rank-hours), medians over its runs, then `days`, `gpu_hours`, `energy_kwh` (GPUs
-        only), `cost`. Days assume uninterrupted training: restarts, checkpoints and evaluation are not included.
+        only), `cost`, and `is_unstable` (`dsnb.analysis.stability`), where a median is no answer. Days assume
+        uninterrupted training: restarts, checkpoints and evaluation are not included.
 
     Raises
     ------
@@ -77,6 +80,7 @@ def plan(
     table["energy_kwh"] = table["gpu_hours"] * table["power_w"] / 1000
     price = pd.Series([price_of(name, prices or {}) for name in table["gpu_name"]], index=table.index, dtype=float)
     table["cost"] = table["gpu_hours"] * price
+    table["is_unstable"] = table.index.isin(stability.unstable(ok))
     return table.reset_index().sort_values("days", kind="stable", ignore_index=True)[COLUMNS]
 
 

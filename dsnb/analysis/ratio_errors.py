@@ -114,9 +114,9 @@ def expected(one: Experiment, other: Experiment, by_cpu: Sequence[bool], known: 
 
 
 def words(name: str, error: RatioError) -> str:
-    """Return an error of ratios and on what it was measured, as in "more than the 4.5 % by which ..."."""
+    """Return an error of ratios and on what it was measured, as in "more than 4.5 %, the mean error of ..."."""
     pairs = f"{error.pairs:,} pair{'' if error.pairs == 1 else 's'}"
-    return f"the {error.mean_pct:.1f} % by which predicted ratios of two settings {name} are off ({pairs})"
+    return f"{error.mean_pct:.1f} %, the mean error of predicted ratios of two settings {name} ({pairs})"
 
 
 def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:

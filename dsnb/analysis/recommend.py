@@ -11,6 +11,7 @@ from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
 from dsnb.runs.labels import span
+from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
@@ -114,6 +115,11 @@ def _sentences(
         f"(± {best['tokens_per_s_error_pct']:.1f} %), {best['peak_allocated_gib']:.1f} GiB "
         f"(± {best['peak_allocated_error_pct']:.1f} %), {span(best['days_low'], best['days_high'])} days."
     )
+    if best["days"] > planning.MOST_DAYS:
+        yield (
+            f"That is more than {planning.MOST_DAYS:g} days: {planning.GOAL_DAYS:g} days would need "
+            f"{planning.gpus_needed(best['gpu_hours']):,.0f} GPUs, if each sustained its speed."
+        )
     if too_large:
         yield f"{too_large} {'setting does' if too_large == 1 else 'settings do'} not fit."
     if len(table) > 1:
@@ -121,7 +127,8 @@ def _sentences(
     if best["headroom_gib"] <= best["peak_reserved_with_room_gib"] - best["peak_allocated_gib"]:
         yield (
             f"It fits with {best['headroom_gib']:.1f} GiB to spare, but torch would reserve "
-            f"{best['peak_reserved_with_room_gib']:.1f} GiB if it could: memory in pieces can still make it run out."
+            f"{best['peak_reserved_with_room_gib']:.1f} GiB if it could: fragmentation can still cause an "
+            "out-of-memory error."
         )
     if best["outside"]:
         yield f"Less sure than that: {best['outside']}."

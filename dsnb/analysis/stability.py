@@ -1,4 +1,4 @@
-"""Settings whose repeats do not agree: their median is that of no run, so they are not ranked."""
+"""Settings whose repeats do not agree: the median represents none of the runs, so they are not ranked."""
 
 import pandas as pd
 

@@ -79,7 +79,7 @@ def _need(row: "pd.Series[Any]") -> str:
     need = f"{row['peak_allocated_gib']:.1f} of {row['peak_allocated_gib'] + row['headroom_gib']:.1f} GiB"
     if row["headroom_gib"] < 0:
         return need
-    return f"{need}, but memory is in pieces: torch would reserve {row['peak_reserved_with_room_gib']:.1f}"
+    return f"{need}, but memory is fragmented: torch would reserve {row['peak_reserved_with_room_gib']:.1f}"
 
 
 def would_fit(

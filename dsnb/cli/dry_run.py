@@ -17,10 +17,10 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from dsnb.sweep import unfit
 from dsnb.sweep.params import Run, Sweep
-from dsnb.sweep.run import is_finished
+from dsnb.sweep.run import is_finished, with_inputs
 from dsnb.sweep.slurm.allocation import Allocation
 
-FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings", "to run"
+FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
 
 def lines(
@@ -39,7 +39,7 @@ def lines(
     width
         Of the terminal; where names do not fit, what all of them have in common is in a line of its own.
     """
-    states = [_state(run) for run in planned.runs]
+    states = [_state(run) for run in with_inputs(planned).runs]
     folders = [run.paths.dir.relative_to(planned.paths.dir) for run in planned.runs]
     shared, names = "", list(map(str, folders))
     if max(map(len, names), default=0) + len(f"    {TO_RUN}") > width:

@@ -124,11 +124,11 @@ def _in_pieces(table: Any, verbose: bool) -> Iterator[str]:
     """Yield a sentence about the settings that do not fit although their tensors alone would, or one for each."""
     found = [(name, row) for name, row in table.iterrows() if not row["fits"] and row["headroom_gib"] >= 0]
     if len(found) > 1 and not verbose:
-        yield f"{len(found)} settings do not fit, although their tensors would: memory is in pieces ({left_out.NAMES})"
+        yield f"{len(found)} settings do not fit, although their tensors would: memory is fragmented ({left_out.NAMES})"
         return
     for name, row in found:
         yield (
-            f"{name} does not fit, although {row['headroom_gib']:.1f} GiB would be left: memory is in pieces; "
+            f"{name} does not fit, although {row['headroom_gib']:.1f} GiB would be left: memory is fragmented; "
             f"torch would reserve {row['peak_reserved_with_room_gib']:.1f} GiB if it could"
         )
 

@@ -22,7 +22,7 @@ PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL_*", "ATEN_*", "DS_*")
 """Environment variables that may change what a run computes or how fast: recorded by name and value, and forwarded to
 other hosts."""
-_SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|AUTH", re.IGNORECASE)
+_SECRET = re.compile("TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH", re.IGNORECASE)
 MAX_VALUE = 100
 """Characters of a recorded value."""
 
@@ -63,9 +63,12 @@ def is_recorded(name: str) -> bool:
 def recorded_variables(ranks: Mapping[str, str]) -> dict[str, str]:
     """Return the `RECORDED` variables that are set in this process, with the values that the ranks have.
 
-    Those that dsnb sets by itself depend on its version and the settings only, and are left out.
+    Those that dsnb sets by itself depend on its version and the settings only, and are left out. The home folder, which
+    names its user, is written as `~`.
     """
-    return {name: ranks[name][:MAX_VALUE] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
+    home = str(Path.home())
+    found = {name: ranks[name] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
+    return {name: value.replace(home, "~")[:MAX_VALUE] for name, value in found.items()}
 
 
 def _cpu_name() -> str:

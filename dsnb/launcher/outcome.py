@@ -47,7 +47,9 @@ def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | N
     if status not in {"failed", "interrupted"}:
         return status, cause
     advice = next((advice for words, advice in MACHINE_FAULTS.items() if words in str(cause)), None)
-    return ("interrupted", f"{cause}; {advice} and start the sweep again") if advice else (status, cause)
+    if advice is None:
+        return status, cause
+    return "interrupted", cause if advice in str(cause) else f"{cause}; {advice} and start the sweep again"
 
 
 def exception_status(error: BaseException) -> tuple[str, str]:

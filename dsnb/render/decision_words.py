@@ -163,8 +163,8 @@ def beyond(gpu_hours: float, rate: float, unit: str, hours: str, setting: str = 
     by = f" with {setting}" if setting else ""
     needed = fixed(gpus_needed(gpu_hours), 0)
     return (
-        f"{GOAL_DAYS:g} days would need {needed} {unit}s if each kept the {significant(rate)} tokens/s that one "
-        f"reached{by}: an extrapolation beyond what was {basis}. At that rate, the tokens take {hours}."
+        f"{GOAL_DAYS:g} days would need {needed} {unit}s if each sustained {significant(rate)} tokens/s{by}, an "
+        f"extrapolation beyond what was {basis}. At that rate, the training takes {hours}."
     )
 
 

@@ -64,7 +64,8 @@ def _answer(found: Forecast, table: pd.DataFrame, tokens: float, currency: str) 
     if fitting.empty:
         return bullet_list([f"{said[0].upper()}{said[1:]}." for said in found.instead.get(task, ())], NOTHING)
     best = fitting.iloc[0]
-    cheapest = fitting.loc[fitting["gpu_hours"].idxmin()]
+    quick = fitting[fitting["days"] <= MOST_DAYS]
+    cheapest = fitting.loc[(fitting if quick.empty else quick)["gpu_hours"].idxmin()]
     if best["days"] > MOST_DAYS:
         said = _beyond(best, cheapest, tokens, currency)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from dsnb.analysis.plan import CPU, price_of
-from dsnb.render.decision_words import amount, beyond, beyond_reason, duration
+from dsnb.render.decision_words import amount, beyond, beyond_reason, duration, left_out_unstable
 from dsnb.render.rounding import significant
 from dsnb.render.tables import Html, bullet_list, number_table, subheading
 from dsnb.runs import setting_words
@@ -26,7 +26,8 @@ LEAST = {"days": "Fewest days", "gpu_hours": "Fewest GPU-hours", "cost": "Lowest
 
 def table(needed: pd.DataFrame, currency: str = "$") -> Html:
     """Return a plan as a table with units; columns without any value are left out."""
-    shown = needed.dropna(axis="columns", how="all") if len(needed) else needed
+    shown = needed.drop(columns="is_unstable")
+    shown = shown.dropna(axis="columns", how="all") if len(shown) else shown
     titles = {**HEADINGS, "cost": f"cost ({currency.strip()})"}
     if set(needed["gpu_name"]) == {CPU}:
         shown = shown.drop(columns="gpu_name")
@@ -43,13 +44,19 @@ def answers(plans: Mapping[str, pd.DataFrame], tokens: float, currency: str = "$
 def answer(needed: pd.DataFrame, tokens: float, currency: str = "$") -> Html:
     """Return the settings with the fewest days, the fewest GPU-hours and the lowest cost as sentences.
 
-    Where every setting takes more than `MOST_DAYS`, say so, and how many GPUs would be needed.
+    Settings whose repeats do not agree, and those that take more than `MOST_DAYS`, are no answer. Where every setting
+    takes as long, say so, and how many GPUs would be needed.
     """
+    left_out = int(needed["is_unstable"].sum())
+    needed = needed[~needed["is_unstable"]]
+    unstable = [f"{left_out_unstable(left_out)}."] if left_out else []
     if needed.empty:
-        return Html(f"<p>{NOTHING}</p>")
-    best = {name: needed.loc[needed[name].idxmin()] for name in LEAST if needed[name].notna().any()}
-    if best and best["days"]["days"] > MOST_DAYS:
-        return _beyond(best["days"], best["gpu_hours"], tokens, currency)
+        return bullet_list(unstable, NOTHING)
+    quick = needed[needed["days"] <= MOST_DAYS]
+    if quick.empty:
+        fastest, thrifty = (needed.loc[needed[name].idxmin()] for name in ("days", "gpu_hours"))
+        return bullet_list([*_beyond(fastest, thrifty, tokens, currency), *unstable])
+    best = {name: quick.loc[quick[name].idxmin()] for name in LEAST if quick[name].notna().any()}
     sentences: list[str] = []
     named: set[str] = set()
     for column, row in best.items():
@@ -59,6 +66,7 @@ def answer(needed: pd.DataFrame, tokens: float, currency: str = "$") -> Html:
         least = LEAST[column].replace("GPU", _unit(row["gpu_name"]))
         sentences.append(f"<li>{least}{of_what}: {setting}.</li>")
         named.add(row["experiment"])
+    sentences += [f"<li>{html.escape(one)}</li>" for one in unstable]
     return Html(f"<ul>{''.join(sentences)}</ul>")
 
 
@@ -76,20 +84,18 @@ def assumptions(needed: pd.DataFrame, prices: Mapping[str, float], currency: str
     return bullet_list(sentences, "No setting names its GPU, so only a price for all GPUs, prices[''], is used.")
 
 
-def _beyond(fastest: pd.Series, thrifty: pd.Series, tokens: float, currency: str) -> Html:
+def _beyond(fastest: pd.Series, thrifty: pd.Series, tokens: float, currency: str) -> list[str]:
     """Say that even the fastest setting is no plan, and how many GPUs would be needed."""
     unit = _unit(thrifty["gpu_name"])
     cost = "" if pd.isna(thrifty["cost"]) else f", {currency}{significant(thrifty['cost'])}"
     hours = f"{significant(thrifty['gpu_hours'])} {unit}-hours{cost}"
     setting = "" if thrifty["experiment"] == fastest["experiment"] else str(thrifty["experiment"])
     rate = thrifty["tokens_per_s"] / thrifty["gpus"]
-    return bullet_list(
-        [
-            f"{beyond_reason('measured setting', '', tokens)} on {_place(fastest)}.",
-            f"The fastest is {fastest['experiment']}, {significant(fastest['tokens_per_s'])} tokens/s.",
-            beyond(thrifty["gpu_hours"], rate, unit, hours, setting),
-        ]
-    )
+    return [
+        f"{beyond_reason('measured setting', '', tokens)} on {_place(fastest)}.",
+        f"The fastest is {fastest['experiment']}, {significant(fastest['tokens_per_s'])} tokens/s.",
+        beyond(thrifty["gpu_hours"], rate, unit, hours, setting),
+    ]
 
 
 def _figures(row: pd.Series, currency: str) -> str:

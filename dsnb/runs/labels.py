@@ -271,13 +271,14 @@ def axis(name: str) -> Axis:
 def span(low: float, high: float) -> str:
     """Return a range with as many digits as it supports, as in "30 to 60" for 31.2 to 56.4.
 
-    Both ends are rounded to the first digit of half the range, or of `low` if that is finer.
+    Both ends are rounded to the first digit of half the range, or of `low` if that is finer: down and up, so that the
+    range stays within what is printed.
     """
     if not 0 < low < high < math.inf:
-        return f"{high:,.3g}"
+        return "" if math.isnan(high) else f"{high:,.0f}" if high >= 100 else f"{high:.3g}"
     place = math.floor(math.log10(min((high - low) / 2, low)))
-    ends = [f"{round(end, -place):,.{max(-place, 0)}f}" for end in (low, high)]
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+    ends = math.floor(low / 10**place), math.ceil(high / 10**place)
+    return " to ".join(f"{end * 10**place:,.{max(-place, 0)}f}" for end in ends)
 
 
 def count(number: float, noun: str) -> str:

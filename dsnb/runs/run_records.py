@@ -167,7 +167,7 @@ def _words(values: Any, most: int | None = None) -> str | None:
     """Return an object as `name=value name=value`, values cut to `most` characters; None if it was not recorded."""
     if not isinstance(values, dict):
         return None
-    return " ".join(f"{name}={shlex.quote(str(value)[:most])}" for name, value in sorted(values.items()))
+    return " ".join(shlex.quote(f"{name}={str(value)[:most]}") for name, value in sorted(values.items()))
 
 
 def _gpu(machine: dict[str, Any], field: str) -> Any:

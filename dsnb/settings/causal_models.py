@@ -28,7 +28,7 @@ ENCODER_DECODERS = (
 )  # fmt: skip
 """Types of encoder-decoders, by default, of which transformers builds the decoder."""
 ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
-SEEN = "tokens see the ones after them"
+SEEN = "tokens also attend to later ones"
 _TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 
@@ -49,16 +49,19 @@ def problem(model: str, config: Mapping[str, Any]) -> str | None:
     if known and kind not in known:
         return f"{says}{short_repr(kind)} is not a type of causal language models in transformers; {ALLOWED}"
     if kind in DECODERS_IF_SET and not config.get("is_decoder"):
-        return f"{says}{kind} is an encoder, in which {SEEN}; set is_decoder to true in its configuration, or {ALLOWED}"
+        return f"{says}{kind} is an encoder: its {SEEN}; set is_decoder to true in its configuration, or {ALLOWED}"
     if kind == "xlnet" or (kind == "xlm" and not config.get("causal")):
-        return f"{says}in {kind} {SEEN}; {ALLOWED}"
+        return f"{says}in {kind}, {SEEN}; {ALLOWED}"
     return None
 
 
 def local_problem(settings: Mapping[str, Any]) -> str | None:
     """Return why the model of a local configuration is not trained; None if it is, or if it is not local."""
-    config = model_shapes.local_fields(settings["model"])
-    return None if config is None else problem(settings["model"], config)
+    model = settings["model"]
+    config = model_shapes.local_fields(model)
+    if config is None and model_shapes.local_config(model):
+        return f"model is {short_repr(model)}: its configuration is not a JSON object; {ALLOWED}"
+    return None if config is None else problem(model, config)
 
 
 def prepared_problems(settings: Mapping[str, Any]) -> list[str]:

@@ -150,7 +150,7 @@ def problems(keys: Mapping[str, Any]) -> list[str]:
             found.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {own} itself; {OWN[own]}")
         elif not all(path.split(".")) or len(path) > 200:
             found.append(f"{PREFIX}{short_repr(path)} is no key: write sections and key with one dot between them")
-        elif isinstance(value, Mapping) and not value:
+        elif (isinstance(value, Mapping) and not value) or (value is None and "." not in path):
             found.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
         elif isinstance(value, float) and math.isnan(value):
             found.append(f"{PREFIX}{path} is nan: give a finite number")

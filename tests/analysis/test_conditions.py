@@ -4,6 +4,7 @@ import pandas as pd
 
 from dsnb.analysis import conditions
 from dsnb.analysis.flags import Flag, flags
+from dsnb.runs import run_records
 
 
 def runs(*variables, experiment="a", inputs=None):
@@ -40,12 +41,17 @@ def test_values_with_spaces_quotes_and_nonsense():
 
 def test_a_run_of_another_file():
     found = words(runs("", "", "", inputs=["m.json=1a", "m.json=1a", "m.json=2b"]))
-    assert found == ["", "", "read another m.json than other runs of the setting"]
+    assert found == ["", "", "read a different version of m.json than other runs of the setting"]
+
+
+def test_names_with_spaces_and_quotes_survive_the_table():
+    files = {"bob's dir/l m.json": "abc", "x y.txt": "1", "z y.txt": "2=3"}
+    assert conditions.parsed(run_records._words(files)) == files
 
 
 def test_more_than_three_are_counted():
     many = " ".join(f"NCCL_{letter}=1" for letter in "ABCDE")
-    assert words(runs("", "", many))[2].endswith("NCCL_C is 1, in other runs of the setting unset and 2 more")
+    assert words(runs("", "", many))[2].endswith("NCCL_C is 1, in other runs of the setting unset; and 2 more")
 
 
 def test_it_is_a_flag():
@@ -57,7 +63,7 @@ def test_it_is_a_flag():
 def test_two_sets_of_runs():
     before, after = runs("", "", inputs="m.json=1a"), runs("OMP_PROC_BIND=true", "", inputs="m.json=2b")
     assert conditions.between(before, after) == [
-        "OMP_PROC_BIND is unset before and true or unset after: a difference may come from it.",
+        "OMP_PROC_BIND was unset before and true or unset after, which may explain a difference.",
         "m.json is not the same file before (1a) and after (2b).",
     ]
     assert conditions.between(before, before) == []

@@ -144,8 +144,8 @@ def test_a_forecast_of_years_is_no_answer():
     made = forecast({**SETTINGS, "zero_stage": 3}, "H200", pd.DataFrame([measured(1e6)]), tokens=8.64e13, price=2.0)
     said = str(forecast_answer.answer(made, 8.64e13))
     assert "No setting trains on 86.4 trillion tokens within 365 days on 8 GPUs. The fastest is " in said
-    assert "30 days would need 267 GPUs if each kept the 125,000 tokens/s that one reached: an extrapolation" in said
-    assert "At that rate, the tokens take 192,000 GPU-hours, $384,000." in said
+    assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
+    assert "At that rate, the training takes 192,000 GPU-hours, $384,000." in said
     assert "1,000 days" not in said
 
 

@@ -1,5 +1,7 @@
 """`dsnb.recommend`, with a made-up trace: the choice for each task, how sure it is, refusals."""
 
+import math
+
 import pytest
 
 import dsnb
@@ -63,13 +65,24 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
         asked = [given(micro_batch_size=size, gpus=8, **settings) for size in sizes]
         return dsnb.recommend(asked, "H200", objective="tokens_per_s")[0].sentences[1]
 
-    error = "the 7.0 % by which predicted ratios of two settings that differ only in batch sizes are off (118 pairs)"
+    error = "7.0 %, the mean error of predicted ratios of two settings that differ only in batch sizes (118 pairs)"
     first, other = (given(micro_batch_size=size, gpus=8).name_with_model for size in (9, 8))
     assert second(8, 9).endswith(f" % worse, within {error}: run {first} and {other} to decide.")
     assert second(8, 32).endswith(f" % worse, more than {error}.")
     asked = [given(gpus=8), given(gpus=8, zero_stage=1)]
     sentence = dsnb.recommend(asked, "H200", objective="tokens_per_s")[0].sentences[1]
-    assert "within the 90.0 % by which predicted ratios of two settings of one task are off (5 pairs): run" in sentence
+    assert "within 90.0 %, the mean error of predicted ratios of two settings of one task (5 pairs): run" in sentence
+
+
+def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
+    (found,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e15)
+    best = found.table.iloc[0]
+    assert best["days"] > 365
+    needed = math.ceil(best["gpu_hours"] / 24 / 30)
+    said = f"That is more than 365 days: 30 days would need {needed:,} GPUs, if each sustained its speed."
+    assert found.sentences[1] == said
+    (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
+    assert not [one for one in short.sentences if "365" in one]
 
 
 def test_the_doubt_about_memory_is_the_error_of_memory():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,11 +40,22 @@ def test_variables_that_change_results_are_recorded_and_no_others(monkeypatch):
         "CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0", "NCCL_ALGO": "Ring", "OMP_PROC_BIND": "true",
         "MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "default", "DS_SKIP": "1",
     }  # fmt: skip
-    others = {"HF_TOKEN": "s", "WANDB_API_KEY": "s", "DS_AUTH_TOKEN": "s", "NCCL_SECRET": "s", "MY_PYTORCH_X": "1"}
+    secrets = (
+        "NVIDIA_APIKEY",
+        "NVIDIA_NGC_PASS",
+        "DS_PWD",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "DS_AUTH_TOKEN",
+        "NCCL_SECRET",
+    )
+    others = dict.fromkeys((*secrets, "MY_PYTORCH_X"), "s")
     for name, value in (values | others).items():
         monkeypatch.setenv(name, value)
     ranks = environment.for_ranks("cpu", 1, 0.0)
     assert environment.describe(ranks)["variables"] == values
+    monkeypatch.setenv("TORCH_HOME", str(Path.home() / "torch"))  # no user's name
+    assert environment.describe(environment.for_ranks("cpu", 1, 0.0))["variables"]["TORCH_HOME"] == "~/torch"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")  # dsnb sets another: what the ranks have is recorded
     assert environment.describe(environment.for_ranks("cpu", 1, 0.0))["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 

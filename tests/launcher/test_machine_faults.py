@@ -21,6 +21,7 @@ def test_a_failure_by_the_machines_fault_is_an_interruption(words):
     status, cause = without_machine_faults("failed", f"rank 1: OSError: {words}: '/tmp/x'")
     assert status == "interrupted"
     assert cause == f"rank 1: OSError: {words}: '/tmp/x'; {MACHINE_FAULTS[words]} and start the sweep again"
+    assert without_machine_faults("failed", cause) == (status, cause)  # the advice is given once
 
 
 @pytest.mark.parametrize(

@@ -173,13 +173,13 @@ def test_memory_in_pieces_is_missing_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "simulate", lambda *_: Simulated(30.0, 150.0, 138.2, fits=False))
     code, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--gpu", "H200")
     assert not code
-    assert "6 settings do not fit, although their tensors would: memory is in pieces (names with -v)" in out
+    assert "6 settings do not fit, although their tensors would: memory is fragmented (names with -v)" in out
     _, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--gpu", "H200", "-v")
     assert out.count("does not fit, although") == 6
-    assert "memory is in pieces; torch would reserve 150.0 GiB if it could" in " ".join(out.split())
+    assert "memory is fragmented; torch would reserve 150.0 GiB if it could" in " ".join(out.split())
     code, _, err = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml")
     assert code == 1
-    assert "GiB, but memory is in pieces: torch would reserve 150.0" in " ".join(err.split())
+    assert "GiB, but memory is fragmented: torch would reserve 150.0" in " ".join(err.split())
 
 
 def test_the_command_line_answers_for_each_task(tmp_path, monkeypatch, capsys):

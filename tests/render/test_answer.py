@@ -7,7 +7,8 @@ import pytest
 import dsnb
 from dsnb.analysis.comparison_table import MINUS
 from dsnb.analysis.decision import Question
-from dsnb.render import answer, changes
+from dsnb.analysis.plan import plan
+from dsnb.render import answer, changes, plan_answer
 from tests.support import made_up
 
 ONE_TASK = {"gpus": [1], "micro_batch_size": [8], "grad_accum": [1], "activation_checkpointing": [False]}
@@ -235,8 +236,8 @@ def test_a_training_of_years_is_no_answer():
     assert "No measured setting trains gpt2 on 86.4 billion tokens within 365 days on 2 H200." in said
     assert "Fastest of 2 measured settings: ZeRO 1, bf16, micro-batch 8, on 2 H200, 80 tokens/s." in said
     assert (
-        "30 days would need 667 GPUs if each kept the 50 tokens/s that one reached with ZeRO 1, bf16, micro-batch 8: "
-        "an extrapolation beyond what was measured. At that rate, the tokens take 480,000 GPU-hours, $1,200,000 at an "
+        "30 days would need 667 GPUs if each sustained 50 tokens/s with ZeRO 1, bf16, micro-batch 8, an "
+        "extrapolation beyond what was measured. At that rate, the training takes 480,000 GPU-hours, $1,200,000 at an "
         "assumed $2.50 a GPU-hour." in said
     )
     assert "12,500" not in said
@@ -275,3 +276,23 @@ def test_remarks_are_below_the_task_that_they_concern():
     assert [card.count("<li>") for card in cards] == [1, 1]
     assert "<li>All 2 runs succeeded.</li>" in cards[0]
     assert "<li>1 of 2 runs are not ok: 1 out of memory.</li>" in cards[1]
+
+
+def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
+    """The unstable one would be the fastest by its median of 20,000."""
+    table = runs(6, repeats=3, precision=["bf16"], zero_stage=[1, 2]).sort_values("experiment", kind="stable")
+    table["tokens_per_s"] = [21097, 2296, 20000, 15000, 15100, 15200]
+    needed = plan(table, 1e9)
+    steady = needed.loc[~needed["is_unstable"], "experiment"].item()
+    found = str(plan_answer.answer(needed, 1e9))
+    assert needed["is_unstable"].tolist() == [True, False]
+    assert f"Fewest days for 1 billion tokens: <code>{steady}</code>" in found
+    assert "1 setting is not ranked, because its repeats differ by more than 1.5 times" in found
+    assert "is_unstable" not in str(plan_answer.table(needed))
+
+
+def test_a_plan_names_no_setting_of_more_than_a_year_beside_a_quicker_one():
+    """The cheapest takes 900 days: it is no answer where another one takes 100."""
+    needed = plan(runs(2, repeats=1, precision=["bf16"], zero_stage=[1, 2]), 1e9)
+    needed = needed.assign(days=[100.0, 900.0], gpu_hours=[24e3, 21.6e3])
+    assert "900 days" not in str(plan_answer.answer(needed, 1e9))

@@ -1,5 +1,7 @@
 """Numbers as text, rounded once."""
 
+import math
+
 import pytest
 
 from dsnb.render.rounding import fixed, significant
@@ -32,9 +34,12 @@ def test_a_half_is_rounded_up_and_only_an_exact_one_is_a_half():
     ("low", "high", "text"),
     [
         (31.2, 56.4, "30 to 60"),
-        (8.1, 16.1, "8 to 16"),
-        (12.312, 12.441, "12.31 to 12.44"),
+        (8.1, 16.1, "8 to 17"),
+        (12.312, 12.441, "12.31 to 12.45"),
         (0.4, 12, "0.4 to 12.0"),
+        (35.1, 63.0, "30 to 70"),
+        (16193, 16193, "16,193"),
+        (math.nan, math.nan, ""),
         (1234, 9876, "1,000 to 10,000"),
         (5.0, 5.0, "5"),
     ],

@@ -11,12 +11,12 @@ from dsnb.settings.prepared.lookup import SHARED
 ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
 IF_SET = f"set is_decoder to true in its configuration, or {ALLOWED}"
 REFUSED = {
-    "bert": ({"model_type": "bert"}, f"bert is an encoder, in which tokens see the ones after them; {IF_SET}"),
+    "bert": ({"model_type": "bert"}, f"bert is an encoder: its tokens also attend to later ones; {IF_SET}"),
     "roberta": (
         {"model_type": "roberta", "is_decoder": False},
-        f"roberta is an encoder, in which tokens see the ones after them; {IF_SET}",
+        f"roberta is an encoder: its tokens also attend to later ones; {IF_SET}",
     ),
-    "xlnet": ({"model_type": "xlnet"}, f"in xlnet tokens see the ones after them; {ALLOWED}"),
+    "xlnet": ({"model_type": "xlnet"}, f"in xlnet, tokens also attend to later ones; {ALLOWED}"),
     "t5": ({"model_type": "t5", "is_encoder_decoder": True}, f"t5 is an encoder-decoder; {ALLOWED}"),
     "bart": ({"model_type": "bart"}, f"bart is an encoder-decoder; {ALLOWED}"),
     "whisper": ({"model_type": "whisper"}, f"whisper is an encoder-decoder; {ALLOWED}"),
@@ -28,6 +28,7 @@ REFUSED = {
         {"model_type": "lama"},
         f"'lama' is not a type of causal language models in transformers; {ALLOWED}",
     ),
+    "list": ([1], f"its configuration is not a JSON object; {ALLOWED}"),
     "none": ({"hidden_size": 64}, f"its configuration has no model_type; {ALLOWED}"),
 }
 

@@ -154,9 +154,10 @@ def test_a_section_that_is_no_mapping_is_refused_in_a_sentence(tmp_path, value):
         assert caught.value.problems[0].startswith(f"deepspeed is {shown!r}: {wanted}") or "[[" in text
 
 
-def test_an_empty_section_is_refused():
+@pytest.mark.parametrize("section", [{}, None])
+def test_an_empty_section_is_refused(section):
     with pytest.raises(SettingsError) as caught:
-        Experiment(device="cpu", deepspeed={"zero_optimization": {}})
+        Experiment(device="cpu", deepspeed={"zero_optimization": section})
     said = "deepspeed.zero_optimization is an empty section: give it a key, or leave it out"
     assert caught.value.problems == [said]
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import dsnb
+from dsnb.cli import dry_run
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.sweep import job
@@ -90,6 +91,16 @@ def test_a_sweep_does_not_go_on_with_an_edited_file(made, home, name):
     with pytest.raises(SettingsError, match=f"^{name} has changed since the sweep began"):
         [job.initialize(run) for run in made.runs[3:]]
     assert len(sorted(home.glob("out/*/run*"))) <= len(before) + 1  # nothing was begun with the edited file
+
+
+def test_a_dry_run_does_not_call_such_runs_finished(made, home):
+    def states():
+        found = list(dry_run.lines(load_sweep("files.yaml", output=home / "out")))
+        return [sum(line.endswith(f"  {state}") for line in found) for state in (dry_run.FINISHED, dry_run.CHANGED)]
+
+    assert states() == [3, 0]
+    (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    assert states() == [2, 1]
 
 
 def test_a_failed_run_may_be_repeated_with_a_corrected_file(made, home):

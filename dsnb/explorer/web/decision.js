@@ -123,8 +123,8 @@ class Decision {
     const needed = fixed(Math.ceil(Number((gpuHours / (24 * rules.goalDays)).toFixed(6))), 0);
     const by = thrifty !== best && setting ? ` with ${setting}` : "";
     const cost = this.cost(thrifty);
-    return `${rules.goalDays} days would need ${needed} ${best.unit}s if each kept the ${significant(rate / gpus)} tokens/s that one reached${by}: ` +
-      `an extrapolation beyond what was measured. At that rate, the tokens take ${significant(gpuHours)} ${best.unit}-hours${cost ? `, ${cost}` : ""}.`;
+    return `${rules.goalDays} days would need ${needed} ${best.unit}s if each sustained ${significant(rate / gpus)} tokens/s${by}, an ` +
+      `extrapolation beyond what was measured. At that rate, the training takes ${significant(gpuHours)} ${best.unit}-hours${cost ? `, ${cost}` : ""}.`;
   }
 
   // How many settings are not ranked because their repeats do not agree.

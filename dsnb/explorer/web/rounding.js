@@ -20,6 +20,6 @@ const significant = (value, digits = 3) => {
 const span = (low, high) => {
   if (!(low > 0 && low < high && high < Infinity)) return significant(high);
   const place = Math.floor(Math.log10(Math.min((high - low) / 2, low)));
-  const ends = [low, high].map((end) => fixed(Math.round(end / 10 ** place) * 10 ** place, Math.max(-place, 0)));
-  return ends[0] === ends[1] ? ends[0] : ends.join(" to ");
+  const ends = [Math.floor(low / 10 ** place), Math.ceil(high / 10 ** place)];
+  return ends.map((end) => fixed(end * 10 ** place, Math.max(-place, 0))).join(" to ");
 };

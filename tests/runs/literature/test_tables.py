@@ -258,8 +258,8 @@ def test_a_plan_of_more_than_a_year_is_no_answer():
     assert "<li>No measured setting trains on 17.28 billion tokens within 365 days on 4 A.</li>" in said
     assert "<li>The fastest is gpus4, 320 tokens/s.</li>" in said
     assert (
-        "30 days would need 67 GPUs if each kept the 100 tokens/s that one reached with gpus1: an extrapolation beyond "
-        "what was measured. At that rate, the tokens take 48,000 GPU-hours, €96,000." in said
+        "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation beyond "
+        "what was measured. At that rate, the training takes 48,000 GPU-hours, €96,000." in said
     )
     assert "days," not in said
     assert "Fewest days" in plan_answer.answer(plan.plan(runs, tokens=1e10), 1e10).text  # 362 days
