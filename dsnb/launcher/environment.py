@@ -22,7 +22,7 @@ PACKAGES = ("torch", "deepspeed", "transformers", "papermill", "numpy")
 RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL_*", "ATEN_*", "DS_*")
 """Environment variables that may change what a run computes or how fast: recorded by name and value, and forwarded to
 other hosts."""
-_SECRET = re.compile("TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH", re.IGNORECASE)
+_SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|KEY|APIKEY|AUTH)(_|$)", re.IGNORECASE)
 MAX_VALUE = 100
 """Characters of a recorded value."""
 

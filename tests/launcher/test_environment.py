@@ -39,6 +39,7 @@ def test_variables_that_change_results_are_recorded_and_no_others(monkeypatch):
         "TORCHDYNAMO_DISABLE": "1", "TORCH_LOGS": "x", "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0", "NCCL_ALGO": "Ring", "OMP_PROC_BIND": "true",
         "MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "default", "DS_SKIP": "1",
+        "NCCL_IB_PKEY": "1",
     }  # fmt: skip
     secrets = (
         "NVIDIA_APIKEY",
