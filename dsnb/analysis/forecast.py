@@ -10,7 +10,7 @@ import pandas as pd
 
 from dsnb.analysis import ratio_errors, stability, would_fit
 from dsnb.analysis.ratio_errors import RatioError
-from dsnb.analysis.tasks import tasks
+from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.prediction import gpus
@@ -122,7 +122,7 @@ def forecast(
         found.loc[task.runs.index]
         .assign(task=task.title)
         .sort_values(["fits", "days"], ascending=[False, True], kind="stable")
-        for task in tasks(pd.DataFrame([one.model_dump() for one in experiments]))
+        for task in tasks(settings_of(experiments))
     ]
     options = {"link": link, "calibrate": calibrate}
     instead = {part["task"].iloc[0]: _would_fit(part, experiments, table, gpu, options) for part in parts}

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dsnb.analysis.choices import MEASUREMENT, SHARING
-from dsnb.analysis.tasks import TASK, tasks
+from dsnb.analysis.tasks import TASK, settings_of, tasks
 from dsnb.prediction import gpus, links, time_errors
 from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.coverage import DEFAULT_COVERAGE
@@ -193,8 +193,7 @@ def _error_of(off: NDArray[np.float64]) -> RatioError:
 
 def _groups(runs: Sequence[Measured], hosts: Sequence[int]) -> Iterator[NDArray[np.int64]]:
     """Yield the places of the runs of each task that were measured on one host and one kind of GPU."""
-    names = ("model", "seq_len", "data", "lora_rank")
-    table = pd.DataFrame({name: [getattr(run.experiment, name) for run in runs] for name in names})
+    table = settings_of([run.experiment for run in runs])
     table = table.assign(host=list(hosts), gpu_name=[run.gpu_name for run in runs])
     for task in tasks(table):
         for _, own in task.runs.groupby(["host", "gpu_name"], sort=False):

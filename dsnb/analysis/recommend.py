@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from dsnb.analysis import ratio_errors, would_fit
-from dsnb.analysis.tasks import tasks
+from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
 from dsnb.runs.labels import span
@@ -88,9 +88,7 @@ def recommend(
 
 def by_task(experiments: Sequence[Experiment]) -> list[tuple[str, list[int]]]:
     """Return the title of each task and the places of its settings, as `dsnb.analysis.tasks` tells tasks apart."""
-    names = ("model", "seq_len", "data", "lora_rank")
-    table = pd.DataFrame({name: [getattr(one, name) for one in experiments] for name in names})
-    return [(task.title, task.runs.index.tolist()) for task in tasks(table)]
+    return [(task.title, task.runs.index.tolist()) for task in tasks(settings_of(experiments))]
 
 
 def _choice(

@@ -12,6 +12,7 @@ import pandas as pd
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
+from dsnb.settings.experiment import Experiment
 
 TRAINED = "trained"
 """Derived column: what is trained, `all weights` or `LoRA adapters`."""
@@ -47,6 +48,12 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
         for key, places in sorted(groups.items(), key=lambda group: int(group[1][0]))
     ]
     return sorted(parts, key=lambda task: -len(task.runs))
+
+
+def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:
+    """Return the settings that tell tasks apart, one row per experiment, for `tasks`."""
+    names = ("model", "seq_len", "data", "lora_rank")
+    return pd.DataFrame({name: [getattr(one, name) for one in experiments] for name in names})
 
 
 def with_trained(runs: pd.DataFrame) -> pd.DataFrame:
