@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from importlib.metadata import packages_distributions
 
 import nbformat
@@ -47,96 +46,6 @@ LAYERS = [
 READING = {"report", "explorer", "render", "analysis", "runs"}
 MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
-# The test file of a module is found by its name; that of these modules is another one, which is named here.
-TESTED_ELSEWHERE = {
-    "analysis/test_differences.py": "analysis/comparison_table analysis/replicates",
-    "analysis/test_forecast.py": "render/forecast_answer",
-    "analysis/test_flags.py": "analysis/steps_within",
-    "analysis/test_node_groups.py": "analysis/node_differences analysis/slow_nodes render/node_plots train/skew",
-    "analysis/test_rampup.py": "analysis/replica",
-    "analysis/test_tradeoffs.py": "runs/labels",
-    "cli/test_app.py": "cli/doctor cli/doctor_hosts cli/dry_run cli/help",
-    "cli/test_printing.py": "files/plain_text",
-    "designer/test_design.py": "designer/child designer/following designer/form designer/process designer/running",
-    "designer/test_draft.py": "designer/values",
-    "designer/test_plan.py": "designer/markup designer/predicted",
-    "docs/test_reference_tables.py": (
-        "run_folder/column_meanings run_folder/field_meanings run_folder/record_schema settings/training"
-    ),
-    "execute/test_notebook.py": "execute/kernel_process execute/kernels system/interpreter",
-    "explorer/test_decisions.py": "explorer/question",
-    "explorer/test_page.py": "explorer/anatomy explorer/charts",
-    "explorer/test_state.py": (
-        "explorer/data explorer/explore explorer/payload explorer/series explorer/shortages explorer/view_state "
-        "explorer/watch"
-    ),
-    "prediction/test_calibration.py": "prediction/constants prediction/measured",
-    "prediction/test_communication.py": "prediction/links",
-    "prediction/test_memory.py": (
-        "prediction/engine prediction/memory_errors prediction/moments prediction/torch_memory "
-        "train/compiled_trace train/fake_model"
-    ),
-    "train/test_memory_trace.py": "train/live_bytes train/more_blocks",
-    "train/test_recording.py": "train/compiled_recording",
-    "train/test_token_work.py": "train/empty_pass train/experts",
-    "prediction/replay/test_simulate.py": (
-        "prediction/replay/recording prediction/replay/step prediction/replay/torch_engines "
-        "prediction/replay/zero_engines"
-    ),
-    "prediction/test_predict.py": "cli/predict",
-    "prediction/test_traces.py": "prediction/trace_files",
-    "prediction/test_work.py": "prediction/host_work prediction/kernels prediction/mode prediction/shapes",
-    "render/test_answer.py": "render/changes render/decision_words",
-    "files/test_records.py": "files/json_text",
-    "launcher/hosts/test_host_faults.py": "launcher/hosts/node",
-    "launcher/hosts/test_remote.py": "launcher/hosts/servers",
-    "launcher/test_bandwidth.py": "render/all_reduce runs/all_reduce train/bandwidth",
-    "launcher/test_figures.py": "launcher/gpu_figures render/notes",
-    "launcher/test_host_ranks.py": "launcher/rank_group",
-    "launcher/test_run.py": ("launcher/local train/failure train/fork_server train/probe train/rendezvous train/start"),
-    "render/test_picture.py": "render/palette",
-    "render/test_tables.py": "analysis/summary launcher/outcome",
-    "run_folder/test_finished.py": "run_folder/result sweep/lock",
-    "runs/literature/test_tables.py": "analysis/plan analysis/scaling render/plan_answer runs/literature/consistency",
-    "runs/logs/test_console.py": (
-        "run_folder/table_columns runs/logs/chat runs/logs/deepspeed runs/logs/deepspeed_config "
-        "runs/logs/encoding runs/logs/iterations runs/logs/megatron runs/logs/text runs/logs/trainer "
-        "runs/logs/trainer_arguments"
-    ),
-    "runs/logs/test_fuzz.py": "runs/logs/find runs/logs/rows",
-    "runs/logs/test_hostile.py": "runs/logs/lines runs/logs/step_csv runs/logs/trainer_state",
-    "runs/logs/test_launchers.py": "runs/logs/flags runs/logs/logged_run runs/logs/topology",
-    "runs/test_index.py": "runs/run_folders runs/run_records",
-    "runs/test_load.py": "runs/cache runs/discover runs/experiment_names",
-    "settings/test_experiment.py": "settings/checks settings/experiment_name settings/parallel_rules settings/rules",
-    "settings/test_hostfile.py": (
-        "launcher/hosts/addresses launcher/hosts/agent launcher/hosts/gather launcher/hosts/survey "
-        "launcher/hosts/transport launcher/hosts/wire version"
-    ),
-    "sweep/slurm/test_jobs.py": (
-        "sweep/slurm/allocation sweep/slurm/client sweep/slurm/one_allocation sweep/slurm/outcome "
-        "sweep/slurm/submissions"
-    ),
-    "sweep/test_params.py": "files/plain_yaml settings/grid settings/params_file",
-    "sweep/test_prepare.py": (
-        "settings/prepared/hub settings/prepared/lookup settings/prepared/model_files settings/prepared/paths"
-    ),
-    "sweep/test_schedule.py": "sweep/job",
-    "sweep/test_subclusters.py": "render/node_report",
-    "test_gpu.py": "launcher/gpu_sampler train/gpu",
-    "test_params_files.py": "cli/sweep",
-    "test_published_notebooks.py": "render/notebook_page",
-    "train/test_attention.py": "train/alibi",
-    "train/test_energy.py": "system/hardware system/nvml train/clock",
-    "train/test_meter.py": "train/updates",
-    "train/test_parallel.py": "train/model_parts train/pipeline train/stages train/tensor_parallel",
-    "train/test_profiling.py": (
-        "train/best_effort train/flops train/step_breakdown train/traces train/tracing train/trainer"
-    ),
-    "settings/test_deepspeed_keys.py": "settings/deepspeed_models train/config_check",
-    "train/test_strategies.py": "train/lora train/optimizers train/torch_trainer",
-    "train/test_worker.py": "train/checkpointing train/peaks",
-}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -196,11 +105,6 @@ def test_the_listing_of_the_package_is_its_layers():
     assert entries == {"__init__.py", *(name if (ROOT / "dsnb" / name).is_dir() else f"{name}.py" for name in LAYERS)}
 
 
-def test_no_file_name_stands_three_times():
-    names = Counter(path.name for path in MODULES if path.name not in {"__init__.py", "__main__.py"})
-    assert not [name for name, count in names.items() if count > 2]
-
-
 def test_modules_are_short_and_say_what_they_are():
     assert [path for path in MODULES if len(path.read_text().splitlines()) > 400] == []
     assert [path for path in MODULES if not ast.get_docstring(parsed(path))] == []
@@ -215,18 +119,6 @@ def test_collecting_tests_imports_no_library_of_training():
     """Each worker would spend 7 s on them; `tests.support.lazy` imports them where a test uses them."""
     assert "tests.test_architecture" in LOADED
     assert not {"torch", "deepspeed", "transformers"} & LOADED
-
-
-def test_every_module_has_a_test_file():
-    tests, paths = ROOT / "tests", [path for path in MODULES if not path.stem.startswith("__")]
-    modules = [path.relative_to(ROOT / "dsnb").with_suffix("") for path in paths]
-    elsewhere = [str(one) for one in modules if not (tests / one).with_name(f"test_{one.name}.py").is_file()]
-    assert sorted(elsewhere) == sorted(name for names in TESTED_ELSEWHERE.values() for name in names.split())
-    for file, names in TESTED_ELSEWHERE.items():
-        packages = {name.rpartition("/")[0].replace("/", ".") for name in names.split()}
-        imports = ["import dsnb\n", *(f"dsnb.{package}" for package in packages)]
-        starts = ['"-m", "dsnb"', "notebook_template(", "run_small("]  # a command, a notebook, a training
-        assert any(words in (tests / file).read_text() for words in imports + starts), file
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])

@@ -194,7 +194,7 @@ def test_a_mixture_that_is_trained_records_its_active_parameters(run_small, tmp_
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
     result, _ = run_small(model=str(tmp_path), activation_checkpointing=True)
     summary = result.summary
-    assert (result.status, summary["note"]) == ("ok", None)
+    assert result.status == "ok"
     assert (summary["parameters"], summary["active_parameters"]) == (MIXTRAL_ACTIVE + 2 * 6 * EXPERT, MIXTRAL_ACTIVE)
     rate = summary["tokens_per_s_per_gpu"] / 1e12
     attention, in_blocks = 12 * 2 * 64 * 32, MIXTRAL_ACTIVE - 2 * 512 * 64 - 64
