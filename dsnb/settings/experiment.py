@@ -58,7 +58,7 @@ class Experiment(Training):
     nodes: int = Field(default=1, validate_default=True, strict=True, ge=1, lt=MOST)
     """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
     launcher: Literal["fork", "deepspeed"] = "fork"
-    """How a host's ranks are started: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
+    """How ranks are started here: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
     ssh_user: str = ""
     """User name on the hosts; by default as configured for ssh."""
     ssh_port: int = Field(default=0, strict=True, ge=0, lt=2**16)

@@ -64,7 +64,7 @@ def over_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, flo
     peak = host_peak_gib() or 0.0
     own = max(0.0, peak - host_shared_gib())
     mine = torch.tensor([peak, own, *gpu_gib.values()], dtype=torch.float64, device=device)
-    place = torch.tensor([int(os.environ.get("CROSS_RANK", "0"))], dtype=torch.float64, device=device)
+    place = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], dtype=torch.float64, device=device)
     everyone = _gathered(torch.cat([place, mine]))
     largest = dict(zip(gpu_gib, everyone[:, 3:].amax(dim=0).tolist(), strict=True))
     by_host: dict[float, float] = {}

@@ -163,6 +163,7 @@ class Cluster:
     def start_sshd(self, *which):
         """Start the sshd of hosts, and wait until it listens."""
         names = [self._name(one) for one in which]
+        names = [name for name in names if not self._listens(name)]
         commands = [[*self.prefix(name), *self.files.server(name, self._host(name).log)] for name in names]
         starts = [subprocess.Popen(command, env=HOST_ENV, stdin=subprocess.DEVNULL) for command in commands]
         for name, start in zip(names, starts, strict=True):
@@ -170,30 +171,15 @@ class Cluster:
                 raise RuntimeError(f"no sshd on {name}: {self._host(name).log.read_text().strip()}")
             wait_until(functools.partial(self._listens, name), f"{name} listens")
 
-    def change_host_key(self, which):
-        """Give a host another host key than launchers know; `trust` makes it known."""
-        self.files.make_keys(self._name(which))
-        self.kill_sshd(which, sessions=False)
-        self.start_sshd(which)
-
-    def trust(self, *which):
-        """Let launchers know the host keys of these hosts, and forget those of all others."""
-        self.files.trust(*map(self._name, which))
-
     def mount_tmpfs(self, which, path, size="64m"):
         """Give a host storage of its own, of a size, in place of a shared folder."""
         self._must(which, "mkdir", "-p", path)
         self._must(which, "mount", "-t", "tmpfs", "-o", f"size={size}", "none", path)
 
-    def unmount(self, which, path):
-        """Show the shared folder on a host again."""
-        self._must(which, "umount", path)
-
     # -- what is on hosts
 
-    def path_on(self, which, path):
-        """Give a path by which this process sees what a host sees as `path`, while the host is up."""
-        return Path(f"/proc/{self._host(which).pid}/root{path}")
+    def is_up(self, which):
+        return self._host(which).alive
 
     def prefix(self, which):
         """Give the words that, put before a command, make it run on a host, not by ssh; killed with the process."""
