@@ -161,7 +161,6 @@ def test_ranks_are_asked_for_again_where_a_server_ends_instead_of_answering(run_
         return mine
 
     monkeypatch.setattr(fork, "_connect", connect)
-    monkeypatch.setattr(fork, "_wait_for_end", lambda device: None)
     assert run_small()[0].status == "ok"
     assert len(asked) == 2
     mute = [socket.socketpair() for _ in range(fork.ATTEMPTS)]
@@ -238,8 +237,8 @@ def test_ranks_are_like_those_of_the_deepspeed_launcher(slept):
     for launcher, (_, folder) in slept.items():
         facts[launcher] = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
         assert {"rank 0 was here", "rank 1 was here"} <= set((folder / "console.log").read_text().splitlines())
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "PATH"]
-    names += ["DS_ACCELERATOR", "OMP_NUM_THREADS"]
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "PATH", "DS_ACCELERATOR"]
+    names += ["OMP_NUM_THREADS"]
     for ours, theirs in zip(facts["fork"], facts["deepspeed"], strict=True):
         assert {name: ours["env"].get(name) for name in names} == {name: theirs["env"].get(name) for name in names}
         assert ours["cwd"] == theirs["cwd"]
@@ -312,25 +311,6 @@ def test_a_fixed_port_that_is_in_use(run_small):
 def test_a_limit_without_end(run_small):
     result, _ = run_small(step_timeout_s=1e300, time_limit_s=1e300, gpus=2)
     assert result.status == "ok", result.message()
-
-
-def test_a_disk_that_is_full_when_the_hosts_are_there_leaves_no_agent(small, tmp_path, monkeypatch):
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.parent.mkdir()
-    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')  # a host that is this one
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
-    (tmp_path / "hosts").write_text("n1 slots=1\n")
-    before = set(psutil.Process().children(recursive=True))
-
-    def full(*_):
-        assert set(psutil.Process().children(recursive=True)) - before
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run, "write_description", full)
-    with pytest.raises(OSError, match="No space left"):
-        launch(small(hostfile=str(tmp_path / "hosts"), gpus=1), tmp_path / "run1", progress=False)
-    wait_until_ended([one.pid for one in set(psutil.Process().children(recursive=True)) - before])
 
 
 def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):

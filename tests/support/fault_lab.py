@@ -77,11 +77,11 @@ class Lab:
         return Run(self, worker, settings, outside).until_ranks()
 
     def alive(self, run):
-        """Give the ranks of a run that are there."""
+        """Give the ranks of a run that are there, where each host has one."""
         found = []
         for path in run.paths.dir.glob("pids*"):
             rank = int(path.name.removeprefix("pids"))
-            if self.hosts.run_on(1 + rank // 2, ["kill", "-0", path.read_text().split()[0]]).returncode == 0:
+            if self.hosts.run_on(1 + rank, ["kill", "-0", path.read_text().split()[0]]).returncode == 0:
                 found.append(rank)
         return sorted(found)
 
