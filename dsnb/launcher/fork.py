@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
@@ -23,8 +22,6 @@ from dsnb.system import interpreter, signals
 from dsnb.system.scratch import Scratch
 
 START_TIMEOUT_S = 180.0
-ATTEMPTS = 2
-NO_ANSWER = "the ranks could not be started: the fork server gave no answer"
 _servers: dict[str, "ForkServer"] = {}
 
 
@@ -122,12 +119,6 @@ def _connect(device: str) -> socket.socket:
     return _open(str(server.socket))
 
 
-def close_servers() -> None:
-    """Close the servers that this process started itself; for processes that skip `atexit` handlers."""
-    for server in _servers.values():
-        server.close()
-
-
 def _open(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -142,7 +133,7 @@ class ForkedRanks:
     """Ranks forked by the server, in one process group."""
 
     def __init__(self, device: str, variables: list[dict[str, str]], console: Path, worker: str, run_dir: Path) -> None:
-        self._count, self._console = len(variables), console
+        self._count = len(variables)
         self._codes: dict[int, int] = {}
         self._rest = b""
         self._hung_up = False
@@ -155,29 +146,18 @@ class ForkedRanks:
             "umask": environment.umask(),
         }
         self.pids: list[int] = []
-        if not any(self._has_started(device, request) for _ in range(ATTEMPTS)):
-            raise LaunchError(NO_ANSWER, console)
-
-    def _has_started(self, device: str, request: dict[str, Any]) -> bool:
-        """Ask a server for the ranks, and return whether it answered: one that ends while it is asked does not."""
-        self._connection, self._hung_up, self._rest = _connect(device), False, b""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        self._connection = _connect(device)
         try:
             with contextlib.suppress(ConnectionError):
                 self._connection.sendall(json.dumps(request).encode() + b"\n")
-                while not self.pids and not self._hung_up:
+                deadline = time.monotonic() + START_TIMEOUT_S
+                while not (self.pids or self._hung_up) and time.monotonic() < deadline:
                     self._read(timeout_s=0.5)
-                    if time.monotonic() > deadline:
-                        raise LaunchError(NO_ANSWER, self._console)
+            if not self.pids:
+                raise LaunchError("the ranks could not be started: the fork server gave no answer", console)
         except BaseException:  # also an interrupt: the server kills the ranks of a closed connection
             self._connection.close()
             raise
-        if not self.pids:
-            self._connection.close()
-            if server := _servers.get(device):  # if it is ending, wait, so that it is replaced
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    server.process.wait(timeout=1)
-        return bool(self.pids)
 
     def _read(self, timeout_s: float = 0.0) -> None:
         while not self._hung_up and select.select([self._connection], [], [], timeout_s)[0]:
@@ -217,17 +197,10 @@ class ForkedRanks:
                 os.killpg(self.pids[0], signal.SIGKILL)
         self._hung_up = True
         self._connection.close()
-        if not group_is_gone(self.pids[0]):
-            raise LaunchError(f"process group {self.pids[0]} does not end after SIGKILL: find out with `ps` why")
-
-
-def group_is_gone(group: int, timeout_s: float = 10.0) -> bool:
-    """Wait until a process group has no member left; return False if it still has one after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
+        for _ in range(500):
+            try:
+                os.killpg(self.pids[0], 0)
+            except OSError:
+                return
+            time.sleep(0.02)
+        raise LaunchError(f"process group {self.pids[0]} does not end after SIGKILL: find out with `ps` why")

@@ -17,7 +17,7 @@ from dsnb.launcher.folder import create_single_run_dir, prepare, write_descripti
 from dsnb.launcher.hosts import HostRanks
 from dsnb.launcher.local import LocalRanks
 from dsnb.launcher.outcome import exception_status, run_status, without_machine_faults
-from dsnb.launcher.progress import REFRESH_S, PhaseTimer, phase, progress_bar, start_phase, ticking
+from dsnb.launcher.progress import REFRESH_S, PhaseTimer, phase, progress_bar, start_phase
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -89,8 +89,8 @@ def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, show
         if isinstance(ranks, HostRanks):  # the device and the machine are known only now
             write_description(run, experiment, requested, ranks.environment)
         with progress_bar(experiment, shown) as bar:
-            with ticking(bar, start_phase(experiment)):
-                ranks.start(worker, stopwatch.began_s)
+            bar.set_postfix_str(start_phase(experiment))
+            ranks.start(worker, stopwatch.began_s)
             ended_by = Supervisor(experiment, run, ranks, stopwatch, bar).until_end()
         codes = ranks.exit_codes()  # of the ranks that ended by themselves
         ranks.end()

@@ -82,7 +82,9 @@ def test_a_file_that_is_no_hostfile(write, tmp_path):
         f"hostfile is {none!r}: it cannot be read (it is not a text file); check the path"
     ]
     large = write("#" * 1_000_001)
-    assert problems(hostfile.read, large) == [f"hostfile {large!r} is too large: at most 1,000,000 bytes are allowed"]
+    assert problems(hostfile.read, large) == [
+        f"hostfile is {large!r}: it cannot be read (it is not a file of at most 1,000,000 bytes); check the path"
+    ]
     missing = str(tmp_path / "missing")
     assert problems(hostfile.read, missing) == [
         f"hostfile is {missing!r}: it cannot be read (No such file or directory); check the path"
