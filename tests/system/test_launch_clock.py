@@ -109,16 +109,6 @@ def test_limits_are_of_the_time_that_passed(clocks, watch, limits, cause):
     assert watch(lambda _: clocks.work(1.0), **limits) == ("timeout", cause)
 
 
-def test_ranks_that_ended_while_nobody_looked_are_not_late(clocks, watch):
-    """As after SIGSTOP and SIGCONT of the launching process, which the ranks do not notice."""
-
-    def happens(ranks):
-        ranks.over = clocks.monotonic_s > 1500.0
-        clocks.work(1000.0)
-
-    assert watch(happens, time_limit_s=100.0) is None
-
-
 def test_a_date_that_is_set_changes_no_run(run_small, monkeypatch):
     """A real launch, during which this process's date goes back by three hours and then on by ten."""
     date, began = time.time, time.monotonic()
