@@ -77,14 +77,14 @@ def test_the_notebooks_seconds_come_from_its_end(tmp_path):
     assert list(dsnb.load_runs(tmp_path)["notebook_s"]) == [12.5, 7.25]
 
 
-def test_runs_from_before_a_setting_have_what_it_was_then(folder):
+def test_runs_from_before_a_setting_have_what_it_was_then(tmp_path):
     """Their gradients were accumulated in bf16; no record says so."""
-    for path in folder.rglob("experiment.json"):
+    made_up.write_folders(made_up.runs(12, precision=["bf16"]), tmp_path, steps=3)
+    for path in tmp_path.rglob("experiment.json"):
         record = records.read_json(path)
         del record["grad_accum_dtype"]
         path.write_text(records.line(record))
-    runs = dsnb.load_runs(folder)
-    runs = runs[runs["source"] == "dsnb"]
+    runs = dsnb.load_runs(tmp_path)
     older = (runs["precision"] == "bf16") & (runs["grad_accum"] > 1)
     assert older.any()
     assert list(runs["grad_accum_dtype"]) == ["bf16" if one else "auto" for one in older]
