@@ -20,8 +20,8 @@ import pandas as pd
 
 from dsnb.files import records
 from dsnb.run_folder import paths
+from dsnb.run_folder.columns import KEYS, RUN_COLUMNS, key_columns
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.run_folder.table_columns import KEYS, RUN_COLUMNS, key_columns
 
 NAME = SweepPaths(Path()).index.name
 COLUMNS = [name for name in RUN_COLUMNS if name not in {*KEYS, "run_dir"}]

@@ -11,7 +11,7 @@ from dsnb.analysis.scaling import scaling
 from dsnb.analysis.tradeoffs import effects
 from dsnb.explorer.data import read
 from dsnb.render import answer, tables
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 from dsnb.runs.column_aliases import ALIASES, rename_old_columns
 from tests.support import made_up
 
