@@ -14,8 +14,8 @@ from dsnb.analysis.summary import qualify_experiments
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.settings.derived import accumulates_in_fp32
 from dsnb.settings.experiment import DEFAULTS
-from dsnb.settings.zero_rules import accumulates_in_fp32
 from dsnb.system.hardware import GIB
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
