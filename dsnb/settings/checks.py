@@ -125,6 +125,12 @@ def _family(s: Settings) -> str | None:
     return model_shapes.not_split(shared, s[shared], family)
 
 
+def _auto_on_a_cpu(s: Settings) -> str | None:
+    if s["micro_batch_size"] != "auto" or s["device"] != "cpu" or s["memory_limit_gib"]:
+        return None
+    return "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
+
+
 def _exists(name: str) -> bool:
     try:
         return Path(name).expanduser().exists()
@@ -190,6 +196,7 @@ RULES: list[Rule] = [
     causal_models.local_problem,
     _weights_missing,
     _too_long,
+    _auto_on_a_cpu,
     _checkpoint_every,
     _divides("tensor_parallel", "heads"),
     _divides("pipeline_parallel", "layers"),

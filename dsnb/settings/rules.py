@@ -83,8 +83,6 @@ def _zero_is_deepspeeds(s: Settings) -> str | None:
 
 def _offload(s: Settings) -> str | None:
     what, _, where = s["offload"].partition("-")
-    if s["nvme_path"] and where != "nvme":
-        return f"nvme_path is set, but offload is '{s['offload']}': drop it, or offload to NVMe"
     if what == "none" or s["strategy"] != "deepspeed":
         return None
     if where == "nvme" and s["zero_stage"] != 3:
@@ -93,7 +91,14 @@ def _offload(s: Settings) -> str | None:
         return f"offload is '{s['offload']}': only ZeRO 3 can offload parameters; use 'optimizer-cpu' or zero_stage 3"
     if s["zero_stage"] == 0:
         return f"offload is '{s['offload']}': ZeRO 0 has nothing that it could offload; use zero_stage 1, 2 or 3"
-    if where == "nvme" and not s["nvme_path"]:
+    return None
+
+
+def _nvme_path(s: Settings) -> str | None:
+    is_used = s["offload"].endswith("nvme")
+    if s["nvme_path"] and not is_used:
+        return f"nvme_path is set, but offload is '{s['offload']}': drop it, or offload to NVMe"
+    if is_used and s["zero_stage"] == 3 and s["strategy"] == "deepspeed" and not s["nvme_path"]:
         return f"offload is '{s['offload']}': nvme_path is empty; name a folder on the NVMe disk"
     return None
 
@@ -184,12 +189,6 @@ def _plain(s: Settings) -> str | None:
     if s["strategy"] != "plain" or s["gpus"] == 1:
         return None
     return f"gpus is {s['gpus']}, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'"
-
-
-def _auto_on_a_cpu(s: Settings) -> str | None:
-    if s["micro_batch_size"] != "auto" or s["device"] != "cpu" or s["memory_limit_gib"]:
-        return None
-    return "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
 
 
 def _buckets(s: Settings) -> str | None:
@@ -360,6 +359,7 @@ RULES: list[Rule] = [
     only_deepspeed("pipeline_parallel", "pipelines are DeepSpeed's"),
     only_deepspeed("deepspeed", "these are keys of DeepSpeed's configuration"),
     _offload,
+    _nvme_path,
     _optimizer,
     _compression,
     _powersgd_rank_unused,
@@ -368,7 +368,6 @@ RULES: list[Rule] = [
     _fsdp_fp16,
     needs_checkpointing("checkpoint_every"),
     needs_checkpointing("checkpoint_offload"),
-    _auto_on_a_cpu,
     _plain,
     _ranks,
     _split_zero,
