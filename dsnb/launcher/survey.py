@@ -18,7 +18,7 @@ import psutil
 
 from dsnb.errors import DsnbError
 from dsnb.files import records
-from dsnb.launcher import environment, op_builds, torchrun
+from dsnb.launcher import environment, torchrun
 from dsnb.launcher.local import free_port, is_free
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
@@ -101,7 +101,6 @@ def examine(folder: Path, peers: list[str]) -> dict[str, Any]:
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
         "links": links(),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
-        "stale_locks": len(op_builds.stale_locks()),
         "reached": {peer: _answers(peer) for peer in peers},
     }
 
