@@ -118,9 +118,7 @@ class Sleeper:
 def test_a_sleepers_parts_are_its_sleeps():
     waits = []
     trainer = Sleeper(0.09, 0.03, 0.06)
-    split = profiling.time_parts(
-        trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks")
-    )
+    split = profiling.time_parts(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
     seconds = [split[name] for name in (*PARTS, "step_s")]
     slept = [0.12, 0.24, 0.36, 0.78]  # of the step of middle length
     assert all(found >= known for found, known in zip(seconds, slept, strict=True))
