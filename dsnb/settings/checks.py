@@ -16,8 +16,16 @@ from typing import Any
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models, compile_rules, deepspeed_models, hostfile, parallel_rules, rules, zero_rules
-from dsnb.settings.prepared import lookup
+from dsnb.settings import (
+    causal_models,
+    compile_rules,
+    deepspeed_models,
+    hostfile,
+    inputs,
+    parallel_rules,
+    rules,
+    zero_rules,
+)
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
@@ -195,7 +203,7 @@ def _rules_about(given: frozenset[str]) -> list[tuple[set[str], Rule]]:
 
 def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    problems = lookup.problems(settings, originals=launching) or causal_models.prepared_problems(settings)
+    problems = inputs.problems(settings) or causal_models.cached_problems(settings)
     if settings["compile"] != "off":
         problems += compile_rules.disabled(os.environ)
     if settings["deepspeed"]:

@@ -19,9 +19,8 @@ from dsnb.launcher import fork
 from dsnb.launcher.hosts import servers
 from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.result import Result
-from dsnb.settings import checks
+from dsnb.settings import checks, inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import inputs
 from dsnb.sweep import job, schedule
 from dsnb.sweep.left_out import without_unfit
 from dsnb.sweep.lock import locked
