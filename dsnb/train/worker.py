@@ -20,7 +20,6 @@ import torch
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import lookup
 from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
@@ -47,8 +46,7 @@ def main(run_dir: str) -> int:
     began = launch_clock.now_s()
     run, position = RunPaths(Path(run_dir)), Position()
     try:
-        experiment = Experiment.read(run.experiment)
-        train(run, experiment.model_copy(update=lookup.places(experiment.model_dump())), position, began)
+        train(run, Experiment.read(run.experiment), position, began)
     except Exception as error:
         failure.record(run, rank(), position, error)
         traceback.print_exc()
