@@ -13,10 +13,12 @@ from dsnb.launcher.config import deepspeed_config
 from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep import unfit
+from dsnb.sweep import left_out
 from dsnb.sweep.params import Run, Sweep
 from dsnb.sweep.run import is_finished, with_inputs
+from dsnb.sweep.slurm import client
 from dsnb.sweep.slurm.allocation import Allocation
+from dsnb.system import interpreter
 
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
@@ -52,7 +54,7 @@ def lines(
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()
-    yield from (f"  {line}" for line in unfit.lines(planned, in_full))
+    yield from (f"  {line}" for line in left_out.unfit_lines(planned, in_full))
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 
@@ -75,11 +77,9 @@ def _in_full(run: Run, asked: Allocation | None) -> Iterator[str]:
 
 
 def submission(asked: Allocation, run: Run) -> str:
-    """Return the `sbatch` command of a run; in a real run, the options are in the script."""
-    experiment = run.experiment
-    options = asked.options(experiment.nodes, experiment.gpus // experiment.nodes, experiment.device)
-    words = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
-    return shlex.join(["sbatch", *words, str(run.paths.job_script)])
+    """Return the `sbatch` command of a run."""
+    command = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
+    return shlex.join(client.sbatch_command("dsnb", run.paths.job_log, asked.options_of_run(run.experiment), command))
 
 
 def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:

@@ -16,8 +16,8 @@ from dsnb.launcher.outcome import exception_status, without_machine_faults
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
 from dsnb.run_folder.result import Result
+from dsnb.settings import inputs
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
-from dsnb.settings.prepared import inputs
 from dsnb.system import launch_clock
 
 MAX_MICRO_BATCH_SIZE = 2**16

@@ -13,8 +13,8 @@ from dsnb.launcher.config import deepspeed_config
 from dsnb.run_folder import finished, paths
 from dsnb.run_folder.columns import PLANNED
 from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import inputs
 
 MIN_FREE_BYTES = 64 * 2**20
 

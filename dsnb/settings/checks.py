@@ -15,9 +15,8 @@ from typing import Any
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models, deepspeed_models, hostfile, rules
+from dsnb.settings import causal_models, deepspeed_models, hostfile, inputs, rules
 from dsnb.settings.derived import Settings
-from dsnb.settings.prepared import lookup
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
@@ -253,7 +252,7 @@ class _Read(Mapping[str, Any]):
 
 def unsupported(settings: Settings, launching: bool = True) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    problems = lookup.problems(settings, originals=launching) or causal_models.prepared_problems(settings)
+    problems = inputs.problems(settings) or causal_models.cached_problems(settings)
     if settings["compile"] != "off":
         problems += _compiler_disabled()
     if settings["deepspeed"]:

@@ -25,8 +25,8 @@ from dsnb.launcher.outcome import without_machine_faults
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
+from dsnb.settings import inputs
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
-from dsnb.settings.prepared import inputs
 from dsnb.sweep.params import Run
 from dsnb.system import launch_clock, signals
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def test_dry_runs_say_who_would_make_what(tmp_path):
     assert done.returncode == 0, done.stderr
     wanted = "  sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --partition=gpu "
     rows = [row for row in done.stdout.splitlines() if row.startswith(wanted)]
-    assert [Path(row.split()[-1]).parent.name for row in rows] == ["run1", "run2"]
+    assert [Path(shlex.split(row)[-1].split()[-1]).name for row in rows] == ["run1", "run2"]
     assert done.stdout.endswith("2 runs, 2 to run; nothing was started\n")
 
 
