@@ -35,9 +35,7 @@ FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*
 """Environment variables that are sent to every host, through the pipe: no command line shows their values."""
 KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Not sent: they number the GPUs of this host."""
-HEARTBEAT_S = 1.0
-ANSWER_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 15.0
+HEARTBEAT_S, ANSWER_TIMEOUT_S, END_TIMEOUT_S = 1.0, 60.0, 15.0
 RECORD_TIMEOUT_S = 5.0
 """How long the last record of a host may take to appear here through a network file system."""
 
@@ -116,8 +114,8 @@ def survey(experiment: Experiment, hosts: Sequence[Host], folder: Path, **reques
         token.touch()
     try:
         for number, host in enumerate(hosts):
-            own = {key: value[number] if isinstance(value, list) else value for key, value in request.items()}
-            words = command(experiment, host, "dsnb.launcher.survey", json.dumps({**common, **own}))
+            part = {key: value[number] if isinstance(value, list) else value for key, value in request.items()}
+            words = command(experiment, host, "dsnb.launcher.survey", json.dumps({**common, **part}))
             processes.append(_open(words))
         return list(pool.map(_answer, hosts, processes))
     finally:
@@ -183,12 +181,12 @@ class Node:
     how; `failure`, how the host was lost or why torchrun failed on it.
     """
 
-    def __init__(self, number: int, first_rank: int, asked: Survey, run: RunPaths) -> None:
-        self.number, self.host, self.facts, self._run = number, asked.host, asked.facts, run
-        self.ranks = list(range(first_rank, first_rank + len(asked.host.devices)))
+    def __init__(self, number: int, first_rank: int, answer: Survey, run: RunPaths) -> None:
+        self.number, self.host, self.facts, self._run = number, answer.host, answer.facts, run
+        self.ranks = list(range(first_rank, first_rank + len(answer.host.devices)))
         self.codes: dict[int, int] = {}
         self.ended = False
-        self.failure = asked.problem
+        self.failure = answer.problem
         self.oom_kills = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._messages: list[str] = []
@@ -291,9 +289,9 @@ class HostRanks:
         devices = [host.devices for host in self._hosts]
         surveys = survey(experiment, self._hosts, run.dir, device=experiment.device, devices=devices, master_port=ports)
         first_ranks = [sum(map(len, devices[:number])) for number in range(len(devices))]
-        self._nodes = [Node(number, first_ranks[number], asked, run) for number, asked in enumerate(surveys)]
+        self._nodes = [Node(number, first_ranks[number], answer, run) for number, answer in enumerate(surveys)]
         try:
-            _raise_first([asked.problem for asked in surveys])
+            _raise_first([answer.problem for answer in surveys])
             self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
             _raise_first([self._misfit(node) for node in self._nodes])
         except BaseException:
@@ -391,7 +389,8 @@ class HostRanks:
             path.unlink(missing_ok=True)
         rows = [node.row() for node in self._nodes]
         differences = node_comparison.differences((row["host"], row["environment"]) for row in rows)
-        records.write_json(self._run.nodes, {"nodes": rows, "differences": list(differences.values())})
+        if self._run.dir.is_dir():  # it may have been removed
+            records.write_json(self._run.nodes, {"nodes": rows, "differences": list(differences.values())})
 
 
 def _raise_first(problems: Sequence[str | None]) -> None:

@@ -110,12 +110,12 @@ def own_address() -> tuple[str, str]:
 
     gloo resolves its own host name and listens on the result, on Debian 127.0.1.1, where other hosts cannot reach it.
     """
-    known = interfaces()
+    addresses = interfaces()
     by_ssh = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, server, its port
     for address in (by_ssh[2] if len(by_ssh) == 4 else None, _source_address("SLURM_LAUNCH_NODE_IPADDR")):
-        if address in known and not address.startswith("127."):
-            return address, known[address]
-    return next((pair for pair in known.items() if not pair[0].startswith("127.")), ("127.0.0.1", "lo"))
+        if address in addresses and not address.startswith("127."):
+            return address, addresses[address]
+    return next((pair for pair in addresses.items() if not pair[0].startswith("127.")), ("127.0.0.1", "lo"))
 
 
 def interfaces() -> dict[str, str]:
