@@ -31,7 +31,7 @@ from dsnb.settings.hostfile import Host
 from dsnb.system import interpreter, launch_clock
 from dsnb.version import __version__
 
-FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*", "DSNB_SHARED")
+FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*")
 """Environment variables that are sent to every host, through the pipe: no command line shows their values."""
 KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Not sent: they number the GPUs of this host."""
@@ -107,7 +107,7 @@ def survey(experiment: Experiment, hosts: Sequence[Host], folder: Path, **reques
         Further parts of the request. A list is taken for one value for each host.
     """
     token = folder / f".shared-{secrets.token_hex(8)}"
-    common = {"folder": str(folder), "token": token.name, "cwd": os.getcwd()}
+    common = {"folder": str(folder), "token": token.name, "cwd": os.getcwd(), "env": forwarded(experiment)}
     processes: list[subprocess.Popen[bytes]] = []
     pool = ThreadPoolExecutor(max_workers=len(hosts))
     with contextlib.suppress(OSError):
@@ -115,8 +115,8 @@ def survey(experiment: Experiment, hosts: Sequence[Host], folder: Path, **reques
     try:
         for number, host in enumerate(hosts):
             part = {key: value[number] if isinstance(value, list) else value for key, value in request.items()}
-            words = command(experiment, host, "dsnb.launcher.survey", json.dumps({**common, **part}))
-            processes.append(_open(words))
+            processes.append(_open(command(experiment, host, "dsnb.launcher.survey")))
+            _send(processes[-1], records.line({**common, **part}))
         return list(pool.map(_answer, hosts, processes))
     finally:
         for process in processes:
@@ -131,6 +131,14 @@ def _open(words: list[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     except OSError as error:
         raise LaunchError(f"{words[0]} cannot be started ({error.strerror}): install it or add it to PATH") from error
+
+
+def _send(process: subprocess.Popen[bytes] | None, line: str) -> None:
+    """Write to the standard input of a process on a host, if it was started and still reads."""
+    if process and (pipe := process.stdin):
+        with contextlib.suppress(OSError, ValueError):
+            pipe.write(line.encode())
+            pipe.flush()
 
 
 def _answer(host: Host, process: subprocess.Popen[bytes]) -> Survey:
@@ -195,18 +203,15 @@ class Node:
     def start(self, words: list[str], request: dict[str, Any]) -> None:
         """Start torchrun; `request` has what no command line may show."""
         self._process = _open(words)
-        self.send(records.line(request).encode())
+        self.send(records.line(request))
         self._readers = [threading.Thread(target=self._copy_output), threading.Thread(target=self._read_messages)]
         for reader in self._readers:
             reader.daemon = True
             reader.start()
 
-    def send(self, raw: bytes) -> None:
+    def send(self, line: str) -> None:
         """Write to torchrun's standard input, if it still reads."""
-        if self._process and (pipe := self._process.stdin):
-            with contextlib.suppress(OSError, ValueError):
-                pipe.write(raw)
-                pipe.flush()
+        _send(self._process, line)
 
     def _copy_output(self) -> None:
         """Append the output of the ranks to the console, each line behind the name of its host."""
@@ -294,12 +299,9 @@ class HostRanks:
             _raise_first([answer.problem for answer in surveys])
             self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
             _raise_first([self._misfit(node) for node in self._nodes])
-        except BaseException:
+        except LaunchError:
             self.end()
             raise
-        sent = environment.recorded_variables(forwarded(experiment))
-        for node in self._nodes:
-            node.facts["environment"]["variables"] |= sent
         self.environment: dict[str, Any] = self._nodes[0].facts["environment"]
 
     def _device(self, experiment: Experiment) -> str:
@@ -330,8 +332,7 @@ class HostRanks:
         LaunchError
             If ssh or srun is missing.
         """
-        experiment, first = self.experiment, self._nodes[0].facts
-        chosen = experiment.interface
+        experiment, first, chosen = self.experiment, self._nodes[0].facts, self.experiment.interface
         address = first["interfaces"][chosen] if chosen else first["address"]
         request = {"env": forwarded(experiment), "umask": environment.umask()}
         for node in self._nodes:
@@ -346,7 +347,7 @@ class HostRanks:
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
             for node in self._nodes:
-                node.send(b"\n")
+                node.send("\n")
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes so far: rank -> code, negative if killed by that signal."""

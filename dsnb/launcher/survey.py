@@ -1,6 +1,7 @@
-"""`python -m dsnb.launcher.survey REQUEST`: prints what this host is and what a run would lack here, as a line of JSON.
+"""`python -m dsnb.launcher.survey`: prints what this host is and what a run would lack here, as a line of JSON.
 
-The coordinator of a run asks every host before it starts ranks, and `dsnb doctor --hostfile` asks for more.
+The coordinator of a run asks every host before it starts ranks, and `dsnb doctor --hostfile` asks for more. The request
+comes as a line of JSON from standard input: no command line shows the variables in it.
 """
 
 import contextlib
@@ -40,8 +41,8 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     request
-        `folder`, which this host has to see, `token`, a file in it, and `cwd`. For a run also `device`, `devices`,
-        the slots to use, and `master_port`, on the first host only. For `dsnb doctor` also `examine`.
+        `folder`, which this host has to see, `token`, a file in it, `cwd` and `env`. For a run also `device`,
+        `devices`, the slots to use, and `master_port`, on the first host only. For `dsnb doctor` also `examine`.
     """
     if Path(request["cwd"]).is_dir():
         os.chdir(request["cwd"])
@@ -83,7 +84,7 @@ def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
     if sees_run:
         settings = records.read_json(RunPaths(Path(request["folder"])).experiment) or {}
         alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(request["devices"])}
-        problem = "; ".join(checks.unsupported({**settings, **alone}, launching=False)) or None
+        problem = "; ".join(checks.unsupported({**settings, **alone})) or None
     visible = hardware.gpus()
     if device == "cuda" and not problem and len(visible) > max(request["devices"]):
         busy = busy_gpu([visible[slot].index for slot in request["devices"]])
@@ -189,9 +190,11 @@ def _answers(peer: str, timeout_s: float = 3.0) -> bool:
 
 def main() -> None:
     """Answer one request."""
+    request = json.loads(sys.stdin.buffer.readline() or "{}")
+    os.environ.update(request.get("env", {}))
     threading.Thread(target=torchrun.end_with_stdin, daemon=True).start()
     try:
-        answer = survey(json.loads(sys.argv[1]))
+        answer = survey(request)
     except (DsnbError, OSError) as error:
         answer = {"dsnb": __version__, "error": str(error)}
     print(records.line({**answer, "time": time.time(), "monotonic_s": launch_clock.now_s()}), end="", flush=True)
