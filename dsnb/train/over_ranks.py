@@ -91,7 +91,7 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
 
 def host_number() -> int:
     """Return the number of this rank's host, as torchrun (`GROUP_RANK`) or DeepSpeed's launcher counts them."""
-    return int(os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or 0)
+    return int(os.environ.get("GROUP_RANK") or os.environ.get("GROUP_RANK") or 0)
 
 
 def skew_of_ranks(times_s: list[float], forwards_s: list[float], device: torch.device) -> dict[str, Any]:

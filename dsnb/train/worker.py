@@ -22,7 +22,6 @@ import torch
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import lookup
 from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
@@ -73,7 +72,6 @@ def rank() -> int:
 
 def train(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
     """Build the model, train all steps, write the record on rank 0, and profile if the settings ask for it."""
-    experiment = experiment.model_copy(update=lookup.places(experiment.model_dump()))
     device = set_up(experiment)
     position.watch_memory(device)
     trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
