@@ -89,14 +89,6 @@ def test_pipes_get_every_column_and_whole_names(monkeypatch, capsys, columns):
     assert "…" not in out
 
 
-def test_each_task_has_a_table_of_its_own(capsys):
-    runs = made_up.runs(90, model=["gpt2", "opt-350m"], seq_len=[128])
-    printing.print_summary(runs, Format.table)
-    titles = [title for title, _ in summary_table.blocks(runs)]
-    assert len(titles) == 2
-    assert all(title in capsys.readouterr().out for title in titles[:1])
-
-
 def test_runs_that_failed_are_counted_and_last():
     runs = made_up.runs(12, model=["gpt2"], seq_len=[128], gpus=[1], micro_batch_size=[8], grad_accum=[1])
     figures = [name for name in runs if runs[name].dtype == float]
@@ -106,12 +98,6 @@ def test_runs_that_failed_are_counted_and_last():
     ((_, table),) = summary_table.blocks(runs)
     assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
     assert set(table.iloc[-1, 1:]) == {""}
-
-
-def test_a_speed_of_nothing_takes_for_ever():
-    assert summary_table._days(0.0) == ""
-    assert summary_table._days(float("nan")) == ""
-    assert summary_table._days(100e9 / 86_400) == "1"
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs, capsys):
@@ -180,10 +166,6 @@ def test_unstable_settings_are_last_not_ranked_and_explained(capsys):
         "21,097). Measure it again while nothing else uses the machine (see docs/how-to/noise.md)."
     ) in capsys.readouterr().out.splitlines()
     assert not any("unstable" in line for line in summary_table.footnotes(runs[runs["experiment"] != "zs0"]))
-
-
-def test_days_have_no_exponent():
-    assert [summary_table._days(rate) for rate in (964.5, 60_916, 30_327_296)] == ["1,200", "19", "0.0382"]
 
 
 def test_failed_runs_are_below_the_task_that_they_concern(capsys):

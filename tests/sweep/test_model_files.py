@@ -113,19 +113,11 @@ def test_a_failed_run_may_be_repeated_with_a_corrected_file(made, home):
         is_finished(now)
 
 
-def test_runs_recorded_without_digests_go_on(made, home):
-    for run in made.runs[:3]:
-        record = records.read_json(run.paths.experiment)
-        records.write_json(run.paths.experiment, {key: record[key] for key in record if key != "inputs"})
-    (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
-    assert all(is_finished(run) for run in with_inputs(load_sweep("files.yaml", output=home / "out")).runs[:3])
-
-
 @pytest.mark.process
 def test_three_architectures_are_trained_and_read_from_elsewhere(home, tmp_path_factory, monkeypatch, recwarn):
     """Parameters are counted by hand; without an index, from another folder, everything is the same."""
-    results = run_sweep("files.yaml", output=home / "out", progress=False)
-    assert [result.status for result in results] == ["ok"] * 6
+    results = run_sweep("files.yaml", overrides={"repeats": 1}, output=home / "out", progress=False)
+    assert [result.status for result in results] == ["ok"] * 3
     away = tmp_path_factory.mktemp("away")
     here = dsnb.load_runs("out")
     shutil.copytree(home / "out", away / "out")
@@ -134,7 +126,7 @@ def test_three_architectures_are_trained_and_read_from_elsewhere(home, tmp_path_
     steps = dsnb.load_steps("out")
     assert list(there["experiment"]) == list(here["experiment"])
     assert set(steps["experiment"]) == set(NAMES)
-    assert dsnb.summarize(there)["n"].to_dict() == dict.fromkeys(sorted(NAMES), 2)
+    assert dsnb.summarize(there)["n"].to_dict() == dict.fromkeys(sorted(NAMES), 1)
     embeddings, block = 2 * 256 * 32, 3 * 32 * 64 + 2 * 32 + 2 * 32 * 32  # untied; MLP, norms, query and output
     llama = embeddings + block + 2 * 32 * 32 + 32
     qwen = embeddings + block + 2 * 32 * 16 + (32 + 2 * 16) + 32  # one key and value head, with biases
