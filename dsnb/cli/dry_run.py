@@ -8,13 +8,11 @@ import yaml
 
 from dsnb.cli.printing import UNLIMITED
 from dsnb.errors import SettingsError
-from dsnb.launcher import rank_group
+from dsnb.launcher import hosts as on_hosts
 from dsnb.launcher.config import deepspeed_config
-from dsnb.launcher.host_ranks import HostRanks
-from dsnb.launcher.hosts import transport
+from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.hostfile import Host
 from dsnb.sweep import left_out
 from dsnb.sweep.params import Run, Sweep
 from dsnb.sweep.run import is_finished, with_inputs
@@ -93,16 +91,10 @@ def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
     except SettingsError as error:
         yield f"  {error}"
         return
+    address, port, first = hosts[0].name if hosts else "", experiment.master_port or 29500, 0
     for node, host in enumerate(hosts):
-        host_ranks = _host_ranks(experiment, hosts, node, run_dir)
-        first, last = host_ranks.ranks[0], host_ranks.ranks[-1]
-        yield f"  ranks {first} to {last}: {shlex.join(transport.command(experiment, host))}"
-        if experiment.launcher == "deepspeed":
-            yield f"    and there {shlex.join(rank_group.command(host_ranks, Path('hostfile')))}"
-
-
-def _host_ranks(experiment: Experiment, hosts: tuple[Host, ...], node: int, run_dir: Path) -> HostRanks:
-    """Return the ranks of a host, as far as they are known before the host is reached."""
-    port = experiment.master_port or 29500
-    address = hosts[0].name  # the agent there reports its address
-    return HostRanks("cpu", hosts, node, address, port, {}, rank_group.WORKER, run_dir, run_dir)
+        last = first + len(host.devices) - 1
+        words = on_hosts.torchrun_words(hosts, node, address, port, experiment.device, WORKER, run_dir)
+        command = on_hosts.command(experiment, host, "dsnb.launcher.torchrun", *words)
+        yield f"  ranks {first} to {last}: {shlex.join(command)}"
+        first = last + 1

@@ -258,11 +258,7 @@ def unsupported(settings: Settings, launching: bool = True) -> list[str]:
     if settings["deepspeed"]:
         problems += deepspeed_models.problems(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
-        if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-            problems.append(
-                "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
-            )
-        return problems
+        return problems + _unreachable(settings)
     problems += _lacking()
     device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
     found = hardware.gpus()
@@ -284,6 +280,18 @@ def unsupported(settings: Settings, launching: bool = True) -> list[str]:
         if precision == "fp16" and not hardware.cpu_supports_fp16():
             problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
     return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+
+
+def _unreachable(settings: Mapping[str, Any]) -> list[str]:
+    """Return why ranks cannot be started on the hosts of a hostfile."""
+    problems = []
+    if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
+        problems.append(
+            "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
+        )
+    if settings["launcher"] == "deepspeed":
+        problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
+    return problems
 
 
 def _lacking() -> list[str]:

@@ -16,7 +16,6 @@ from dsnb.errors import SettingsError
 from dsnb.execute import notebook
 from dsnb.files import records
 from dsnb.launcher import fork
-from dsnb.launcher.hosts import servers
 from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.result import Result
 from dsnb.settings import checks, inputs
@@ -139,7 +138,7 @@ def _run_here(todo: list[Run], display: "Progress") -> None:
         )
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
-    with fork.shared_servers(_devices(todo)), servers.keep_servers(run.experiment for run in todo):
+    with fork.shared_servers(_devices(todo)):
         if any(run.lane for run in todo):
             schedule.run_all(todo, schedule.LocalExecutor(), display)
             return
@@ -149,7 +148,7 @@ def _run_here(todo: list[Run], display: "Progress") -> None:
 
 
 def _devices(todo: list[Run]) -> set[str]:
-    """Return the devices for which this machine needs a fork server; hosts of a hostfile have their own."""
+    """Return the devices for which this machine needs a fork server; hosts of a hostfile have none."""
     here = [run.experiment for run in todo if not run.experiment.hostfile]
     return {experiment.device for experiment in here if experiment.launcher == "fork"}
 
