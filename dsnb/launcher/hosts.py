@@ -31,7 +31,7 @@ from dsnb.settings.hostfile import Host
 from dsnb.system import interpreter, launch_clock
 from dsnb.version import __version__
 
-FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*", "DSNB_SHARED")
+FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*")
 """Environment variables that are sent to every host, through the pipe: no command line shows their values."""
 KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Not sent: they number the GPUs of this host."""

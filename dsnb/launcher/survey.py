@@ -83,7 +83,7 @@ def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
     if sees_run:
         settings = records.read_json(RunPaths(Path(request["folder"])).experiment) or {}
         alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(request["devices"])}
-        problem = "; ".join(checks.unsupported({**settings, **alone}, launching=False)) or None
+        problem = "; ".join(checks.unsupported({**settings, **alone})) or None
     visible = hardware.gpus()
     if device == "cuda" and not problem and len(visible) > max(request["devices"]):
         busy = busy_gpu([visible[slot].index for slot in request["devices"]])

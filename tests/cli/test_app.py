@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnb.cli import doctor, dry_run
+from dsnb.cli import dry_run
 from dsnb.sweep.params import load_sweep
 from dsnb.version import __version__
 from tests import ROOT
@@ -54,17 +54,6 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     assert "missing C++ compiler none install g++" in text
     assert "9.0a" in text
     assert f"note Jupyter kernel python3 starts /opt/other/bin/python (kernelspec {spec})" in text
-
-
-def test_doctor_breaks_a_path_and_never_cuts_it(monkeypatch):
-    path = "/home/" + "x" * 90 + "/bin/ninja"
-    monkeypatch.setattr(doctor, "check_machine", lambda: [doctor.Check("ok", "ninja", path)])
-    for width in (60, 300):
-        monkeypatch.setattr("dsnb.cli.app.table_width", lambda width=width: width)
-        code, out, _ = in_this_process(monkeypatch, "doctor")
-        assert code == 0
-        assert max(map(len, out.splitlines())) <= width
-        assert "".join("".join(out.splitlines()[1:]).split()) == f"okninja{path}"
 
 
 @pytest.mark.process
@@ -194,17 +183,6 @@ def test_a_folder_without_runs_says_what_was_looked_at(tmp_path, command):
         "transformers' Trainer, trainer_state.json, and step_log.csv\n"
     )
     assert (done.returncode, done.stderr, done.stdout) == (1, message, "")
-
-
-def test_a_report_is_compared_with_the_folder_and_predicts_the_files_that_are_named(monkeypatch):
-    def write(folder, output, compare_with, predict, link):
-        return f"{folder} {output} {compare_with} {list(map(str, predict))} {link}"
-
-    monkeypatch.setattr("dsnb.report.write_report", write)
-    assert in_this_process(monkeypatch, "report", "new", "--compare", "old") == (0, "new None old [] nvlink\n", "")
-    both = ["--predict", "a.yaml", "--predict", "b.yaml"]
-    said = "new None None ['a.yaml', 'b.yaml'] ib:400\n"
-    assert in_this_process(monkeypatch, "report", "new", *both, "--link", "ib:400") == (0, said, "")
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=str)

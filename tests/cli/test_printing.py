@@ -6,7 +6,7 @@ import io
 import pandas as pd
 import pytest
 
-from dsnb.cli.printing import Format, print_summary, say, show, table_width
+from dsnb.cli.printing import Format, print_summary, show, table_width
 
 ODD = [
     "=1+1",
@@ -71,11 +71,6 @@ def test_a_markdown_table_is_padded_to_be_read_as_it_stands(capsys):
         "| zs0      |   3 |       10 |",
         "| zs3_bf16 |  12 |    9,000 |",
     ]
-
-
-def test_lines_are_printed_as_lines_of_harmless_characters(capsys):
-    say("a\x1b]0;title\x07b\tc\u202ed\udcff\nsecond \u00b1 \U0001f680", err=True)
-    assert capsys.readouterr().err == "a?]0;title?b c?d?\nsecond \u00b1 \U0001f680\n"
 
 
 class Terminal(io.StringIO):

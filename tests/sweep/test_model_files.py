@@ -72,16 +72,6 @@ def test_a_folder_of_runs_has_the_same_names_wherever_it_is_read(made, home, tmp
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("name", ["models/llama.json", "models/llama/config.json", "models/llama", "hub/llama"])
-def test_runs_that_recorded_no_name_of_their_model_keep_that_of_their_folder(made, name, recwarn):
-    run = made.runs[0].paths
-    record = {key: value for key, value in records.read_json(run.experiment).items() if key != "model_name"}
-    records.write_json(run.experiment, {**record, "model": name})
-    run.dir.parent.rename(run.dir.parent.with_name(f"llama_{NAME}"))
-    assert set(dsnb.load_runs(made.paths.dir)["experiment"]) == {f"llama_{NAME}", *NAMES[1:]}
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize("name", ["models/llama.json", "models/qwen/config.json"])
 def test_a_sweep_does_not_go_on_with_an_edited_file(made, home, name):
     (home / name).write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))

@@ -120,13 +120,6 @@ def test_a_run_whose_kernel_was_killed_is_made_again_if_it_had_not_begun(params,
     assert is_finished(run) == (status == "failed")
 
 
-@pytest.mark.process
-def test_a_result_that_lacks_parts_does_not_stop_a_sweep(params, tmp_path):
-    sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out")
-    records.write_json(sweep.runs[0].paths.result, {"status": "ok"})
-    assert statuses(run_sweep(sweep, progress=False)) == ["ok"]
-
-
 def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, monkeypatch):
     template = tmp_path / "10_run.ipynb"
     text = paths.notebook_template("10_run").read_text()

@@ -19,7 +19,6 @@ from dsnb.files import records
 from dsnb.run_folder.result import Result
 from dsnb.sweep import job, progress, schedule, subclusters
 from dsnb.sweep.params import load_sweep
-from dsnb.system import signals
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
@@ -217,20 +216,3 @@ def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
         assert job.changed_settings(run) == ""
     records.write_json(run.paths.experiment, {**settings, "device": "cuda", "asked": {"device": "auto"}})
     assert job.changed_settings(run) == "device was 'cuda' and is 'cpu'"
-
-
-@pytest.mark.process
-def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
-    (run, *_) = load_sweep(params, {"repeats": 1, "steps": 100_000}, output=params.parent / "out").runs
-    job.initialize(run)
-    words = [sys.executable, "-m", "dsnb.sweep.job", str(run.paths.dir)]
-    process = psutil.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
-    wait_until(lambda: records.read_lines(run.paths.steps), "the run trains")
-    family = process.children(recursive=True)
-    assert family
-    process.terminate()
-    process.terminate()
-    assert process.wait(WAIT_S) == signals.INTERRUPTED
-    assert json.loads(run.paths.result.read_text())["status"] == "interrupted"
-    assert records.read_lines(run.paths.steps)
-    wait_until_ended(one.pid for one in family)

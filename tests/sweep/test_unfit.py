@@ -73,10 +73,6 @@ def test_a_single_setting_is_named_with_its_need(load):
     assert said[1:] == [f"left out: {LARGE} {sweep.left_out[LARGE]}"]
 
 
-def test_without_the_choice_everything_is_run(load):
-    assert without_unfit(load(skip_oom=False), pytest.fail) == load(skip_oom=False)
-
-
 def test_a_setting_that_has_run_is_kept_whatever_is_predicted(load):
     sweep = load()
     sweep.runs[0].paths.dir.mkdir(parents=True)
