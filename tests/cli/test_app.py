@@ -56,18 +56,6 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     assert f"note Jupyter kernel python3 starts /opt/other/bin/python (kernelspec {spec})" in text
 
 
-@pytest.mark.process
-def test_doctor_takes_a_hostfile_from_either_place(tmp_path):
-    (tmp_path / "hosts").write_text("a slots=0\n")
-    for words in (
-        ["--hostfile", tmp_path / "hosts", "--set", "hostfile=other"],
-        ["--set", f"hostfile={tmp_path}/hosts"],
-    ):
-        done = dsnb("doctor", *words)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(f"error: hostfile '{tmp_path}/hosts', line 1: slots is 0")
-
-
 def test_a_dry_run_in_a_narrow_terminal_has_the_common_part_of_names_once(tmp_path):
     planned = load_sweep(ROOT / "params" / "quickstart.yaml", output=tmp_path, only="zs*fp32*")
     head, shared, first, *_ = dry_run.lines(planned, width=40)
@@ -123,16 +111,6 @@ def test_summary_in_every_format(folder, monkeypatch):
         table = dsnb("summary", folder, *words).stdout
         assert NAMES[0] in table
         assert f"{row['tokens_per_s_min']:,.0f} to {row['tokens_per_s_max']:,.0f}" in table
-
-
-@pytest.mark.process
-def test_timing_shows_what_a_run_costs_beside_its_steps(folder):
-    (row,) = json.loads(dsnb("summary", folder, "--timing", "--format", "json").stdout)
-    assert set(row) == {"experiment", "start", "build", "warmup", "timed", "stop", "wall", "notebook", "outside_steps"}
-    assert row["start"] + row["build"] + row["warmup"] + row["timed"] + row["stop"] == pytest.approx(
-        row["wall"], abs=0.3
-    )
-    assert row["notebook"] > row["wall"]
 
 
 @pytest.mark.parametrize(

@@ -100,16 +100,9 @@ def test_every_setting_at_the_top_level_is_told_its_place(params):
         ("defaults: {}", "params file 'F': name is missing: add it"),
         (SMALL + "grid: {zero_stage: []}",
          "grid: zero_stage is an empty list: give at least one value or leave it out"),
-        (SMALL + "include: [{zero_stage: []}]",
-         "include: zero_stage is an empty list: give at least one value or leave it out"),
-        (SMALL + "include: [{seed: [0, 1], steps: [" + "1," * 10_000 + "]}]",
-         "grid: 20,000 runs: at most 10,000 are allowed; split the sweep"),
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
-        (SMALL + "grd: {}", "params file 'F': unknown setting 'grd': did you mean 'grid'?"),
         (SMALL + "defalts: {}", "params file 'F': unknown setting 'defalts': did you mean 'defaults'?"),
-        (SMALL + "model: gpt2", "params file 'F': 'model' is a setting of runs: put settings below 'defaults:', "
-         "or below 'grid:' with a list of values"),
         (SMALL + "zero_stage: 1\ngpus: [1, 2]\ndeepspeed.zero_optimization.reduce_scatter: true\nodrer: listed\n"
          "hang_limit_s: 5\ndeepspeed: {}",
          "params file 'F': 'zero_stage', 'gpus', 'deepspeed.zero_optimization.reduce_scatter', 'hang_limit_s' and "
@@ -134,10 +127,6 @@ def test_every_setting_at_the_top_level_is_told_its_place(params):
          "exclude: unknown setting 'zero_stgae': did you mean 'zero_stage'?"),
         (SMALL + "exclude: [{}]",
          "exclude has an empty entry, which would exclude every run: name settings or remove it"),
-        (SMALL + "grid: {zero_stage: [0]}\nexclude: [{micro_batch_size: 8}]",
-         "params file 'F': no run is left; exclude less, or give the grid values"),
-        (SMALL + "grid: !!map foo",
-         "params file 'F': line 4: this is not valid YAML (expected a mapping node, but found scalar)"),
         (SMALL + "grid: {learning_rate: [.inf]}", "learning_rate is inf: give a finite number"),
         (SMALL + "grid: {steps: [10, 20]}",
          "two experiments are named 'zs0_fp32_gpus1_bs8_sl128': they differ only in steps; "

@@ -87,14 +87,6 @@ def test_the_params_file_that_is_kept_is_for_all_groups(params):
     assert again.params == sweep.params
 
 
-def test_a_name_may_be_that_of_one_size(params):
-    hosts = {"hostfile": str(params.parent / "hosts")}
-    runs = subclusters.load(params, (1, 2), hosts, only="*gpus4*")[0].runs
-    assert {(run.stage, run.lane) for run in runs} == {(1, "n1@n2"), (1, "n3@n4")}
-    with pytest.raises(SettingsError, match=r"no experiment's name matches '\*gpus5\*': there are zs0_fp32_gpus4_bs2"):
-        subclusters.load(params, (1, 2), hosts, only="*gpus5*")
-
-
 def times(runs):
     return [json.loads((run.paths.dir / "times.json").read_text()) for run in runs]
 
