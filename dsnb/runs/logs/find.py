@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsnb.errors import LogError
 from dsnb.runs.logs import console, step_csv, trainer_state
-from dsnb.runs.logs.encoding import decode, encoding
+from dsnb.runs.logs.lines import decode, encoding
 from dsnb.runs.logs.logged_run import LoggedRun
 
 HEAD_BYTES, TAIL_BYTES = 4 * 2**20, 2**20

@@ -84,17 +84,8 @@ class LoggedRun:
     """The program printed its final figures."""
     began_s: float | None = None
     """The first time stamp, in seconds since 1970."""
-    reader_errors: int = 0
-    """Number of lines at which a reader raised."""
-    first_reader_error: tuple[int, str] | None = None
-    """Position of the first of them in the log, and the error."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """State that readers keep from one line to the next."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no supported program was recognized."""
-        return not self.program
 
     def set_requested(self, **settings: Any) -> None:
         """Set what a command line requests; a later command line overrides it, and so does `set_used`.
