@@ -1,31 +1,17 @@
 """Reads a console log and splits it into training runs."""
 
-from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 
 from dsnb.errors import LogError
-from dsnb.runs.logs import (
-    chat,
-    deepspeed,
-    deepspeed_config,
-    flags,
-    iterations,
-    launchers,
-    megatron,
-    topology,
-    trainer,
-    trainer_arguments,
-)
+from dsnb.runs.logs import chat, deepspeed, flags, launchers, megatron, trainer
 from dsnb.runs.logs.lines import relevant_lines
-from dsnb.runs.logs.logged_run import LoggedRun, Steps
+from dsnb.runs.logs.logged_run import LoggedRun, Reader, Steps
 
-Reader = Callable[[LoggedRun, str], None]
-_MODULES = (
-    launchers, flags, deepspeed_config, deepspeed, topology, chat, megatron, iterations, trainer_arguments, trainer,
-)  # fmt: skip
 READERS: tuple[tuple[str, Reader], ...] = tuple(
-    (needle, reader) for module in _MODULES for needle, reader in module.READERS.items()
+    (needle, reader)
+    for module in (launchers, flags, deepspeed, chat, megatron, trainer)
+    for needle, reader in module.READERS.items()
 )
 """Search string -> reader, called only for lines that contain the string: this keeps logs of gigabytes fast."""
 LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ")
