@@ -1,0 +1,269 @@
+"""Logs that are damaged, generated, in other encodings, or that a reader fails at."""
+# ruff: noqa: E501  (programs print lines as long as they like)
+
+import os
+import random
+import re
+import warnings
+
+import pandas as pd
+import pytest
+
+import dsnb
+from dsnb.errors import DsnbWarning, LogError
+from dsnb.runs.logs import console, find, lines, rows, step_csv, trainer_state
+from tests.support import foreign_logs as logs
+
+NEEDLES = sorted({*(needle for needle, _ in console.READERS), *console.BEGINNINGS})
+COMMANDS = [
+    "+ python foo.py --bar\n", "+ srun a.py\n", "cmd = \n", ":main] cmd = x.py --\n", "cmd =  --\n", " --", "'--", "'--\n",
+    " -- \n", "+ x.py\n", "+ torchrun x.py '' \"\" --a '' --b\n", "+ deepspeed x.py $@ \"$@\" --zero_stage\n",
+    "+ accelerate launch x.py \\\n", "    --seq_length 12 \\\n", "  --bf16'\n", "++ CMD='  x.py --fp16  '\n", "+ '", "+ x.py '--a\n",
+    "+ export 'CMD= x.py --lr 1e-4 '\n", "+ bash -c 'x.py --lr'\\''s'\n", "x.py --model_name_or_path /\n",
+    "x.py --model_name_or_path '\0'\n", f"x.py --model_name_or_path {'a' * 5000}\n", "['x.py', '--', '--lr', '']\n",
+    "with command: ['-u', '--local_rank=0'\n", "[2024-07-08 05:14:51,770] [INFO] [runner.py:568:main] cmd = .py --\n",
+]  # fmt: skip
+PIECES = [
+    "0", "-1", "1e400", "nan", "NaN", "inf", "1,024", "1,02", "9" * 30, "1.", ".5", "1e", "True", "None", "''", '"', "'", "[",
+    "]", "{", "}", "(", ")", ":", " : ", ": ", "=", " = ", "|", " | ", "/", "%|", "\t", " ", "  ", ", ", "\r", "\n", "\r\n",
+    "\x1b[32m", "\x1b[0m", "\x1b", "\0", "\ufffd", "\N{ARABIC-INDIC DIGIT FIVE}", "\u2028", "node1: ", "[2024-07-08 05:17:02,000] ",
+    "n2: [2024-07-08 05:17:03,000] ", "n2: iteration  3/ 5 | lm loss: 2.0 | ", "iteration  1/ 9 | elapsed time per iteration (ms): 2.0 | ",
+    "global batch size: 8 |", "number of skipped iterations: 1 |", "pipe_parallel_size ..... 0\n", "RANK=1 STAGE=3 LAYERS=1\n",
+    "ProcessCoord(pipe=3, data=0): 0}\n", "ProcessCoord(x=1, pipe=2, data=1, model=0)", "MPU PP: [0, 1]", "MPU DP: [", "'stages': 0",
+    "device='cpu'", "stage=9", "x" * 3000, " " * 3000, "RunningAvgSamplesPerSec=1.5, MemAllocated=2.0GB", "global_step=3, ",
+    "(max allocated: 1.0", "iterations) memory (MB) | max allocated: 5.0 |", "'stage': 3", "Epoch: 0, Step: 1, Rank: 0, loss = 2.0\n",
+]  # fmt: skip
+WHOLE = [logs.chat(), logs.megatron(), logs.trainer(), logs.traced_trainer(), logs.zero_megatron(1, pipeline=4)]
+
+
+def generated(chance):
+    """Put needles between random text, numbers, commands, binary noise and parts of real formats; sometimes cut it."""
+    parts = []
+    for _ in range(chance.randrange(1, 25)):
+        kind = chance.random()
+        if kind < 0.45:
+            parts.append(chance.choice(NEEDLES))
+        elif kind < 0.8:
+            parts.append(chance.choice(PIECES) if chance.random() > 0.01 else chance.choice([*WHOLE, "x" * 70_000]))
+        elif kind < 0.93:
+            parts.append(chance.choice(COMMANDS))
+        else:
+            parts.append(chance.randbytes(chance.randrange(30)).decode("latin-1"))
+        parts.append(chance.choice(["", "", " ", "\n"]))
+    raw = (
+        "".join(parts).lstrip("\0").encode(chance.choice(["utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16"]), "replace")
+    )
+    return raw[: chance.randrange(len(raw) + 1)] if chance.random() < 0.2 else raw
+
+
+@pytest.mark.draws
+def test_generated_logs(tmp_path, monkeypatch):
+    """Nothing raises, however small the blocks are, and whatever their size is, the result is the same."""
+    chance = random.Random(0)
+    path = tmp_path / "a.log"
+    read = 0
+    for _ in range(300):
+        path.write_bytes(generated(chance))
+        found = []
+        for size in (chance.choice([100, 1000, 10_000]), 2**22):
+            monkeypatch.setattr(lines, "BLOCK_SIZE", size)
+            runs = console.read(path)
+            found.append([{**rows.row(run, path, {}), "steps": rows.steps(run).to_csv()} for run in runs])
+        assert repr(found[0]) == repr(found[1])
+        read += len(found[0])
+    assert read > 50
+
+
+SAMPLES = {
+    "chat.log": logs.chat(),
+    "pdsh.log": logs.with_hosts(logs.chat()),
+    "starts.log": "Setting OMP_NUM_THREADS environment variable\n"
+    + logs.CONFIG
+    + "Killing subprocess 1\n"
+    + logs.chat(),
+    "megatron.log": logs.megatron(),
+    "old_megatron.log": logs.megatron(new=False),
+    "trainer.log": logs.trainer(),
+    "trainer5.log": logs.trainer(quoted=True),
+    "trainer_state.json": logs.trainer_state(),
+    "step_log.csv": logs.step_csv(steps=25, epochs=1),
+    "crash.log": logs.CHAT_COMMAND
+    + logs.CONFIG
+    + "Traceback (most recent call last):\nValueError: CUDA out of memory\n",
+}
+MUTATIONS_EACH = 60
+PLAIN = re.compile(rb"(?<![\d.])(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\d)")
+WITH_COMMAS = re.compile(rb"(?<![\d.])\d+(?:,\d{3})+\.?\d*(?!\d)")
+SUMS = {"skipped_steps", "nan_steps", "timed_steps"}
+"""Counts that a reader adds up, so that they need not stand in the log themselves."""
+MEDIANS = {"tokens_per_s_logged", "step_time_logged_s"}
+"""Of an even number of logged values, the mean of two."""
+
+
+def mutated(raw: bytes, chance: random.Random) -> bytes:
+    """Cut, shuffle, double and flip, one or several times."""
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        lines = raw.splitlines(keepends=True) or [b""]
+        one, other = sorted(chance.randrange(len(raw) + 1) for _ in range(2))
+        first, last = sorted(chance.randrange(len(lines) + 1) for _ in range(2))
+        kind = chance.randrange(7)
+        if kind == 0:
+            raw = raw[:other]
+        elif kind == 1:
+            raw = raw[:one] + raw[other:]
+        elif kind == 2:
+            chance.shuffle(lines)
+            raw = b"".join(lines)
+        elif kind == 3:
+            raw = b"".join(lines[:last] + lines[first:])
+        elif kind == 4:
+            raw = b"".join(line for line in lines for _ in range(chance.choice([0, 1, 1, 1, 3])))
+        elif kind == 5:
+            raw = raw[:one] + chance.randbytes(chance.randrange(40)) + raw[one:]
+        else:
+            content = bytearray(raw)
+            for _ in range(chance.randrange(1, 30) if content else 0):
+                content[chance.randrange(len(content))] = chance.randrange(256)
+            raw = bytes(content)
+    return raw
+
+
+def numbers(raw: bytes) -> set[float]:
+    """Every number that stands in a log, and as what a reader may take it: MB as GiB, ms as s, M:SS as seconds."""
+    texts = [*PLAIN.findall(raw), *WITH_COMMAS.findall(raw)]
+    found = {float(text.replace(b",", b"")) for text in texts if len(text) < 40}
+    return found | {value / 1024 for value in found} | {value / 1000 for value in found}
+
+
+def near(value: float, known: set[float]) -> bool:
+    return abs(value) in known or any(abs(abs(value) - one) <= 1e-9 * one for one in known)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.draws
+def test_damaged_logs(tmp_path, name):
+    chance, whole = random.Random(name), SAMPLES[name].encode()
+    path = tmp_path / name
+    read = 0
+    for _ in range(MUTATIONS_EACH):
+        raw = mutated(whole, chance)
+        path.write_bytes(raw)
+        try:
+            runs = find.read(path, find.reader(path))
+        except LogError:
+            continue
+        known = numbers(raw)
+        for run in runs:
+            row = rows.row(run, path, {})
+            steps = rows.steps(run)
+            read += 1
+            for figure, origin in run.provenance.items():
+                value = row[figure]
+                if not isinstance(value, float | int) or isinstance(value, bool):
+                    continue
+                assert value - value == 0, (figure, value)
+                assert value >= 0 or figure.startswith("loss"), (figure, value)
+                if figure in MEDIANS:
+                    assert min(known) <= value <= max(known), (figure, value)
+                elif origin == "as logged" and figure not in SUMS:
+                    assert near(value, known), (figure, value)
+            for value in steps["loss"].dropna():
+                assert near(value, known), value
+            assert (steps["step_time_s"].dropna() > 0).all()
+    assert read > MUTATIONS_EACH / (100 if name.endswith(".json") else 4)  # most damaged JSON cannot be parsed
+
+
+def folder_of_two(tmp_path, text, name="bad.log"):
+    (tmp_path / "bystander.log").write_text(logs.trainer())
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+def boom(*_):
+    raise RuntimeError("boom\nand more")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_reader_that_fails_names_the_log_and_the_line(tmp_path, monkeypatch, encoding):
+    """By line feeds, as editors count, whatever the progress bars do; other logs of the folder are read."""
+    path = folder_of_two(tmp_path, "")
+    bars = " 10%|# | 1/10 [00:01<00:09, 1.00s/it]\r" * 5
+    path.write_bytes(f"{bars}\r\nsecond\nSegmentation fault\n{logs.chat()}".encode(encoding))
+    failing = [(needle, boom if needle == "Segmentation fault" else reader) for needle, reader in console.READERS]
+    monkeypatch.setattr(console, "READERS", failing)
+    console._readers.cache_clear()
+    what = f"{path}, line 3 cannot be read: dsnb's reader failed (RuntimeError: boom and more); please report it"
+    with pytest.raises(LogError, match=re.escape(what)):
+        dsnb.load_runs(path)
+    for load in (dsnb.load_runs, dsnb.load_steps):
+        with pytest.warns(DsnbWarning, match=re.escape(f"left out: {what}")):
+            assert set(load(tmp_path)["experiment"]) == {"bystander"}
+    console._readers.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text", "file"),
+    [
+        (trainer_state, "_entry", logs.trainer_state(), "trainer_state.json"),
+        (step_csv, "_summarize", logs.step_csv(), "step_log.csv"),
+        (find, "encoding", logs.chat(), "bad.log"),
+    ],
+)
+def test_a_fault_in_dsnb_is_an_error_of_the_log(tmp_path, monkeypatch, module, name, text, file):
+    path = folder_of_two(tmp_path, text, file)
+    monkeypatch.setattr(module, name, boom)
+    with pytest.raises(LogError, match=r"dsnb's reader failed \(RuntimeError: boom and more\); please report"):
+        dsnb.load_runs(path)
+
+
+def test_memory_that_runs_out_is_no_fault_of_a_log(tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(console, "_read_line", fail)
+    with pytest.raises(MemoryError):
+        dsnb.load_runs(folder_of_two(tmp_path, logs.chat()))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-32"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.log", logs.chat()), ("a.log", logs.with_hosts(logs.chat())), ("a.log", logs.megatron()),
+        ("trainer_state.json", logs.trainer_state()), ("step_log.csv", logs.step_csv()),
+    ],
+)  # fmt: skip
+def test_encodings(tmp_path, encoding, name, text):
+    """What PowerShell's `>` writes is read as if it were UTF-8; line ends are Windows' as well."""
+    tables = []
+    for codec in ("utf-8", encoding):
+        folder = tmp_path / codec / "sweep" / "zs0_fp16_gpus1_bs32_sl128" / "run1"
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(text.replace("\n", "\r\n").encode(codec))
+        (folder / "gpu_log.csv").write_bytes(logs.GPU_CSV.encode(codec))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tables.append((dsnb.load_runs(folder).drop(columns="run_dir"), dsnb.load_steps(folder)))
+    for plain, other in zip(*tables, strict=True):
+        assert len(plain) >= 1
+        pd.testing.assert_frame_equal(plain, other)
+
+
+def test_an_encoding_that_cannot_be_told_is_named(tmp_path):
+    """Every letter behind three zeros, without a mark."""
+    path = folder_of_two(tmp_path, "")
+    path.write_bytes(logs.chat().encode("utf-32-be"))
+    with pytest.warns(DsnbWarning, match=f"left out: {path} looks like a log in an unsupported encoding"):
+        assert set(dsnb.load_runs(tmp_path)["experiment"]) == {"bystander"}
+    with pytest.raises(LogError, match="in an unsupported encoding: save it as UTF-8"):
+        dsnb.load_runs(path)
+
+
+def test_a_model_in_a_log_is_not_looked_for_on_this_machine(tmp_path, monkeypatch):
+    (tmp_path / "facebook").mkdir()
+    (tmp_path / "facebook" / "opt-350m").mkdir()
+    (tmp_path / "facebook" / "opt-350m" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").write_text(logs.chat().replace("opt-350m", f"opt-350m/{'x' * 300}", 1))
+    assert dsnb.load_runs("a.log")["model"].tolist() == ["x" * 80]
+    assert os.listdir("facebook") == ["opt-350m"]
