@@ -8,7 +8,7 @@ import pytest
 import dsnb
 from dsnb.formulas.metrics import UTILIZATION_S
 from dsnb.runs.literature import measured
-from dsnb.runs.sampled import without_noise
+from dsnb.runs.table import without_noise
 from tests.support import made_up
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from dsnb.analysis.summary import summarize
-from dsnb.runs.yardstick import with_plain_ratio
+from dsnb.runs.table import with_plain_ratio
 
 COLUMNS = ["sweep", "experiment", "repeat", "status", "strategy", "model", "micro_batch_size", "seq_len", "precision"]
 
