@@ -11,7 +11,7 @@ from dsnb.analysis.differences import direction, percent_factor
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.replicates import Setting
 from dsnb.analysis.tasks import tasks
-from dsnb.run_folder.table_columns import SETTINGS, key_columns
+from dsnb.run_folder.columns import SETTINGS, key_columns
 from dsnb.runs.table import as_runs
 
 NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)

@@ -17,8 +17,8 @@ from dsnb.analysis.comparison_table import signed
 from dsnb.analysis.conditions import unlike_repeats
 from dsnb.analysis.loss_gaps import loss_gaps_pct, repeat_gaps_pct
 from dsnb.formulas import metrics
-from dsnb.run_folder.record_schema import LARGEST
-from dsnb.run_folder.table_columns import KEYS
+from dsnb.run_folder.columns import KEYS
+from dsnb.run_folder.declarations import MAX_FIGURE
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.load import load_gpu
@@ -146,7 +146,7 @@ def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]
     """Return the timed steps of each run that have a time."""
     if steps is None:
         return {}
-    own = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, LARGEST, inclusive="neither")]
+    own = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")]
     return dict(iter(own.groupby(KEYS, sort=False)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis.tasks import TASK, with_trained
-from dsnb.run_folder.table_columns import KEYS
+from dsnb.run_folder.columns import KEYS
 from dsnb.runs.columns import numbers
 
 SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")

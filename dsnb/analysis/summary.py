@@ -6,7 +6,7 @@ with the status `ok`; the others are only counted.
 
 import pandas as pd
 
-from dsnb.run_folder.table_columns import PHASES, SETTINGS, key_columns
+from dsnb.run_folder.columns import PHASES, SETTINGS, key_columns
 from dsnb.runs import labels
 from dsnb.runs.table import named_runs
 

@@ -20,9 +20,9 @@ from dsnb.prediction.moments import Trace
 from dsnb.prediction.predict import Known, On, known_from, tabulated
 from dsnb.prediction.step_time import Setting, setting
 from dsnb.prediction.traces import can_trace
+from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.table_columns import SETTINGS
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs
 from dsnb.settings import deepspeed_keys, grid

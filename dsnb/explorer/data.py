@@ -16,7 +16,7 @@ from dsnb.analysis.tasks import TASK, tasks
 from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
 from dsnb.explorer import columns
-from dsnb.run_folder.table_columns import key_columns
+from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, named_runs
 

@@ -13,7 +13,7 @@ from dsnb.analysis.differences import page_note
 from dsnb.analysis.intervals import Verdict
 from dsnb.analysis.replicates import hosts
 from dsnb.render.tables import Html, bullet_list, format_value, to_html
-from dsnb.run_folder.table_columns import ENVIRONMENT
+from dsnb.run_folder.columns import ENVIRONMENT
 from dsnb.runs import discover
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.load import load_runs

@@ -14,8 +14,8 @@ import pandas as pd
 from dsnb.analysis.intervals import FEWEST_RUNS
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml, records
+from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, SETTINGS
 from dsnb.runs import discover
 from dsnb.runs.labels import AXES, METRIC_LABELS
 from dsnb.runs.setting_words import common_unit

@@ -15,8 +15,7 @@ import pandas as pd
 
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import (
+from dsnb.run_folder.columns import (
     GPU_COLUMNS,
     KEYS,
     RUN_COLUMNS,
@@ -25,6 +24,7 @@ from dsnb.run_folder.table_columns import (
     STEP_NUMBERS,
     key_columns,
 )
+from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import run_folders
 from dsnb.runs.discover import Found, displayable, find_runs
 from dsnb.runs.logs import find, step_csv

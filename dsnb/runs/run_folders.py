@@ -19,8 +19,9 @@ import pandas as pd
 from dsnb.files import json_text, plain_text, records
 from dsnb.formulas import metrics, model_shapes
 from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
+from dsnb.run_folder.declarations import AMOUNT
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS
 from dsnb.settings import aliases, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.system import hardware
@@ -149,7 +150,7 @@ def _notebook_s(path: str) -> float | None:
         return float(found[1])
     notebook = records.read_json(path) or {}
     duration = get_mapping(get_mapping(notebook, "metadata"), "papermill").get("duration")
-    return duration if record_schema.AMOUNT.holds(duration) else None
+    return duration if AMOUNT.holds(duration) else None
 
 
 def _records(folders: Sequence[str], without_steps: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
@@ -202,7 +203,7 @@ def _text(value: Any) -> str | None:
 def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
     columns = _fields(settings, ["device", *ORDER]) | _settings(settings)
-    columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
+    columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
     columns[VARIABLES] = [_words(machine.get(VARIABLES)) for machine in machines]
     columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in settings]

@@ -21,7 +21,7 @@ from dsnb.files import records
 from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.render import node_plots as groups_plots
 from dsnb.render import node_report
-from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, RUN_NUMBERS
+from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS, RUN_NUMBERS
 from dsnb.runs import run_folders
 from dsnb.settings.params_file import read_params
 from dsnb.sweep.params import load_sweep

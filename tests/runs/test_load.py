@@ -9,8 +9,8 @@ import pytest
 import dsnb
 from dsnb.errors import DsnbWarning
 from dsnb.files import records
+from dsnb.run_folder.columns import STEP_COLUMNS
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import STEP_COLUMNS
 from tests.support import foreign_logs, made_up
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from dsnb.formulas import metrics, model_shapes
 from dsnb.run_folder import paths
-from dsnb.run_folder.table_columns import KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
+from dsnb.run_folder.columns import KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
 from dsnb.settings import aliases
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.system import hardware

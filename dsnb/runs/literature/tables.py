@@ -8,7 +8,7 @@ import pandas as pd
 from dsnb.errors import PublishedError
 from dsnb.formulas import metrics
 from dsnb.run_folder import paths
-from dsnb.run_folder.table_columns import RUN_COLUMNS, RUN_NUMBERS
+from dsnb.run_folder.columns import RUN_COLUMNS, RUN_NUMBERS
 from dsnb.runs.literature import measured
 from dsnb.runs.logs import rows
 from dsnb.runs.logs.logged_run import DERIVED, PUBLISHED, LoggedRun
