@@ -123,12 +123,11 @@ def _logged(found: Found) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
     """
     for path in map(Path, found.logs):
         try:
-            reader = find.reader(path)
-            if reader is None and not found.is_one_file:
-                continue
-            runs = find.read(path, reader)
+            runs = find.read(path)
+            if found.is_one_file and not runs:
+                raise LogError(path, find.UNSUPPORTED)
+            names = names_from_log(str(path), runs)
             with find.contained(path):
-                names = names_from_log(str(path), runs)
                 shown = Path(displayable(str(path)))
                 made = [(log_rows.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
         except LogError as error:

@@ -245,7 +245,7 @@ def _plain(value: Any) -> Any:
 
 
 def _of_one_type(values: list[Any]) -> list[Any]:
-    """Return values as texts if they are of several types: an index has columns of one type."""
+    """Return values as texts if they are of several types, so that they can be sorted."""
     kinds = {type(value) for value in values if value is not None}
     return values if len(kinds) < 2 else [value if value is None else str(value) for value in values]
 
