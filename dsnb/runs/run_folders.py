@@ -96,16 +96,16 @@ def _hosts(path: str) -> str | None:
     """Return the names of a run's hosts, `a,b`, without control characters."""
     nodes = (records.read_json(path) or {}).get("nodes")
     names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    return ",".join(_plain(name) for name in names if isinstance(name, str)) or None
+    return ",".join(_printable_host(name) for name in names if isinstance(name, str)) or None
 
 
 def _requested_hosts(settings: dict[str, Any]) -> str | None:
     """Return the requested hosts of a sub-cluster, for a run that ended before it reached them."""
-    names = [_plain(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
+    names = [_printable_host(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
     return ",".join(names) if names[0] and len(names) == settings.get("nodes") else None
 
 
-def _plain(host: str) -> str:
+def _printable_host(host: str) -> str:
     return plain_text.line(host[:LONGEST_HOST]).replace(",", "?").replace(" ", "?")
 
 
