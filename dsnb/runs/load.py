@@ -26,11 +26,12 @@ from dsnb.run_folder.columns import (
     key_columns,
 )
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs import cache, experiment_names, index, run_folders, run_records, sampled, yardstick
+from dsnb.runs import cache, experiment_names, index, run_folders, run_records, sampled
 from dsnb.runs.discover import Found, displayable, find_runs, names_from_log, names_from_path, sort_order
 from dsnb.runs.logs import find, step_csv
 from dsnb.runs.logs import rows as log_rows
 from dsnb.runs.logs.logged_run import LoggedRun
+from dsnb.runs.table import as_runs
 
 T = TypeVar("T")
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
@@ -68,7 +69,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
             table = _runs(found)
         return table, [*found.examined, *found.results]
 
-    return yardstick.with_plain_ratio(sampled.without_noise(cache.cached("runs", Path(path), load)))
+    return as_runs(sampled.without_noise(cache.cached("runs", Path(path), load)))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
