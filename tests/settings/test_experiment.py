@@ -4,6 +4,8 @@ import pytest
 
 import dsnb
 from dsnb.errors import SettingsError
+from dsnb.files import records
+from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
@@ -119,6 +121,19 @@ def test_learning_rate_as_yaml_reads_it():
 def test_a_misspelled_notebook_parameter_is_refused():
     with pytest.raises(SettingsError, match="unknown setting 'zero_stgae': did you mean 'zero_stage'"):
         Experiment.from_namespace({"zero_stgae": 2, "zero_stage": 0, "dsnb": dsnb, "_i1": "x", "exit": "y"})
+
+
+def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
+    planned = Experiment(model="gpt2-tiny", zero_stage=2, micro_batch_size="auto", device="cuda")
+    resolved = {**planned.model_dump(), "micro_batch_size": 24, "asked": {"micro_batch_size": "auto"}}
+    records.write_json(RunPaths(tmp_path).experiment, resolved)
+    names = {"model": "gpt2-tiny", "zero_stage": 2, "micro_batch_size": "auto", "device": "cuda", "data": "synthetic"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "contradictions", None)  # nothing is checked again
+        assert Experiment.from_namespace({**names, "run_dir": str(tmp_path)}) == planned
+    assert Experiment.from_namespace({**names, "zero_stage": 1, "run_dir": str(tmp_path)}).zero_stage == 1
+    with pytest.raises(SettingsError, match="zero_stage is 7"):
+        Experiment.from_namespace({**names, "zero_stage": 7, "run_dir": str(tmp_path)})
 
 
 def test_a_notebook_setting_of_a_wrong_type_is_refused():
