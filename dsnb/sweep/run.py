@@ -18,13 +18,7 @@ from dsnb.files import records
 from dsnb.launcher import fork
 from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.result import Result
-<<<<<<< HEAD
-from dsnb.settings import checks
-from dsnb.settings.prepared import inputs
-=======
 from dsnb.settings import checks, inputs
-from dsnb.settings.experiment import Experiment
->>>>>>> main
 from dsnb.sweep import job, schedule
 from dsnb.sweep.left_out import without_unfit
 from dsnb.sweep.lock import locked
