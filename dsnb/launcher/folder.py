@@ -73,12 +73,10 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
 
 def _is_recorded(run: RunPaths, experiment: Experiment, requested: Experiment) -> bool:
     """Return whether a sweep has written just these settings for a launch that has not begun yet."""
-    if run.console.exists():
+    settings = records.read_json(run.experiment)
+    if not settings or "asked" in settings or run.console.exists():
         return False
-    settings = records.read_json(run.experiment) or {}
-    return all(settings.get(name) == value for name, value in experiment.model_dump().items()) and (
-        Experiment.requested(settings) == requested
-    )
+    return experiment == requested == Experiment.recorded(settings)
 
 
 def write_description(run: RunPaths, experiment: Experiment, requested: Experiment, machine: dict[str, Any]) -> None:
