@@ -106,5 +106,5 @@ def test_the_gpus_that_were_measured_and_are_at_hand():
 def test_the_best_of_several_sweeps_is_named_by_its_sweep():
     runs = one_and_two_gpus(1000.0, 2000.0).assign(sweep=["first", "second"], experiment="zs0")
     decision = of_runs(runs, Question(objective="gpu_hours", tokens=1e9))
-    assert list(decision.options.index) == ["first/zs0", "second/zs0"]
+    assert list(decision.options.index) == ["second/zs0", "first/zs0"]  # equal hours, fewer days
     assert decision.difference["change_pct"] == 0
