@@ -10,7 +10,7 @@ from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.explorer import question
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers
 from dsnb.explorer.state import OF_A_TASK, default
-from dsnb.render import answer, words
+from dsnb.render import answer, templates, words
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.settings import planning
@@ -41,19 +41,19 @@ def payload(data: Data, names: list[str]) -> dict[str, Any]:
         "memoryFigures": labels.MEMORY,
         "assumedPrice": ASSUMED_PRICE,
         "objectives": list(OBJECTIVES),
-        "best": words.BEST,
-        "worse": words.WORSE,
-        "place": sorted(words.PLACE),
-        "shownGib": words.SHOWN_GIB,
-        "equalPct": words.EQUAL_PCT,
-        "byMean": [f" {mean}" for mean in words.BY_MEAN],
+        "best": templates.BEST,
+        "worse": templates.WORSE,
+        "place": sorted(templates.PLACE),
+        "shownGib": templates.SHOWN_GIB,
+        "equalPct": templates.EQUAL_PCT,
+        "byMean": [f" {mean}" for mean in templates.BY_MEAN],
         "unstable": [names.index(name) for name in unstable(runs)],
         "unstableTimes": UNSTABLE,
         "extrapolated": "extrapolated to all tokens without restarts, checkpoints and evaluation",
         "mostDays": planning.MOST_DAYS,
         "goalDays": planning.GOAL_DAYS,
         "inputs": question.INPUTS,
-        "noRuns": words.NO_RUNS,
+        "noRuns": templates.NO_RUNS,
     }
 
 

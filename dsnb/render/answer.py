@@ -11,7 +11,8 @@ from dsnb.analysis.tasks import Task, tasks
 from dsnb.analysis.texts import fixed
 from dsnb.render import changes
 from dsnb.render.tables import Html
-from dsnb.render.words import NO_RUNS, Words, words
+from dsnb.render.templates import NO_RUNS
+from dsnb.render.words import Words, words
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
