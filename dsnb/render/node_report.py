@@ -146,14 +146,15 @@ def spread(table: pd.DataFrame) -> Picture:
 
 def _panel(part: pd.DataFrame, axis: Axes) -> None:
     """Draw one workload; the axis begins near the lowest value instead of at 0: differences are a few per cent."""
-    sizes = sorted(part["nodes"].dropna().unique())
+    part = part.dropna(subset="nodes")
+    sizes = sorted(part["nodes"].unique())
     values = pd.concat([part["per_node"], part["expected_per_node"]]).dropna()
     room = max(values.max() - values.min(), 0.04 * values.max()) if len(values) else 1.0
     floor = values.min() - 0.25 * room if len(values) else 0.0
-    place = part.groupby("nodes").cumcount() / (part.groupby("nodes")["nodes"].transform("size") - 1).clip(lower=1)
-    part = part.assign(
-        at=part["nodes"].map(sizes.index) + HALF_WIDTH * (2 * place - 1), y=part["per_node"].fillna(floor)
-    )
+    many = part.groupby("nodes")["nodes"].transform("size") - 1
+    step = (2 * HALF_WIDTH / many.clip(lower=1)).clip(upper=0.08)
+    at = part["nodes"].map(sizes.index) + step * (part.groupby("nodes").cumcount() - many / 2)
+    part = part.assign(at=at, y=part["per_node"].fillna(floor))
     failed = part[part["verdict"].eq("fail") & part["per_node"].isna()]
     measured = part[part["per_node"].notna()]
     kinds = [
