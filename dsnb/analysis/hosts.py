@@ -15,7 +15,6 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import scaling
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.analysis.texts import signed
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text
@@ -23,6 +22,7 @@ from dsnb.run_folder import node_comparison, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths, SweepPaths
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
+from dsnb.runs.table import named_runs
 from dsnb.settings import params_file
 
 MIN_PCT, DEVIATIONS, MIN_GROUPS = 3.0, 3.5, 3
@@ -69,7 +69,7 @@ def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None)
     least = runs["sweep"].map(wanted) if isinstance(wanted, dict) else wanted
     workloads = {place: workload for workload, part in scaling.workloads(runs) for place in part.index}
     rates = numbers(runs, "samples_per_s").where(runs["status"] == "ok")
-    runs = qualify_experiments(runs.assign(workload=pd.Series(workloads), expected=least, rate=rates))
+    runs = named_runs(runs.assign(workload=pd.Series(workloads), expected=least, rate=rates))
     table = pd.DataFrame([_group(part) for _, part in runs.groupby(GROUP, sort=False, dropna=False)])
     same = table.groupby("experiment", sort=False)["per_node"]
     table["median_per_node"], table["compared_with"] = same.transform("median"), same.transform("count")
@@ -110,7 +110,7 @@ def expectations(runs: pd.DataFrame) -> dict[str, float]:
 
     Sweeps without an expectation or a valid params file are left out.
     """
-    found = {}
+    found: dict[str, float] = {}
     for sweep, folders in runs[runs["run_dir"].notna()].groupby("sweep")["run_dir"]:
         params = SweepPaths(Path(folders.iloc[0]).parent.parent).params
         if params.is_file() and RunPaths(Path(folders.iloc[0])).repeat is not None:

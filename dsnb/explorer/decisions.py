@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decide import ASSUMED_PRICE, OBJECTIVES, kinds, without_probes
+from dsnb.analysis.decide import ASSUMED_PRICE, OBJECTIVES, basis, kinds, without_probes
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.explorer import question
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers
@@ -92,7 +92,7 @@ def _setting(run: dict[Any, Any], capacity: float) -> dict[str, Any]:
         "setting": setting_words.setting(run),
         "place": setting_words.place(run),
         "unit": setting_words.unit(run),
-        "basis": words.basis(run),
+        "basis": basis(run),
         "origin": words.origin(run),
         "kind": run["kind"],
         "gpus": json_numbers([run["gpus"]])[0],

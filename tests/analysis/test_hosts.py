@@ -17,7 +17,7 @@ from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.render import node_report
-from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS
+from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS
 from tests.support import made_up
 
 HOSTS = [f"node-{number:03d}" for number in range(1, 65)]
