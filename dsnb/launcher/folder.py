@@ -62,7 +62,7 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         run.dir.mkdir(parents=True, exist_ok=True)
         remove_leftovers(run)
         check_free_space(run.dir)
-        ranks = environment.for_ranks(experiment.device, experiment.gpus, launched_at=0.0)
+        ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
         write_description(run, experiment, requested or experiment, environment.describe(ranks))
         run.console.touch()
     except OSError as error:

@@ -84,7 +84,7 @@ def local_host_ranks(experiment: Experiment, run: RunPaths, worker: str, launche
         node=0,
         master_addr=LOCALHOST,
         master_port=experiment.master_port or free_port(),
-        env=LOOPBACK | environment.for_ranks(experiment.device, experiment.gpus, launched_at),
+        env=LOOPBACK | environment.for_ranks(experiment.device, experiment.gpus, launched_at, experiment.allocator),
         worker=worker,
         run_dir=run.dir,
         console=run.console,

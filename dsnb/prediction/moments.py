@@ -57,7 +57,7 @@ ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers
 
 @dataclass(frozen=True)
 class ModelTrace:
-    """The memory of a model as a function of the micro-batch; from `dsnb.train.memory_trace`.
+    """The memory of a model as a function of the micro-batch; from `dsnb.prediction.memory_trace`.
 
     A size is (bytes that are always there, bytes of each sequence). Which of several sizes is the largest depends on
     the micro-batch.
@@ -80,7 +80,7 @@ class ModelTrace:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "ModelTrace":
-        """Return the trace of a record of `dsnb.train.memory_trace`.
+        """Return the trace of a record of `dsnb.prediction.memory_trace`.
 
         Raises
         ------

@@ -251,6 +251,9 @@ AXES = {
 OTHER_AXES = {
     "weights": Axis("weights", "{} weights"),
     "memory_limit_gib": Axis("memory limit (GiB)", "memory limit {} GiB", phrases={"0": "no memory limit"}),
+    "allocator": Axis(
+        "allocator", phrases={"expandable": "expandable segments", "default": "torch's default allocator"}
+    ),
     "dropout": Axis("dropout", phrases={"0": "no dropout"}),
     "tokenizer": Axis("tokenizer", phrases={"bytes": "bytes as tokens"}),
     "gradient_clipping": Axis("gradient clipping", phrases={"0": "no gradient clipping"}),

@@ -42,6 +42,7 @@ def _parts(s: Any, usual_learning_rate: float) -> list[str]:
         f"powersgd{s.powersgd_rank}" if s.gradient_compression == "powersgd" else "",
         "send-bf16" if s.gradient_compression == "bf16" else "",
         f"limit{s.memory_limit_gib:g}gib" if s.memory_limit_gib else "",
+        f"alloc-{s.allocator}" if s.allocator != "expandable" else "",
         "pretrained" if s.weights == "pretrained" else "",
         f"dropout{s.dropout:g}" if s.dropout else "",
         model_shapes.slug(s.data) if s.data != "synthetic" else "",

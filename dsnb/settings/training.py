@@ -61,6 +61,9 @@ class Training(BaseModel):
     """Sequences per rank and forward pass; `auto` is the largest that fits, found by short runs."""
     memory_limit_gib: float = Field(default=0.0, ge=0, lt=2**30)
     """Memory limit per GPU in GiB (on a CPU: per rank), to simulate a smaller one; 0 for no limit."""
+    allocator: Literal["expandable", "default"] = "expandable"
+    """How torch reserves the memory of a GPU: in segments that grow (`expandable_segments:True`), which avoids
+    fragmentation, or as it does by default. If you set `PYTORCH_ALLOC_CONF` yourself, your value holds."""
     grad_accum: int = Field(default=1, strict=True, ge=1, lt=MOST)
     """Micro-batches per optimizer step."""
     grad_accum_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

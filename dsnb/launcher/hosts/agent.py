@@ -148,7 +148,8 @@ def prepare_host_ranks(request: dict[str, Any], scratch: Path) -> tuple[HostRank
     alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(hosts[node].devices)}
     if problems := checks.unsupported({**request["experiment"], **alone}, launching=False):
         raise DsnbError("; ".join(problems))
-    env = environment.for_ranks(device, len(hosts[node].devices), float(request["launched_at"]))
+    allocator = str(request["experiment"].get("allocator", "default"))
+    env = environment.for_ranks(device, len(hosts[node].devices), float(request["launched_at"]), allocator)
     env |= addresses.interface_variables(str(request["interface"]), addresses.own_address().interface)
     address, number = str(request["master_addr"]), int(request["master_port"])
     host_ranks = HostRanks(
