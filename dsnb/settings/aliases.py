@@ -26,7 +26,7 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, and on GPUs
     torch's allocator was the default one before `allocator` chose.
     """
-    if "allocator" not in settings and settings.get("device") != "cpu":
+    if settings and "allocator" not in settings and settings.get("device") != "cpu":
         settings = {**settings, "allocator": "default"}
     if "grad_accum_dtype" in settings:
         return dict(settings)
