@@ -119,7 +119,6 @@ def on_the_line(low: Trace, high: Trace, size: int) -> Trace:
         low,
         forward_peak=line(low.forward_peak, high.forward_peak),
         kept=line(low.kept, high.kept),
-        block_input=line(low.block_input, high.block_input),
         moments=tuple((line(_most_after(low, at), _most_after(high, at)), at) for at in done),
     )
 

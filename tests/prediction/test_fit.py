@@ -108,7 +108,7 @@ def of_size(size):
     """Give a trace in which the loss overtakes the rest of the backward pass at a size of 10."""
     moments = ((100 * size * MIB, 0.0), ((800 + 20 * size) * MIB, 0.5e9), (50 * MIB, 1e9))
     hull = moments if size >= 10 else moments[1:]
-    return replace(TRACE, forward_peak=90 * size * MIB, kept=60 * size * MIB, block_input=size * MIB, moments=hull)
+    return replace(TRACE, forward_peak=90 * size * MIB, kept=60 * size * MIB, moments=hull)
 
 
 @pytest.fixture
