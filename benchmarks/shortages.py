@@ -48,9 +48,7 @@ def main() -> None:
             print(f"{words}: {gib:.2f} of {room_gib(row):.2f} GiB")
             if predicted and is_in_pieces(row):
                 free = room_gib(row) - row["oom_allocated_gib"]
-                print(
-                    f"  not counted: it asked for {row['oom_requested_gib']:.2f} GiB, and {free:.2f} were free, in pieces"
-                )
+                print(f"  not counted: asked for {row['oom_requested_gib']:.2f} GiB with {free:.2f} free, in pieces")
                 continue
             right[row["status"]].append(predicted == (row["status"] == "ok"))
     for status, found in right.items():

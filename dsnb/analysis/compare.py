@@ -11,8 +11,8 @@ from dsnb.analysis.differences import direction, percent_factor
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.replicates import Setting
 from dsnb.analysis.tasks import tasks
-from dsnb.run_folder.table_columns import SETTINGS, key_columns
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.run_folder.columns import SETTINGS, key_columns
+from dsnb.runs.table import as_runs
 
 NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
 
@@ -65,7 +65,7 @@ def compare(
     SettingsError
         If either set has no such figure, or `relevance` or `confidence` is out of range.
     """
-    sets = [rename_old_columns(runs) for runs in (before, after)]
+    sets = [as_runs(runs) for runs in (before, after)]
     ways = [direction(runs, figure, better) for runs in sets]
     keys = _settings_of(sets)
     factor = percent_factor(figure)

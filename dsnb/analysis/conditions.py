@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from dsnb.analysis.summary import qualify_experiments
-
 VARIABLES, INPUTS, ALLOCATOR = "variables", "inputs", "allocator"
 """Columns of `name=value` pairs, missing for runs that were recorded without them, and a setting that runs made before
 it was one have in another value than their name says."""
@@ -53,7 +51,7 @@ def unlike_repeats(runs: pd.DataFrame) -> pd.Series:
     words = pd.Series("", index=runs.index, dtype=object)
     if not {VARIABLES, INPUTS, ALLOCATOR} & set(runs.columns):
         return words
-    for _, group in qualify_experiments(runs).groupby("experiment", sort=False):
+    for _, group in runs.groupby("experiment", sort=False):
         found = [_unlike(_pairs(group, name), name) for name in (VARIABLES, INPUTS, ALLOCATOR)]
         for place, label in enumerate(group.index):
             words[label] = "; ".join(filter(None, (texts[place] for texts in found if texts)))

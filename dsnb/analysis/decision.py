@@ -17,11 +17,10 @@ from dsnb.analysis.comparison_table import Rules, table_of
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.plan import CPU, plan, price_of
 from dsnb.analysis.stability import unstable
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
 from dsnb.runs.labels import MEMORY
+from dsnb.runs.table import named_runs
 from dsnb.settings.planning import MOST_DAYS, is_number, is_whole
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
@@ -130,7 +129,7 @@ def options(runs: pd.DataFrame, question: Question) -> pd.DataFrame:
         informative figure of memory that was measured), `gpu_memory_gib` (what a GPU has). Settings without the figure
         that is to be least come last.
     """
-    runs = qualify_experiments(rename_old_columns(runs))
+    runs = named_runs(runs)
     table = plan(runs, question.tokens).set_index("experiment").drop(columns=["source", "cost", "is_unstable"])
     is_ok = runs["status"] == "ok"
     known = pd.DataFrame({"n": is_ok, "n_failed": ~is_ok, "kind": kinds(runs)})
@@ -213,7 +212,7 @@ def decide(runs: pd.DataFrame, question: Question) -> Decision:
     runs, question
         As for `options`.
     """
-    runs = qualify_experiments(rename_old_columns(runs))
+    runs = named_runs(runs)
     timed = options(runs, question)
     gpus = tuple(sorted({int(number) for number in timed["gpus"][timed["days"].notna()]}))
     known = timed[timed[OBJECTIVES[question.objective]].notna()]

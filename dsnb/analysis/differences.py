@@ -12,11 +12,9 @@ from dsnb.analysis.comparison_table import Better, Rules, table_of
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
 from dsnb.analysis.replicates import Setting
 from dsnb.analysis.stability import unstable
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.runs.yardstick import with_plain_ratio
+from dsnb.runs.table import named_runs
 
 
 def differences(
@@ -66,7 +64,7 @@ def differences(
         If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
         if `relevance` or `confidence` is out of range.
     """
-    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    runs = named_runs(runs)
     better = direction(runs, figure, better)
     rules = Rules(relevance, confidence, better, hosts_alike, fewest_runs, percent_factor(figure))
     settings = replicates.of_runs(runs, by, figure, bool(rules.percent_factor))

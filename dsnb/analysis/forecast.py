@@ -17,7 +17,7 @@ from dsnb.prediction import gpus
 from dsnb.prediction.calibration import FEWEST
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.predict import predict
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.table import as_runs
 from dsnb.settings.experiment import Experiment
 
 MEASURED, PREDICTED = "measured", "predicted"
@@ -174,7 +174,7 @@ def _combinations(settings: Mapping[str, Any]) -> tuple[list[Experiment], tuple[
 
 def _of_gpu(runs: pd.DataFrame, gpu: gpus.Gpu) -> pd.DataFrame:
     """Return the runs on a GPU that tell how fast a setting is, or that it does not fit."""
-    known = rename_old_columns(runs)
+    known = as_runs(runs)
     known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
     known = known[known["status"].eq("oom") | (known["status"].eq("ok") & known["tokens_per_s"].notna())]
     return known[[_is(name, gpu) for name in known["gpu_name"]]]

@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import scaling
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text
 from dsnb.run_folder.paths import PROBE, RunPaths, SweepPaths
 from dsnb.runs import labels
+from dsnb.runs.table import named_runs
 from dsnb.settings import params_file
 
 COLUMNS = [
@@ -70,9 +70,7 @@ def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None)
         return pd.DataFrame(columns=COLUMNS)
     wanted = expectations(runs) if expected is None else expected
     workloads = {name: workload for workload, part in scaling.workloads(runs) for name in part.index}
-    runs = qualify_experiments(
-        runs.assign(workload=[workloads.get(name, "") for name in runs.index], title=runs["sweep"])
-    )
+    runs = named_runs(runs.assign(workload=[workloads.get(name, "") for name in runs.index], title=runs["sweep"]))
     members: dict[object, list[dict[str, Any]]] = {}
     for run in runs[NEEDED].to_dict("records"):
         hosts = run["hosts"] if isinstance(run["hosts"], str) else None

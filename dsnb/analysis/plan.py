@@ -5,10 +5,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from dsnb.analysis import stability
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.table import named_runs
 from dsnb.settings import planning
 
 COLUMNS = [
@@ -63,7 +62,7 @@ def plan(
     if prices is not None and not isinstance(prices, Mapping):
         raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
     planning.check(tokens, {f"prices[{name!r}]": price for name, price in (prices or {}).items()}, power_w=power_w)
-    known = qualify_experiments(rename_old_columns(runs))
+    known = named_runs(runs)
     known = known.reindex(columns=[*known, *(name for name in MEASURED if name not in known)])
     ok = known[(known["status"] == "ok") & known["tokens_per_s"].notna() & known["gpus"].notna()]
     on_cpu = ok.get("device", pd.Series(index=ok.index, dtype=object)) == "cpu"

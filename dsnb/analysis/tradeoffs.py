@@ -14,10 +14,8 @@ from dsnb.analysis.choices import with_choices
 from dsnb.analysis.comparison_table import Rules, table_of
 from dsnb.analysis.differences import direction, percent_factor
 from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.runs.yardstick import with_plain_ratio
+from dsnb.runs.table import named_runs
 
 
 def pareto_front(
@@ -114,7 +112,7 @@ def effects(
         10 % more than the base; NaN if either was not measured) and `<metric>_<column>` for the columns of
         `dsnb.analysis.comparison_table.COLUMNS`.
     """
-    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    runs = named_runs(runs)
     settings = with_choices(runs).drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     settings = settings.where(settings.notna(), None)
     rows = _single_changes(settings, base)
@@ -124,7 +122,7 @@ def effects(
         name = row["experiment"]
         row |= {"n": int(ok[name]), "n_failed": int(all_runs[name] - ok[name])}
     table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment", "n", "n_failed"])
-    known = runs if task_runs is None else qualify_experiments(with_plain_ratio(rename_old_columns(task_runs)))
+    known = runs if task_runs is None else named_runs(task_runs)
     pairs = [(base, name) for name in table["experiment"]]
     parts = [_compared(runs, known, pairs, metric, relevance, confidence) for metric in metrics]
     return pd.concat([table, *parts], axis=1)

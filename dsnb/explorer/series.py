@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.explorer.data import Data, json_numbers, run_folder, run_log
-from dsnb.run_folder.table_columns import GPU_COLUMNS
+from dsnb.run_folder.columns import GPU_COLUMNS
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.literature import measured as literature
 from dsnb.runs.load import load_gpu, load_steps

@@ -6,9 +6,9 @@ from typing import Any
 
 from dsnb.explorer.data import Data, json_numbers, plain
 from dsnb.run_folder import record_schema
+from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import SETTINGS
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.settings.experiment import Experiment

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from dsnb.prediction.fake_model import CudaOperators, Size, autocast, size
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi
 from dsnb.train.causal_loss import CausalLoss

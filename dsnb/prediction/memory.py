@@ -13,9 +13,8 @@ from dsnb.formulas import memory as formulas
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.formulas.model_shapes import facts
 from dsnb.prediction.moments import Moment, Trace
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.zero_rules import accumulates_in_fp32
 
 GIB = 2**30
 WORKSPACE_GIB = 0.07

@@ -29,7 +29,7 @@ from dsnb.prediction.fake_model import (
     size,
     total,
 )
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
 from dsnb.train.causal_loss import CausalLoss

@@ -18,7 +18,7 @@ from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.prediction.moments import ModelTrace, Trace
 from dsnb.run_folder import paths
-from dsnb.settings.compile_rules import CHUNK_TOKENS, compiles_blocks
+from dsnb.settings.derived import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.system import interpreter
 

@@ -122,10 +122,18 @@ class RunPaths(_JobPaths):
         """Environment and end of every host; only of a run with a hostfile."""
         return self.dir / "nodes.json"
 
+    def node(self, number: int) -> Path:
+        """Return the path of how the ranks of a host ended; part of `nodes` once the run has ended."""
+        return self.dir / f"node{number}.json"
+
+    def node_gpu(self, number: int) -> Path:
+        """Return the path of the samples of a host's GPUs; part of `gpu` once the run has ended."""
+        return self.dir / f"gpu{number}.jsonl"
+
     @property
-    def written_by_ranks(self) -> tuple[Path, ...]:
-        """Files that are fetched from hosts that do not share this folder."""
-        return self.steps, self.worker, self.failures, self.profile, self.trace, self.flops, self.bandwidth
+    def of_nodes(self) -> list[Path]:
+        """The files that hosts have written for themselves."""
+        return [*self.dir.glob("node[0-9]*.json"), *self.dir.glob("gpu[0-9]*.jsonl")]
 
     @property
     def repeat(self) -> int | None:
@@ -151,11 +159,6 @@ class SweepPaths(_JobPaths):
     def lock(self) -> Path:
         """Lock of the sweep that writes here."""
         return self.dir / ".lock"
-
-    @property
-    def index(self) -> Path:
-        """Index of the run folders, for a quick first load; ignored when they have changed."""
-        return self.dir / ".index.arrow"
 
     @property
     def report_notebook(self) -> Path:
@@ -218,7 +221,7 @@ def _home() -> Path:
 
 
 def cache_home() -> Path | None:
-    """Return the folder in which large tables are kept: `$DSNB_CACHE`, or the user's cache; None if there is none."""
+    """Return the folder of the traces of models: `$DSNB_CACHE`, or the user's cache; None if there is none."""
     try:
         if (chosen := os.environ.get("DSNB_CACHE")) is not None:
             return None if chosen in {"", "off"} else Path(chosen).expanduser()

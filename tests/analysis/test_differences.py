@@ -12,7 +12,7 @@ from dsnb.analysis.comparison_table import COLUMNS, signed
 from dsnb.analysis.differences import differences, page_note
 from dsnb.analysis.intervals import FEWEST_RUNS
 from dsnb.errors import SettingsError
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 
 FAST = [1000.0, 1010, 990, 1005, 995]
 

@@ -21,13 +21,13 @@ from dsnb.files import records
 from dsnb.launcher.gpu_figures import gpu_figures
 from dsnb.render import node_plots as groups_plots
 from dsnb.render import node_report
-from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, RUN_NUMBERS
+from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS, RUN_NUMBERS
 from dsnb.runs import run_folders
 from dsnb.settings.params_file import read_params
 from dsnb.sweep.params import load_sweep
 from tests.support import collected_logs, foreign_logs, lazy, made_up
 
-torch, skew = lazy.Module("torch"), lazy.Module("dsnb.train.skew")
+torch, over_ranks = lazy.Module("torch"), lazy.Module("dsnb.train.over_ranks")
 
 HOSTS = [f"node-{number:03d}" for number in range(1, 65)]
 SLOW, DEAD = HOSTS[41], HOSTS[18]
@@ -350,11 +350,11 @@ def test_samples_of_one_gpu_are_as_they_are():
 def test_skew_by_hand():
     times_s = torch.tensor([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.5, 1.0, 4.0]])
     means_s = pytest.approx([1, 4 / 3, 6.5 / 3])
-    assert skew.compare(times_s) == {"skew": 1.0, "slowest": 2, "means_s": means_s}
-    two = skew.compare(torch.tensor([[1.0], [3.0]]))
+    assert over_ranks.compare(times_s) == {"skew": 1.0, "slowest": 2, "means_s": means_s}
+    two = over_ranks.compare(torch.tensor([[1.0], [3.0]]))
     assert (two["skew"], two["slowest"]) == (0.5, 1)  # the median of two is their mean
     nothing = {"skew": None, "slowest": None, "means_s": None}
-    assert skew.compare(torch.tensor([[1.0, 2.0]])) == skew.compare(torch.empty(2, 0)) == nothing
+    assert over_ranks.compare(torch.tensor([[1.0, 2.0]])) == over_ranks.compare(torch.empty(2, 0)) == nothing
 
 
 @pytest.mark.alone

@@ -11,7 +11,7 @@ from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.stability import ratios, unstable
 from dsnb.analysis.summary import summarize
 from dsnb.analysis.tradeoffs import pareto_front
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 
 
 def runs_of(**rates):

@@ -8,7 +8,7 @@ import pytest
 from dsnb.analysis.comparison_table import MINUS
 from dsnb.analysis.differences import differences
 from dsnb.analysis.tradeoffs import effects, pareto_front
-from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS as COLUMNS
 from dsnb.runs import labels
 
 
