@@ -190,20 +190,13 @@ def test_a_wrong_value_is_reported_without_the_words_of_pydantic(words, message,
 
 
 @pytest.mark.process
-def test_papermill_refuses_a_misspelled_parameter(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        str(ROOT / "notebooks/10_run.ipynb"),
-        "out.ipynb",
-        "-p",
-        "zero_stgae",
-        "2",
-    ]
+def test_papermill_passes_settings_that_the_notebook_does_not_list_and_misspelled_ones(tmp_path):
+    command = [sys.executable, "-m", "papermill", str(ROOT / "notebooks/10_run.ipynb"), "out.ipynb"]
+    command += ["-p", "zero_stgae", "2", "-p", "dropout", "7"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode != 0
-    assert "did you mean 'zero_stage'?" in done.stderr
+    assert "unknown setting 'zero_stgae': did you mean 'zero_stage'?" in done.stderr
+    assert "dropout is 7: it must be less than 1.0" in done.stderr
 
 
 @pytest.mark.process

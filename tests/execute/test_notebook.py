@@ -99,10 +99,3 @@ def test_a_kernelspec_of_another_environment_is_found(tmp_path, monkeypatch, arg
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     said = kernels.foreign_kernelspec()
     assert said is None if found is None else said.startswith(found.format(spec=spec))
-
-
-def test_only_the_parameters_that_papermill_adds_are_folded():
-    cells = [nbf.new_code_cell("a = 1", metadata={"tags": tags}) for tags in (["injected-parameters"], ["other"], [])]
-    for cell in cells:
-        notebook.fold_parameters(cell)
-    assert [cell.metadata.get("jupyter") for cell in cells] == [{"source_hidden": True}, None, None]

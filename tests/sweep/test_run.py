@@ -47,8 +47,21 @@ def test_a_sweep_leaves_complete_folders_and_a_table(swept):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
     assert "tokens/s" in html
-    (given,) = [cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", [])]
-    assert given.metadata["jupyter"] == {"source_hidden": True}
+    (injected,) = [cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", [])]
+    given = dict(line.split(" = ") for line in injected.source.splitlines() if " = " in line)
+    assert given.pop("run_dir") == f'"{folder}"'
+    shown = {
+        "model",
+        "zero_stage",
+        "precision",
+        "micro_batch_size",
+        "seq_len",
+        "data",
+        "device",
+        "steps",
+        "time_limit_s",
+    }
+    assert given.keys() == shown | {"warmup_steps"}  # what differs from the defaults
     assert 'alt="Loss and step time of one run' in html
     assert "%|" not in json.dumps(outputs)  # the progress bar is gone, not frozen at 0 %
 
@@ -120,15 +133,12 @@ def test_a_run_whose_kernel_was_killed_is_made_again_if_it_had_not_begun(params,
     assert is_finished(run) == (status == "failed")
 
 
-def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, monkeypatch):
+def test_a_notebook_without_its_tag_is_refused(params, tmp_path, monkeypatch):
     template = tmp_path / "10_run.ipynb"
     text = paths.notebook_template("10_run").read_text()
     monkeypatch.setattr(paths, "notebook_template", lambda _: template)
-    template.write_text(text.replace("grad_accum: int", "gradaccum: int"))
-    with pytest.raises(SettingsError, match="does not take grad_accum: add it to the cell tagged 'parameters'"):
-        run_sweep(params, output=tmp_path / "out", progress=False)
     template.write_text(text.replace('"parameters"', '"params"'))
-    with pytest.raises(SettingsError, match="does not take model, weights, strategy, zero_stage, "):
+    with pytest.raises(SettingsError, match="has no cell tagged 'parameters' with 'run_dir': restore the tag"):
         run_sweep(params, output=tmp_path / "out", progress=False)
 
 
