@@ -4,7 +4,7 @@ import pandas as pd
 
 from dsnb.analysis import conditions
 from dsnb.analysis.flags import Flag, flags
-from dsnb.runs import run_records
+from dsnb.runs import run_folders
 
 
 def runs(*variables, experiment="a", inputs=None):
@@ -46,7 +46,7 @@ def test_a_run_of_another_file():
 
 def test_names_with_spaces_and_quotes_survive_the_table():
     files = {"bob's dir/l m.json": "abc", "x y.txt": "1", "z y.txt": "2=3"}
-    assert conditions.parsed(run_records._words(files)) == files
+    assert conditions.parsed(run_folders._words(files)) == files
 
 
 def test_more_than_three_are_counted():

@@ -9,17 +9,15 @@ import pytest
 
 import dsnb
 from dsnb.errors import DsnbWarning, LaunchError, SettingsError
-from dsnb.execute import notebook
 from dsnb.explorer import payload
 from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
-from dsnb.run_folder.paths import RunPaths, SweepPaths
+from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
-from dsnb.sweep import job, lock
 from dsnb.sweep.params import load_sweep
-from dsnb.sweep.run import is_finished, run_sweep
+from dsnb.sweep.run import is_finished
 from tests import ROOT
 from tests.support import whole
 from tests.support.waiting import WAIT_S, wait_until
@@ -204,61 +202,6 @@ def test_a_lone_copy_goes_by_its_settings(sweep):
     shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS3 / "run5")
     with pytest.warns(DsnbWarning, match=f"belongs to {ZS0}, not to {ZS3}"):
         assert set(dsnb.load_runs(sweep.paths.dir)["experiment"]) == {ZS0}
-
-
-def removing(folder, calls):
-    """Give an `execute` for notebooks that removes a folder amid the first run, as somebody else might."""
-
-    def execute(template, target, values):
-        calls.append(values["run_dir"])
-        shutil.rmtree(folder)
-        raise FileNotFoundError(2, "No such file or directory", str(target))
-
-    return execute
-
-
-@pytest.mark.process
-def test_a_sweep_whose_folder_is_removed_ends_and_leaves_nothing_there(tmp_path, monkeypatch):
-    (tmp_path / "t.yaml").write_text(PARAMS)
-    calls = []
-    monkeypatch.setattr(notebook, "execute", removing(tmp_path / "out", calls))
-    with pytest.raises(LaunchError, match="was removed or replaced during the run: nothing more is written"):
-        run_sweep(tmp_path / "t.yaml", output=tmp_path / "out", progress=False)
-    assert len(calls) == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_second_sweep_under_the_same_name_ends_the_first(tmp_path):
-    """The folder is removed and made anew: the first sweep holds a lock that nobody can see any more."""
-    sweep = SweepPaths(tmp_path / "out")
-    with lock.locked(sweep) as first:
-        first.check()
-        shutil.rmtree(sweep.dir)
-        with lock.locked(sweep) as second:
-            second.check()
-            with pytest.raises(LaunchError) as caught:
-                first.check()
-        assert str(caught.value) == (
-            f"{sweep.dir} or its lock was removed or replaced while the sweep ran: nothing more is written there; "
-            "start the sweep again"
-        )
-
-
-@pytest.mark.process
-def test_no_run_is_started_under_a_lock_that_is_gone(sweep, monkeypatch):
-    for run in sweep.runs:
-        run.paths.result.unlink()
-    made = []
-
-    def execute(run):
-        made.append(run.name)
-        sweep.paths.lock.unlink()
-        return Result("failed", "by hand", {}, {}, {}, run.paths.dir)
-
-    monkeypatch.setattr(job, "execute", execute)
-    with pytest.raises(LaunchError, match="or its lock was removed or replaced while the sweep ran"):
-        run_sweep(sweep, progress=False)
-    assert len(made) == 1
 
 
 def test_a_result_is_not_written_into_a_folder_that_is_gone(tmp_path):

@@ -44,8 +44,10 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.process)], ids=["eager", "compiled"])
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    ("format_", "compiled"),
+    [*((name, False) for name in FORMATS), pytest.param("autocast to bf16", True, marks=pytest.mark.process)],
+)
 def test_gradients_are_those_of_fp64_up_to_rounding(format_, compiled):
     weight_dtype, hidden_dtype, autocast, most_off = FORMATS[format_]
     layer, hidden, targets = given(getattr(torch, weight_dtype), getattr(torch, hidden_dtype))
