@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 import dsnb
-from dsnb.analysis import comparison_table, flags
+from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
 from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS
 from dsnb.run_folder.declarations import Column, unit_of
@@ -137,7 +137,7 @@ def summary_columns() -> str:
 
 def comparison_columns() -> str:
     """Return the columns of a comparison of settings."""
-    return described_columns(comparison_table.COLUMNS)
+    return described_columns(comparisons.COLUMNS)
 
 
 def flag_columns() -> str:

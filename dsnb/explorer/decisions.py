@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decision import ASSUMED_PRICE, OBJECTIVES, kinds
-from dsnb.analysis.stability import UNSTABLE, unstable
+from dsnb.analysis.decide import ASSUMED_PRICE, OBJECTIVES, basis, kinds, without_probes
+from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.explorer import question
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers
 from dsnb.explorer.state import OF_A_TASK, default
-from dsnb.render import answer, decision_words
+from dsnb.render import answer, templates, words
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.settings import planning
@@ -41,19 +41,19 @@ def payload(data: Data, names: list[str]) -> dict[str, Any]:
         "memoryFigures": labels.MEMORY,
         "assumedPrice": ASSUMED_PRICE,
         "objectives": list(OBJECTIVES),
-        "best": decision_words.BEST,
-        "worse": decision_words.WORSE,
-        "place": sorted(decision_words.PLACE),
-        "shownGib": decision_words.SHOWN_GIB,
-        "equalPct": decision_words.EQUAL_PCT,
-        "byMean": decision_words.BY_MEAN,
+        "best": templates.BEST,
+        "worse": templates.WORSE,
+        "place": sorted(templates.PLACE),
+        "shownGib": templates.SHOWN_GIB,
+        "equalPct": templates.EQUAL_PCT,
+        "byMean": [f" {mean}" for mean in templates.BY_MEAN],
         "unstable": [names.index(name) for name in unstable(runs)],
         "unstableTimes": UNSTABLE,
-        "extrapolated": decision_words.EXTRAPOLATED,
+        "extrapolated": "extrapolated to all tokens without restarts, checkpoints and evaluation",
         "mostDays": planning.MOST_DAYS,
         "goalDays": planning.GOAL_DAYS,
         "inputs": question.INPUTS,
-        "noRuns": answer.NO_RUNS,
+        "noRuns": templates.NO_RUNS,
     }
 
 
@@ -64,7 +64,7 @@ def answered(data: Data) -> pd.DataFrame:
     figures = {name: data.figures[name].to_numpy() if name in data.figures else float("nan") for name in FIGURES}
     status = [labels.text(value) for value in runs["status"]]
     runs = runs.assign(**figures, experiment=data.experiments, status=status, sweep="", gpus=numbers(runs, "gpus"))
-    return answer.without_probes(runs) if len(runs) else runs
+    return without_probes(runs) if len(runs) else runs
 
 
 def _shared(settings: list[dict[str, Any] | None]) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def _setting(run: dict[Any, Any], capacity: float) -> dict[str, Any]:
         "setting": setting_words.setting(run),
         "place": setting_words.place(run),
         "unit": setting_words.unit(run),
-        "basis": decision_words.basis(run),
-        "origin": decision_words.origin(run),
+        "basis": basis(run),
+        "origin": words.origin(run),
         "kind": run["kind"],
         "gpus": json_numbers([run["gpus"]])[0],
         "capacity": json_numbers([capacity])[0],
@@ -104,7 +104,7 @@ def _task(data: Data, answered: pd.DataFrame, code: int, title: str) -> dict[str
     """Return a task's title, the controls that it sets, remarks on its runs, and what is known if none is ok."""
     own = np.array(data.task_codes) == code
     remarks = answer.remarks(answered[own[answered.index]]) if own[answered.index].any() else []
-    failed = decision_words.memory_of_failed(data.runs[own])
+    failed = words.memory_of_failed(data.runs[own])
     return {"title": title, "failed": failed, "remarks": remarks, "controls": _controls(data, title)}
 
 

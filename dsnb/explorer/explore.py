@@ -56,7 +56,7 @@ class Explorer:
         controls
             `task` (its title: runs of other tasks are not shown; or `"all"`); settings by name, with a value, a list
             of values or `"all"`; `objective`, `train_tokens`, `gpus_at_hand`, `prices`, `currency` and `relevance`,
-            as in `dsnb.analysis.decision.Question`; `y`, `x` (a figure or a setting), `colour`,
+            as in `dsnb.analysis.decide.Question`; `y`, `x` (a figure or a setting), `colour`,
             `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `base` (the
             baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
             as seconds for `step_time_s`, or None), `run` (the position of a run, or None), `pins` (up to two names of

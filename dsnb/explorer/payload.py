@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis import replicates, studentized_range
-from dsnb.analysis.comparison_table import NO_SPREAD, VALUES
-from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, Verdict, of_one_figure
+from dsnb.analysis.comparisons import NO_SPREAD, VALUES
+from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, STEP, WIDEST, Verdict, of_one_figure
+from dsnb.analysis.intervals import hosts as hosts_of
 from dsnb.explorer import anatomy, charts, decisions, predicted, series, shortages
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
@@ -34,10 +34,10 @@ SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triang
 
 METHOD = {
     "confidence": of_one_figure(CONFIDENCE),
-    "fewestRuns": FEWEST_RUNS,
+    "fewestRuns": MIN_RUNS,
     "noSpread": NO_SPREAD,
-    "step": studentized_range.STEP,
-    "widest": studentized_range.WIDEST,
+    "step": STEP,
+    "widest": WIDEST,
     "verdicts": {
         "likely": Verdict.LIKELY.value,
         "noLarger": Verdict.NO_LARGER.value,
@@ -189,7 +189,7 @@ def _notes(data: Data) -> dict[int, str]:
 
 def _hosts(data: Data) -> list[int | None]:
     """Return the number of the host, or group of hosts, of each run; None if unknown, nothing if none is known."""
-    names = replicates.hosts(data.runs)
+    names = hosts_of(data.runs)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
     return [numbers.get(name) if name else None for name in names] if numbers else []
 

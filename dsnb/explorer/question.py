@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from dsnb.analysis.decision import ASSUMED_PRICE, DEFAULT_TOKENS, OBJECTIVES, Question, recorded_prices
+from dsnb.analysis.decide import ASSUMED_PRICE, DEFAULT_TOKENS, OBJECTIVES, Question, recorded_prices
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.explorer.data import Data
 from dsnb.settings.planning import LEAST_TOKENS, MOST_GPUS, MOST_PRICE, MOST_TOKENS, is_number, is_whole

@@ -28,10 +28,6 @@ def test_runs_of_other_settings_and_of_unknown_variables_are_not_compared():
     assert words(runs(None, "NCCL_DEBUG=INFO", float("nan"))) == ["", "", ""]
 
 
-def test_which_gpu_a_job_was_given_is_no_difference():
-    assert words(runs("CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1")) == ["", ""]
-
-
 def test_values_with_spaces_quotes_and_nonsense():
     odd = "TORCH_LOGS='a b=c' DS_X=1"
     assert conditions.parsed(odd) == {"TORCH_LOGS": "a b=c", "DS_X": "1"}

@@ -5,11 +5,10 @@ import pytest
 
 import dsnb
 from dsnb.analysis.choices import variants
-from dsnb.analysis.decision import Question, options
+from dsnb.analysis.comparisons import effects
+from dsnb.analysis.decide import candidates, plan
 from dsnb.analysis.memory_use import footprint, savings
-from dsnb.analysis.plan import plan
 from dsnb.analysis.scaling import scaling
-from dsnb.analysis.tradeoffs import effects
 from dsnb.explorer.data import read
 from dsnb.render import answer
 from dsnb.run_folder.columns import RUN_COLUMNS
@@ -64,4 +63,4 @@ def test_a_table_that_has_passed_the_door_passes_it_unchanged(runs):
 
 def test_names_of_several_sweeps_are_given_once_in_an_answer(runs):
     two = pd.concat([runs.assign(sweep="a"), runs.assign(sweep="b")], ignore_index=True)
-    assert set(options(two, Question()).index) == set(named_runs(two)["experiment"])
+    assert set(candidates(two).index) == set(named_runs(two)["experiment"])

@@ -1,12 +1,16 @@
 """What to train with: the published tables have a known answer to each question."""
 
+import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.decision import Question, decide, options
+from dsnb.analysis.comparisons import differences
+from dsnb.analysis.decide import Question, of_runs
+from dsnb.analysis.summary import repeat_ratios, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
+from dsnb.run_folder.columns import RUN_COLUMNS
 from tests.support import made_up
 
 
@@ -17,7 +21,7 @@ def opt():
 
 
 def best(runs, **question):
-    return options(runs, Question(**question)).iloc[0]
+    return of_runs(runs, Question(**question)).options.iloc[0]
 
 
 def test_soonest_and_cheapest_are_not_the_same(opt):
@@ -29,9 +33,9 @@ def test_soonest_and_cheapest_are_not_the_same(opt):
 
 
 def test_only_the_gpus_at_hand_count(opt):
-    found = options(opt, Question(gpus=16))
+    found = of_runs(opt, Question(gpus=16)).options
     assert set(found["gpus"]) == {1, 8, 16}
-    assert set(options(opt, Question(gpus=7))["gpus"]) == {1}
+    assert set(of_runs(opt, Question(gpus=7)).options["gpus"]) == {1}
 
 
 def test_figures_are_those_of_the_formulas(opt):
@@ -46,12 +50,12 @@ def test_each_kind_of_gpu_has_its_price():
     assert (question.price("NVIDIA H200"), question.price("NVIDIA A100")) == (4.0, 2.0)
     assert Question(prices={"NVIDIA H200": 4.0}).price("NVIDIA A100") is None
     memory = tasks(dsnb.published("h200_memory"))[0].runs
-    assert options(memory, Question())["cost"].isna().all()
+    assert of_runs(memory, Question()).options["cost"].isna().all()
 
 
 def test_least_memory_is_a_question_too():
     runs = tasks(dsnb.published("h200_gpt2_zero_precision"))[0].runs
-    found = options(runs, Question(objective="memory"))["memory_gib"]
+    found = of_runs(runs, Question(objective="memory")).options["memory_gib"]
     assert found.iloc[0] == found.min() == runs.groupby("experiment")["peak_allocated_gib"].median().min()
 
 
@@ -90,14 +94,55 @@ def one_and_two_gpus(*rates):
 def test_a_year_is_the_most_that_an_answer_takes():
     """At 1 and 4 tokens/s, 86.4 million tokens take 1,000 and 250 days."""
     runs, tokens = one_and_two_gpus(1.0, 4.0), 86.4e6
-    fast, least = (decide(runs, Question(tokens=tokens, objective=what)) for what in ("time", "gpu_hours"))
+    fast, least = (of_runs(runs, Question(tokens=tokens, objective=what)) for what in ("time", "gpu_hours"))
     assert (list(fast.options.index), fast.too_slow, fast.is_beyond) == (["two", "one"], 0, False)
     assert (list(least.options.index), least.too_slow, least.is_beyond) == (["two"], 1, False)
-    beyond = decide(runs, Question(tokens=10 * tokens, objective="memory"))
+    beyond = of_runs(runs, Question(tokens=10 * tokens, objective="memory"))
     assert (list(beyond.options.index), beyond.too_slow, beyond.is_beyond) == (["two", "one"], 0, True)
 
 
 def test_the_gpus_that_were_measured_and_are_at_hand():
     runs = one_and_two_gpus(1000.0, 2000.0)
-    assert [decide(runs, Question(gpus=number)).gpus for number in (0, 1, 64)] == [(1, 2), (1,), (1, 2)]
-    assert not decide(runs.assign(status="failed"), Question()).is_beyond
+    assert [of_runs(runs, Question(gpus=number)).gpus for number in (0, 1, 64)] == [[1, 2], [1], [1, 2]]
+    assert not of_runs(runs.assign(status="failed"), Question()).is_beyond
+
+
+def test_the_best_of_several_sweeps_is_named_by_its_sweep():
+    runs = one_and_two_gpus(1000.0, 2000.0).assign(sweep=["first", "second"], experiment="zs0")
+    decision = of_runs(runs, Question(objective="gpu_hours", tokens=1e9))
+    assert list(decision.options.index) == ["second/zs0", "first/zs0"]  # equal hours, fewer days
+    assert decision.difference["change_pct"] == 0
+
+
+def runs_of(**rates):
+    """Give a run for each rate of each experiment, with as many GiB as letters in its name; None is a failed run."""
+    rows = [
+        {"sweep": "s", "experiment": name, "repeat": place, "status": "failed" if rate is None else "ok",
+         "tokens_per_s": rate, "tokens_per_s_per_gpu": rate, "gpus": 1, "zero_stage": stage, "model": "gpt2",
+         "peak_allocated_gib": float(len(name))}
+        for stage, (name, own) in enumerate(rates.items()) for place, rate in enumerate(own, 1)
+    ]  # fmt: skip
+    return pd.DataFrame(rows).reindex(columns=RUN_COLUMNS)
+
+
+SHAKY = {"odd": [21097.0, 2296], "steady": [9000.0, 9100], "slower": [8000.0, 7900]}
+
+
+def test_highest_over_lowest_of_the_ok_runs():
+    found = repeat_ratios(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], d=[100.0, None, 120], e=[None]))
+    assert found[["a", "b", "d"]].tolist() == pytest.approx([1.5, 1.505, 1.2])
+    assert found[["c", "e"]].isna().all()
+    assert unstable(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], e=[None])) == ["b"]  # more than 1.5 times
+
+
+@pytest.mark.parametrize("objective", ["time", "gpu_hours", "memory"])
+def test_an_unstable_setting_is_no_answer(objective):
+    decision = of_runs(runs_of(**SHAKY), Question(objective=objective, tokens=1e9))
+    assert list(decision.options.index) == ["steady", "slower"]
+    assert decision.unstable == 1
+
+
+def test_it_is_no_base():
+    runs = runs_of(**SHAKY)
+    assert set(differences(runs)["base"]) == {"steady"}
+    assert set(differences(runs[runs["experiment"] == "odd"])["base"]) == set()
