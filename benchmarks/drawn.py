@@ -61,7 +61,7 @@ def _entry(random_: random.Random, strategy: dict[str, Any], gpus: int) -> dict[
         row = dsnb.predict([experiment]).iloc[0]
     except SettingsError:
         return None
-    if row["peak_reserved_with_room_gib"] > MAX_SHARE * H200_GIB or row["step_time_s"] > MAX_STEP_S:
+    if row["peak_allocated_gib"] > MAX_SHARE * H200_GIB or row["step_time_s"] > MAX_STEP_S:
         return None
     steps = min(200, max(6, round(TIMED_S / row["step_time_s"])))
     return {**settings, "steps": steps}

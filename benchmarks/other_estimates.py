@@ -4,12 +4,15 @@ Both leave out activations; this says how far they are from the peaks that their
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dsnb.prediction.memory import GIB
-from dsnb.prediction.memory_errors import Peak
 from dsnb.prediction.moments import Trace
 from dsnb.prediction.time_errors import ALL, kind
 from dsnb.settings.experiment import Experiment
+
+if TYPE_CHECKING:
+    from benchmarks.prediction_errors import Peak
 
 Estimate = Callable[[Experiment, Trace], float | None]
 HEADER = ("kind", "settings", "dsnb", "DeepSpeed's estimator", "16 bytes a parameter")
@@ -42,7 +45,7 @@ def sixteen_bytes_gib(experiment: Experiment, trace: Trace) -> float | None:
     return (each + 2 * (trace.parameters - trace.trainable)) / split / GIB
 
 
-def lines(peaks: Sequence[Peak], traces: Sequence[Trace]) -> list[str]:
+def lines(peaks: Sequence["Peak"], traces: Sequence[Trace]) -> list[str]:
     """Return the table of docs/explanation/prediction.md: mean and worst error of each in per cent, by kind."""
     rows = list(zip(peaks, traces, strict=True))
     kinds = sorted({kind(peak.experiment) for peak in peaks})
@@ -56,7 +59,7 @@ def lines(peaks: Sequence[Peak], traces: Sequence[Trace]) -> list[str]:
     return found
 
 
-def _errors(rows: Sequence[tuple[Peak, Trace]], estimate: Estimate) -> list[float]:
+def _errors(rows: Sequence[tuple["Peak", Trace]], estimate: Estimate) -> list[float]:
     found = [(peak, estimate(peak.experiment, trace)) for peak, trace in rows]
     return [abs(100 * (gib / peak.allocated_gib - 1)) for peak, gib in found if gib is not None]
 

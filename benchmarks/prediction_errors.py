@@ -14,8 +14,8 @@ code is still the one that runs. Its argument can be
 """
 
 import itertools
-import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +28,23 @@ from dsnb.prediction import gpus, links
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured, recorded
-from dsnb.prediction.memory import peak_memory, room
-from dsnb.prediction.memory_errors import Peak, replayed_by_kind, reserved_error
-from dsnb.prediction.memory_errors import by_kind as by_kind_of_peak
-from dsnb.prediction.replay.recording import Recording
-from dsnb.prediction.replay.simulate import simulate
+from dsnb.prediction.memory import peak_memory
+from dsnb.prediction.memory_errors import PeakError
 from dsnb.prediction.step_time import stack, step_times
 from dsnb.prediction.time_errors import (
+    ALL,
     TimeError,
-    by_gpu,
     by_kind,
     error_of,
     expected_error,
+    grouped,
+    kind,
     kinds,
+    kinds_elsewhere,
     left_out,
     limited_by_cpu,
 )
-from dsnb.prediction.traces import recordings, traces
+from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 
 HERE = Path(__file__).parent
@@ -67,6 +67,20 @@ PUBLISHED = {
 """Tables of H100, V100, A100, H100 NVL and H100 again, and how their GPUs were connected."""
 MICRO_BATCHES = 5
 """The fewest timed micro-batches of a run of the data set whose time counts."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A measured run and its prediction, in GiB."""
+
+    experiment: Experiment
+    predicted_gib: float
+    allocated_gib: float
+
+    @property
+    def error_pct(self) -> float:
+        """The error of the predicted peak in per cent."""
+        return 100 * (self.predicted_gib / self.allocated_gib - 1)
 
 
 def h200_runs(with_held_out: bool = True) -> list[Measured]:
@@ -160,7 +174,8 @@ def elsewhere() -> tuple[dict[str, TimeError], dict[str, TimeError]]:
     nodes = [links.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in found.items() for run in runs]
     every_run, every_error = itertools.chain(*found.values()), itertools.chain(*errors.values())
     by_table = {name: error_of(own) for name, own in errors.items()}
-    return by_table, by_gpu(list(every_run), list(every_error), nodes)
+    names = [gpus.find(run.gpu_name).name for run in every_run]
+    return by_table, grouped([[*kinds_elsewhere(*one)] for one in zip(names, nodes, strict=True)], [*every_error])
 
 
 def errors_of(runs: list[Measured]) -> list[float]:
@@ -176,18 +191,22 @@ def peaks() -> list[Peak]:
     rows = [row for row in rows if row.get("status", "ok") == "ok" and row["experiment"] not in OLDER_CODE]
     experiments = [_as_measured(row) for row in rows]
     predicted = [peak_memory(*one) for one in zip(experiments, traces(experiments), strict=True)]
-    measured = [(row["peak_allocated_gib"], row.get("peak_reserved_gib", math.nan)) for row in rows]
-    replayed = [_replayed(*one) for one in zip(experiments, recordings(experiments), rows, strict=True)]
     return [
-        Peak(one, memory.peak_allocated_gib, *found, reserved)
-        for one, memory, found, reserved in zip(experiments, predicted, measured, replayed, strict=True)
+        Peak(one, memory.peak_allocated_gib, row["peak_allocated_gib"])
+        for one, memory, row in zip(experiments, predicted, rows, strict=True)
     ]
 
 
-def _replayed(experiment: Experiment, recording: Recording | None, row: dict[str, Any]) -> float:
-    limit = room(experiment, gpus.find(row["gpu_name"]).memory_gib).tensors_gib
-    found = recording and simulate(experiment, recording, limit)
-    return found.within_limit_gib if found else math.nan
+def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PeakError]:
+    """Return the errors of predicted peaks by kind of setting, and of all of them."""
+    groups: dict[str, list[float]] = {name: [] for name in sorted({kind(one.experiment) for one in peaks})}
+    for one in peaks:
+        groups[kind(one.experiment)].append(abs(one.error_pct))
+    groups[ALL] = [abs(one.error_pct) for one in peaks]
+    return {
+        name: PeakError(len(errors), round(sum(errors) / len(errors), 2), round(max(errors), 2))
+        for name, errors in groups.items()
+    }
 
 
 def _as_measured(row: dict[str, Any]) -> Experiment:
@@ -226,9 +245,6 @@ def main() -> None:
             print(f"{one.experiment.name_with_model}: {one.allocated_gib:.2f} GiB measured, {one.error_pct:+.2f} %")
         for name, error in by_kind_of_peak(found).items():
             print(f'    "{name}": {error},')
-        for name, reserved in replayed_by_kind(found).items():
-            print(f'    "{name}": {reserved},')
-        print("reserved, as predicted:", reserved_error(found, by_kind_of_peak(found)))
         return
     if sys.argv[1:] == ["elsewhere"]:
         for table in elsewhere():

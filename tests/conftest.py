@@ -97,11 +97,10 @@ IN_ONE_WORKER = {
     "tests/train/test_compiling.py",
     "tests/train/test_data.py",
     "tests/train/test_engine.py",
-    "tests/train/test_memory_trace.py",
+    "tests/prediction/test_memory_trace.py",
     "tests/train/test_meter.py",
     "tests/train/test_model.py",
     "tests/train/test_profiling.py",
-    "tests/train/test_recording.py",
     "tests/train/test_token_work.py",
     "tests/train/test_verify_engine.py",
 }

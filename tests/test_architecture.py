@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import dsnb
+from dsnb.prediction.traces import TRACERS
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.conftest import IN_ONE_WORKER, LOADED, LONGEST
@@ -32,9 +33,9 @@ LAYERS = [
     "runs",
     "sweep",
     "launcher",
+    "prediction",
     "train",
     "execute",
-    "prediction",
     "run_folder",
     "settings",
     "formulas",
@@ -47,6 +48,10 @@ READING = {"report", "explorer", "render", "analysis", "runs"}
 MAKING = {"sweep", "launcher", "train"}
 MODULES = sorted((ROOT / "dsnb").rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def module_name(path):
+    return ".".join(path.relative_to(ROOT / "dsnb").with_suffix("").parts)
 
 
 def layer(path):
@@ -122,9 +127,18 @@ def test_collecting_tests_imports_no_library_of_training():
 
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
-def test_only_training_imports_torch(package):
-    users = {layer(path) for path in MODULES if re.search(rf"^\s*(import|from) {package}\b", path.read_text(), re.M)}
-    assert users <= {"train"}
+def test_only_training_and_what_traces_models_import_torch(package):
+    users = {path for path in MODULES if re.search(rf"^\s*(import|from) {package}\b", path.read_text(), re.M)}
+    allowed = {"launcher.torchrun", *(f"prediction.{name}" for name in TRACERS)}
+    assert {module_name(path) for path in users if layer(path) != "train"} <= allowed
+
+
+def test_tracing_is_left_to_processes_of_its_own():
+    """Only modules that trace import training or each other: whatever else is predicted loads no torch."""
+    tracer = re.compile(rf"^\s*(import|from)\b.*\b({'|'.join(TRACERS)})\b", re.M)
+    others = [path for path in MODULES if path.stem not in TRACERS]
+    assert [path for path in others if layer(path) == "prediction" and "train" in imported(path)] == []
+    assert [path for path in others if tracer.search(path.read_text())] == []
 
 
 @pytest.mark.process

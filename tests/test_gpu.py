@@ -8,6 +8,7 @@ import time
 import pytest
 
 from dsnb.files import records
+from dsnb.launcher import environment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware, launch_clock
 from dsnb.train import traces
@@ -211,6 +212,16 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(run_small):
     assert result.summary["peak_reserved_gib"] <= 8
     more, _ = run_small(**settings, micro_batch_size=found + 1, memory_limit_gib=8)
     assert more.status == "oom"
+
+
+def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small, monkeypatch):
+    for name in environment.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for launcher in ("fork", "deepspeed"):
+        for allocator, expected in (("expandable", "True"), ("default", "False")):
+            asked = {**ON_GPU, "allocator": allocator, "launcher": launcher}
+            _, paths = run_small(**asked, worker="tests.workers.allocator")
+            assert (paths.dir / "expandable").read_text() == expected
 
 
 def test_launchers_agree(losses):

@@ -28,7 +28,8 @@ def compare(
     """Compare two sets of runs setting by setting, such as one sweep before and after an upgrade.
 
     Settings match if they are equal in every setting that is a column, keys of DeepSpeed's configuration included;
-    names of experiments and sweeps, versions and hosts may differ. Runs of one set with equal settings are repeats.
+    names of experiments and sweeps, versions and hosts may differ, and so may torch's allocator if neither set has runs
+    with both. Runs of one set with equal settings are repeats.
 
     Parameters
     ----------
@@ -86,6 +87,8 @@ def compare(
 def _keys(sets: list[pd.DataFrame]) -> list[list[int]]:
     """Return for each run of each set the number of its settings, the same number for equal ones."""
     names = [*SETTINGS, *key_columns({name for runs in sets for name in runs})]
+    if all("allocator" not in runs or runs["allocator"].nunique() <= 1 for runs in sets):  # runs made before it was one
+        names.remove("allocator")
     rows = [list(runs.reindex(columns=names).itertuples(index=False, name=None)) for runs in sets]
     numbers: dict[tuple[object, ...], int] = {}
     return [[numbers.setdefault(tuple(map(_comparable, row)), len(numbers)) for row in own] for own in rows]

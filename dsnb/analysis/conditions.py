@@ -1,4 +1,4 @@
-"""Conditions other than settings in which runs differ: environment variables, and the contents of input files.
+"""Conditions other than settings in which runs differ: environment variables, contents of input files, the allocator.
 
 Repeats should have none: a variable can change speed or results, and an edited file is another model or another text.
 """
@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-VARIABLES, INPUTS = "variables", "inputs"
-"""Columns of `name=value` pairs; missing for runs that were recorded without them."""
+VARIABLES, INPUTS, ALLOCATOR = "variables", "inputs", "allocator"
+"""Columns of `name=value` pairs, missing for runs that were recorded without them, and a setting that runs made before
+it was one have in another value than their name says."""
 UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Choose GPUs of one kind; schedulers set them differently for each job."""
 MAX_NAMED = 3
@@ -31,6 +32,14 @@ def parsed(text: object) -> dict[str, str] | None:
     return {name: value for name, equals, value in pairs if equals and name not in UNCOMPARED}
 
 
+def _pairs(runs: pd.DataFrame, column: str) -> list[dict[str, str] | None]:
+    """Return the pairs of each run, as `parsed` does; those of a setting are its name and value."""
+    values = runs.get(column, [])
+    if column == ALLOCATOR:
+        return [{ALLOCATOR: value} if isinstance(value, str) else None for value in values]
+    return [parsed(value) for value in values]
+
+
 def unlike_repeats(runs: pd.DataFrame) -> pd.Series:
     """Return in what each run differs from most runs of its experiment, in words; empty if in nothing.
 
@@ -40,10 +49,10 @@ def unlike_repeats(runs: pd.DataFrame) -> pd.Series:
         One row per run, as `dsnb.load_runs` returns it.
     """
     words = pd.Series("", index=runs.index, dtype=object)
-    if not {VARIABLES, INPUTS} & set(runs.columns):
+    if not {VARIABLES, INPUTS, ALLOCATOR} & set(runs.columns):
         return words
     for _, group in runs.groupby("experiment", sort=False):
-        found = [_unlike([parsed(value) for value in group.get(name, [])], name) for name in (VARIABLES, INPUTS)]
+        found = [_unlike(_pairs(group, name), name) for name in (VARIABLES, INPUTS, ALLOCATOR)]
         for place, label in enumerate(group.index):
             words[label] = "; ".join(filter(None, (texts[place] for texts in found if texts)))
     return words
@@ -72,9 +81,9 @@ def _words(value: Values, usual: Mapping[str, Counter[str]], column: str) -> str
 
 
 def between(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
-    """Return in which variables and files two sets of runs differ, a sentence each; nothing where one is unknown."""
+    """Return in which conditions two sets of runs differ, a sentence each; nothing where one is unknown."""
     sentences = []
-    for column in (VARIABLES, INPUTS):
+    for column in (VARIABLES, INPUTS, ALLOCATOR):
         sets = [_values(runs, column) for runs in (before, after)]
         if not all(known for known, _ in sets):
             continue
@@ -94,6 +103,6 @@ def _sentence(column: str, name: str, before: str, after: str) -> str:
 
 def _values(runs: pd.DataFrame, column: str) -> tuple[bool, dict[str, set[str]]]:
     """Return whether a column is known of any run, and the values of each name; UNSET where only some runs have it."""
-    known = [value for text in runs.get(column, []) if (value := parsed(text)) is not None]
+    known = [value for value in _pairs(runs, column) if value is not None]
     names = {name for value in known for name in value}
     return bool(known), {name: {value.get(name, UNSET) for value in known} for name in names}

@@ -146,12 +146,8 @@ def _sentences(
         yield f"{too_large} {'setting does' if too_large == 1 else 'settings do'} not fit."
     if len(table) > 1:
         yield _how_sure(table, chosen, objective, ratios)
-    if best["headroom_gib"] <= best["peak_reserved_with_room_gib"] - best["peak_allocated_gib"]:
-        yield (
-            f"It fits with {best['headroom_gib']:.1f} GiB to spare, but torch would reserve "
-            f"{best['peak_reserved_with_room_gib']:.1f} GiB if it could: fragmentation can still cause an "
-            "out-of-memory error."
-        )
+    if chosen[0].allocator == "default":
+        yield "Its allocator is torch's default one: fragmentation can need more memory than is predicted."
     if best["outside"]:
         yield f"Less sure than that: {best['outside']}."
 

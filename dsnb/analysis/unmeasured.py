@@ -38,7 +38,6 @@ FIGURES = {
     "tokens_per_s": "tokens_per_s",
     "step_time_s": "step_time",
     "peak_allocated_gib": "peak_allocated",
-    "peak_reserved_gib": "peak_reserved",
     "mfu": "step_time",
 }
 """Predicted columns of runs, and the beginning of the column of their error in `dsnb.predict`."""

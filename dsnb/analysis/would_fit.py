@@ -76,10 +76,7 @@ def sentences(experiments: Sequence[Experiment], found: pd.DataFrame, gpu: str, 
 
 
 def _need(row: "pd.Series[Any]") -> str:
-    need = f"{row['peak_allocated_gib']:.1f} of {row['peak_allocated_gib'] + row['headroom_gib']:.1f} GiB"
-    if row["headroom_gib"] < 0:
-        return need
-    return f"{need}, but memory is fragmented: torch would reserve {row['peak_reserved_with_room_gib']:.1f}"
+    return f"{row['peak_allocated_gib']:.1f} of {row['peak_allocated_gib'] + row['headroom_gib']:.1f} GiB"
 
 
 def would_fit(

@@ -1,6 +1,5 @@
 """`dsnb predict` and `dsnb recommend`: memory, speed and cost of a params file on GPUs that you do not have."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +28,7 @@ Tokens = Annotated[float, _option("NUMBER", "Tokens to train on.", default=True)
 Price = Annotated[float | None, _option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Calibrate = Annotated[Path | None, _option("FOLDER", "Folder of measured runs to calibrate speed with.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Name every setting that is left out.")]
+FRAGMENTED = "allocator is 'default': fragmentation can need more memory than is predicted"
 TableFormat = Annotated[Format, typer.Option("--format", help="Format of the table.")]
 
 
@@ -49,7 +49,9 @@ def predict(
 
     asked = _experiments(params, gpus, set_, gpu, link, verbose)
     table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
-    _show(table, format_, verbose)
+    _show(table, format_)
+    if any(one.allocator == "default" for one in asked):
+        say(FRAGMENTED, err=format_ in {Format.csv, Format.json})
 
 
 def recommend(
@@ -76,11 +78,11 @@ def recommend(
         for line in (*([""] if place else []), f"{one.task}:", *one.sentences):
             say_line(line, err=in_one)
         if len(one.table) and not in_one:
-            _show(one.table, format_, verbose)
+            _show(one.table, format_)
     if in_one:
         import pandas as pd
 
-        _show(pd.concat([one.table.assign(task=one.task) for one in found if len(one.table)]), format_, verbose)
+        _show(pd.concat([one.table.assign(task=one.task) for one in found if len(one.table)]), format_)
 
 
 def _options(link: str, tokens: float, price: float | None, calibrate: Path | None) -> dict[str, Any]:
@@ -112,25 +114,11 @@ def _experiments(
     return list(known.values())
 
 
-def _show(table: Any, format_: Format, verbose: bool) -> None:
+def _show(table: Any, format_: Format) -> None:
     numbers = table.set_index("experiment")
     show(numbers, _texts(numbers), format_)
-    uncovered = [f"not covered by the calibration: {line}" for line in dict.fromkeys(numbers["outside"]) if line]
-    for line in [*_in_pieces(numbers, verbose), *uncovered]:
-        say(line, err=format_ in {Format.csv, Format.json})
-
-
-def _in_pieces(table: Any, verbose: bool) -> Iterator[str]:
-    """Yield a sentence about the settings that do not fit although their tensors alone would, or one for each."""
-    found = [(name, row) for name, row in table.iterrows() if not row["fits"] and row["headroom_gib"] >= 0]
-    if len(found) > 1 and not verbose:
-        yield f"{len(found)} settings do not fit, although their tensors would: memory is fragmented ({left_out.NAMES})"
-        return
-    for name, row in found:
-        yield (
-            f"{name} does not fit, although {row['headroom_gib']:.1f} GiB would be left: memory is fragmented; "
-            f"torch would reserve {row['peak_reserved_with_room_gib']:.1f} GiB if it could"
-        )
+    for line in filter(None, dict.fromkeys(numbers["outside"])):
+        say(f"not covered by the calibration: {line}", err=format_ in {Format.csv, Format.json})
 
 
 def _texts(table: Any) -> Any:

@@ -23,6 +23,8 @@ RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL
 """Environment variables that may change what a run computes or how fast: recorded by name and value, and forwarded to
 other hosts."""
 _SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|KEY|APIKEY|AUTH)(_|$)", re.IGNORECASE)
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Configure torch's allocator. torch 2.11 and later read the first name, and the older names as well."""
 MAX_VALUE = 100
 """Characters of a recorded value."""
 
@@ -98,7 +100,7 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
+def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "default") -> dict[str, str]:
     """Return the environment variables common to all ranks of a run on this host.
 
     Parameters
@@ -109,6 +111,8 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
         Number of ranks that share this machine's cores.
     launched_at
         Time of the launch on this host's clock of `dsnb.system.launch_clock`: the origin of every `t_s`.
+    allocator
+        The setting: `expandable` unless the user has configured torch's allocator, or `default`.
     """
     env = {**os.environ, **interpreter.SAFE_PATH}  # also for processes that the ranks start
     env["DS_ACCELERATOR"] = device
@@ -122,6 +126,8 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     # Lets torch count GPUs through NVML, without initialising CUDA, which would break a later fork.
     env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if device == "cuda" and allocator == "expandable" and env.keys().isdisjoint(ALLOCATOR_VARIABLES):
+        env[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     # Kernels that Inductor fuses by reordering loops race on GPUs (torch 2.11): losses and gradients were wrong.
     env.setdefault("TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION", "0")
     if arches := env.get("TORCH_CUDA_ARCH_LIST"):

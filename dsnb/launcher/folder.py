@@ -62,7 +62,7 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         is_recorded = _is_recorded(run, experiment, requested or experiment)
         remove_leftovers(run)
         check_free_space(run.dir)
-        ranks = environment.for_ranks(experiment.device, experiment.gpus, launched_at=0.0)
+        ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
         if not is_recorded:
             write_experiment(run, experiment, requested)
         write_machine(run, experiment, environment.describe(ranks))

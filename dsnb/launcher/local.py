@@ -98,7 +98,7 @@ def rank_variables(experiment: Experiment, gpus: list[int], launched_at: float) 
     port, ranks = experiment.master_port, experiment.gpus
     if port and not is_free(LOCALHOST, port):
         raise LaunchError(f"master_port is {port}: it is in use; choose another, or 0 for any free port")
-    shared = LOOPBACK | environment.for_ranks(experiment.device, ranks, launched_at)
+    shared = LOOPBACK | environment.for_ranks(experiment.device, ranks, launched_at, experiment.allocator)
     shared |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(port or free_port(LOCALHOST)), "GROUP_RANK": "0"}
     shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     if experiment.device == "cuda":

@@ -67,7 +67,7 @@ def launch(
         raise SettingsError(problems)
     run = RunPaths(Path(run_dir).absolute() if run_dir else create_single_run_dir(experiment))
     if experiment.micro_batch_size == "auto":
-        from dsnb.prediction.largest_batch import largest_predicted
+        from dsnb.prediction.fit import largest_predicted
 
         return auto_batch_size.launch(
             experiment,

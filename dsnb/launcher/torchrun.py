@@ -76,7 +76,8 @@ def _prepare(options: argparse.Namespace, run: RunPaths, node: int) -> GpuSample
     gpus = [hardware.gpus()[slot].index for slot in slots] if device == "cuda" else []
     for lock in op_builds.remove_stale_locks():
         print(f"removed the stale lock of a killed compilation: {lock}")
-    os.environ.update(environment.for_ranks(device, len(slots), options.launched_at))
+    allocator = (records.read_json(run.experiment) or {}).get("allocator", "default")
+    os.environ.update(environment.for_ranks(device, len(slots), options.launched_at, allocator))
     os.environ["DSNB_OWNER_PID"] = str(os.getpid())
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))

@@ -12,8 +12,7 @@ from dsnb.prediction.gpus import Gpu
 from dsnb.prediction.host_work import gathering_passes
 from dsnb.prediction.kernels import LINEAR_LAYERS
 from dsnb.prediction.links import Link
-from dsnb.prediction.mode import Mode, recomputed_share, trained_parameters
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.mode import Mode, recomputed_share, shape, trained_parameters
 from dsnb.settings.experiment import Experiment
 
 GRADIENT_BUCKET = 25 * 2**20 / 4

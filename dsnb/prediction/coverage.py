@@ -1,37 +1,31 @@
 """Whether a setting lies within what the constants of the time model were fitted to, in words where it does not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dsnb.prediction import gpus
 from dsnb.prediction.links import Link
 from dsnb.prediction.measured import Measured
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.mode import shape
 from dsnb.settings.derived import CUDA_GRAPHS
 from dsnb.settings.experiment import Experiment
 
 MARGIN = 2.0
 """A range is left when a value is this many times below or above it."""
+GPU, NODES = "GPU", "number of nodes"
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a calibration has seen: sets of names, and (least, most) of ranges."""
+    """What a calibration has seen: the names of each kind, and the (least, most) of each number, by its words."""
 
-    gpus: frozenset[str]
-    families: frozenset[str]
-    strategies: frozenset[str]
-    precisions: frozenset[str]
-    modes: frozenset[str]
-    offloads: frozenset[str]
-    optimizers: frozenset[str]
-    losses: frozenset[str]
-    compressions: frozenset[str]
-    hidden: tuple[float, float]
-    tokens: tuple[float, float]
-    ranks: tuple[float, float]
-    nodes: tuple[float, float]
+    names: Mapping[str, frozenset[str]]
+    ranges: Mapping[str, tuple[float, float]]
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """The GPUs that runs were measured on."""
+        return self.names[GPU]
 
     @classmethod
     def of(cls, runs: Sequence[Measured], link: Link | None = None) -> "Coverage":
@@ -42,63 +36,39 @@ class Coverage:
         ValueError
             If there are no runs.
         """
-        path = link or Link()
+        if not runs:
+            raise ValueError("no runs cover nothing")
         names = [_names(run.experiment, gpus.find(run.gpu_name).name) for run in runs]
-        numbers = [_numbers(run.experiment, path) for run in runs]
-        found: dict[str, Any] = {name: frozenset(one[name] for one in names) for name in NAMES}
-        for name in RANGES:
-            values = [one[name] for one in numbers]
-            found[name] = (min(values), max(values))
-        return cls(**found)
-
-
-NAMES = {
-    "gpus": "GPU",
-    "families": "models of the family",
-    "strategies": "strategy",
-    "precisions": "precision",
-    "modes": "mode of compilation",
-    "offloads": "offload",
-    "optimizers": "optimizer",
-    "losses": "loss",
-    "compressions": "gradient compression",
-}
-RANGES = {
-    "hidden": "hidden size",
-    "tokens": "number of tokens in a micro-batch",
-    "ranks": "number of GPUs",
-    "nodes": "number of nodes",
-}
+        numbers = [_numbers(run.experiment, link or Link()) for run in runs]
+        return cls(
+            {words: frozenset(one[words] for one in names) for words in names[0]},
+            {words: (min(one[words] for one in numbers), max(one[words] for one in numbers)) for words in numbers[0]},
+        )
 
 
 DEFAULT_COVERAGE = Coverage(
-    gpus=frozenset({"H200"}),
-    families=frozenset({"gpt2", "opt", "bloom"}),
-    strategies=frozenset(
-        [
-            "plain",
-            "ddp",
-            "fsdp",
-            "ZeRO 0",
-            "ZeRO 1",
-            "ZeRO 2",
-            "ZeRO 3",
-            "ZeRO 0 with tensor parallel",
-            "ZeRO 0 with pipeline parallel",
-            "ZeRO 1 with tensor parallel",
-            "ZeRO 1 with pipeline parallel",
-        ]
-    ),
-    precisions=frozenset({"fp32", "fp16", "bf16"}),
-    modes=frozenset({"eager", "compiled", "CUDA graphs"}),
-    offloads=frozenset({"none"}),  # offloaded optimizers were measured on one CPU thread
-    optimizers=frozenset({"adamw", "adafactor"}),
-    losses=frozenset({"whole", "chunked"}),
-    compressions=frozenset({"none", "bf16"}),
-    hidden=(768, 5120),
-    tokens=(256, 32768),
-    ranks=(1, 4),
-    nodes=(1, 1),
+    names={
+        GPU: frozenset({"H200"}),
+        "models of the family": frozenset({"gpt2", "opt", "bloom"}),
+        "strategy": frozenset(
+            [
+                *("plain", "ddp", "fsdp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
+                *(f"ZeRO {stage} with {kind} parallel" for stage in (0, 1) for kind in ("tensor", "pipeline")),
+            ]
+        ),
+        "precision": frozenset({"fp32", "fp16", "bf16"}),
+        "mode of compilation": frozenset({"eager", "compiled", "CUDA graphs"}),
+        "offload": frozenset({"none"}),  # offloaded optimizers were measured on one CPU thread
+        "optimizer": frozenset({"adamw", "adafactor"}),
+        "loss": frozenset({"whole", "chunked"}),
+        "gradient compression": frozenset({"none", "bf16"}),
+    },
+    ranges={
+        "hidden size": (768, 5120),
+        "number of tokens in a micro-batch": (256, 32768),
+        "number of GPUs": (1, 4),
+        NODES: (1, 1),
+    },
 )
 """What `dsnb.prediction.constants.DEFAULT` was fitted to."""
 
@@ -113,41 +83,41 @@ def outside(
     gpu_name
         As `gpus.find` takes it.
     """
-    found = []
-    own, numbers = _names(experiment, gpus.find(gpu_name).name), _numbers(experiment, link or Link())
-    for name, words in NAMES.items():
-        known = getattr(covered, name)
-        if own[name] not in known:
-            found.append(f"no calibration run has the {words} {own[name]}, only {', '.join(sorted(known))}")
-    for name, words in RANGES.items():
-        least, most = getattr(covered, name)
-        margin = 1.0 if name == "nodes" and most == 1 else MARGIN  # one node tells nothing of a network
-        if not least / margin <= numbers[name] <= most * margin:
+    sentences = [
+        f"no calibration run has the {words} {name}, only {', '.join(sorted(covered.names[words]))}"
+        for words, name in _names(experiment, gpus.find(gpu_name).name).items()
+        if name not in covered.names[words]
+    ]
+    for words, number in _numbers(experiment, link or Link()).items():
+        least, most = covered.ranges[words]
+        margin = 1.0 if words == NODES and most == 1 else MARGIN  # one node tells nothing of a network
+        if not least / margin <= number <= most * margin:
             known = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-            found.append(f"the {words} is {numbers[name]:,}, calibration runs have {known}")
-    return found
+            sentences.append(f"the {words} is {number:,}, calibration runs have {known}")
+    return sentences
 
 
 def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
+    modes = {"off": "eager", "default": "compiled", **dict.fromkeys(CUDA_GRAPHS, "CUDA graphs")}
     return {
-        "gpus": gpu,
-        "families": shape(experiment.model).family,
-        "strategies": _strategy(experiment),
-        "precisions": experiment.precision,
-        "modes": _mode(experiment),
-        "offloads": experiment.offload,
-        "optimizers": experiment.optimizer,
-        "losses": experiment.loss,
-        "compressions": experiment.gradient_compression,
+        GPU: gpu,
+        "models of the family": shape(experiment.model).family,
+        "strategy": _strategy(experiment),
+        "precision": experiment.precision,
+        "mode of compilation": modes.get(experiment.compile, experiment.compile),
+        "offload": experiment.offload,
+        "optimizer": experiment.optimizer,
+        "loss": experiment.loss,
+        "gradient compression": experiment.gradient_compression,
     }
 
 
 def _numbers(experiment: Experiment, link: Link) -> dict[str, float]:
     return {
-        "hidden": shape(experiment.model).hidden,
-        "tokens": int(experiment.micro_batch_size) * experiment.seq_len,
-        "ranks": experiment.gpus,
-        "nodes": link.nodes(experiment),
+        "hidden size": shape(experiment.model).hidden,
+        "number of tokens in a micro-batch": int(experiment.micro_batch_size) * experiment.seq_len,
+        "number of GPUs": experiment.gpus,
+        NODES: link.nodes(experiment),
     }
 
 
@@ -160,9 +130,3 @@ def _strategy(experiment: Experiment) -> str:
     }
     used = [words for words, is_used in more.items() if is_used]
     return f"{name} with {' and '.join(used)}" if used else name
-
-
-def _mode(experiment: Experiment) -> str:
-    if experiment.compile in CUDA_GRAPHS:
-        return "CUDA graphs"
-    return {"off": "eager", "default": "compiled"}.get(experiment.compile, experiment.compile)

@@ -26,8 +26,6 @@ class Gpu:
         Bandwidth to host memory, in one direction.
     switched
         Whether a switch gives two GPUs of a node all links. Without one each pair has its share of the links.
-    source
-        Where the figures are from.
     """
 
     name: str
@@ -39,7 +37,6 @@ class Gpu:
     nvlink_gb_per_s: float
     pcie_gb_per_s: float
     switched: bool
-    source: str
 
     def peak_flops(self, precision: str) -> float:
         """Return the dense peak rate in FLOP/s."""
@@ -51,7 +48,7 @@ class Gpu:
 def _gpu(name: str, key: str, memory: tuple[float, float], links: tuple[float, float], switched: bool = True) -> Gpu:
     peak = hardware.PEAKS[key]
     half = peak.bf16 or peak.fp16
-    return Gpu(name, peak.fp32, peak.tf32 or peak.fp32, half, *memory, *links, switched, peak.source)
+    return Gpu(name, peak.fp32, peak.tf32 or peak.fp32, half, *memory, *links, switched)
 
 
 # Rates and bandwidths are those of the makers' data sheets, and of the white papers of Ada and GA102. Compared in
@@ -83,7 +80,7 @@ GPUS = {
     "T4": _gpu("T4", "t4", (14.6, 320), (0, 16)),
     "RTX 4090": _gpu("RTX 4090", "rtx 4090", (23.6, 1008), (0, 32)),
     "RTX 3090": _gpu("RTX 3090", "rtx 3090", (23.6, 936), (56, 32), switched=False),
-    "MI250X": Gpu("MI250X", 23.9, 23.9, 191.5, 64.0, 1638, 200, 36, False, "AMD Instinct MI250X data sheet, one die"),
+    "MI250X": Gpu("MI250X", 23.9, 23.9, 191.5, 64.0, 1638, 200, 36, False),
 }
 
 

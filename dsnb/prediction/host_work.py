@@ -1,8 +1,7 @@
 """What the host does in a step, in counts: operations it starts, parameters it goes through, weights it gathers."""
 
 from dsnb.prediction.kernels import TENSORS
-from dsnb.prediction.mode import Mode, parameter_tensors, recomputed_share, trained_parameters
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.mode import Mode, parameter_tensors, recomputed_share, shape, trained_parameters
 from dsnb.settings.derived import CUDA_GRAPHS, compiles_blocks
 from dsnb.settings.experiment import Experiment
 

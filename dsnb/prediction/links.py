@@ -8,6 +8,8 @@ from dsnb.errors import SettingsError
 from dsnb.prediction.gpus import Gpu
 from dsnb.settings.experiment import Experiment
 
+NODE_GPUS = 8
+"""GPUs of a node, where an experiment does not say on how many nodes it runs."""
 SYNTAX = re.compile(r"ib:(\d+(?:\.\d+)?)(/node)?")
 
 
@@ -21,17 +23,14 @@ class Link:
         Whether the GPUs of a node use NVLink if they have it; otherwise PCIe.
     network_gb_per_s
         Bandwidth between nodes for each GPU in one direction, in GB/s; 0 where there is no network.
-    gpus_per_node
-        GPUs of a node, where the experiment does not say on how many nodes it runs.
     """
 
     nvlink: bool = True
     network_gb_per_s: float = 0.0
-    gpus_per_node: int = 8
 
     def nodes(self, experiment: Experiment) -> int:
         """Return the number of nodes of an experiment."""
-        return max(int(experiment.nodes or 1), math.ceil(experiment.gpus / self.gpus_per_node))
+        return max(int(experiment.nodes or 1), math.ceil(experiment.gpus / NODE_GPUS))
 
     def inside_gb_per_s(self, gpu: Gpu, members: int, node_gpus: int) -> float:
         """Return the bandwidth of a GPU to `members` - 1 others of its node, which has `node_gpus`, in one direction.
@@ -44,7 +43,7 @@ class Link:
         return gpu.nvlink_gb_per_s * share
 
 
-def link(text: str = "nvlink", gpus_per_node: int = 8) -> Link:
+def link(text: str = "nvlink") -> Link:
     """Return the link that a text describes.
 
     Parameters
@@ -59,9 +58,8 @@ def link(text: str = "nvlink", gpus_per_node: int = 8) -> Link:
         If the text is none of these.
     """
     if text in {"nvlink", "pcie"}:
-        return Link(nvlink=text == "nvlink", gpus_per_node=gpus_per_node)
+        return Link(nvlink=text == "nvlink")
     match = SYNTAX.fullmatch(text)
     if not match or float(match[1]) <= 0:
         raise SettingsError(f"link is {text!r}: use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node")
-    sharing = gpus_per_node if match[2] else 1
-    return Link(network_gb_per_s=float(match[1]) / 8 / sharing, gpus_per_node=gpus_per_node)
+    return Link(network_gb_per_s=float(match[1]) / 8 / (NODE_GPUS if match[2] else 1))

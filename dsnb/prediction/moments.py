@@ -24,10 +24,8 @@ class Trace:
         computed. The first one is the loss's backward pass, when none had.
     parameters, trainable, of_block, of_root, largest
         Elements: all, trained, of one block, outside of all blocks, of the largest parameter.
-    layers, hidden, vocab, width_of_head
-        Blocks, their width, and the shape of the output layer.
-    block_input
-        Bytes of the input of one block.
+    layers, hidden, vocab
+        Blocks, their width, and the rows of the output layer.
     """
 
     forward_peak: float
@@ -41,8 +39,6 @@ class Trace:
     layers: int
     hidden: int
     vocab: int
-    width_of_head: int
-    block_input: float
 
     @cached_property
     def after_loss(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -51,20 +47,20 @@ class Trace:
         return sizes, done
 
 
-SIZES = ("forward", "kept", "block_input", "moments")
-ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab", "width_of_head")
+SIZES = ("forward", "kept", "moments")
+ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab")
 
 
 @dataclass(frozen=True)
 class ModelTrace:
-    """The memory of a model as a function of the micro-batch; from `dsnb.train.memory_trace`.
+    """The memory of a model as a function of the micro-batch; from `dsnb.prediction.memory_trace`.
 
     A size is (bytes that are always there, bytes of each sequence). Which of several sizes is the largest depends on
     the micro-batch.
 
     Attributes
     ----------
-    forward, kept, block_input
+    forward, kept
         As in `Trace`, in sizes.
     moments
         (constant, per sequence, elements).
@@ -74,13 +70,12 @@ class ModelTrace:
 
     forward: Sequence[Sequence[float]]
     kept: Sequence[float]
-    block_input: Sequence[float]
     moments: Sequence[Sequence[float]]
     elements: Mapping[str, int]
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "ModelTrace":
-        """Return the trace of a record of `dsnb.train.memory_trace`.
+        """Return the trace of a record of `dsnb.prediction.memory_trace`.
 
         Raises
         ------
@@ -102,7 +97,6 @@ class ModelTrace:
             max(map(whole, self.forward)),
             whole(self.kept),
             _peaks([(whole(moment), moment[2]) for moment in self.moments]),
-            block_input=whole(self.block_input),
             **self.elements,
         )
 

@@ -16,21 +16,16 @@ from dsnb.prediction.gpus import Gpu
 from dsnb.prediction.links import Link
 from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.memory import GIB, Memory, peak_memory, room
-from dsnb.prediction.memory_errors import PeakError
 from dsnb.prediction.moments import Trace
-from dsnb.prediction.replay.simulate import Simulated, simulate
 from dsnb.prediction.step_time import Setting, StepTime, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.time_errors import DEFAULT_ERRORS, Errors
-from dsnb.prediction.traces import recordings, traces
+from dsnb.prediction.traces import traces
 from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MOST_REPLAYED = 100
-"""Settings whose allocations are replayed, in 17 ms each on average; of more, a ratio says what is reserved."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +70,14 @@ def predict(
     Returns
     -------
     pandas.DataFrame
-        One row per setting, in order. `fits`, where memory in pieces counts as missing if allocations are replayed;
+        One row per setting, in order. `fits`, whether the tensors and the reserve of `dsnb.prediction.memory.room` are
+        within the GPU's memory, with `headroom_gib` to spare; with `allocator: default`, fragmentation can need more.
         `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`, `optimizer_gib`, `activations_gib`,
-        `logits_gib` and `buffers_gib` at the `moment` of the peak; `peak_reserved_gib`, and
-        `peak_reserved_with_room_gib`, what it would be if no lack of memory freed what is cached; `step_time_s` with
-        its parts, `limited_by` (`CPU` or `GPU`), `tokens_per_s`, `mfu`, `days` with the range that the error of
-        tokens/s leaves (`days_low`, `days_high`), `gpu_hours`, `cost`. Each predicted figure has its mean error in
-        `..._error_pct`, and `..._error_on` says on how many measured settings of which kind. The error of a time or
-        speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much.
+        `logits_gib` and `buffers_gib` at the `moment` of the peak; `step_time_s` with its parts, `limited_by` (`CPU` or
+        `GPU`), `tokens_per_s`, `mfu`, `days` with the range that the error of tokens/s leaves (`days_low`,
+        `days_high`), `gpu_hours`, `cost`. Each predicted figure has its mean error in `..._error_pct`, and
+        `..._error_on` says on how many measured settings of which kind. The error of a time or speed is a factor: at
+        25 %, 1.25 or 1 / 1.25 times as much.
         `outside` says what the calibration has not seen.
 
     Raises
@@ -128,9 +123,8 @@ def tabulated(
     slugs = {model: slug(model) for model in {one.model for one in experiments}}
     rows = []
     parts = zip(*(values.tolist() for values in vars(times).values()), strict=True)
-    replays = _replayed(experiments, on.gpu)
-    for one, trace, replayed, seconds, waits in zip(experiments, found, replays, parts, by_cpu, strict=True):
-        memory = _memory_columns(one, peak_memory(one, trace), on.gpu, replayed) if trace else {}
+    for one, trace, seconds, waits in zip(experiments, found, parts, by_cpu, strict=True):
+        memory = _memory_columns(one, peak_memory(one, trace), on.gpu) if trace else {}
         row = {
             "experiment": f"{slugs[one.model]}_{one.name}",
             **memory,
@@ -157,51 +151,20 @@ def known_from(runs: Sequence[Measured], link: Link) -> Known:
     return Known(constants, Coverage.of(runs, link), errors)
 
 
-def _replayed(experiments: Sequence[Experiment], gpu: Gpu) -> list[Simulated | None]:
-    """Return what each setting's allocator holds; None where no replay covers it or there are too many settings."""
-    if len(experiments) > MOST_REPLAYED:
-        return [None] * len(experiments)
-    return [
-        simulate(one, recording, room(one, gpu.memory_gib).tensors_gib) if recording else None
-        for one, recording in zip(experiments, recordings(experiments), strict=True)
-    ]
-
-
-def _memory_columns(
-    experiment: Experiment, memory: Memory, gpu: Gpu, replayed: Simulated | None = None
-) -> dict[str, Any]:
+def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[str, Any]:
     kind, error = memory_errors.expected_error(experiment)
     left = room(experiment, gpu.memory_gib).tensors_gib
     peak = memory.peak_allocated_gib
     parts = {f"{name}_gib": size / GIB for name, size in memory.moment.parts().items()}
     return {
-        "fits": peak <= left and (replayed is None or replayed.fits),
+        "fits": peak <= left,
         "headroom_gib": left - peak,
         "peak_allocated_gib": peak,
         "peak_allocated_error_pct": error.mean_pct,
         "peak_allocated_error_on": f"{error.settings} settings, {kind}",
-        **_reserved_columns(peak, left, error, f"{error.settings} settings, {kind}", replayed),
         "moment": memory.moment.name,
         **parts,
         "workspace_gib": peak - sum(parts.values()),
-    }
-
-
-def _reserved_columns(
-    peak: float, left: float, error: PeakError, settings: str, replayed: Simulated | None
-) -> dict[str, Any]:
-    """Return what is reserved, and what would be if there were room: for lack of it, what is cached is freed."""
-    wanted, within = peak * error.reserved, min(peak * error.reserved, left)
-    of_kind, on = error.reserved_mean_pct, settings
-    if replayed:
-        wanted, within = replayed.reserved_gib, replayed.within_limit_gib
-        of_all = memory_errors.REPLAYED[time_errors.ALL]
-        of_kind, on = of_all.mean_pct, f"{of_all.settings} settings, replayed"
-    return {
-        "peak_reserved_gib": max(peak, within),
-        "peak_reserved_error_pct": of_kind,
-        "peak_reserved_error_on": on,
-        "peak_reserved_with_room_gib": max(peak, wanted),
     }
 
 

@@ -53,17 +53,6 @@ class StepTime:
         """The sum of all parts."""
         return sum(vars(self).values())
 
-    @property
-    def compute_s(self) -> float:
-        """The forward and backward passes on the GPU."""
-        return self.matmul_s + self.attention_s + self.memory_bound_s
-
-    @property
-    def communication_s(self) -> float:
-        """Communication of all kinds that nothing hides."""
-        between = self.tensor_all_reduce_s + self.point_to_point_s
-        return self.all_reduce_s + self.reduce_scatter_s + self.all_gather_s + self.all_to_all_s + between
-
 
 @dataclass(frozen=True)
 class Rates:
@@ -122,25 +111,6 @@ def problem(experiment: Experiment, gpu: str, link: str) -> str:
     except SettingsError as error:
         return str(error)
     return ""
-
-
-def step_time(experiment: Experiment, gpu: Gpu | str, link: Link | str, constants: Constants = DEFAULT) -> StepTime:
-    """Return the predicted time of one optimizer step.
-
-    Parameters
-    ----------
-    gpu, link
-        Objects, or names as `gpus.find` and `links.link` take them.
-
-    Raises
-    ------
-    SettingsError
-        If GPU or link are unknown, or as `setting` does.
-    """
-    kind = gpus.find(gpu) if isinstance(gpu, str) else gpu
-    path = links.link(link) if isinstance(link, str) else link
-    found = parts(setting(experiment, kind, path), constants)
-    return StepTime(**{name: float(seconds) for name, seconds in vars(found).items()})
 
 
 def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> StepTime:

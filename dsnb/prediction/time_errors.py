@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dsnb.prediction import gpus
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.measured import Measured
@@ -206,17 +205,19 @@ def by_kind(runs: Sequence[Measured], errors: Sequence[float], constants: Consta
         Those that say whether the CPU limits a step.
     """
     limits = limited_by_cpu(stack([run.setting for run in runs]), constants)
-    return _grouped([[*kinds(run.experiment, bool(by_cpu))] for run, by_cpu in zip(runs, limits, strict=True)], errors)
+    return grouped([[*kinds(run.experiment, bool(by_cpu))] for run, by_cpu in zip(runs, limits, strict=True)], errors)
 
 
-def by_gpu(runs: Sequence[Measured], errors: Sequence[float], nodes: Sequence[int]) -> dict[str, TimeError]:
-    """Return the errors of runs by GPU and by one node or several, and of all of them."""
-    names = [gpus.find(run.gpu_name).name for run in runs]
-    return _grouped([[*kinds_elsewhere(*one)] for one in zip(names, nodes, strict=True)], errors)
+def grouped(names: Sequence[Sequence[str]], errors: Sequence[float]) -> dict[str, TimeError]:
+    """Return the errors of runs by each of their kinds, the wider kinds last.
 
-
-def _grouped(names: Sequence[Sequence[str]], errors: Sequence[float]) -> dict[str, TimeError]:
-    """Return the errors of each name that some runs have, the wider kinds last."""
+    Parameters
+    ----------
+    names
+        The kinds of each run, as `kinds` or `kinds_elsewhere` yield them.
+    errors
+        Predicted step times in per cent of the measured ones, less 100.
+    """
     groups: dict[str, list[float]] = {}
     for own, error in zip(names, errors, strict=True):
         for name in own:

@@ -1,20 +1,22 @@
-"""Traces of models, made by processes of their own and kept in the user's cache: what reads them needs no torch."""
+"""Traces of models, made by processes of their own and kept in the user's cache: reading them needs no torch."""
 
+import contextlib
 import hashlib
 import json
 import subprocess
+import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from dsnb.errors import SettingsError
+from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.prediction import trace_files
 from dsnb.prediction.moments import ModelTrace, Trace
-from dsnb.prediction.replay.recording import Recording
 from dsnb.run_folder import paths
 from dsnb.settings.derived import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
@@ -27,6 +29,8 @@ TRACED = (
     "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
 """Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
+TRACERS = ("fake_model", "memory_trace", "compiled_trace")
+"""The modules of this package that trace, and import torch."""
 WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1}
 """A trace is of the whole model: without ranks, none can be split among them."""
 
@@ -61,10 +65,7 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
             if "error" in found:
                 problems[key] = SettingsError(found["error"])
                 continue
-            if recording := found.pop("recording", None):
-                trace_files.write(key, recording, "recording")
-                _recorded[key] = Recording.read(recording)
-            trace_files.write(key, found)
+            _write(key, found)
             _remember(key, found)
     made = _of_batches(keys, experiments)
     return [one if one is not None else problems[key] for key, one in zip(keys, made, strict=True)]
@@ -78,18 +79,12 @@ def kept(experiments: Sequence[Experiment]) -> list[Trace | None]:
     return _of_batches(keys, experiments)
 
 
-def recordings(experiments: Sequence[Experiment]) -> list[Recording | None]:
-    """Return the allocations of each setting's model, if it was traced before and is not compiled; None if not."""
-    return [_recording(key) for key in _keys(experiments)]
-
-
 def can_trace() -> bool:
     """Return whether the libraries are installed that a model is traced with."""
     return bool(find_spec("torch") and find_spec("transformers"))
 
 
 _made: dict[str, ModelTrace] = {}
-_recorded: dict[str, Recording] = {}
 
 
 def _of_batches(keys: Sequence[str], experiments: Sequence[Experiment]) -> list[Trace | None]:
@@ -107,7 +102,25 @@ def _keys(experiments: Sequence[Experiment]) -> list[str]:
 
 def _is_kept(key: str) -> bool:
     """Return whether a trace is in memory, or in the cache, from where it is read then."""
-    return key in _made or ((found := trace_files.read(key)) is not None and _remember(key, found))
+    return key in _made or ((record := _read(key)) is not None and _remember(key, record))
+
+
+def _file(key: str) -> Path | None:
+    home = paths.cache_home()
+    return home / "traces" / f"{key}.json" if home else None
+
+
+def _read(key: str) -> dict[str, Any] | None:
+    file = _file(key)
+    with warnings.catch_warnings(action="ignore"):  # what cannot be read is traced again
+        return records.read_json(file) if file and file.is_file() else None
+
+
+def _write(key: str, record: dict[str, Any]) -> None:
+    if file := _file(key):
+        with contextlib.suppress(OSError):  # a cache that cannot be written is none
+            file.parent.mkdir(parents=True, exist_ok=True)
+            records.write_json(file, record)
 
 
 def _remember(key: str, record: dict[str, Any]) -> bool:
@@ -116,15 +129,6 @@ def _remember(key: str, record: dict[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError):  # written by another version
         return False
     return True
-
-
-def _recording(key: str) -> Recording | None:
-    if key not in _recorded and (found := trace_files.read(key, "recording")):
-        try:
-            _recorded[key] = Recording.read(found)
-        except (KeyError, TypeError, ValueError):  # written by another version
-            return None
-    return _recorded.get(key)
 
 
 def _settings(experiment: Experiment) -> tuple[Any, ...]:
@@ -153,7 +157,7 @@ def _model_file(model: str) -> str:
 
 @lru_cache
 def _versions() -> tuple[str, ...]:
-    """Return what a trace depends on besides the settings: libraries, and dsnb's own code for training."""
+    """Return what a trace depends on besides the settings: libraries, and dsnb's code that trains and traces."""
     found = []
     for name in ("torch", "transformers", "peft"):
         try:
@@ -161,7 +165,8 @@ def _versions() -> tuple[str, ...]:
         except PackageNotFoundError:
             found.append("")
     code = hashlib.sha256()
-    for file in sorted((paths.PACKAGE / "train").glob("*.py")):
+    own = (paths.PACKAGE / "prediction" / f"{name}.py" for name in TRACERS)
+    for file in [*sorted((paths.PACKAGE / "train").glob("*.py")), *own]:
         code.update(file.read_bytes())
     return (*found, code.hexdigest(), str(CHUNK_TOKENS))
 
@@ -180,7 +185,7 @@ def _made_by_processes(missing: dict[str, Experiment]) -> Iterable[dict[str, Any
 def _trace(group: dict[str, Experiment]) -> dict[str, Any]:
     """Trace some settings, one after the other, in one process."""
     asked = {key: one.model_copy(update=WHOLE).model_dump(mode="json") for key, one in group.items()}
-    words = interpreter.command("-m", "dsnb.train.memory_trace")
+    words = interpreter.command("-m", "dsnb.prediction.memory_trace")
     done = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     try:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from dsnb.formulas.model_shapes import Shape
 from dsnb.prediction import host_work, kernels
-from dsnb.prediction.mode import MEGATRON, Mode, recomputed_share, trained_parameters
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.mode import MEGATRON, Mode, recomputed_share, shape, trained_parameters
 from dsnb.settings.derived import CHUNK_TOKENS, accumulates_in_fp32
 from dsnb.settings.experiment import Experiment
 

@@ -230,7 +230,9 @@ def _clean(found: dict[str, Records]) -> dict[int, str]:
 def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return the settings; a missing one was added after the run was made, so its former default applied."""
     known = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in records_of_runs]
-    return {name: [record.get(name) for record in known] for name in SETTINGS} | _keys(known)
+    columns = {name: [record.get(name) for record in known] for name in SETTINGS}
+    columns["allocator"] = [None if record.get("device") == "cpu" else record.get("allocator") for record in known]
+    return columns | _keys(known)
 
 
 def _keys(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:

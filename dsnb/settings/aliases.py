@@ -23,8 +23,11 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with what it did where its record has no such setting yet.
 
-    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise.
+    DeepSpeed accumulated the gradients of native bf16 in bf16 before `grad_accum_dtype` said otherwise, and on GPUs
+    torch's allocator was the default one before `allocator` chose.
     """
+    if settings and "allocator" not in settings and settings.get("device") != "cpu":
+        settings = {**settings, "allocator": "default"}
     if "grad_accum_dtype" in settings:
         return dict(settings)
     every = {**_DEFAULTS, **settings}

@@ -8,8 +8,8 @@ from dsnb.settings.setting import Setting, text
 FIRST = (
     "grad_accum", "activation_checkpointing", "tensor_parallel", "pipeline_parallel", "offload", "mixed_precision",
     "attention", "compile", "compile_unit", "loss", "lora_rank", "optimizer", "gradient_compression",
-    "memory_limit_gib", "weights", "dropout", "data", "tokenizer", "nodes", "learning_rate", "gradient_clipping",
-    "seed",
+    "memory_limit_gib", "allocator", "weights", "dropout", "data", "tokenizer", "nodes", "learning_rate",
+    "gradient_clipping", "seed",
 )  # fmt: skip
 """Order of the parts that names have had longest; the others follow as they are declared."""
 

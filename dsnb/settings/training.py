@@ -204,6 +204,14 @@ class Training(BaseModel):
         Setting("memory limit (GiB)", "memory limit {} GiB", "limit{}gib", phrases={"0": "no memory limit"}),
     ] = 0.0
     """Memory limit per GPU in GiB (on a CPU: per rank), to simulate a smaller one; 0 for no limit."""
+    allocator: Annotated[
+        Literal["expandable", "default"],
+        Setting(
+            phrases={"expandable": "expandable segments", "default": "torch's default allocator"}, short="alloc-{}"
+        ),
+    ] = "expandable"
+    """How torch reserves the memory of a GPU: in segments that grow (`expandable_segments:True`), which avoids
+    fragmentation, or as it does by default. If you set `PYTORCH_ALLOC_CONF` yourself, your value holds."""
     seq_len: Annotated[
         int, Field(strict=True, ge=2, lt=LIMIT), Setting("sequence length", "sequence {}", is_axis=True)
     ] = 128

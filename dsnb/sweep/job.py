@@ -131,9 +131,10 @@ def changed_settings(run: Run) -> str:
     """Return how the settings in a run's folder differ from the current ones, in words; empty if they do not.
 
     A run of a sub-cluster belongs to its hosts: with other hosts, the spread between groups would have no meaning. A
-    setting that the folder lacks is newer than the run, and had its default.
+    setting that the folder lacks is newer than the run, and had its default; torch's allocator may differ then.
     """
-    known, problem = record_schema.cleaned(run.paths.experiment.name, records.read_json(run.paths.experiment) or {})
+    record = records.read_json(run.paths.experiment) or {}
+    known, problem = record_schema.cleaned(run.paths.experiment.name, record)
     if problem or known.keys().isdisjoint(DEFAULTS):
         return ""
     before = {**DEFAULTS, **known}
@@ -142,6 +143,7 @@ def changed_settings(run: Run) -> str:
     if isinstance(asked, dict):  # of the device, the resolved one is compared
         before |= {key: value for key, value in asked.items() if key != "device"}
     free = {*SUPERVISION, *(["device"] if unknown else [])} - {"include" if run.lane else ""}
+    free |= {"allocator"} - record.keys()
     keys = [key for key in now if key not in free and before[key] != now[key]]
     return ", ".join(
         f"{key} was {plain_text.short_repr(before[key])} and is {plain_text.short_repr(now[key])}" for key in keys

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.settings import hostfile
-from dsnb.settings.grid import MOST_RUNS
+from dsnb.settings.grid import MAX_RUNS
 from dsnb.settings.hostfile import Host
 from dsnb.settings.params_file import read_params
 from dsnb.sweep.params import Run, Sweep, content, load_sweep, read_with_overrides
@@ -109,8 +109,8 @@ def _divide(
             runs += _runs_on_groups(sweeps[-1], names, stage)
     if unnamed and not sweeps:
         raise unnamed
-    if len(runs) > MOST_RUNS:
-        raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
+    if len(runs) > MAX_RUNS:
+        raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
     return replace(sweeps[0], runs=tuple(runs)), notes
 
 

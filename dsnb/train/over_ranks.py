@@ -9,7 +9,7 @@ every rank's step longer, and the skew of steps stays near 0 (measured: a rank t
 ms changed it from 4 % to 3 %). The first forward pass of each step is therefore compared as well. With ZeRO 0 to 2 and
 DDP it contains no collective and the ranks begin it together, so its skew is that of the GPU's arithmetic and of the
 data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each other in it too; only groups of nodes then show which
-one is slow (`dsnb.analysis.slow_nodes`).
+one is slow (`dsnb.analysis.hosts`).
 """
 
 import math

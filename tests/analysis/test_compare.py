@@ -56,6 +56,15 @@ def test_keys_of_the_configuration_and_missing_ones_are_settings():
     assert list(dsnb.compare(with_key.assign(seq_len=None), read)["base_n"]) == [5]
 
 
+def test_runs_made_before_the_allocator_was_a_setting_are_compared_with_those_after():
+    old, new = sweep({0: 1000}, allocator="default"), sweep({0: 1100}, "new", allocator="expandable")
+    assert list(dsnb.compare(old, new)["base_n"]) == [5]
+    both = pd.concat([new, sweep({0: 1000}, "new_alloc-default", allocator="default")])
+    found = dsnb.compare(old, both)
+    assert list(found.index) == ["new_alloc-default_zs0", "new_zs0"]
+    assert list(found["base_n"]) == [5, 0]
+
+
 def test_another_host_cannot_be_told_from_another_version():
     old, new = sweep({0: 1000}), sweep({0: 1100}, host="h2")
     assert list(dsnb.compare(old, new)["verdict"]) == ["too few runs"]

@@ -64,3 +64,12 @@ def test_two_sets_of_runs():
     ]
     assert conditions.between(before, before) == []
     assert conditions.between(before.drop(columns=["variables", "inputs"]), after) == []
+
+
+def test_the_allocator_of_runs_that_were_made_before_it_was_a_setting():
+    before, after = runs("", "").assign(allocator="default"), runs("", "").assign(allocator="expandable")
+    words = "allocator was default before and expandable after, which may explain a difference."
+    assert conditions.between(before, after) == [words]
+    assert conditions.between(before.assign(allocator=None), after) == []  # on a CPU
+    mixed = pd.concat([before, after.iloc[:1]], ignore_index=True)
+    assert conditions.unlike_repeats(mixed)[2] == "allocator is expandable, in other runs of the setting default"

@@ -11,7 +11,6 @@ from tests.prediction.made_up import MODEL_TRACE
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
     monkeypatch.setattr(predict, "traces", lambda asked: [MODEL_TRACE.of(int(one.micro_batch_size)) for one in asked])
-    monkeypatch.setattr(predict, "recordings", lambda asked: [None] * len(asked))
 
 
 def given(**settings):

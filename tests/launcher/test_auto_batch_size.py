@@ -6,7 +6,7 @@ from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import write_experiment
 from dsnb.launcher.run import launch
-from dsnb.prediction.largest_batch import largest_predicted
+from dsnb.prediction.fit import largest_predicted
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.runs.load import load_runs

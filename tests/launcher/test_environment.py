@@ -68,3 +68,23 @@ def test_threads_that_the_user_has_set_stay(monkeypatch, given, expected):
     assert environment.for_ranks("cpu", 2, 0.0)["OMP_NUM_THREADS"] == (expected or "4")
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert environment.for_ranks("cpu", 2, 0.0)["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.process
+def test_the_allocator_of_ranks_on_gpus_is_the_setting_unless_the_user_has_chosen(monkeypatch):
+    for name in environment.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def chosen(device, allocator):
+        env = environment.for_ranks(device, 1, 0.0, allocator)
+        return {name: env[name] for name in environment.ALLOCATOR_VARIABLES if name in env}
+
+    assert chosen("cuda", "expandable") == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert chosen("cuda", "default") == chosen("cpu", "expandable") == {}
+    assert "PYTORCH_ALLOC_CONF" not in environment.describe(environment.for_ranks("cuda", 1, 0.0))["variables"]
+    for name in environment.ALLOCATOR_VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "max_split_size_mb:64")
+            assert chosen("cuda", "expandable") == {name: "max_split_size_mb:64"}
+            ranks = environment.for_ranks("cuda", 1, 0.0, "expandable")
+            assert environment.describe(ranks)["variables"][name] == "max_split_size_mb:64"

@@ -1,15 +1,17 @@
-"""Whether settings fit on this machine: the room, what is covered, the margin of the worst error."""
+"""Whether settings fit on this machine, and the largest micro-batch that does, with made-up machines and traces."""
+
+from dataclasses import replace
 
 import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.prediction import fit
-from dsnb.prediction.fit import Fit, fits_here, is_covered, room_here
-from dsnb.prediction.memory import CONTEXT_GIB, Room, peak_memory
+from dsnb.prediction.fit import TRACED_SIZES, Fit, fits_here, is_covered, largest_predicted, on_the_line, room_here
+from dsnb.prediction.memory import CONTEXT_GIB, NCCL_GIB, Room, peak_memory
 from dsnb.prediction.memory_errors import DEFAULT_ERRORS, PeakError
 from dsnb.settings.experiment import Experiment
 from dsnb.system.hardware import Gpu
-from tests.prediction.made_up import TRACE
+from tests.prediction.made_up import MIB, TRACE
 
 
 def given(**settings):
@@ -32,6 +34,7 @@ def no_torch(monkeypatch):
 def test_the_room_is_the_smallest_gpus_or_the_limit(cards):
     assert room_here(given()) == Room(80.0)
     assert room_here(given()).tensors_gib == 80.0 - CONTEXT_GIB
+    assert room_here(given(gpus=2)).tensors_gib == 80.0 - CONTEXT_GIB - NCCL_GIB
     assert room_here(given(memory_limit_gib=20)) == Room(20.0, context_gib=0.0)
     assert room_here(given(memory_limit_gib=200)) == Room(80.0)
     assert room_here(given(device="cpu", precision="fp32")) is None
@@ -56,14 +59,14 @@ def test_the_gpus_of_a_slurm_job_are_not_those_of_this_machine(cards, monkeypatc
 )
 def test_what_is_within_the_worst_error_of_the_limit_is_not_too_large(peak_gib, too_large):
     """104.2 less 5 % is 98.99."""
-    error = PeakError(settings=9, mean_pct=1.0, worst_pct=5.0, reserved=1.1, reserved_mean_pct=2.0)
+    error = PeakError(settings=9, mean_pct=1.0, worst_pct=5.0)
     assert Fit(peak_gib, Room(98.98 + CONTEXT_GIB), error).is_too_large == too_large
 
 
 def test_the_margin_in_words():
-    error = PeakError(21, 0.14, 0.52, 1.1, 4.6)
+    error = PeakError(21, 0.14, 0.52)
     assert str(Fit(147.4, Room(140.0), error)) == (
-        "needs 149.0 GiB of 140.0 (error of such predictions 0.1 %, at worst 0.5 %)"
+        "needs 149.2 GiB of 140.0 (error of such predictions 0.1 %, at worst 0.5 %)"
     )
 
 
@@ -95,3 +98,71 @@ def test_each_setting_has_its_fit_or_none(cards, no_torch):
     assert known.peak_gib == peak_memory(given(zero_stage=0), TRACE).peak_allocated_gib
     assert known.error == DEFAULT_ERRORS["ZeRO 0"]
     assert (known.is_too_large, limited.is_too_large) == (False, True)
+
+
+def searched(**settings):
+    return given(micro_batch_size="auto", **settings)
+
+
+def of_size(size):
+    """Give a trace in which the loss overtakes the rest of the backward pass at a size of 10."""
+    moments = ((100 * size * MIB, 0.0), ((800 + 20 * size) * MIB, 0.5e9), (50 * MIB, 1e9))
+    hull = moments if size >= 10 else moments[1:]
+    return replace(TRACE, forward_peak=90 * size * MIB, kept=60 * size * MIB, moments=hull)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Trace nothing, and return a list of the sizes that would have been traced."""
+    found = []
+
+    def attempts(asked):
+        found.extend(one.micro_batch_size for one in asked)
+        return [of_size(one.micro_batch_size) for one in asked]
+
+    monkeypatch.setattr(fit, "attempts", attempts)
+    monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
+    return found
+
+
+@pytest.mark.parametrize("limit_gib", [30, 31, 45, 100])
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_two_traces_tell_the_largest_size(traced, limit_gib, zero_stage):
+    asked = searched(zero_stage=zero_stage, gpus=2, memory_limit_gib=limit_gib)
+    found = largest_predicted(asked, 2**16)
+    assert traced == list(TRACED_SIZES)
+
+    def fits(size):
+        return (
+            peak_memory(asked.model_copy(update={"micro_batch_size": size}), of_size(size)).peak_allocated_gib
+            < limit_gib
+        )
+
+    assert fits(found)
+    assert not fits(found + 1)
+
+
+def test_nothing_is_larger_than_the_most(traced):
+    assert largest_predicted(searched(memory_limit_gib=1000), 64) == 64
+    assert largest_predicted(searched(memory_limit_gib=1), 64) == 0
+
+
+def test_sizes_on_the_line_are_the_sums_of_what_grows_and_what_does_not():
+    assert on_the_line(of_size(10), of_size(18), TRACED_SIZES[1]).kept == of_size(18).kept
+    middle = on_the_line(of_size(10), of_size(18), sum(TRACED_SIZES) // 2)
+    assert middle == of_size(14)
+
+
+def test_what_cannot_be_searched(traced, monkeypatch):
+    assert largest_predicted(searched(), 64) is None  # no GPU, no limit
+    assert largest_predicted(searched(memory_limit_gib=20, zero_stage=3, gpus=2, zeropp="weights"), 64) is None
+    assert largest_predicted(searched(memory_limit_gib=20, device="cpu", precision="fp32"), 64) is None
+    assert traced == []
+    monkeypatch.setattr(fit, "attempts", lambda asked: [TRACE, SettingsError("no")])
+    assert largest_predicted(searched(memory_limit_gib=20), 64) is None
+
+    def no_torch(asked):
+        raise SettingsError("torch is missing")
+
+    monkeypatch.setattr(fit, "attempts", no_torch)
+    assert largest_predicted(searched(memory_limit_gib=20), 64) is None

@@ -8,12 +8,11 @@ import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.prediction import traces
-from dsnb.prediction.replay.recording import Recording
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import RECORD, TRACE
 from tests.support import lazy
 
-memory_trace = lazy.Module("dsnb.train.memory_trace")
+memory_trace = lazy.Module("dsnb.prediction.memory_trace")
 
 
 def given(**settings):
@@ -31,7 +30,6 @@ def made(tmp_path, monkeypatch):
 
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
     monkeypatch.setattr(traces, "_made", {})
-    monkeypatch.setattr(traces, "_recorded", {})
     monkeypatch.setattr(traces, "_trace", trace)
     return found
 
@@ -67,23 +65,6 @@ def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_r
         monkeypatch.setattr(traces, "_made", {})
         assert traces.traces([given()]) == [TRACE]
     assert len(made) == 5
-
-
-def test_a_recording_is_kept_beside_its_trace(made, tmp_path, monkeypatch):
-    record = {"tensors": [[[2, 3], 4, True]], "events": [[0, 512, 8], [2, 0, 0], [1, 0, 0]]}
-    monkeypatch.setitem(RECORD, "recording", record)
-    traces.traces([given()])
-    expected = [Recording.read(record)]
-    assert expected[0].tensors[0].elements == 6
-    assert traces.recordings([given()]) == expected
-    monkeypatch.setattr(traces, "_recorded", {})
-    assert traces.recordings([given(), given(seq_len=7)]) == [*expected, None]
-    (file,) = (tmp_path / "recordings").iterdir()
-    for nonsense in ("", "[]", "{}", '{"tensors": [3], "events": []}'):
-        file.write_text(nonsense)
-        monkeypatch.setattr(traces, "_recorded", {})
-        assert traces.recordings([given()]) == [None]
-    assert len(made) == 1
 
 
 def test_another_configuration_of_a_local_model_is_another_trace(made, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.mode import shape
 from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
 

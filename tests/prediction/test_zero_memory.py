@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsnb.prediction.engine import engine_of
-from dsnb.prediction.memory import RULES
+from dsnb.prediction.memory import RULES, engine_of
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import TRACE
 

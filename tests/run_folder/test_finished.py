@@ -172,15 +172,6 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     assert links["kinds"][0]["available"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
-def test_a_copy_whose_number_is_taken_gets_another(sweep):
-    folder = sweep.paths.dir
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS3 / "run9")
-    with pytest.warns(DsnbWarning):
-        runs = dsnb.load_runs(folder)
-    assert sorted(runs.loc[runs["experiment"] == ZS3, "repeat"]) == [1, 2, 3, 9, 10]
-
-
 @pytest.mark.parametrize("name", ["baseline", f"{ZS0}_old", "gpt2-tiny_" + ZS0])
 def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, name, recwarn):
     (sweep.paths.dir / ZS0).rename(sweep.paths.dir / name)
@@ -189,19 +180,16 @@ def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, nam
     assert not recwarn.list
 
 
-def test_a_copy_of_another_model_is_told_apart_though_its_name_is_the_same(sweep):
-    copy = shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS0 / "run7")
-    change(copy / "experiment.json", model="opt-tiny")
+def test_copies_go_by_their_settings_under_numbers_of_their_own(sweep):
+    folder = sweep.paths.dir
+    other = shutil.copytree(folder / ZS0 / "run1", folder / ZS0 / "run7")
+    change(other / "experiment.json", model="opt-tiny")
+    shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
+    shutil.copytree(folder / ZS3 / "run2", folder / ZS3 / "run9")
     with pytest.warns(DsnbWarning, match=f"belongs to opt-tiny_{ZS0}, not to {ZS0}"):
-        runs = dsnb.load_runs(sweep.paths.dir)
-    assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 3}
-
-
-def test_a_lone_copy_goes_by_its_settings(sweep):
-    shutil.rmtree(sweep.paths.dir / ZS3)
-    shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS3 / "run5")
-    with pytest.warns(DsnbWarning, match=f"belongs to {ZS0}, not to {ZS3}"):
-        assert set(dsnb.load_runs(sweep.paths.dir)["experiment"]) == {ZS0}
+        runs = dsnb.load_runs(folder)
+    assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 5}
+    assert sorted(runs.loc[runs["experiment"] == ZS3, "repeat"]) == [1, 2, 3, 9, 10]
 
 
 def test_a_result_is_not_written_into_a_folder_that_is_gone(tmp_path):

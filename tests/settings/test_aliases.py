@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -118,6 +119,24 @@ def test_an_old_run_is_finished_for_a_sweep_of_the_same_settings(old_run):
     assert is_finished(run)
 
 
+def test_a_run_on_a_gpu_that_was_made_before_the_allocator_could_be_chosen(old_run):
+    """It had torch's default one, under the name that is now that of the other, and stays finished."""
+    runs = dsnb.load_runs(old_run.dir.parents[1])
+    assert runs["allocator"].isna().all()  # on a CPU
+    record = {**json.loads(old_run.experiment.read_text()), "device": "cuda"}
+    old_run.experiment.write_text(json.dumps(record))
+    runs = dsnb.load_runs(old_run.dir.parents[1])
+    assert runs[["experiment", "allocator"]].values.tolist() == [[NAME, "default"]]
+    (run,) = load_sweep(old_run.dir.parents[1] / "params.yaml", output=old_run.dir.parents[1]).runs
+    on_gpu = run.experiment.model_copy(update={"device": "cuda"})
+    for allocator in ("expandable", "default"):
+        asked = on_gpu.model_copy(update={"allocator": allocator})
+        assert job.changed_settings(replace(run, experiment=asked)) == ""
+    assert asked.name == f"{NAME}_alloc-default"
+    old_run.experiment.write_text(json.dumps({**record, "allocator": "expandable"}))
+    assert job.changed_settings(replace(run, experiment=asked)) == "allocator was 'expandable' and is 'default'"
+
+
 def test_settings_that_were_asked_for_have_the_current_name(old_run):
     record = records.read_json(old_run.experiment)
     records.write_json(old_run.experiment, {**record, "asked": {"hang_limit_s": 60.0, "micro_batch_size": "auto"}})
@@ -125,16 +144,19 @@ def test_settings_that_were_asked_for_have_the_current_name(old_run):
 
 
 def test_a_record_with_both_names_counts_by_the_current_one():
-    record = {"model": "gpt2", "hang_limit_s": 5.0, "step_timeout_s": 6.0}
+    record = {"model": "gpt2", "device": "cpu", "hang_limit_s": 5.0, "step_timeout_s": 6.0}
     content, problem = record_schema.cleaned("experiment.json", record)
-    assert (content, problem) == ({"model": "gpt2", "step_timeout_s": 6.0}, None)
+    assert (content, problem) == ({"model": "gpt2", "device": "cpu", "step_timeout_s": 6.0}, None)
     _, problem = record_schema.cleaned("experiment.json", {"hang_limit_s": "soon"})
     assert problem == "experiment.json: step_timeout_s is 'soon', not a number, 0 or more"
 
 
 def test_older_records_keep_what_they_did():
-    older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2}
+    older = {"precision": "bf16", "zero_stage": 1, "grad_accum": 2, "device": "cpu"}
     assert aliases.with_former_defaults(older) == {**older, "grad_accum_dtype": "bf16"}
     known = {**older, "grad_accum_dtype": "auto"}
     for same in ({**older, "strategy": "ddp"}, {**older, "grad_accum": 1}, {**older, "precision": "fp16"}, known, {}):
         assert aliases.with_former_defaults(same) == same
+    gpu = {**known, "device": "cuda"}
+    assert aliases.with_former_defaults(gpu) == {**gpu, "allocator": "default"}
+    assert aliases.with_former_defaults({**gpu, "allocator": "expandable"}) == {**gpu, "allocator": "expandable"}

@@ -1,9 +1,14 @@
 """The training itself is right: real DeepSpeed, real ranks, losses compared step by step."""
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
+from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware
 
 TWO = {"gpus": 2, "steps": 4, "seq_len": 48}
@@ -66,6 +71,17 @@ def test_accumulation_is_a_larger_batch(losses):
 def test_activation_checkpointing_changes_no_loss(losses, stage):
     plain = losses(**TWO, zero_stage=stage)
     assert losses(**TWO, zero_stage=stage, activation_checkpointing=True) == pytest.approx(plain, abs=FP32)
+
+
+def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
+    """The ranks need nothing but a run folder and the variables that torchrun sets."""
+    _, paths = trained(**TWO)
+    for path in (paths.experiment, paths.deepspeed):
+        shutil.copy(path, tmp_path)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*words, "-m", "dsnb.train.worker", str(tmp_path)], check=True, capture_output=True)
+    curve = [row["loss"] for row in records.read_lines(RunPaths(tmp_path).steps)]
+    assert curve == pytest.approx(losses(**TWO), abs=FP32)
 
 
 def test_attention_changes_no_loss(losses):

@@ -2,30 +2,85 @@
 
 The model of the settings is built of torch's fake tensors, runs forward, loss and backward, and the bytes of living
 storages are followed operator by operator. Weights, optimizer states, buffers and collectives are the engine's and not
-part of it. `python -m dsnb.train.memory_trace` reads settings as JSON from its standard input and prints the traces, so
-that a reader of them needs no torch.
+part of it. The memory of a model of many blocks follows from two models of a few: blocks repeat with a period.
+`python -m dsnb.prediction.memory_trace` reads settings as JSON from its standard input and prints the traces, so that a
+reader of them needs no torch.
 """
 
 import functools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dsnb.formulas.memory import kept_activations
+from dsnb.prediction.fake_model import (
+    MANY,
+    CudaOperators,
+    LiveBytes,
+    Size,
+    autocast,
+    build,
+    compute_recomputed_as_cuda,
+    fake_mode,
+    size,
+    total,
+)
 from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
-from dsnb.train import recording
 from dsnb.train.causal_loss import CausalLoss
-from dsnb.train.fake_model import CudaOperators, autocast, build, compute_recomputed_as_cuda, fake_mode
-from dsnb.train.live_bytes import MANY, LiveBytes, Size, size, total
 from dsnb.train.model_parts import blocks, output_layer
-from dsnb.train.more_blocks import Pass, Section, few_layers, with_more_blocks
 
 NOTHING = Size()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the backward pass, up to the gradient of one parameter.
+
+    Attributes
+    ----------
+    block
+        The block of the parameter; None outside of all blocks.
+    done
+        Elements of the gradients that had been computed before.
+    peaks
+        The sizes that can have been the peak.
+    """
+
+    block: int | None
+    done: int
+    peaks: Sequence[Size]
+
+    def moved(self, more: Size, times: float, done: int) -> "Section":
+        """Return the same part where more is kept and more gradients have been computed."""
+        return Section(self.block, self.done + done, [one.plus(more, times) for one in self.peaks])
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The memory of a forward and a backward pass.
+
+    Attributes
+    ----------
+    kept
+        What the blocks keep from the forward to the backward pass.
+    added
+        What the blocks have added at the end of the last one, in the forward pass.
+    forward
+        The sizes that can have been the peak of the forward pass.
+    sections
+        The backward pass, from the last block to the first.
+    """
+
+    kept: Size
+    added: Size
+    forward: Sequence[Size]
+    sections: Sequence[Section]
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
@@ -34,15 +89,14 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     Returns
     -------
     dict
-        The fields of `dsnb.prediction.moments.ModelTrace`, and `recording`: those of
-        `dsnb.prediction.replay.recording.Recording`, None where there is none.
+        The fields of `dsnb.prediction.moments.ModelTrace`.
     """
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
     parts = _eager
     if experiment.compile != "off":
-        from dsnb.train import compiled_trace
+        from dsnb.prediction import compiled_trace
 
         compiled_trace.use_flash_attention()
         parts = _compiled
@@ -62,7 +116,6 @@ def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> d
         "forward": found.forward,
         "kept": found.kept,
         "moments": _moments((one, section.done) for section in found.sections for one in section.peaks),
-        "recording": recording.record(experiment, micro_batch),
     }
 
 
@@ -124,7 +177,7 @@ class _Recorder:
 
 def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
     """Ask torch's compiler what it keeps of models of two and three blocks, and add the rest of the blocks."""
-    from dsnb.train import compiled_recording, compiled_trace
+    from dsnb.prediction import compiled_trace
 
     every_block = experiment.model_copy(update={"activation_checkpointing": False})
     found = []
@@ -145,7 +198,6 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
         "forward": [whole],
         "kept": kept,
         "moments": _moments([*((whole.plus(loss), 0) for loss in losses), last, (end, sizes["trainable"])]),
-        "recording": compiled_recording.record(experiment, found, sizes["block_input"], losses[-1], head),
     }
 
 
@@ -215,6 +267,50 @@ def _moments(found: Iterable[tuple[Size, float]]) -> list[tuple[float, float, fl
         if not any(one.constant <= constant and one.per_sequence <= each for constant, each, _ in others):
             kept.append((*one, done))
     return kept[::-1]
+
+
+def few_layers(layers: int, period: int) -> int:
+    """Return the blocks of a model that is enough to know that of `layers`; one of `period` more is needed too.
+
+    Parameters
+    ----------
+    period
+        Every how many blocks the same follows.
+    """
+    few = 2 * period + layers % period
+    return layers if layers <= few + period else few
+
+
+def with_more_blocks(few: Pass, more: Pass, layers: tuple[int, int, int]) -> Pass:
+    """Return the memory of a model of many blocks.
+
+    Parameters
+    ----------
+    few, more
+        Those of models of fewer blocks.
+    layers
+        The blocks of `few`, `more` and the model asked for.
+    """
+    least, next_one, asked = layers
+    period = next_one - least
+    times = (asked - least) // period
+    kept, added = more.kept.plus(few.kept, -1), more.added.plus(few.added, -1)
+    first_half = _below(few, least - period)
+    first, end = _below(more, least), _below(more, least - period)
+    done = more.sections[end].done - few.sections[first_half].done
+    sections = [one.moved(kept, times, 0) for one in few.sections[:first_half]]
+    for number in range(times):
+        sections += [one.moved(kept, times - 1 - number, number * done) for one in more.sections[first:end]]
+    sections += [one.moved(kept, 0, times * done) for one in few.sections[first_half:]]
+    forward = [one.plus(added, times) for one in few.forward]
+    return Pass(few.kept.plus(kept, times), few.added.plus(added, times), forward, sections)
+
+
+def _below(one: Pass, block: int) -> int:
+    """Return the place of the first section of a block before the given one."""
+    return next(
+        place for place, section in enumerate(one.sections) if section.block is not None and section.block < block
+    )
 
 
 def main() -> None:

@@ -16,13 +16,12 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from dsnb.prediction.fake_model import CudaOperators, Size, autocast, size
 from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi
 from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.chunked_loss import aligned, chunk_tokens
-from dsnb.train.fake_model import CudaOperators, autocast
-from dsnb.train.live_bytes import Size, size
 from dsnb.train.model import weights_dtype
 from dsnb.train.model_parts import blocks, output_layer
 
@@ -35,7 +34,7 @@ def kept_sizes(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch
     fake
         The mode that the model's tensors belong to.
     micro_batch
-        Sequences of the pass, as `dsnb.train.live_bytes.size` takes them.
+        Sequences of the pass, as `dsnb.prediction.fake_model.size` takes them.
     """
     torch._dynamo.reset()
     known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}

@@ -8,10 +8,9 @@ from dsnb.prediction.moments import ModelTrace
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
-memory_trace = lazy.Module("dsnb.train.memory_trace")
-compiled_trace = lazy.Module("dsnb.train.compiled_trace")
-live_bytes = lazy.Module("dsnb.train.live_bytes")
-more_blocks = lazy.Module("dsnb.train.more_blocks")
+memory_trace, compiled_trace, fake_model = (
+    lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "compiled_trace", "fake_model")
+)
 
 LAYERS = 7
 SHAPES = {
@@ -71,7 +70,7 @@ def test_autocast_leaves_the_inputs_of_blocks_in_fp32(cast, of_number, compile_)
         model="bloom-tiny", precision="bf16", mixed_precision=cast, seq_len=32, device="cuda", compile=compile_
     )
     found = memory_trace.trace(one)
-    assert found["block_input"] == live_bytes.Size(0, of_number * 32 * found["hidden"])
+    assert found["block_input"] == fake_model.Size(0, of_number * 32 * found["hidden"])
 
 
 @pytest.mark.parametrize(
@@ -90,9 +89,9 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(settin
         model="gpt2-tiny", precision="bf16", loss="chunked", seq_len=1024, device="cuda", compile="default", **settings
     )
     [during], gradient = compiled_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
-    assert gradient == live_bytes.Size(of_weight * 1008 * 8)
+    assert gradient == fake_model.Size(of_weight * 1008 * 8)
     own, in_fp32 = (2 * 1008 * 8 if copied else 0), (4 * 1008 * 8 if of_weight else 0)
-    assert during == live_bytes.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
+    assert during == fake_model.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
 
 
 @pytest.mark.parametrize(("precision", "of_number"), [("bf16", 2), ("fp32", 4)])
@@ -115,20 +114,20 @@ def test_a_compiled_embedding_sums_up_its_gradient_in_fp32(precision, of_number)
 )
 def test_what_compiled_blocks_keep(settings, kept):
     one = Experiment(model="opt-tiny", precision="bf16", device="cuda", compile="default", **settings)
-    sizes = {"layers": 6, "block_input": live_bytes.Size(0, 7)}
-    assert memory_trace._kept_of_blocks(one, sizes, live_bytes.Size(0, 100))[0] == live_bytes.Size(0, kept)
+    sizes = {"layers": 6, "block_input": fake_model.Size(0, 7)}
+    assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)
 
 
 def test_the_size_of_an_allocation_is_constant_or_that_of_its_sequences():
-    size, many, Size = live_bytes.size, live_bytes.MANY, live_bytes.Size
+    size, many, Size = fake_model.size, fake_model.MANY, fake_model.Size
     assert size(1000, many) == Size(1024, 0)
     assert size(24 * many, many) == Size(0, 24)
     assert size(24 * many, 8) == Size(-(-24 * many // 512) * 512, 0)
 
 
 def test_only_sizes_that_can_be_the_largest_are_kept():
-    Size = live_bytes.Size
-    found = live_bytes.largest([Size(1, 5), Size(3, 3), Size(2, 2), Size(3, 3), Size(9, 0)])
+    Size = fake_model.Size
+    found = fake_model.largest([Size(1, 5), Size(3, 3), Size(2, 2), Size(3, 3), Size(9, 0)])
     assert found == [Size(9, 0), Size(3, 3), Size(1, 5)]
 
 
@@ -137,4 +136,4 @@ def test_only_sizes_that_can_be_the_largest_are_kept():
 )
 def test_the_blocks_that_are_traced(layers, period, few):
     """Two periods and what is left, or all if there are hardly more."""
-    assert more_blocks.few_layers(layers, period) == few
+    assert memory_trace.few_layers(layers, period) == few
