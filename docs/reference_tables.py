@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 import dsnb
-from dsnb.analysis import comparison_table, flags
+from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
 from dsnb.run_folder import column_meanings as meanings
 from dsnb.run_folder.field_meanings import FIELDS
@@ -132,7 +132,7 @@ def summary_columns() -> str:
 
 def comparison_columns() -> str:
     """Return the columns of a comparison of settings."""
-    return described_columns(comparison_table.COLUMNS)
+    return described_columns(comparisons.COLUMNS)
 
 
 def flag_columns() -> str:

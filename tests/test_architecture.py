@@ -176,13 +176,12 @@ def test_public_names():
 
 PUBLIC = {
     "dsnb": dsnb.__all__,
-    "dsnb.analysis": ["choices", "forecast", "memory_use", "plan", "scaling", "summary", "tasks"],
+    "dsnb.analysis": ["choices", "decide", "memory_use", "recommend", "scaling", "summary", "tasks"],
     "dsnb.render": [
         "all_reduce",
         "answer",
         "by_task",
         "comparison",
-        "forecast_answer",
         "memory_plots",
         "node_report",
         "notes",

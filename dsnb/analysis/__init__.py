@@ -3,4 +3,4 @@
 `__all__` lists the modules for notebooks.
 """
 
-__all__ = ["choices", "forecast", "memory_use", "plan", "scaling", "summary", "tasks"]
+__all__ = ["choices", "decide", "memory_use", "recommend", "scaling", "summary", "tasks"]

@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis import replicates
-from dsnb.analysis.comparison_table import Better, Rules, table_of
-from dsnb.analysis.differences import direction, percent_factor
-from dsnb.analysis.intervals import CONFIDENCE, FEWEST_RUNS, RELEVANCE
-from dsnb.analysis.replicates import Setting
+from dsnb.analysis import intervals
+from dsnb.analysis.comparisons import Better, rules_of, table_of
+from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, RELEVANCE, Setting
 from dsnb.analysis.tasks import tasks
 from dsnb.run_folder.table_columns import SETTINGS, key_columns
 from dsnb.runs.column_aliases import rename_old_columns
@@ -25,7 +23,7 @@ def compare(
     confidence: float = CONFIDENCE,
     better: Better | None = None,
     hosts_alike: bool = False,
-    fewest_runs: int = FEWEST_RUNS,
+    fewest_runs: int = MIN_RUNS,
 ) -> pd.DataFrame:
     """Compare two sets of runs setting by setting, such as one sweep before and after an upgrade.
 
@@ -41,8 +39,9 @@ def compare(
     relevance
         Smallest change that matters: 0.02 is 2 %.
     confidence
-        Probability that all intervals of a task hold, in speed and memory: those of `dsnb.analysis.differences` for all
-        settings of both sets, so that a pair has one interval wherever it is compared.
+        Probability that all intervals of a task hold, in speed and memory: those of
+        `dsnb.analysis.comparisons.differences` for all settings of both sets, so that a pair has
+        one interval wherever it is compared.
     better
         Which direction of the figure is better, by default that of the tables.
     hosts_alike
@@ -56,7 +55,7 @@ def compare(
     -------
     pandas.DataFrame
         Indexed by `experiment` (its name in `after`, or in `before` if it is only there), a row for every setting of
-        either set: what is listed in `dsnb.analysis.comparison_table.COLUMNS`, where `base_` stands for `before`, and
+        either set: what is listed in `dsnb.analysis.comparisons.COLUMNS`, where `base_` stands for `before`, and
         `only_in` (`before`, `after`, or empty for a setting of both).
 
     Raises
@@ -65,37 +64,26 @@ def compare(
         If either set has no such figure, or `relevance` or `confidence` is out of range.
     """
     sets = [rename_old_columns(runs) for runs in (before, after)]
-    ways = [direction(runs, figure, better) for runs in sets]
-    keys = _settings_of(sets)
-    factor = percent_factor(figure)
+    options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
+    rules, _ = (rules_of(runs, figure, better, **options) for runs in sets)
+    keys = _keys(sets)
     numbered = [runs.assign(_key=own) for runs, own in zip(sets, keys, strict=True)]
-    known = [replicates.of_runs(runs, "_key", figure, bool(factor)) for runs in numbered]
+    known = [intervals.settings_of(runs, "_key", figure, bool(rules.percent_factor)) for runs in numbered]
     # The name in `after` replaces that in `before`; the order is that of `before`.
     names = dict(zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True))
     pairs = {key: (known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names}
-    rules = Rules(relevance, confidence, ways[0], hosts_alike, fewest_runs, factor)
-    parts = [_of_task({key: pairs[key] for key in own}, rules) for own in _by_task(numbered)]
-    table = pd.concat(parts or [_of_task({}, rules)]).loc[list(pairs)]
-    table["only_in"] = [_only_in(*pair) for pair in pairs.values()]
+    parts = []
+    for task in tasks(pd.concat(numbered, ignore_index=True)):
+        own = {key: pairs[key] for key in dict.fromkeys(task.runs["_key"])}
+        among = intervals.repeated(setting for pair in own.values() for setting in pair)
+        parts.append(table_of(list(own.values()), among, rules).set_axis(list(own)))
+    table = pd.concat(parts or [table_of([], 0, rules)]).loc[list(pairs)]
+    table["only_in"] = ["before" if b is NOT_RUN else "after" if a is NOT_RUN else "" for a, b in pairs.values()]
     table.index = pd.Index(list(names.values()), name="experiment")
     return table
 
 
-def _of_task(pairs: dict[int, tuple[Setting, Setting]], rules: Rules) -> pd.DataFrame:
-    among = replicates.repeated(setting for pair in pairs.values() for setting in pair)
-    return table_of(list(pairs.values()), among, rules).set_axis(list(pairs))
-
-
-def _by_task(numbered: list[pd.DataFrame]) -> list[list[int]]:
-    """Return the numbers of the settings of each task."""
-    return [list(dict.fromkeys(task.runs["_key"])) for task in tasks(pd.concat(numbered, ignore_index=True))]
-
-
-def _only_in(before: Setting, after: Setting) -> str:
-    return "before" if after is NOT_RUN else "after" if before is NOT_RUN else ""
-
-
-def _settings_of(sets: list[pd.DataFrame]) -> list[list[int]]:
+def _keys(sets: list[pd.DataFrame]) -> list[list[int]]:
     """Return for each run of each set the number of its settings, the same number for equal ones."""
     names = [*SETTINGS, *key_columns({name for runs in sets for name in runs})]
     rows = [list(runs.reindex(columns=names).itertuples(index=False, name=None)) for runs in sets]

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis import stability, steps_within
-from dsnb.analysis.comparison_table import signed
+from dsnb.analysis import steps_within
 from dsnb.analysis.conditions import unlike_repeats
 from dsnb.analysis.loss_gaps import loss_gaps_pct, repeat_gaps_pct
-from dsnb.analysis.summary import qualify_experiments
+from dsnb.analysis.summary import UNSTABLE, qualify_experiments, repeat_ratios
+from dsnb.analysis.texts import signed
 from dsnb.formulas import metrics
 from dsnb.run_folder.record_schema import LARGEST
 from dsnb.run_folder.table_columns import KEYS
@@ -212,7 +212,7 @@ def _off_pct(runs: pd.DataFrame, figure: str) -> pd.Series:
 def _repeat_ratio(runs: pd.DataFrame) -> pd.Series:
     """Return for each ok run how far the runs of its setting are apart in tokens/s."""
     named = qualify_experiments(runs)
-    return named["experiment"].map(stability.ratios(named)).astype(float).where(runs["status"] == "ok")
+    return named["experiment"].map(repeat_ratios(named)).astype(float).where(runs["status"] == "ok")
 
 
 def _outlier_limit_pct(off_pct: pd.Series) -> float:
@@ -247,7 +247,7 @@ def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:
         found[Flag.LOSS] = f"last loss {signed(row['last_loss_gap_pct'])} from that of settings that train alike"
     if row["conditions"]:
         found[Flag.CONDITIONS] = row["conditions"]
-    if row["repeat_ratio"] > stability.UNSTABLE:
+    if row["repeat_ratio"] > UNSTABLE:
         found[Flag.UNSTABLE] = f"the setting's runs differ by {row['repeat_ratio']:.1f} times in tokens/s"
     return found
 

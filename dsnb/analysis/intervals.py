@@ -4,19 +4,27 @@ The values are logarithms, whose difference is a ratio, so that noise that grows
 everywhere; those of percentages are the percentages themselves. Every interval is Welch's: each setting has its own
 variance, so one noisy setting does not affect the others. `all_pairs` makes the intervals of a task hold together,
 whichever pair is looked at. Measured error rates are in docs/explanation/statistics.md.
+
+Runs that failed, or did not measure the figure, are counted and have no value. Runs on one host share whatever that
+host does to them. That cancels in a difference if both settings used the same hosts equally; otherwise the runs of a
+setting on one host count as one, with the mean of their values.
 """
 
+import functools
 import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from dsnb.analysis import studentized_range
+from dsnb.runs.columns import numbers
 
 Array = npt.NDArray[np.float64]
-FEWEST_RUNS = 4
+MIN_RUNS = 4
 """Below four runs of each of two settings, no exact rank test reaches 5 %: the smallest p value of 3 and 3 is 10 %."""
 RELEVANCE = 0.02
 """Smallest change that matters unless another one is asked for."""
@@ -24,6 +32,8 @@ CONFIDENCE = 0.95
 """Probability that all intervals of speed and memory hold together unless another one is asked for."""
 FIGURES = 2
 """Figures that share the error rate: speed and memory, which decide. Any other one has the same interval as these."""
+STEP, WIDEST = 0.02, 16.0
+"""Grid of the studentized range. Two normal values are 16 apart with a probability of 1e-29."""
 
 
 class Verdict(StrEnum):
@@ -33,6 +43,98 @@ class Verdict(StrEnum):
     NO_LARGER = "no larger difference"
     UNCLEAR = "unclear"
     TOO_FEW = "too few runs"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs of one setting."""
+
+    values: Array
+    """Natural logarithms of the figure, one for each run with a positive one; of a percentage the figure itself."""
+    hosts: tuple[str | None, ...]
+    """The host, or hosts, of each of these runs; None if unknown."""
+    median: float
+    failed: int
+    """Runs whose status is not ok."""
+    unusable: int
+    """Runs that are ok, but have no figure, or one that is not positive and so has no logarithm."""
+
+    def by_host(self) -> Array:
+        """Return one value per host: the mean of the values of its runs."""
+        if not self.hosts:
+            return self.values
+        return pd.Series(self.values).groupby(list(self.hosts), sort=False).mean().to_numpy()
+
+
+def settings_of(
+    runs: pd.DataFrame, by: str | list[str], figure: str, is_percentage: bool = False
+) -> dict[object, Setting]:
+    """Return the settings of runs by their names, in order of appearance.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it.
+    by
+        The column or columns that name a setting.
+    figure
+        The column that is compared.
+    is_percentage
+        Whether its values are compared as they are instead of by their logarithms.
+    """
+    ok = (runs["status"] == "ok").to_numpy()
+    values = numbers(runs, figure).to_numpy()
+    values = np.where(ok & np.isfinite(values), values, math.nan)
+    usable = ~np.isnan(values) if is_percentage else values > 0
+    compared = values if is_percentage else np.log(np.where(usable, values, 1))
+    host_names = np.array(hosts(runs), dtype=object)
+    groups = runs.groupby(by, sort=False, dropna=False).indices
+    places = sorted(groups.items(), key=lambda group: int(group[1][0]))  # in order of appearance
+    return {
+        name: Setting(
+            values=compared[own][usable[own]],
+            hosts=tuple(host_names[own][usable[own]]),
+            median=_median(values[own]),
+            failed=int((~ok[own]).sum()),
+            unusable=int((ok[own] & ~usable[own]).sum()),
+        )
+        for name, own in places
+    }
+
+
+def _median(values: Array) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else math.nan
+
+
+def hosts(runs: pd.DataFrame) -> list[str | None]:
+    """Return the hosts of each run: those of its hostfile, otherwise the one machine; None if unknown."""
+    known = runs.reindex(columns=["hosts", "host"]).astype(object)
+    return [next((name for name in row if isinstance(name, str)), None) for row in known.itertuples(index=False)]
+
+
+def repeated(settings: Iterable[Setting]) -> int:
+    """Return the number of settings with several runs, which pairs with an interval can be formed of."""
+    return sum(len(setting.values) > 1 for setting in settings)
+
+
+def is_confounded(first: Setting, second: Setting) -> bool:
+    """Return whether a host's effect adds more to the difference of two settings than their own spreads show.
+
+    With p and q as the shares of the runs of each setting by host, effects of hosts of variance v add v sum (p - q)^2
+    to the variance of the difference, while the two sample variances account for v (1 - sum p^2) / (n - 1) and the same
+    of the other (variance components of the one-way layout: Searle, Casella and McCulloch 1992, Variance Components).
+    """
+    pair = (first, second)
+    if any(not setting.hosts or None in setting.hosts for setting in pair):
+        return False
+    p, q = ({host: count / len(s.hosts) for host, count in Counter(s.hosts).items()} for s in pair)
+    adds = sum((p.get(host, 0) - q.get(host, 0)) ** 2 for host in {*p, *q})
+    shown = sum(
+        (1 - sum(share**2 for share in shares.values())) / max(1, len(setting.hosts) - 1)
+        for shares, setting in zip((p, q), pair, strict=True)
+    )
+    return adds > shown + 1e-9
 
 
 @dataclass(frozen=True)
@@ -47,34 +149,11 @@ class Moments:
     count: Array
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """Differences with bounds that hold together; NaN where a variance is unknown."""
-
-    estimate: Array
-    low: Array
-    high: Array
-    level: Array | None = None
-    """The mean of the base, where values are not logarithms."""
-
-    @property
-    def excludes_zero(self) -> npt.NDArray[np.bool_]:
-        """Whether equality is excluded."""
-        return (self.low > 0) | (self.high < 0)
-
-    @property
-    def changes(self) -> tuple[Array, Array, Array]:
-        """Estimate and bounds relative to the base: 0.02 is 2 %; NaN where the base is 0."""
-        if self.level is None:
-            return np.expm1(self.estimate), np.expm1(self.low), np.expm1(self.high)
-        level = np.where(self.level == 0, math.nan, self.level)
-        return self.estimate / level, self.low / level, self.high / level
-
-    @property
-    def largest(self) -> Array:
-        """The largest change, up or down, that is in each interval: 0.02 is 2 %."""
-        _, low, high = self.changes
-        return np.asarray(np.maximum(np.abs(low), np.abs(high)))
+def moments(values: Sequence[Array]) -> Moments:
+    """Return mean, variance and number of the values of each setting; NaN where there are none, or too few."""
+    means = [float(own.mean()) if len(own) else np.nan for own in values]
+    variances = [float(own.var(ddof=1)) if len(own) > 1 else np.nan for own in values]
+    return Moments(np.array(means), np.array(variances), np.array([float(len(own)) for own in values]))
 
 
 @dataclass(frozen=True)
@@ -93,14 +172,33 @@ def welch(base: Moments, other: Moments) -> Welch:
     involved, Biometrika 34, with the degrees of freedom of Satterthwaite (1946), rounded down: at four to six runs the
     unrounded ones let too many equal settings be called different.
     """
-    shares = [one.variance / one.count for one in (base, other)]
+    shares = [side.variance / side.count for side in (base, other)]
     squared = shares[0] + shares[1]
     with np.errstate(invalid="ignore", divide="ignore"):
-        parts = [share**2 / (one.count - 1) for share, one in zip(shares, (base, other), strict=True)]
+        parts = [share**2 / (side.count - 1) for share, side in zip(shares, (base, other), strict=True)]
         degrees = np.where(squared > 0, squared**2 / (parts[0] + parts[1]), base.count + other.count - 2)
     known = np.isfinite(squared) & np.isfinite(degrees)
     whole = np.where(known, np.floor(np.where(known, degrees, 0) + 1e-9), 0).astype(np.int64)
     return Welch(other.mean - base.mean, np.sqrt(squared), whole)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Differences with bounds that hold together; NaN where a variance is unknown."""
+
+    estimate: Array
+    low: Array
+    high: Array
+    level: Array | None = None
+    """The mean of the base, where values are not logarithms."""
+
+    @property
+    def changes(self) -> tuple[Array, Array, Array]:
+        """Estimate and bounds relative to the base: 0.02 is 2 %; NaN where the base is 0."""
+        if self.level is None:
+            return np.expm1(self.estimate), np.expm1(self.low), np.expm1(self.high)
+        level = np.where(self.level == 0, math.nan, self.level)
+        return self.estimate / level, self.low / level, self.high / level
 
 
 def of_one_figure(confidence: float) -> float:
@@ -125,42 +223,31 @@ def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> 
     confidence
         Probability that all intervals hold, such as 0.95.
     """
-    return _intervals(welch(base, other), max(groups, 2), 1 - confidence)
-
-
-def all_pairs_p(base: Moments, other: Moments, groups: int) -> Array:
-    """Return the p values that belong to `all_pairs`, adjusted for all of them."""
-    return _p_values(welch(base, other), max(groups, 2))
-
-
-def _intervals(found: Welch, groups: int, probability: float) -> Intervals:
-    """Return intervals of which `probability` is outside; two groups make the studentized range Student's t."""
-    factors = {
-        int(one): studentized_range.quantile(probability, groups, int(one)) for one in np.unique(found.degrees) if one
-    }
-    critical = np.array([factors.get(one, math.nan) for one in range(max(factors, default=0) + 1)])
+    found, groups = welch(base, other), max(groups, 2)
+    factors = {int(df): quantile(1 - confidence, groups, int(df)) for df in np.unique(found.degrees) if df}
+    critical = np.array([factors.get(df, math.nan) for df in range(max(factors, default=0) + 1)])
     margin = critical[found.degrees] * found.error / math.sqrt(2)
     return Intervals(found.estimate, found.estimate - margin, found.estimate + margin)
 
 
-def _p_values(found: Welch, groups: int) -> Array:
+def all_pairs_p(base: Moments, other: Moments, groups: int) -> Array:
+    """Return the p values that belong to `all_pairs`, adjusted for all of them."""
+    found = welch(base, other)
     with np.errstate(invalid="ignore", divide="ignore"):
         ranges = np.where(found.estimate == 0, 0.0, math.sqrt(2) * np.abs(found.estimate) / found.error)
     pairs = zip(ranges.flat, found.degrees.flat, strict=True)
-    p = [studentized_range.exceedance(value, groups, int(df)) if df else math.nan for value, df in pairs]
+    p = [exceedance(value, max(groups, 2), int(df)) if df else math.nan for value, df in pairs]
     return np.reshape(np.array(p, dtype=float), ranges.shape)
 
 
-def verdicts(
-    intervals: Intervals, fewest: Array, relevance: float, fewest_runs: int = FEWEST_RUNS
-) -> npt.NDArray[np.str_]:
+def verdicts(intervals: Intervals, runs: Array, relevance: float, fewest_runs: int = MIN_RUNS) -> npt.NDArray[np.str_]:
     """Return the verdict on each difference, from its interval alone.
 
     Parameters
     ----------
     intervals
         As `all_pairs` returns them.
-    fewest
+    runs
         The smaller number of runs of the two settings.
     relevance
         Smallest change that matters: 0.02 is 2 %.
@@ -173,6 +260,65 @@ def verdicts(
         `too few runs`: fewer than `fewest_runs` of either. `no larger difference`: the whole interval is within the
         relevance. `likely`: the interval excludes zero and the estimate is relevant. `unclear`: the rest.
     """
-    relevant = np.abs(intervals.changes[0]) >= relevance
-    choices = [fewest < fewest_runs, intervals.largest <= relevance, intervals.excludes_zero & relevant]
+    change, low, high = intervals.changes
+    is_within = np.maximum(np.abs(low), np.abs(high)) <= relevance
+    is_different = ((intervals.low > 0) | (intervals.high < 0)) & (np.abs(change) >= relevance)
+    choices = [runs < fewest_runs, is_within, is_different]
     return np.select(choices, [Verdict.TOO_FEW, Verdict.NO_LARGER, Verdict.LIKELY], Verdict.UNCLEAR)
+
+
+# The studentized range distribution: how far apart the best and the worst of several equal settings come by chance. For
+# two groups it is Student's t: the range of two is sqrt(2) |t|. SciPy's function agrees to six digits, but takes 0.1 to
+# 0.2 s for a quantile instead of 0.01 (and 143 MB): too long for a page with many settings.
+
+
+@functools.lru_cache(maxsize=64)
+def _exceedance_at_known_spread(groups: int) -> Array:
+    """Return P(range of `groups` standard normal values > w) for w = 0, STEP, ..., WIDEST."""
+    half = round(WIDEST / 2 / STEP)
+    z = np.arange(-half, half + 1) * STEP
+    # The distribution function on the grid and as far to its left as the widest range reaches.
+    grid = np.concatenate([z[0] - WIDEST + np.arange(2 * half) * STEP, z])
+    below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in grid])
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    at, widths = np.arange(2 * half, 4 * half + 1), np.arange(2 * half + 1)
+    within = (below[at] - below[at - widths[:, None]]) ** (groups - 1)
+    return np.asarray(np.clip(1 - groups * STEP * (within @ density), 0, 1))
+
+
+def exceedance(value: float, groups: int, degrees: int) -> float:
+    """Return the probability that the studentized range of equal groups exceeds a value: the adjusted p value.
+
+    Tukey, J. W. (1953), The Problem of Multiple Comparisons: P(Q > q) = integral of P(W > q s) f(s) ds, where W is the
+    range of `groups` standard normal values and s the square root of a chi-square over its `degrees` of freedom.
+
+    Parameters
+    ----------
+    value
+        The range in units of its estimated standard error; for a Welch statistic t of two groups, sqrt(2) |t|.
+    groups
+        Number of groups that were compared, 2 or more.
+    degrees
+        Degrees of freedom of the standard error, 1 or more.
+    """
+    if not 0 < value < math.inf:
+        return 1.0 if value <= 0 else 0.0 if value == math.inf else math.nan
+    exceeds = _exceedance_at_known_spread(groups)
+    spread = np.arange(len(exceeds)) * STEP / value
+    with np.errstate(divide="ignore"):
+        log_density = (degrees - 1) * np.log(spread) if degrees > 1 else np.zeros(len(spread))
+    scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
+    terms = exceeds * np.exp(scale + log_density - degrees * spread**2 / 2) * STEP / value
+    return float(min(1.0, terms.sum() - terms[0] / 2))
+
+
+@functools.lru_cache(maxsize=4096)
+def quantile(probability: float, groups: int, degrees: int) -> float:
+    """Return the value that the studentized range exceeds with a probability; see `exceedance`."""
+    low, high = 0.0, 1.0
+    while exceedance(high, groups, degrees) > probability:
+        low, high = high, 2 * high
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if exceedance(middle, groups, degrees) > probability else (low, middle)
+    return high

@@ -9,11 +9,15 @@ import pandas as pd
 from dsnb.run_folder.table_columns import PHASES, SETTINGS, key_columns
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.columns import numbers
 from dsnb.runs.yardstick import with_plain_ratio
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
 STATISTICS = {"median": "median", "std": "std", "min": "min", "max": "max", "n": "count"}
 """Statistics of each figure, as they end its columns, and pandas' names of them."""
+UNSTABLE = 1.5
+"""Highest over lowest tokens/s of a setting's runs above which its median represents none of them and it is not ranked.
+Repeats on an idle machine differ by some per cent; the spreads that decide between settings are far below."""
 
 
 def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.DataFrame:
@@ -79,3 +83,22 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
     whole = table["notebook_s"].fillna(table["wall_s"])
     table["outside_steps_s"] = whole - table["warmup_s"] - table["timed_s"]
     return table.rename(columns=lambda name: name.removesuffix("_s"))
+
+
+def repeat_ratios(runs: pd.DataFrame) -> pd.Series:
+    """Return the highest over the lowest tokens/s of the ok runs of each experiment; missing for fewer than two.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it, with experiments named as in `summarize`.
+    """
+    rates = numbers(runs, "tokens_per_s").where(runs["status"] == "ok")
+    groups = rates.where(rates > 0).groupby(runs["experiment"], sort=False)
+    return (groups.max() / groups.min()).where(groups.count() > 1)
+
+
+def unstable(runs: pd.DataFrame) -> list[str]:
+    """Return the experiments whose ok runs differ by more than `UNSTABLE`, in order of appearance."""
+    ratios = repeat_ratios(runs)
+    return list(ratios.index[ratios > UNSTABLE])

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 from rich.cells import cell_len
 
-from dsnb.analysis.decision import DEFAULT_TOKENS
+from dsnb.analysis.decide import DEFAULT_TOKENS
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.stability import unstable
-from dsnb.analysis.summary import qualify_experiments, summarize
+from dsnb.analysis.summary import qualify_experiments, summarize, unstable
 from dsnb.analysis.tasks import tasks
+from dsnb.analysis.texts import significant
 from dsnb.formulas import metrics
 from dsnb.render import answer
-from dsnb.render.rounding import significant
 from dsnb.render.tables import repeats_text
 from dsnb.runs import labels, setting_words
 from dsnb.runs.column_aliases import rename_old_columns

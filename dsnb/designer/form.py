@@ -6,7 +6,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from dsnb.analysis.decision import OBJECTIVES
+from dsnb.analysis.decide import OBJECTIVES
 from dsnb.designer import markup, values
 from dsnb.designer.draft import Draft
 from dsnb.designer.predicted import START_S

@@ -5,15 +5,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dsnb.analysis.texts import significant
 from dsnb.designer.plan import Plan
 from dsnb.designer.predicted import BEST
-from dsnb.render.rounding import significant
 from dsnb.runs.labels import count, text
 
 MOST_SHOWN = 20
 """Reasons, combinations and experiments of a list."""
 TITLES = {"time": "time", "gpu_hours": "GPU-hours", "cost": "cost", "memory": "memory"}
-"""Objective of `dsnb.analysis.decision` -> its name in the form."""
+"""Objective of `dsnb.analysis.decide` -> its name in the form."""
 
 
 def plan_html(plan: Plan, start_s: float, objective: str, gpu: str) -> str:

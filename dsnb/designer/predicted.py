@@ -20,7 +20,7 @@ BEST = {
     "cost": ("tokens_per_s_per_gpu", "lowest cost"),
     "memory": ("peak_allocated_gib", "least memory"),
 }
-"""Objective of `dsnb.analysis.decision` -> the predicted figure that decides, and what it is called."""
+"""Objective of `dsnb.analysis.decide` -> the predicted figure that decides, and what it is called."""
 PREDICTING = "Predicting memory and speed ..."
 START_S = 20.0
 """Usual seconds of a run outside its steps."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.predicted import FIGURES, PER_GPU
+from dsnb.analysis.unmeasured import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, INPUTS, LABELS, OPEN_EDGE, State, default, options

@@ -5,7 +5,6 @@ __all__ = [
     "answer",
     "by_task",
     "comparison",
-    "forecast_answer",
     "memory_plots",
     "node_report",
     "notes",

@@ -1,20 +1,18 @@
 """The answer as HTML: a card for each task that says what to train it with, with remarks on its runs."""
 
 import html
-import re
 
 import pandas as pd
 
-from dsnb.analysis.decision import ASSUMED_PRICE, Decision, Question, decide, recorded_prices
+from dsnb.analysis.decide import ASSUMED_PRICE, Decision, Question, of_runs, recorded_prices, without_probes
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.stability import FIGURE, UNSTABLE, unstable
-from dsnb.analysis.summary import qualify_experiments
+from dsnb.analysis.summary import UNSTABLE, qualify_experiments, unstable
 from dsnb.analysis.tasks import Task, tasks
+from dsnb.analysis.texts import fixed
 from dsnb.render import changes
-from dsnb.render.decision_words import Words, words
-from dsnb.render.rounding import fixed
 from dsnb.render.tables import Html
-from dsnb.run_folder.paths import PROBE
+from dsnb.render.templates import NO_RUNS
+from dsnb.render.words import Words, words
 from dsnb.runs import labels
 from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
@@ -23,7 +21,6 @@ MAX_CARDS = 6
 """Tasks with a card of their own."""
 NAMED = 3
 """Settings that a remark names."""
-NO_RUNS = "There are no runs here yet: start the sweep first."
 
 
 def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
@@ -42,7 +39,7 @@ def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
         return Html(f'<section class="dsnb-answer"><p>{NO_RUNS}</p></section>')
     question = question or default_question(runs)
     found = tasks(runs)
-    cards = [_card(task, decide(task.runs, question)) for task in found[:MAX_CARDS]]
+    cards = [_card(task, of_runs(task.runs, question)) for task in found[:MAX_CARDS]]
     return Html(f"{''.join(cards)}{_items(_left_out(len(found)))}")
 
 
@@ -54,12 +51,6 @@ def _items(sentences: list[str]) -> str:
 def default_question(runs: pd.DataFrame) -> Question:
     """Return the question that is answered first: the least time, at the price that runs state, or an assumed one."""
     return Question(prices=recorded_prices(runs), assumed_price=ASSUMED_PRICE)
-
-
-def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the probes of an automatic micro-batch size: their two steps measure memory, not speed."""
-    own = [not re.search(rf"{PROBE}\d+$", labels.text(name)) for name in runs["experiment"]]
-    return runs[own] if any(own) else runs
 
 
 def _card(task: Task, decision: Decision) -> str:
@@ -107,12 +98,12 @@ def remarks(runs: pd.DataFrame) -> list[str]:
 
 
 def unstable_settings(runs: pd.DataFrame) -> list[str]:
-    """Say how many settings are unstable and what to do about them; nothing if none is (`dsnb.analysis.stability`)."""
+    """Say how many settings are unstable and what to do about them; nothing if none is (`dsnb.analysis.summary`)."""
     runs = qualify_experiments(rename_old_columns(runs))
     names = unstable(runs)
     if not names:
         return []
-    rates = numbers(runs, FIGURE).where(runs["status"] == "ok").groupby(runs["experiment"]).agg(["min", "max"])
+    rates = numbers(runs, "tokens_per_s").where(runs["status"] == "ok").groupby(runs["experiment"]).agg(["min", "max"])
     ranges = [f"{name}: {fixed(rates['min'][name], 0)} to {fixed(rates['max'][name], 0)}" for name in names[:NAMED]]
     more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
     are, own, them = ("is", "its", "it") if len(names) == 1 else ("are", "their", "them")

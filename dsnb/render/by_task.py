@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from dsnb.analysis.stability import unstable
-from dsnb.analysis.summary import qualify_experiments, summarize, timing
+from dsnb.analysis.summary import qualify_experiments, summarize, timing, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.render import tables
 from dsnb.render.tables import Html

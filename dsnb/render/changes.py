@@ -5,10 +5,10 @@ import html
 import pandas as pd
 
 from dsnb.analysis.choices import varying, with_choices
-from dsnb.analysis.decision import memory_figure
+from dsnb.analysis.comparisons import effects
+from dsnb.analysis.decide import memory_figure
 from dsnb.analysis.intervals import RELEVANCE
-from dsnb.analysis.tradeoffs import effects
-from dsnb.render.decision_words import axis_title
+from dsnb.render.words import axis_title
 from dsnb.runs import labels, setting_words
 
 RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"

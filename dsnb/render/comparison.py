@@ -8,10 +8,8 @@ import pandas as pd
 
 from dsnb.analysis import conditions
 from dsnb.analysis.compare import compare
-from dsnb.analysis.comparison_table import VALUES
-from dsnb.analysis.differences import page_note
-from dsnb.analysis.intervals import Verdict
-from dsnb.analysis.replicates import hosts
+from dsnb.analysis.comparisons import VALUES, page_note
+from dsnb.analysis.intervals import Verdict, hosts
 from dsnb.render.tables import Html, bullet_list, format_value, to_html
 from dsnb.run_folder.table_columns import ENVIRONMENT
 from dsnb.runs import discover

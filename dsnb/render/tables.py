@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dsnb.analysis.intervals import FEWEST_RUNS
+from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml, records
 from dsnb.run_folder.paths import SweepPaths
@@ -78,8 +78,8 @@ def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
 
 
 def _repeats(count: int, digits: int, median: float, std: float, low: float, high: float) -> str:
-    if count >= FEWEST_RUNS or pd.isna(low):  # summaries of an earlier version have no range
-        return format_value(median, std if count >= FEWEST_RUNS else float("nan"), digits)
+    if count >= MIN_RUNS or pd.isna(low):  # summaries of an earlier version have no range
+        return format_value(median, std if count >= MIN_RUNS else float("nan"), digits)
     return " to ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in (low, high)))
 
 

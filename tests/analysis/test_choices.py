@@ -4,8 +4,8 @@ import pandas as pd
 
 import dsnb
 from dsnb.analysis.choices import choices, variants, varying, with_choices
+from dsnb.analysis.comparisons import effects
 from dsnb.analysis.memory_use import savings
-from dsnb.analysis.tradeoffs import effects
 
 SHARED = pd.DataFrame(
     [

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.differences import differences
+from dsnb.analysis.comparisons import differences
 from dsnb.errors import SettingsError
 from dsnb.run_folder.table_columns import RUN_COLUMNS
 

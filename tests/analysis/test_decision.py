@@ -3,7 +3,7 @@
 import pytest
 
 import dsnb
-from dsnb.analysis.decision import Question, decide, options
+from dsnb.analysis.decide import Question, of_runs
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
@@ -17,7 +17,7 @@ def opt():
 
 
 def best(runs, **question):
-    return options(runs, Question(**question)).iloc[0]
+    return of_runs(runs, Question(**question)).options.iloc[0]
 
 
 def test_soonest_and_cheapest_are_not_the_same(opt):
@@ -29,9 +29,9 @@ def test_soonest_and_cheapest_are_not_the_same(opt):
 
 
 def test_only_the_gpus_at_hand_count(opt):
-    found = options(opt, Question(gpus=16))
+    found = of_runs(opt, Question(gpus=16)).options
     assert set(found["gpus"]) == {1, 8, 16}
-    assert set(options(opt, Question(gpus=7))["gpus"]) == {1}
+    assert set(of_runs(opt, Question(gpus=7)).options["gpus"]) == {1}
 
 
 def test_figures_are_those_of_the_formulas(opt):
@@ -46,12 +46,12 @@ def test_each_kind_of_gpu_has_its_price():
     assert (question.price("NVIDIA H200"), question.price("NVIDIA A100")) == (4.0, 2.0)
     assert Question(prices={"NVIDIA H200": 4.0}).price("NVIDIA A100") is None
     memory = tasks(dsnb.published("h200_memory"))[0].runs
-    assert options(memory, Question())["cost"].isna().all()
+    assert of_runs(memory, Question()).options["cost"].isna().all()
 
 
 def test_least_memory_is_a_question_too():
     runs = tasks(dsnb.published("h200_gpt2_zero_precision"))[0].runs
-    found = options(runs, Question(objective="memory"))["memory_gib"]
+    found = of_runs(runs, Question(objective="memory")).options["memory_gib"]
     assert found.iloc[0] == found.min() == runs.groupby("experiment")["peak_allocated_gib"].median().min()
 
 
@@ -90,14 +90,21 @@ def one_and_two_gpus(*rates):
 def test_a_year_is_the_most_that_an_answer_takes():
     """At 1 and 4 tokens/s, 86.4 million tokens take 1,000 and 250 days."""
     runs, tokens = one_and_two_gpus(1.0, 4.0), 86.4e6
-    fast, least = (decide(runs, Question(tokens=tokens, objective=what)) for what in ("time", "gpu_hours"))
+    fast, least = (of_runs(runs, Question(tokens=tokens, objective=what)) for what in ("time", "gpu_hours"))
     assert (list(fast.options.index), fast.too_slow, fast.is_beyond) == (["two", "one"], 0, False)
     assert (list(least.options.index), least.too_slow, least.is_beyond) == (["two"], 1, False)
-    beyond = decide(runs, Question(tokens=10 * tokens, objective="memory"))
+    beyond = of_runs(runs, Question(tokens=10 * tokens, objective="memory"))
     assert (list(beyond.options.index), beyond.too_slow, beyond.is_beyond) == (["two", "one"], 0, True)
 
 
 def test_the_gpus_that_were_measured_and_are_at_hand():
     runs = one_and_two_gpus(1000.0, 2000.0)
-    assert [decide(runs, Question(gpus=number)).gpus for number in (0, 1, 64)] == [(1, 2), (1,), (1, 2)]
-    assert not decide(runs.assign(status="failed"), Question()).is_beyond
+    assert [of_runs(runs, Question(gpus=number)).gpus for number in (0, 1, 64)] == [[1, 2], [1], [1, 2]]
+    assert not of_runs(runs.assign(status="failed"), Question()).is_beyond
+
+
+def test_the_best_of_several_sweeps_is_named_by_its_sweep():
+    runs = one_and_two_gpus(1000.0, 2000.0).assign(sweep=["first", "second"], experiment="zs0")
+    decision = of_runs(runs, Question(objective="gpu_hours", tokens=1e9))
+    assert list(decision.options.index) == ["second/zs0", "first/zs0"]  # equal hours, fewer days
+    assert decision.difference["change_pct"] == 0

@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import replicates
-from dsnb.analysis.comparison_table import COLUMNS, signed
-from dsnb.analysis.differences import differences, page_note
-from dsnb.analysis.intervals import FEWEST_RUNS
+from dsnb.analysis.comparisons import COLUMNS, differences, page_note
+from dsnb.analysis.intervals import MIN_RUNS, Setting, is_confounded
+from dsnb.analysis.texts import signed
 from dsnb.errors import SettingsError
 from dsnb.run_folder.table_columns import RUN_COLUMNS
 
@@ -138,7 +137,7 @@ def test_one_run_says_nothing_about_differences():
     found = differences(runs_of(a=[100.0], b=[50.0], c=[80.0, 81.0]))
     assert set(found["verdict"]) == {"too few runs"}
     assert found["low_pct"].isna().all()
-    assert found["words"]["b"] == f"too few runs: \N{MINUS SIGN}50.0 % (1 and 1 runs; {FEWEST_RUNS} of each are needed)"
+    assert found["words"]["b"] == f"too few runs: \N{MINUS SIGN}50.0 % (1 and 1 runs; {MIN_RUNS} of each are needed)"
 
 
 def test_three_runs_are_too_few_unless_normal_noise_is_assumed():
@@ -187,9 +186,9 @@ def test_runs_on_a_host_of_their_own_count_as_one():
 
 def test_two_runs_that_share_a_host_are_one():
     """Shares 2/5, 1/5, 1/5, 1/5 on hosts of its own each: 0.56 of the hosts' variance is added, 0.36 is shown."""
-    one = replicates.Setting(np.array([0.0, 2, 3, 4, 5]), ("a", "a", "b", "c", "d"), 0, 0, 0)
-    other = replicates.Setting(np.arange(5.0), ("e", "e", "f", "g", "h"), 0, 0, 0)
-    assert replicates.is_confounded(one, other)
+    one = Setting(np.array([0.0, 2, 3, 4, 5]), ("a", "a", "b", "c", "d"), 0, 0, 0)
+    other = Setting(np.arange(5.0), ("e", "e", "f", "g", "h"), 0, 0, 0)
+    assert is_confounded(one, other)
     assert list(one.by_host()) == [1, 3, 4, 5]
 
 

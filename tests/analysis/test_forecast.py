@@ -7,10 +7,11 @@ import pytest
 
 import dsnb
 from dsnb.analysis import ratio_errors
-from dsnb.analysis.forecast import MEASURED, PREDICTED, forecast
+from dsnb.analysis.decide import MEASURED, PREDICTED
+from dsnb.analysis.recommend import forecast
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
-from dsnb.render import forecast_answer
+from dsnb.render import plan_answer
 from tests.prediction.made_up import TRACE
 
 SETTINGS = {"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "micro_batch_size": 8, "gpus": 8}
@@ -53,7 +54,7 @@ def test_a_measured_setting_replaces_its_prediction():
     assert math.isnan(row["tokens_per_s_error_pct"])
     assert math.isnan(row["peak_allocated_error_pct"])
     assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
-    said = str(forecast_answer.answer(made, 8e9 * 86.4, "€"))
+    said = str(plan_answer.forecast_answer(made, 8e9 * 86.4, "€"))
     assert f"Fewest days for 691.2 billion tokens: {NAMES[2]} (measured), 1,000,000 tokens/s, 8 days" in said
     assert "1,536 GPU-hours, €3,072, 30.0 GiB.</li>" in said
 
@@ -68,7 +69,7 @@ def test_runs_on_the_same_gpu_calibrate_the_other_settings():
     few, enough = (forecast(other, "H200", pd.DataFrame(rows)) for rows in (runs[:2], runs))
     assert (few.calibrated_on, enough.calibrated_on) == (0, 3)
     assert enough.table["tokens_per_s"][0] < 0.7 * few.table["tokens_per_s"][0]
-    assert "Predicted speeds follow from 3 measured settings on H200." in str(forecast_answer.fits(enough))
+    assert "Predicted speeds follow from 3 measured settings on H200." in str(plan_answer.fits(enough))
 
 
 def test_a_run_out_of_memory_beats_the_prediction_that_it_fits():
@@ -76,24 +77,24 @@ def test_a_run_out_of_memory_beats_the_prediction_that_it_fits():
     last = made.table.iloc[-1]
     assert (last["experiment"], last["basis"], last["fits"]) == (NAMES[0], MEASURED, False)
     assert set(made.table["basis"][:-1]) == {PREDICTED}
-    assert "2 of 3 settings fit on H200, which has 140 GiB (2 predicted)." in str(forecast_answer.fits(made))
-    assert NAMES[0] not in str(forecast_answer.answer(made, 1e9))
+    assert "2 of 3 settings fit on H200, which has 140 GiB (2 predicted)." in str(plan_answer.fits(made))
+    assert NAMES[0] not in str(plan_answer.forecast_answer(made, 1e9))
 
 
 def test_what_does_not_fit_and_what_is_refused_is_said():
     made = forecast({**STAGES, "strategy": ["deepspeed", "ddp"]}, "A10")
-    said = str(forecast_answer.fits(made))
+    said = str(plan_answer.fits(made))
     assert "of 4 settings fit on A10, which has 22 GiB" in said
     assert "The smallest that does not fit is " in said
     assert "Refused and left out: zero_stage is 1, but strategy is &#x27;ddp&#x27;: DDP shards nothing" in said
     nothing = forecast({**SETTINGS, "zero_stage": 0}, "T4")
-    assert "(none)" in str(forecast_answer.fits(nothing))
-    said = str(forecast_answer.answer(nothing, 1e9))
+    assert "(none)" in str(plan_answer.fits(nothing))
+    said = str(plan_answer.forecast_answer(nothing, 1e9))
     assert "<li>No setting fits: the smallest, opt-1.3b_zs0_bf16_gpus8_bs8_sl2048, needs " in said
     assert "<li>Predicted to fit, the smallest change first: opt-1.3b_zs0_bf16_gpus8_bs8_sl2048 with " in said
     out = measured(None, stage=0, status="oom", peak=None)
     alone = forecast({**SETTINGS, "zero_stage": 0}, "H200", pd.DataFrame([out]))
-    assert "those that were predicted to fit ran out of memory" in str(forecast_answer.answer(alone, 1e9))
+    assert "those that were predicted to fit ran out of memory" in str(plan_answer.forecast_answer(alone, 1e9))
     with pytest.raises(SettingsError, match="it is a single process"):
         forecast({**SETTINGS, "strategy": "plain"}, "H200")
 
@@ -103,21 +104,21 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     rate, name = best["tokens_per_s"], best["experiment"]
     stage = int(name.split("_zs")[1][0])
     others = [other for other in (0, 1, 3) if other != stage]
-    close = str(forecast_answer.answer(found(measured(0.99 * rate, others[0])), 1e9))
+    close = str(plan_answer.forecast_answer(found(measured(0.99 * rate, others[0])), 1e9))
     assert f"1.0 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {name} to decide." in close
     both = found(measured(2 * rate, others[0]), measured(1.9 * rate, others[1]))
-    assert "both were measured, and 20_compare says" in str(forecast_answer.answer(both, 1e9))
-    apart = str(forecast_answer.answer(found(measured(2 * rate, others[0])), 1e9))
+    assert "both were measured, and 20_compare says" in str(plan_answer.forecast_answer(both, 1e9))
+    apart = str(plan_answer.forecast_answer(found(measured(2 * rate, others[0])), 1e9))
     assert "100.0 % slower, more than the error of" in apart
-    predicted = str(forecast_answer.answer(forecast(STAGES, "H200"), 1e9))
+    predicted = str(plan_answer.forecast_answer(forecast(STAGES, "H200"), 1e9))
     of_strategies = ratio_errors.DEFAULT_RATIOS["that differ only in strategy"]
     assert ratio_errors.words("that differ only in strategy", of_strategies) in predicted
     unseen = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
-    assert "Less sure than that: " in str(forecast_answer.answer(unseen, 1e9))
+    assert "Less sure than that: " in str(plan_answer.forecast_answer(unseen, 1e9))
 
 
 def test_the_table_tells_measured_from_predicted():
-    text = str(forecast_answer.table(found(measured(1e6)), "€"))
+    text = str(plan_answer.forecast_table(found(measured(1e6)), "€"))
     assert "<td>measured</td>" in text.replace(' class="text"', "")
     assert "cost (€)" in text
     assert "error of tokens/s, days and cost (%)" in text
@@ -129,20 +130,20 @@ def test_each_task_has_an_answer_of_its_own():
     runs = [measured(rate) | {"seq_len": length} for rate, length in ((1e6, 2048), (2e6, 1024))]
     made = forecast({**SETTINGS, "zero_stage": 3, "seq_len": [2048, 1024]}, "H200", pd.DataFrame(runs), tokens=8.64e10)
     assert list(made.table["task"]) == ["opt-1.3b, sequence 2048", "opt-1.3b, sequence 1024"]
-    said = str(forecast_answer.answer(made, 8.64e10))
+    said = str(plan_answer.forecast_answer(made, 8.64e10))
     for title, days in (("sequence 2048", "1 day"), ("sequence 1024", "12 hours")):
         part = said.partition(f"<h3>opt-1.3b, {title}</h3>")[2].partition("<h3>")[0]
         assert f"tokens/s, {days}," in part
         assert "slower" not in part
-    assert str(forecast_answer.fits(made)).count("1 of 1 setting fit on") == 2
-    assert str(forecast_answer.table(made)).count("<h3>") == 2
-    assert "<h3>" not in str(forecast_answer.answer(found(measured(1e6)), 1e9))
+    assert str(plan_answer.fits(made)).count("1 of 1 setting fit on") == 2
+    assert str(plan_answer.forecast_table(made)).count("<h3>") == 2
+    assert "<h3>" not in str(plan_answer.forecast_answer(found(measured(1e6)), 1e9))
 
 
 def test_a_forecast_of_years_is_no_answer():
     """8 GPUs at 1 million tokens/s: 8.64e13 tokens take 1,000 days, 192,000 GPU-hours; 30 days need 266.7 GPUs."""
     made = forecast({**SETTINGS, "zero_stage": 3}, "H200", pd.DataFrame([measured(1e6)]), tokens=8.64e13, price=2.0)
-    said = str(forecast_answer.answer(made, 8.64e13))
+    said = str(plan_answer.forecast_answer(made, 8.64e13))
     assert "No setting trains on 86.4 trillion tokens within 365 days on 8 GPUs. The fastest is " in said
     assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
     assert "At that rate, the training takes 192,000 GPU-hours, $384,000." in said

@@ -52,7 +52,7 @@ def test_verdicts(interval, expected):
 
 def test_four_is_the_fewest_for_which_a_rank_test_reaches_five_per_cent():
     assert [2 / math.comb(2 * n, n) <= 0.05 for n in (3, 4)] == [False, True]
-    assert intervals.FEWEST_RUNS == 4
+    assert intervals.MIN_RUNS == 4
 
 
 def test_equal_runs_have_an_interval_without_width():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dsnb.analysis import studentized_range
+from dsnb.analysis import intervals
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from dsnb.analysis import studentized_range
 )  # fmt: skip
 def test_two_groups_are_students_t(degrees, probability, t):
     """Abramowitz and Stegun (1964), table 26.10."""
-    assert studentized_range.quantile(probability, 2, degrees) / math.sqrt(2) == pytest.approx(t, rel=3e-4)
+    assert intervals.quantile(probability, 2, degrees) / math.sqrt(2) == pytest.approx(t, rel=3e-4)
 
 
 @pytest.mark.parametrize(
@@ -28,18 +28,18 @@ def test_two_groups_are_students_t(degrees, probability, t):
 )  # fmt: skip
 def test_upper_five_per_cent(groups, degrees, q):
     """Harter (1960), Tables of Range and Studentized Range, Annals of Mathematical Statistics 31."""
-    assert studentized_range.quantile(0.05, groups, degrees) == pytest.approx(q, abs=0.006)
+    assert intervals.quantile(0.05, groups, degrees) == pytest.approx(q, abs=0.006)
 
 
 @pytest.mark.parametrize("value", [0.1, 1.0, 5.0, 300.0])
 def test_one_degree_of_freedom_is_cauchys_distribution(value):
     exact = 1 - 2 / math.pi * math.atan(value / math.sqrt(2))
-    assert studentized_range.exceedance(value, 2, 1) == pytest.approx(exact, rel=2e-3)
+    assert intervals.exceedance(value, 2, 1) == pytest.approx(exact, rel=2e-3)
 
 
 def test_the_ends():
-    assert studentized_range.exceedance(0, 5, 4) == 1
-    assert studentized_range.exceedance(math.inf, 5, 4) == 0
-    assert math.isnan(studentized_range.exceedance(math.nan, 5, 4))
-    assert studentized_range.exceedance(studentized_range.quantile(0.05, 300, 6), 300, 6) == pytest.approx(0.05)
-    assert studentized_range.quantile(1e-5, 2, 1) / math.sqrt(2) == pytest.approx(2 / math.pi / 1e-5, rel=1e-3)
+    assert intervals.exceedance(0, 5, 4) == 1
+    assert intervals.exceedance(math.inf, 5, 4) == 0
+    assert math.isnan(intervals.exceedance(math.nan, 5, 4))
+    assert intervals.exceedance(intervals.quantile(0.05, 300, 6), 300, 6) == pytest.approx(0.05)
+    assert intervals.quantile(1e-5, 2, 1) / math.sqrt(2) == pytest.approx(2 / math.pi / 1e-5, rel=1e-3)

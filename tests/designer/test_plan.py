@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dsnb.analysis.decision import OBJECTIVES
+from dsnb.analysis.decide import OBJECTIVES
 from dsnb.designer import markup
 from dsnb.designer import plan as module
 from dsnb.designer.draft import Draft

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.decision import decide
+from dsnb.analysis.comparisons import pareto_front
+from dsnb.analysis.decide import decide
 from dsnb.analysis.tasks import tasks
-from dsnb.analysis.tradeoffs import pareto_front
 from dsnb.explorer import decisions, question
 from dsnb.explorer.state import default, is_measured
-from dsnb.render.decision_words import words
+from dsnb.render.words import words
 from tests.support import made_up
 from tests.support.browser import SETTLED
 

@@ -14,9 +14,8 @@ import pytest
 
 import dsnb
 from dsnb.analysis import studentized_range, tradeoffs
-from dsnb.analysis.comparison_table import MINUS, signed
-from dsnb.analysis.decision import decide
-from dsnb.analysis.differences import differences
+from dsnb.analysis.comparisons import MINUS, differences, signed
+from dsnb.analysis.decide import decide
 from dsnb.analysis.intervals import Verdict
 from dsnb.analysis.summary import summarize
 from dsnb.explorer import question, series
@@ -167,7 +166,7 @@ def test_the_fronts_and_the_costs_are_those_of_pandas(repeated, tmp_path, watche
 
 
 def words(text, reason):
-    """Put the parts of a cell together as `dsnb.analysis.comparison_table` words them."""
+    """Put the parts of a cell together as `dsnb.analysis.comparisons` words them."""
     verdict, bracket, rest = reason.partition(" (")
     return f"{verdict}: {text}{bracket}{rest}" if text and not verdict.startswith("no difference") else reason
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dsnb.render.rounding import fixed, significant
+from dsnb.analysis.texts import fixed, significant
 from dsnb.runs.labels import span
 
 

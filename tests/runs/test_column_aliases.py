@@ -5,10 +5,10 @@ import pytest
 
 import dsnb
 from dsnb.analysis.choices import variants
+from dsnb.analysis.comparisons import effects
+from dsnb.analysis.decide import plan
 from dsnb.analysis.memory_use import footprint, savings
-from dsnb.analysis.plan import plan
 from dsnb.analysis.scaling import scaling
-from dsnb.analysis.tradeoffs import effects
 from dsnb.explorer.data import read
 from dsnb.render import answer, tables
 from dsnb.run_folder.table_columns import RUN_COLUMNS

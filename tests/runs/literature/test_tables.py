@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import plan, scaling
+from dsnb.analysis import decide, scaling
 from dsnb.errors import PublishedError, SettingsError
 from dsnb.formulas import metrics
 from dsnb.render import plan_answer
@@ -198,7 +198,7 @@ def test_super_linear_scaling_is_explained():
 
 
 def test_a_plan_by_hand():
-    table = plan.plan(runs_of(100, 180, 320), tokens=3600 * 24 * 640, prices={"": 2})
+    table = decide.plan(runs_of(100, 180, 320), tokens=3600 * 24 * 640, prices={"": 2})
     assert list(table["experiment"]) == ["gpus4", "gpus2", "gpus1"]
     assert list(table["days"]) == pytest.approx([2, 640 / 180, 6.4])
     assert list(table["gpu_hours"]) == pytest.approx([192, 640 / 180 * 48, 153.6])
@@ -208,14 +208,14 @@ def test_a_plan_by_hand():
     assert "<code>gpus4</code> on 4 H200, 2 days, 192 GPU-hours, 96 kWh, $384." in said
     assert "Fewest GPU-hours: <code>gpus1</code> on 1 H200, 6.4 days, 154 GPU-hours, 76.8 kWh, $307." in said
     assert "Lowest cost of the settings with a price: <code>gpus1</code>, as above." in said
-    nothing = plan.plan(runs_of(100, 1, 1, status="failed"), 1e9)
+    nothing = decide.plan(runs_of(100, 1, 1, status="failed"), 1e9)
     assert nothing.empty
     assert "No setting has a measured throughput" in plan_answer.answer(nothing, 1e9).text
 
 
 def test_without_gpus_a_plan_counts_ranks():
     runs = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=float("nan"))
-    needed = plan.plan(runs, tokens=3600 * 24 * 640, prices={"CPU": 0.5})
+    needed = decide.plan(runs, tokens=3600 * 24 * 640, prices={"CPU": 0.5})
     said = plan_answer.answers({"gpt2": needed}, 3600 * 24 * 640).text
     assert "<h3>gpt2</h3>" in said
     assert "Fewest rank-hours: <code>gpus1</code> on 1 CPU rank, 6.4 days, 154 rank-hours, $76.8." in said
@@ -230,7 +230,7 @@ def test_without_gpus_a_plan_counts_ranks():
 def test_each_gpu_has_its_own_price():
     runs = runs_of(100, 180, 320).assign(gpu_name=["A", "<B>", "C"])
     prices = {"A": 3.0, "<B>": 1.5, "D": 9.0}
-    needed = plan.plan(runs, tokens=3600 * 24 * 640, prices=prices).set_index("gpu_name")
+    needed = decide.plan(runs, tokens=3600 * 24 * 640, prices=prices).set_index("gpu_name")
     assert needed["cost"]["A"] == pytest.approx(153.6 * 3)
     assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
     assert math.isnan(needed["cost"]["C"])  # no price, no cost
@@ -244,7 +244,7 @@ def test_each_gpu_has_its_own_price():
     assert "The price for D is not used" in assumed
     shown = plan_answer.table(needed.reset_index(), "€").text
     assert '<th scope="col">cost (€)</th>' in shown
-    assert "cost" not in plan_answer.table(plan.plan(runs, 1e9)).text
+    assert "cost" not in plan_answer.table(decide.plan(runs, 1e9)).text
 
 
 def test_a_plan_of_more_than_a_year_is_no_answer():
@@ -253,7 +253,7 @@ def test_a_plan_of_more_than_a_year_is_no_answer():
     One GPU alone needs the fewest GPU-hours, 48,000 for 100 tokens/s: in 30 days that takes 48,000 / 720 = 66.7 GPUs.
     """
     runs = runs_of(100, 180, 320).assign(gpu_name="A")
-    needed = plan.plan(runs, tokens=1.728e10, prices={"A": 2.0})
+    needed = decide.plan(runs, tokens=1.728e10, prices={"A": 2.0})
     said = plan_answer.answer(needed, 1.728e10, "€").text
     assert "<li>No measured setting trains on 17.28 billion tokens within 365 days on 4 A.</li>" in said
     assert "<li>The fastest is gpus4, 320 tokens/s.</li>" in said
@@ -262,7 +262,7 @@ def test_a_plan_of_more_than_a_year_is_no_answer():
         "what was measured. At that rate, the training takes 48,000 GPU-hours, €96,000." in said
     )
     assert "days," not in said
-    assert "Fewest days" in plan_answer.answer(plan.plan(runs, tokens=1e10), 1e10).text  # 362 days
+    assert "Fewest days" in plan_answer.answer(decide.plan(runs, tokens=1e10), 1e10).text  # 362 days
 
 
 def test_scaling_refuses_tokens_that_are_none():
@@ -284,12 +284,12 @@ def test_scaling_refuses_tokens_that_are_none():
 )
 def test_wrong_parameters_of_a_plan(given, problem):
     with pytest.raises(SettingsError) as caught:
-        plan.plan(runs_of(100, 180, 320), **{"tokens": 1e9, **given})
+        decide.plan(runs_of(100, 180, 320), **{"tokens": 1e9, **given})
     assert str(caught.value) == problem
 
 
 def test_what_nobody_told_is_missing_in_a_plan():
-    table = plan.plan(runs_of(100, 180, 320, power_w=float("nan")), 1e9)
+    table = decide.plan(runs_of(100, 180, 320, power_w=float("nan")), 1e9)
     assert table[["energy_kwh", "cost"]].isna().all(axis=None)
-    given = plan.plan(runs_of(100, 180, 320, power_w=float("nan")), 1e9, power_w=700)
+    given = decide.plan(runs_of(100, 180, 320, power_w=float("nan")), 1e9, power_w=700)
     assert list(given["energy_kwh"]) == pytest.approx(list(given["gpu_hours"] * 0.7))

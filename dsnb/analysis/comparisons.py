@@ -1,0 +1,339 @@
+"""Pairs of settings -> one table: change, interval, verdict, and all of it in words.
+
+`differences` compares every setting of a task with the best one or with a named one, `effects` those that differ from
+one in a single choice. The interval is over runs, never over steps:
+the steps of a run share whatever happened to it. Changes are ratios of geometric means, of percentages differences of
+means; tables of comparisons show these means. Nothing is left out because it is extreme; `dsnb.analysis.flags` says
+what is.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from dsnb.analysis import intervals
+from dsnb.analysis.choices import with_choices
+from dsnb.analysis.intervals import CONFIDENCE, FIGURES, MIN_RUNS, RELEVANCE, Setting, Verdict
+from dsnb.analysis.summary import qualify_experiments, unstable
+from dsnb.analysis.texts import fill, signed
+from dsnb.errors import SettingsError
+from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.yardstick import with_plain_ratio
+
+NO_SPREAD = 1e-9
+"""Standard errors of logarithms below this are rounding errors of equal values."""
+VALUES = (
+    "Values are means of the runs: geometric, or arithmetic if the figure is a percentage. With fewer than "
+    f"{MIN_RUNS} runs of either setting they are medians. The difference is that of the values shown."
+)
+"""What tables of two settings show."""
+WORDS = {
+    Verdict.TOO_FEW: "too few runs[: {change}] ({n} and {base_n} runs; {needed} of each are needed)",
+    Verdict.NO_LARGER: "no difference larger than {largest} ({low} to {high})",
+    Verdict.LIKELY: "likely[: {change}] ({low} to {high})",
+    Verdict.UNCLEAR: "unclear[: {change}] ({low} to {high})",
+}
+"""Templates by verdict (`dsnb.analysis.texts.fill`)."""
+OTHER_HOSTS = "the settings ran on different hosts, so runs on one host count as one"
+SAME_VALUE = "the figure is the same in every run"
+COLUMNS = {
+    "n": "Runs that count: ok, with a positive figure; hosts, where runs on one host count as one (see `note`).",
+    "n_failed": "Runs of the setting that are not ok.",
+    "base_n": "The same for the base.",
+    "base_n_failed": "The same for the base.",
+    "value": "What is compared: the mean of these runs, geometric or, of a percentage, arithmetic; the median of all "
+    "runs where the verdict is `too few runs`.",
+    "base_value": "The same for the base.",
+    "change_pct": "`value` over `base_value`, less 1.",
+    "low_pct": "Lower end of the interval of `change_pct`; missing where the verdict is `too few runs`.",
+    "high_pct": "Its upper end.",
+    "largest_pct": "Largest change, up or down, that is in the interval.",
+    "p": "p value, adjusted for all pairs of settings of the task and for two figures.",
+    "verdict": "`likely`, `unclear`, `no larger difference` or `too few runs`.",
+    "better": "Whether the change is for the better; missing if it is none, or neither direction is better.",
+    "note": "What else a reader must know of this comparison; empty if nothing.",
+    "words": "Verdict, change and interval as text.",
+}
+"""Columns of a comparison and their meanings. Percentages are stored as such: 10 is 10 %."""
+Better = Literal["higher", "lower", ""]
+Pair = tuple[Setting, Setting]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How settings are compared; the fields are parameters of `differences`."""
+
+    relevance: float = RELEVANCE
+    confidence: float = CONFIDENCE
+    better: Better = ""
+    hosts_alike: bool = False
+    fewest_runs: int = MIN_RUNS
+    percent_factor: float = 0
+    """What the figure is multiplied by to be a percentage, whose differences are percentage points; 0 if it is none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.relevance < 1:
+            raise SettingsError(f"relevance is {self.relevance!r}: must be 0 or more and less than 1 (0.02 is 2 %)")
+        if not 0 < self.confidence < 1:
+            raise SettingsError(f"confidence is {self.confidence!r}: must be between 0 and 1 (0.95 is 95 %)")
+        if self.fewest_runs < 2:
+            raise SettingsError(f"fewest_runs is {self.fewest_runs!r}: must be 2 or more, a single run has no spread")
+
+
+def rules_of(runs: pd.DataFrame, figure: str, better: Better | None = None, **options: Any) -> Rules:
+    """Return the rules for a figure, or raise `SettingsError` if there is no such figure; `options` are fields."""
+    if figure not in runs:
+        raise SettingsError(f"runs have no column {figure!r}: choose a figure such as 'tokens_per_s' or 'step_time_s'")
+    better = better if better is not None else _metric(figure).better
+    return Rules(better=better, percent_factor=percent_factor(figure), **options)
+
+
+def percent_factor(figure: str) -> float:
+    """Return what a figure is multiplied by to be a percentage; 0 for figures that are none."""
+    return _metric(figure).factor if _metric(figure).unit == "%" else 0
+
+
+def _metric(figure: str) -> labels.Metric:
+    return labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Pairs of settings of one task: the values that are compared, by array, and their intervals."""
+
+    base: intervals.Moments
+    other: intervals.Moments
+    found: intervals.Intervals
+    by_host: list[bool]
+    """Whether runs on one host count as one."""
+    notes: list[str]
+
+
+def compared(pairs: Sequence[Pair], among: int, rules: Rules) -> Compared:
+    """Compare pairs of a base and another setting.
+
+    Parameters
+    ----------
+    pairs
+        Base and other setting.
+    among
+        Number of settings of the task that have repeats (`dsnb.analysis.intervals.repeated`), compared or not: it
+        makes the interval of a pair the same in every table.
+    rules
+        How to compare them.
+    """
+    by_host = [not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs]
+    base, other = (
+        intervals.moments([p[side].by_host() if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
+        for side in (0, 1)
+    )
+    found = intervals.all_pairs(base, other, among, intervals.of_one_figure(rules.confidence))
+    found = replace(found, level=base.mean if rules.percent_factor else None)
+    errors = intervals.welch(base, other).error
+    positive = "" if rules.percent_factor else "positive "
+    notes = [_note(*parts, positive) for parts in zip(pairs, by_host, errors, strict=True)]
+    return Compared(base, other, found, by_host, notes)
+
+
+def _note(pair: Pair, by_host: bool, error: float, positive: str) -> str:
+    unusable = sum(setting.unusable for setting in pair)
+    notes = [OTHER_HOSTS] if by_host else []
+    notes += [f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {positive}figure"] if unusable else []
+    notes += [SAME_VALUE] if error < NO_SPREAD else []
+    return "; ".join(notes)
+
+
+def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:
+    """Return the comparison of each pair, with the columns `COLUMNS`; parameters as for `compared`."""
+    own = compared(pairs, among, rules)
+    base, other, found = own.base, own.other, own.found
+    verdicts = intervals.verdicts(found, np.minimum(base.count, other.count), rules.relevance, rules.fewest_runs)
+    few = verdicts == Verdict.TOO_FEW
+    before, after = (
+        np.where(few, [pair[side].median for pair in pairs], mean if rules.percent_factor else np.exp(mean))
+        for side, mean in enumerate((base.mean, other.mean))
+    )
+    low, high = (np.where(few, math.nan, 100 * change) for change in found.changes[1:])
+    change = 100 * (after - before) / np.where(before == 0, math.nan, before)
+    table = pd.DataFrame(
+        {
+            "n": other.count.astype(int),
+            "n_failed": [pair[1].failed for pair in pairs],
+            "base_n": base.count.astype(int),
+            "base_n_failed": [pair[0].failed for pair in pairs],
+            "value": after,
+            "base_value": before,
+            "change_pct": change,
+            "low_pct": low,
+            "high_pct": high,
+            "largest_pct": np.maximum(np.abs(low), np.abs(high)),
+            "p": np.where(few, math.nan, np.minimum(1, FIGURES * intervals.all_pairs_p(base, other, among))),
+            "verdict": verdicts,
+            "note": own.notes,
+        }
+    )
+    table["better"] = [_is_better(difference, rules.better) for difference in after - before]
+    points = (rules.percent_factor * size for size in (after - before, found.low, found.high))
+    sizes = points if rules.percent_factor else (change, low, high)
+    rows = zip(table.to_dict("records"), *sizes, strict=True)
+    table["words"] = [_words(row, rules, sizes) for row, *sizes in rows]
+    return table[list(COLUMNS)]
+
+
+def _is_better(difference: float, better: Better) -> bool | None:
+    if not better or math.isnan(difference) or difference == 0:
+        return None
+    return bool((difference > 0) == (better == "higher"))
+
+
+def _words(row: dict[Any, Any], rules: Rules, sizes: Sequence[float]) -> str:
+    """Return a comparison as text; `sizes` are the change and the ends of its interval in its unit."""
+    unit = "points" if rules.percent_factor else "%"
+    change, low, high = ("" if math.isnan(size) else signed(size, unit) for size in sizes)
+    largest = signed(max(abs(size) for size in sizes[1:]), unit).removeprefix("+") if low else ""
+    facts = {"change": change, "low": low, "high": high, "largest": largest, "needed": rules.fewest_runs}
+    return fill(WORDS[row["verdict"]], {**facts, "n": row["n"], "base_n": row["base_n"]})
+
+
+def differences(
+    runs: pd.DataFrame,
+    by: str | list[str] = "experiment",
+    figure: str = "tokens_per_s",
+    baseline: object = None,
+    relevance: float = RELEVANCE,
+    confidence: float = CONFIDENCE,
+    better: Better | None = None,
+    hosts_alike: bool = False,
+    fewest_runs: int = MIN_RUNS,
+) -> pd.DataFrame:
+    """Compare every setting with the best one, or with a baseline.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it: all settings of a task, since error rates hold for a task.
+    by
+        The column or columns that name a setting. With several sweeps, experiments are named `sweep/experiment`.
+    figure
+        The column to compare; its values must be positive, but for percentages.
+    baseline
+        The setting to compare with, by default the one with the best median of those whose repeats agree. Intervals
+        are the same for any choice (`dsnb.analysis.intervals.all_pairs`).
+    relevance
+        Smallest change that matters: 0.02 is 2 %.
+    confidence
+        Probability that the intervals of all pairs hold, in speed and memory; each figure has half of the error rate.
+    better
+        Which direction of the figure is better, by default that of `dsnb.runs.labels`.
+    hosts_alike
+        Whether runs on different hosts count as independent, even if two settings did not use the same hosts.
+    fewest_runs
+        As for `dsnb.compare`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by `by`, a row for every setting but the base: `base`, and what is listed in `COLUMNS`. Empty if no
+        setting has a figure.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
+        if `relevance` or `confidence` is out of range.
+    """
+    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
+    rules = rules_of(runs, figure, better, **options)
+    settings = intervals.settings_of(runs, by, figure, bool(rules.percent_factor))
+    not_ranked = set(unstable(runs)) if by == "experiment" else set()
+    stable = {name: setting for name, setting in settings.items() if name not in not_ranked} or settings
+    base = _best(stable, figure, rules.better) if baseline is None else baseline
+    if baseline is not None and baseline not in settings:
+        raise SettingsError(f"baseline {baseline!r} is not among the settings: {', '.join(map(str, settings))}")
+    others = {name: setting for name, setting in settings.items() if name != base and base is not None}
+    pairs = [(settings[base], other) for other in others.values()]
+    table = table_of(pairs, intervals.repeated(settings.values()), rules)
+    table.insert(0, "base", [base] * len(table))
+    names = [by] if isinstance(by, str) else by
+    keys = [name if isinstance(name, tuple) else (name,) for name in others]
+    table.index = (
+        pd.MultiIndex.from_tuples(keys, names=names) if len(names) > 1 else pd.Index(list(others), name=names[0])
+    )
+    return table
+
+
+def _best(settings: dict[object, Setting], figure: str, better: Better) -> object:
+    """Return the setting with the best median; None if none has one."""
+    if not better:
+        raise SettingsError(f"neither direction of {figure!r} is better: give a baseline, or say which is (better=...)")
+    medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
+    if not medians:
+        return None
+    return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
+
+
+def page_note(confidence: float = CONFIDENCE) -> str:
+    """Return a sentence on what intervals and verdicts of this confidence control."""
+    return (
+        f"The {100 * confidence:g} % intervals hold for speed and memory of all pairs of settings of a task together "
+        f"(Games and Howell 1976): where all settings are equal, any two are called different for at most about "
+        f"{100 * (1 - confidence):.3g} % of tasks."
+    )
+
+
+def effects(
+    runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequence[str], relevance: float = RELEVANCE
+) -> pd.DataFrame:
+    """Compare an experiment with every one that differs from it in a single setting.
+
+    Parameters
+    ----------
+    runs
+        The runs of a task, as `dsnb.load_runs` returns them.
+    base
+        The experiment to compare with, by its name in `summarize`.
+    axes
+        The settings that distinguish experiments; others are assumed equal.
+    metrics
+        The figures to compare.
+    relevance
+        Smallest change that matters: 0.02 is 2 %.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per other experiment, ordered by axis and value: `axis`, `before`, `after` (the setting's values),
+        `experiment`, `n` and `n_failed` (runs that are ok, and others), and for each metric `<metric>_<column>` for
+        the columns of `COLUMNS`.
+    """
+    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    settings = with_choices(runs).drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
+    rows = _single_changes(settings.where(settings.notna(), None), base)
+    is_ok = (runs["status"] == "ok").groupby(runs["experiment"])
+    counts = pd.DataFrame({"n": is_ok.sum(), "n_failed": is_ok.size() - is_ok.sum()})
+    table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment"])
+    parts = [table, counts.loc[table["experiment"]].reset_index(drop=True)]
+    for metric in metrics:
+        rules = rules_of(runs, metric, relevance=relevance)
+        known = intervals.settings_of(runs, "experiment", metric, bool(rules.percent_factor))
+        pairs = [(known[base], known[name]) for name in table["experiment"]]
+        parts.append(table_of(pairs, intervals.repeated(known.values()), rules).add_prefix(f"{metric}_"))
+    return pd.concat(parts, axis=1)
+
+
+def _single_changes(settings: pd.DataFrame, base: str) -> list[dict[str, Any]]:
+    """Return the experiments that differ from the base in one setting, ordered by setting and value."""
+    own, axes = settings.loc[base], list(settings.columns)
+    rows: list[dict[str, Any]] = []
+    for name, other in settings.iterrows():
+        changed = [axis for axis in axes if other[axis] != own[axis]]
+        if len(changed) == 1:
+            (axis,) = changed
+            rows.append({"axis": axis, "before": own[axis], "after": other[axis], "experiment": name})
+    return sorted(rows, key=lambda row: (axes.index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))

@@ -1,0 +1,332 @@
+"""What to train a task with: one table of candidates, whether measured, predicted or published, and one decision.
+
+Speed is measured over tens of steps; days, GPU-hours, energy and cost extrapolate it to a whole training without
+restarts, checkpoints and evaluation. The number of GPUs is part of a setting: more of them finish sooner and cost more.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from dsnb.analysis import intervals
+from dsnb.analysis.choices import varying, with_choices
+from dsnb.analysis.comparisons import rules_of, table_of
+from dsnb.analysis.intervals import RELEVANCE
+from dsnb.analysis.summary import qualify_experiments, unstable
+from dsnb.errors import SettingsError
+from dsnb.formulas import metrics
+from dsnb.run_folder.paths import PROBE
+from dsnb.runs import labels
+from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.columns import numbers
+from dsnb.runs.labels import MEMORY
+from dsnb.runs.literature.measured import SOURCE, is_own
+from dsnb.settings import planning
+from dsnb.settings.planning import MOST_DAYS, is_number, is_whole
+
+OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
+"""What is to be least, and the column that holds it."""
+DEFAULT_TOKENS = 100e9
+ASSUMED_PRICE = 2.5
+"""Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
+CPU, UNKNOWN_GPU = "CPU", "GPU"
+"""Hardware of runs without a GPU, whose "GPUs" are ranks, and of runs whose GPU is unknown, as prices name it."""
+MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published"
+"""What the figures of a candidate rest on: runs of dsnb, a prediction, or what others have published."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a reader wants to know.
+
+    Attributes
+    ----------
+    tokens
+        Tokens to train on.
+    objective
+        `time`, `gpu_hours`, `cost` or `memory`.
+    gpus
+        GPUs at hand; settings that need more are left out. 0 for as many as were measured.
+    prices
+        Price of an hour of a GPU by its model (see `kinds`), in `currency`; the key `""` is for all others.
+    assumed_price
+        Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown.
+    currency
+        Its sign, in front of amounts.
+    relevance
+        Smallest difference that matters: 0.02 is 2 %.
+    max_days
+        Settings that take longer are left out if any takes less, unless the time is to be least.
+
+    Raises
+    ------
+    SettingsError
+        If the objective is unknown, a number is negative, infinite or no number, GPUs are no whole number, or the
+        relevance is 1 or more.
+    """
+
+    tokens: float = DEFAULT_TOKENS
+    objective: str = "time"
+    gpus: int = 0
+    prices: Mapping[str, float] = field(default_factory=dict)
+    assumed_price: float | None = None
+    currency: str = "$"
+    relevance: float = RELEVANCE
+    max_days: float = MOST_DAYS
+
+    def __post_init__(self) -> None:
+        if self.objective not in list(OBJECTIVES):
+            raise SettingsError(f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
+        if not (is_number(self.tokens) and self.tokens > 0):
+            raise SettingsError(f"tokens is {self.tokens!r}: give a number above 0, such as 100e9")
+        if not (is_whole(self.gpus) and self.gpus >= 0):
+            raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
+        if not isinstance(self.prices, Mapping):
+            raise SettingsError(
+                f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
+            )
+        if bad := {gpu: price for gpu, price in self.prices.items() if not (is_number(price) and price >= 0)}:
+            raise SettingsError(f"prices has {bad}: give prices of 0 or more")
+        if self.assumed_price is not None and not (is_number(self.assumed_price) and self.assumed_price >= 0):
+            raise SettingsError(f"assumed_price is {self.assumed_price!r}: give a price of 0 or more, or None")
+        if not (is_number(self.relevance) and 0 <= self.relevance < 1):
+            raise SettingsError(
+                f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
+            )
+
+    def price(self, kind: object) -> float | None:
+        """Return the price of an hour of a kind of hardware; None if it is unknown."""
+        known = self.prices.get(str(kind), self.prices.get(""))
+        return known if known is not None or kind == CPU else self.assumed_price
+
+
+def kinds(runs: pd.DataFrame) -> pd.Series:
+    """Return the hardware of each run as prices name it: the GPU's model, `GPU` if it is unknown, or `CPU`."""
+    known = runs.reindex(columns=["gpu_name", "device"]).astype(object)
+    others = known["device"].map({"cpu": CPU}).fillna(UNKNOWN_GPU)
+    return known["gpu_name"].where(known["gpu_name"].notna(), others).map(str)
+
+
+def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
+    """Return the price of an hour by kind of hardware as runs state it, by their cost and GPU-hours."""
+    hours, cost = numbers(runs, "gpu_hours"), numbers(runs, "cost")
+    known = (hours > 0) & (cost > 0)
+    prices = (cost / hours)[known].groupby(kinds(runs)[known]).median()
+    return {str(kind): float(f"{price:.6g}") for kind, price in prices.items()}
+
+
+def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the probes of an automatic micro-batch size: their two steps measure memory, not speed."""
+    own = [not re.search(rf"{PROBE}\d+$", labels.text(name)) for name in runs["experiment"]]
+    return runs[own] if any(own) else runs
+
+
+def basis(run: Mapping[str, Any]) -> str:
+    """Return whether the figures of a run were `measured` with dsnb, or `published` by others."""
+    source = labels.text(run.get("source"))
+    return PUBLISHED if source.startswith(SOURCE) and not is_own(source) else MEASURED
+
+
+def memory_figure(runs: pd.DataFrame) -> str | None:
+    """Return the most informative figure of memory that any ok run measured; None if there is none."""
+    ok = runs[runs["status"] == "ok"]
+    return next((name for name in MEMORY if name in ok and ok[name].notna().any()), None)
+
+
+def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
+    """Return the settings of which a run told speed and number of GPUs, in order of appearance.
+
+    Parameters
+    ----------
+    runs
+        Runs of one task (see `dsnb.analysis.tasks`). With several sweeps, experiments are named `sweep/experiment`.
+    power_w
+        Mean power of a GPU for runs without measured power.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by experiment: `basis` (`measured` or `published`), `source`, `gpu_name`, `kind` (of hardware, see
+        `kinds`), `n` and `n_failed` (runs that are ok, and others), medians `gpus`, `tokens_per_s` (of all GPUs),
+        `power_w` (of a GPU) and `memory_gib` (`memory_figure`), `gpu_memory_gib` (what a GPU has), and `is_unstable`
+        (`dsnb.analysis.summary.UNSTABLE`), where the median represents no run. Predicted candidates
+        (`dsnb.analysis.predicted`) have `fits` besides.
+    """
+    runs = qualify_experiments(rename_old_columns(runs))
+    ok = runs["status"] == "ok"
+    figure = memory_figure(runs)
+    rates, gpus = numbers(runs, "tokens_per_s"), numbers(runs, "gpus")
+    is_timed = ok & (rates > 0) & (gpus > 0)
+    table = runs.reindex(columns=["experiment", "source", "gpu_name"]).assign(
+        kind=kinds(runs), n=ok, n_failed=~ok, gpus=gpus.where(is_timed), tokens_per_s=rates.where(is_timed),
+        power_w=numbers(runs, "power_w").where(is_timed),
+        memory_gib=numbers(runs, figure).where(ok) if figure else math.nan,
+        gpu_memory_gib=numbers(runs, "gpu_memory_gib"),
+    )  # fmt: skip
+    median = dict.fromkeys(("gpus", "tokens_per_s", "power_w", "memory_gib"), "median")
+    first = dict.fromkeys(("source", "gpu_name", "kind"), "first")
+    known = table.groupby("experiment", sort=False).agg(
+        {**first, "n": "sum", "n_failed": "sum", **median, "gpu_memory_gib": "min"}
+    )
+    known = known[known["tokens_per_s"].notna()]
+    known["power_w"] = known["power_w"] if power_w is None else known["power_w"].fillna(power_w)
+    known.insert(0, "basis", [basis({"source": source}) for source in known["source"]])
+    return known.assign(is_unstable=known.index.isin(unstable(runs)))
+
+
+def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
+
+    Days assume uninterrupted training: restarts, checkpoints and evaluation are not included.
+    """
+    hours = [metrics.gpu_hours(question.tokens, *row) for row in zip(table["tokens_per_s"], table["gpus"], strict=True)]
+    days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
+    known = table.assign(days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float))
+    known["energy_kwh"] = known["gpu_hours"] * numbers(known, "power_w") / 1000
+    known["price"] = pd.Series([question.price(kind) for kind in known["kind"]], known.index, float)
+    known["cost"] = known["gpu_hours"] * known["price"]
+    return known.sort_values("days", kind="stable")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to train a task with, and what comes next.
+
+    Attributes
+    ----------
+    question
+        What was asked.
+    table
+        All candidates with what they cost (`costed`), those that need more GPUs than are at hand included.
+    options
+        The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
+        value of what is to be least, whose repeats agree, and that do not take too long while others do not.
+    too_slow, unstable
+        Number of settings that are left out because of `Question.max_days`, or because their repeats do not agree.
+    runs
+        All runs of the task, with experiments named as in the table; none for candidates that are only predicted.
+    difference
+        The row of `dsnb.analysis.comparisons` that compares the second option with the first; None without one.
+    """
+
+    question: Question
+    table: pd.DataFrame
+    options: pd.DataFrame
+    too_slow: int = 0
+    unstable: int = 0
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    difference: "pd.Series[Any] | None" = None
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether every option takes longer than `Question.max_days`: then there is no answer."""
+        return len(self.options) > 0 and bool((self.options["days"] > self.question.max_days).all())
+
+    @property
+    def gpus(self) -> list[int]:
+        """The numbers of GPUs of candidates that are at hand, in order."""
+        return sorted({int(gpus) for gpus in _at_hand(self.table, self.question)["gpus"]})
+
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """The first run of each option, which has its settings, by experiment."""
+        first = self.runs.drop_duplicates("experiment").set_index("experiment", drop=False)
+        return first.loc[self.options.index]
+
+    @cached_property
+    def differing(self) -> dict[str, tuple[object, ...]]:
+        """The choices in which the first two options differ, with the value of each; empty without two."""
+        both = with_choices(self.settings.head(2))
+        return {name: tuple(both[name].astype(object)) for name in varying(both)}
+
+
+def decide(table: pd.DataFrame, question: Question) -> Decision:
+    """Rank the candidates of a task.
+
+    Parameters
+    ----------
+    table
+        As `candidates` returns it.
+    question
+        What is to be least, for how many tokens, at which price, on how many GPUs.
+    """
+    table = costed(table, question)
+    column = OBJECTIVES[question.objective]
+    known = _at_hand(table, question)
+    known = known[known[column].notna()].sort_values(column, kind="stable")
+    stable = known[~known["is_unstable"].astype(bool)]
+    in_time = stable[stable["days"] <= question.max_days]
+    options = stable if question.objective == "time" or in_time.empty else in_time
+    return Decision(question, table, options, len(stable) - len(options), len(known) - len(stable))
+
+
+def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
+    own = table[table["fits"].astype(bool)] if "fits" in table else table
+    return own[own["gpus"] <= question.gpus] if question.gpus else own
+
+
+def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
+    """Return the best measured setting of a task, and how far the second best is from it.
+
+    Parameters
+    ----------
+    runs
+        Runs of one task (see `dsnb.analysis.tasks`).
+    question
+        As for `decide`.
+    """
+    runs = qualify_experiments(rename_old_columns(runs)).assign(sweep="")  # named for all sweeps, once
+    made = decide(candidates(runs), question)
+    return replace(made, runs=runs, difference=_difference(runs, made.options, question))
+
+
+def _difference(runs: pd.DataFrame, options: pd.DataFrame, question: Question) -> "pd.Series[Any] | None":
+    """Compare the second option with the first; the interval is that of all pairs of settings of the task."""
+    if len(options) < 2 or question.objective == "memory":
+        return None
+    own = runs[runs["experiment"].isin(options.index)]
+    scale = {"time": 1, "gpu_hours": options["gpus"], "cost": options["gpus"] * options["price"]}[question.objective]
+    worth = numbers(own, "tokens_per_s") / (scale if isinstance(scale, int) else own["experiment"].map(scale))
+    table = own.reindex(columns=["experiment", "status", "hosts", "host"]).assign(worth=worth)
+    settings = intervals.settings_of(table, "experiment", "worth")
+    pair = settings[options.index[0]], settings[options.index[1]]
+    among = intervals.repeated(intervals.settings_of(runs, "experiment", "tokens_per_s").values())
+    return table_of([pair], among, rules_of(table, "worth", "higher", relevance=question.relevance)).iloc[0]
+
+
+def plan(
+    runs: pd.DataFrame, tokens: float, prices: Mapping[str, float] | None = None, power_w: float | None = None
+) -> pd.DataFrame:
+    """Return what training on `tokens` takes with each measured setting.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
+    tokens
+        Tokens to train on.
+    prices
+        Price of a GPU-hour by `gpu_name`, in any currency; the key `""` is for all others. Without a price, the cost of
+        a setting is missing.
+    power_w
+        Mean power of a GPU for runs without measured power; without it, their energy is missing.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by experiment, the fastest first: the columns of `candidates` and `costed`.
+
+    Raises
+    ------
+    SettingsError
+        If the tokens, a price or the power is not a number of the allowed size.
+    """
+    if prices is not None and not isinstance(prices, Mapping):
+        raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
+    planning.check(tokens, {f"prices[{name!r}]": price for name, price in (prices or {}).items()}, power_w=power_w)
+    return costed(candidates(runs, power_w), Question(tokens, prices=prices or {}))

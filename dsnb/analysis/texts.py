@@ -1,0 +1,86 @@
+"""Numbers and sentences as text: rounding, durations, and templates that Python and the page fill alike."""
+
+import re
+from collections.abc import Mapping
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+from dsnb.runs import labels
+
+MINUS = "\N{MINUS SIGN}"
+SIZES = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1, ""))
+HOURS = ((24, "day"), (1, "hour"), (1 / 60, "minute"))
+_EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
+"""Holds every float exactly, so that a value is rounded as it is and not as it was shortened before."""
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
+_NAME = re.compile(r"\{(\w+)(?::([^|}]*)\|([^}]*))?\}")
+
+
+def fill(template: str, facts: Mapping[str, object]) -> str:
+    """Fill a template; `web/` has the same function, and the templates come with the page's data.
+
+    Parameters
+    ----------
+    template
+        `{name}` is a fact. `{name:one|more}` is `one` if the fact is 1, otherwise `more`. `[...]` is left out if a
+        fact in it is missing or empty.
+    facts
+        Texts and whole numbers by name.
+
+    Returns
+    -------
+    str
+        The sentence; empty if a fact outside of brackets is missing or empty.
+    """
+    known = {name: str(fact) for name, fact in facts.items() if fact is not None and str(fact)}
+
+    def is_full(text: str) -> bool:
+        return all(match[1] in known for match in _NAME.finditer(text))
+
+    def filled(match: re.Match[str]) -> str:
+        name, one, more = match.groups()
+        return known[name] if one is None else one if known[name] == "1" else more
+
+    while match := _OPTIONAL.search(template):
+        template = template[: match.start()] + (match[1] if is_full(match[1]) else "") + template[match.end() :]
+    return _NAME.sub(filled, template) if is_full(template) else ""
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number with as many significant digits, or all before the point: 0.0457, 1.91, 26, 408,529."""
+    number = Decimal(value)
+    places = max(digits - 1 - number.adjusted(), 0) if number else 0
+    text = fixed(value, places)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def fixed(value: float, places: int = 0) -> str:
+    """Return a number with a fixed number of decimal places and thousands separators, halves away from zero."""
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-places), context=_EXACT)
+    return f"{rounded:,f}"
+
+
+def signed(size: float, unit: str = "%") -> str:
+    """Return a change in per cent, or in another unit such as points, with its sign: `+9.8 %`."""
+    text = f"{size:+,.{1 if abs(size) < 99.95 else 0}f}"
+    return f"{'0' if text[1:] == '0.0' else text.replace('-', MINUS)} {unit}"
+
+
+def duration(hours: float) -> str:
+    """Return hours in the largest unit that is at least one."""
+    size, noun = next(((size, noun) for size, noun in HOURS if hours >= size), HOURS[-1])
+    text = significant(hours / size)
+    return f"{text} {noun}{'' if text == '1' else 's'}"
+
+
+def duration_range(low_hours: float, high_hours: float) -> str:
+    """Return a range of hours in the largest unit that its end is at least one of, as in "3 to 6 days"."""
+    if not low_hours < high_hours:
+        return duration(high_hours)
+    size, noun = next(((size, noun) for size, noun in HOURS if high_hours >= size), HOURS[-1])
+    return f"{labels.span(low_hours / size, high_hours / size)} {noun}s"
+
+
+def amount(tokens: float) -> str:
+    """Return a number of tokens in words, as in "100 billion"."""
+    size, word = next(((size, word) for size, word in SIZES if tokens >= size), SIZES[-1])
+    return f"{significant(tokens / size, 6)} {word}".strip()

@@ -1,0 +1,186 @@
+"""What the page receives to decide with: for each task its candidates, and the intervals of pairs of settings.
+
+The page adds tokens, prices and GPUs at hand, which is arithmetic, and sorts; no statistic is computed there.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dsnb.analysis import intervals
+from dsnb.analysis.choices import with_choices
+from dsnb.analysis.comparisons import compared, rules_of
+from dsnb.analysis.decide import candidates, memory_figure
+from dsnb.analysis.intervals import MIN_RUNS
+from dsnb.render import words
+from dsnb.runs import labels
+
+MAX_PAIRS = 2000
+"""Pairs of settings of a task whose intervals the page has."""
+DIGITS = 9
+"""Significant digits of medians and means in the page, which shows three."""
+NUMBERS = {"rate": "tokens_per_s", "power": "power_w", "memory": "memory_gib", "capacity": "gpu_memory_gib"}
+
+
+class Texts(dict[str, int]):
+    """Texts, each once, and their places."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = len(self)
+        return self[text]
+
+
+def tasks_payload(
+    runs: pd.DataFrame, task_codes: Sequence[int], names: Sequence[str], figures: Sequence[str], axes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the candidates and the pairs of settings of each task, ready for JSON.
+
+    Parameters
+    ----------
+    runs
+        The runs that the answer is about, indexed by their positions, with experiments named as in `names`.
+    task_codes
+        The task of each position.
+    names
+        Experiments by their numbers.
+    figures
+        Columns that are compared.
+    axes
+        The settings that distinguish experiments.
+
+    Returns
+    -------
+    dict
+        `texts`, and for each of `tasks`: `case` (why it has no candidate; empty if it has), `runs` (their number),
+        `memoryFigure` and `memory` (its name in a sentence), `candidates`, `pairs`.
+
+        `candidates`: `length`, and by column, where a column of one value is that value: `experiment` (its number),
+        `n`, `failed`, `gpus`, `rate` (tokens/s), `power` (W of a GPU), `memory` and `capacity` (GiB), `unstable`; and
+        places in `texts`: `kind`, `unit`, `model`, `setting`, `place`, `origin`, `basis`.
+
+        `pairs` (of settings with `MIN_RUNS` ok runs or more): `first` and `second` (numbers of experiments), and by
+        figure: `values` and `n` (experiment -> what is compared, and its runs), and for each pair `factor` (the
+        interval of the ratio second / first is ratio / factor to ratio * factor; of percentages, it is that of the
+        difference, less and more this much) and `note` (place in `texts`, None for none). `other`: place of a pair ->
+        its own `[n, n, value, value]`, where runs on one host count as one. A column of one value is
+        that value here, too. `of`: the figure that has the same
+        factors, notes and `other`, which are left out then.
+    """
+    texts = Texts()
+    numbers = {name: code for code, name in enumerate(names)}
+    groups = pd.Series(list(task_codes), dtype=int).reindex(runs.index)
+    parts = [runs[groups == code] for code in range(max(task_codes, default=-1) + 1)]
+    tasks = [_task(part, numbers, figures, axes, texts) for part in parts]
+    return {"texts": list(texts), "tasks": tasks}
+
+
+def _task(
+    runs: pd.DataFrame, numbers: dict[str, int], figures: Sequence[str], axes: Sequence[str], texts: Texts
+) -> dict[str, Any]:
+    table = candidates(runs)
+    figure = memory_figure(runs)
+    return {
+        "case": words.case(runs) if table.empty else "",
+        "runs": len(runs),
+        "memory": words.memory_name(figure) if figure else "",
+        "memoryFigure": figure,
+        "candidates": _candidates(table, runs, numbers, texts),
+        "pairs": _pairs(runs, table, numbers, figures, axes, texts),
+    }
+
+
+def _candidates(table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int], texts: Texts) -> dict[str, Any]:
+    first = runs.drop_duplicates("experiment").set_index("experiment", drop=False)
+    known = [words.said_of(run) for run in first.loc[table.index].to_dict("records")]
+    columns: dict[str, list[Any]] = {
+        "n": table["n"].tolist(),
+        "failed": table["n_failed"].tolist(),
+        "gpus": _rounded(table["gpus"]),
+        "unstable": table["is_unstable"].tolist(),
+        **{name: _rounded(table[column]) for name, column in NUMBERS.items()},
+        **{name: [texts[own[name]] for own in known] for name in (known[0] if known else ())},
+        "kind": [texts[kind] for kind in table["kind"]],
+        "basis": [texts[basis] for basis in table["basis"]],
+    }
+    shared = {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
+    return {"length": len(table), "experiment": [numbers[name] for name in table.index], **shared}
+
+
+def _rounded(values: Iterable[float]) -> list[float | int | None]:
+    texts = (None if pd.isna(value) else float(f"{value:.{DIGITS}g}") for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in texts]
+
+
+def _pairs(
+    runs: pd.DataFrame,
+    table: pd.DataFrame,
+    numbers: dict[str, int],
+    figures: Sequence[str],
+    axes: Sequence[str],
+    texts: Texts,
+) -> dict[str, Any]:
+    ok = (runs["status"] == "ok").groupby(runs["experiment"], sort=False).sum()
+    repeated = list(ok.index[ok >= MIN_RUNS])
+    pairs = list(itertools.combinations(range(len(repeated)), 2))
+    if len(pairs) > MAX_PAIRS:
+        pairs = _most_useful(pairs, with_choices(runs), table, repeated, axes)
+    own = {figure: _compared(runs, repeated, pairs, figure, texts) for figure in figures if pairs}
+    shown: dict[str, dict[str, Any]] = {}
+    for figure, (values, counts, rest) in own.items():
+        alike = next((name for name, one in shown.items() if all(one.get(key) == rest[key] for key in rest)), None)
+        by_number = {"values": values, "n": counts}
+        named = {key: {numbers[repeated[at]]: value for at, value in enumerate(one)} for key, one in by_number.items()}
+        shown[figure] = {"of": alike, **named, **({} if alike else rest)}
+    sides = zip(*pairs, strict=True) if pairs else ([], [])
+    first, second = ([numbers[repeated[at]] for at in side] for side in sides)
+    return {"first": first, "second": second, "figures": shown}
+
+
+def _most_useful(
+    pairs: list[tuple[int, int]], runs: pd.DataFrame, table: pd.DataFrame, names: list[str], axes: Sequence[str]
+) -> list[tuple[int, int]]:
+    """Return the pairs that differ in one choice, then those of the best by speed and by speed per GPU."""
+    rows = runs.drop_duplicates("experiment").set_index("experiment").reindex(index=names, columns=list(axes))
+    codes = np.array([pd.factorize(rows[name].map(labels.text))[0] for name in axes]).T
+    changes = [int((codes[a] != codes[b]).sum()) for a, b in pairs]
+    rates = table["tokens_per_s"].reindex(names)
+    ranks = [one.rank(ascending=False).fillna(len(names)) for one in (rates, rates / table["gpus"].reindex(names))]
+    best = np.minimum(*(rank.to_numpy() for rank in ranks))
+    order = sorted(range(len(pairs)), key=lambda at: (changes[at] != 1, best[list(pairs[at])].max()))
+    return [pairs[at] for at in sorted(order[:MAX_PAIRS])]
+
+
+def _compared(
+    runs: pd.DataFrame, names: list[str], pairs: list[tuple[int, int]], figure: str, texts: Texts
+) -> tuple[list[Any], list[int], dict[str, Any]]:
+    """Return the values and the number of runs of each setting, and by key the columns of pairs."""
+    rules = rules_of(runs, figure)
+    is_percentage = bool(rules.percent_factor)
+    known = intervals.settings_of(runs, "experiment", figure, is_percentage)
+    settings = [known[name] for name in names]
+    every = intervals.moments([setting.values for setting in settings])
+    values = every.mean if is_percentage else np.exp(every.mean)
+    among = intervals.repeated(known.values())
+    own = compared([(settings[a], settings[b]) for a, b in pairs], among, rules)
+    margins = own.found.high - own.found.estimate
+    counts = np.minimum(own.base.count, own.other.count)
+    factors = np.where(counts < MIN_RUNS, np.nan, margins if is_percentage else np.exp(margins))
+    sides = zip(own.base.count, own.other.count, own.base.mean, own.other.mean, strict=True)
+    other = {}
+    for at, (first_n, second_n, *means) in enumerate(sides):
+        if own.by_host[at]:
+            shown = means if is_percentage else np.exp(means)
+            if min(first_n, second_n) < MIN_RUNS:
+                shown = [settings[place].median for place in pairs[at]]
+            other[at] = [int(first_n), int(second_n), *_rounded(shown)]
+    notes = [texts[note] if note else None for note in own.notes]
+    factor = [None if pd.isna(value) else float(f"{value:.6g}") for value in factors]
+    rest = {"factor": _one_or_all(factor), "note": _one_or_all(notes), "other": other}
+    return _rounded(values), [int(count) for count in every.count], rest
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else values
