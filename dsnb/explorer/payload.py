@@ -1,4 +1,4 @@
-"""What the browser receives: runs by column, controls, colours, candidates, sentences, and the series of steps that fit.
+"""What the browser receives: runs by column, controls, colours, candidates, sentences, and the steps that fit.
 
 Figures are in the units of their columns; each comes with the factor, unit and digits to display it with.
 """
@@ -13,7 +13,7 @@ from dsnb.analysis.unmeasured import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_folder
 from dsnb.explorer.state import DAYS, INPUTS, LABELS, OPEN_EDGE, State, default, options
-from dsnb.render import answer, palette, words
+from dsnb.render import answer, palette, templates, words
 from dsnb.render.changes import rate
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
@@ -74,7 +74,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
-        **words.PAGE,
+        **templates.PAGE,
         **_tasks(data, names),
         "taskCodes": data.task_codes,
         "inputs": INPUTS,

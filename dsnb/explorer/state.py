@@ -210,7 +210,10 @@ def _one_of(name: str, value: Any, allowed: list[Any]) -> Any:
 
 
 def _checked(
-    name: str, is_allowed: Callable[[Data, Any], bool], words: str, converted: Callable[[Any], Any] = lambda value: value
+    name: str,
+    is_allowed: Callable[[Data, Any], bool],
+    words: str,
+    converted: Callable[[Any], Any] = lambda value: value,
 ) -> Callable[[Data, Any], Any]:
     """Return a function that converts the value of a control, or raises ValueError with a sentence."""
 

@@ -22,6 +22,7 @@ MAX_PAIRS = 2000
 """Pairs of settings of a task whose intervals the page has."""
 DIGITS = 9
 """Significant digits of medians and means in the page, which shows three."""
+FACTOR_DIGITS = 6
 NUMBERS = {"rate": "tokens_per_s", "power": "power_w", "memory": "memory_gib", "capacity": "gpu_memory_gib"}
 
 
@@ -61,13 +62,13 @@ def tasks_payload(
         `n`, `failed`, `gpus`, `rate` (tokens/s), `power` (W of a GPU), `memory` and `capacity` (GiB), `unstable`; and
         places in `texts`: `kind`, `unit`, `model`, `setting`, `place`, `origin`, `basis`.
 
-        `pairs` (of settings with `MIN_RUNS` ok runs or more): `first` and `second` (numbers of experiments), and by
-        figure: `values` and `n` (experiment -> what is compared, and its runs), and for each pair `factor` (the
-        interval of the ratio second / first is ratio / factor to ratio * factor; of percentages, it is that of the
-        difference, less and more this much) and `note` (place in `texts`, None for none). `other`: place of a pair ->
-        its own `[n, n, value, value]`, where runs on one host count as one. A column of one value is
-        that value here, too. `of`: the figure that has the same
-        factors, notes and `other`, which are left out then.
+        `pairs`: `settings` (numbers of the experiments with `MIN_RUNS` ok runs or more), `first` and `second` (places
+        in `settings`), and by figure: `values` and `n` of each setting (what is compared, and its runs), and for each
+        pair `factor` (the interval of the ratio second / first is ratio / factor to ratio * factor; of percentages, it
+        is that of the difference, less and more this much). By the place of a pair, where there is one: `note` (place
+        in `texts`), `other` (its own `[n, n, value, value]`, where runs on one host count as one). A column of one
+        value is that value here, too. `of`: the figure that has the same factors, notes and `other`, which are left
+        out then.
     """
     texts = Texts()
     numbers = {name: code for code, name in enumerate(names)}
@@ -131,12 +132,9 @@ def _pairs(
     shown: dict[str, dict[str, Any]] = {}
     for figure, (values, counts, rest) in own.items():
         alike = next((name for name, one in shown.items() if all(one.get(key) == rest[key] for key in rest)), None)
-        by_number = {"values": values, "n": counts}
-        named = {key: {numbers[repeated[at]]: value for at, value in enumerate(one)} for key, one in by_number.items()}
-        shown[figure] = {"of": alike, **named, **({} if alike else rest)}
-    sides = zip(*pairs, strict=True) if pairs else ([], [])
-    first, second = ([numbers[repeated[at]] for at in side] for side in sides)
-    return {"first": first, "second": second, "figures": shown}
+        shown[figure] = {"of": alike, "values": values, "n": _one_or_all(counts), **({} if alike else rest)}
+    first, second = zip(*pairs, strict=True) if pairs else ((), ())
+    return {"settings": [numbers[name] for name in repeated], "first": first, "second": second, "figures": shown}
 
 
 def _most_useful(
@@ -176,9 +174,9 @@ def _compared(
             if min(first_n, second_n) < MIN_RUNS:
                 shown = [settings[place].median for place in pairs[at]]
             other[at] = [int(first_n), int(second_n), *_rounded(shown)]
-    notes = [texts[note] if note else None for note in own.notes]
-    factor = [None if pd.isna(value) else float(f"{value:.6g}") for value in factors]
-    rest = {"factor": _one_or_all(factor), "note": _one_or_all(notes), "other": other}
+    notes = {at: texts[note] for at, note in enumerate(own.notes) if note}
+    factor = [None if pd.isna(value) else float(f"{value:.{FACTOR_DIGITS}g}") for value in factors]
+    rest = {"factor": _one_or_all(factor), "note": notes, "other": other}
     return _rounded(values), [int(count) for count in every.count], rest
 
 

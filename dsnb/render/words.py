@@ -14,7 +14,19 @@ from dsnb.analysis.decide import MEASURED, PUBLISHED, Decision, Question, basis,
 from dsnb.analysis.intervals import MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.texts import MINUS, amount, duration, fill, fixed, significant
-from dsnb.render.templates import BEST, BEYOND, BY_MEAN, EQUAL_PCT, NEEDED, PLACE, SHOWN_GIB, TEMPLATES, VERDICTS, WORSE
+from dsnb.render.templates import (
+    ASSUMED,
+    BEST,
+    BEYOND,
+    BY_MEAN,
+    EQUAL_PCT,
+    NEEDED,
+    PLACE,
+    SHOWN_GIB,
+    TEMPLATES,
+    VERDICTS,
+    WORSE,
+)
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.runs.literature.measured import SOURCE, is_own
@@ -118,7 +130,7 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
     """Return what an option costs and at which price; empty without a price."""
     if not option["price"] > 0:
         return ""
-    assumed = "" if {option["kind"], ""} & set(question.prices) else "an assumed"
+    assumed = "" if {option["kind"], ""} & set(question.prices) else ASSUMED
     price = {"currency": question.currency, "price": fixed(option["price"], 2), "unit": unit, "assumed": assumed}
     return say("cost", {**price, "cost": significant(option["cost"])})
 

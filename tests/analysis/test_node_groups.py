@@ -15,7 +15,7 @@ from dsnb.analysis import node_differences as nodes
 from dsnb.analysis import node_groups, scaling, slow_nodes
 from dsnb.cli.app import app
 from dsnb.errors import SettingsError
-from dsnb.explorer import series
+from dsnb.explorer import single_runs
 from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher.gpu_figures import gpu_figures
@@ -332,11 +332,11 @@ def test_one_number_on_two_hosts_is_two_gpus(cluster):
     figures = gpu_figures(rows, worker, gpus=4)
     assert figures["gpu_util_pct"] == 70  # over GPUs; over samples it would be 80
     assert figures["device_memory_gib"] == 2
-    means = series.mean_over_gpus(pd.DataFrame(rows, columns=GPU_COLUMNS))
+    means = single_runs.mean_over_gpus(pd.DataFrame(rows, columns=GPU_COLUMNS))
     assert list(means["util_pct"]) == [70] * 4 + [100] * 4
     runs = dsnb.load_runs(cluster)
     pair = int(np.flatnonzero(runs["nodes"] == 2)[0])
-    assert series.load(read(runs), pair)["gpus"] == 16
+    assert single_runs.load(read(runs), pair)["gpus"] == 16
     samples = dsnb.runs.load.load_gpu(runs["run_dir"][pair])
     assert list(samples.columns) == GPU_COLUMNS
     assert samples["host"].nunique() == 2
@@ -344,7 +344,7 @@ def test_one_number_on_two_hosts_is_two_gpus(cluster):
 
 def test_samples_of_one_gpu_are_as_they_are():
     rows = pd.DataFrame([{"t_s": t_s, "gpu": 0, "util_pct": t_s} for t_s in (0.25, 0.5, 0.76)], columns=GPU_COLUMNS)
-    assert list(series.mean_over_gpus(rows)["t_s"]) == [0.25, 0.5, 0.76]
+    assert list(single_runs.mean_over_gpus(rows)["t_s"]) == [0.25, 0.5, 0.76]
 
 
 def test_skew_by_hand():

@@ -88,8 +88,9 @@ const inWords = (model, name, found, state) => {
   const verdict = verdictOf(found, state.relevance, limits);
   const unit = found.points ? "points" : "%";
   const sizes = found.points ? found.points.map((one) => model.factor(name) * one) : [found.change, found.low, found.high].map((one) => 100 * one);
-  const [change, low, high] = sizes.map((size) => `${signed(size, "+").replace(/^0\.0$/, "0")} ${unit}`);
-  const largest = `${signed(Math.max(...sizes.slice(1).map(Math.abs)))} ${unit}`;
+  const text = (size, plus) => `${signed(size, plus).replace(/^0\.0$/, "0")} ${unit}`;
+  const [change, low, high] = sizes.map((size) => text(size, "+"));
+  const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
   const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), needed: String(limits.fewestRuns) };
   return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason: fill(templates[`verdict.${verdict}`], facts) };
 };
