@@ -108,7 +108,7 @@ class Running:
             except (DsnbError, OSError) as error:
                 return str(error)
             self.explorer = explorer
-            self._below.children = [explorer.live.box]
+            self._below.children = [explorer.live]
         return ""
 
     def _drop_explorer(self) -> None:

@@ -113,11 +113,6 @@ class Data:
         known = self.task_codes if codes is None else codes
         return np.array([task in {self.tasks[code], EVERY_TASK} for code in known], dtype=bool)
 
-    def offered(self, name: str, task: str | None) -> list[int]:
-        """Return the codes of a setting that a filter offers: those of the task, or none if there is no choice."""
-        codes, values = self.codes_of(name, task), self.choices[name].values
-        return codes if sum(values[code] is not None for code in codes) > 1 else []
-
     def codes_of(self, name: str, task: str | None) -> list[int]:
         """Return the codes that a setting has among the runs and the predicted settings of a task, each once."""
         choice = self.choices[name]
