@@ -42,7 +42,7 @@ class Task {
     if (factor === null && !exception) return null; // too few runs
     const isForward = first[place] === sides[0];
     const [one, two, ...means] = exception && !isForward ? [exception[1], exception[0], exception[3], exception[2]] : (exception ?? []);
-    const [baseN, n] = exception ? [one, two] : sides.map((side) => at(own.n, side));
+    const [baseN, n] = exception ? [one, two] : sides.map((side) => (own.n ?? this.pairs.n)[side]);
     const values = exception ? means : sides.map((side) => own.values[side]);
     return { baseN, n, values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
   }
@@ -75,9 +75,12 @@ const ofRuns = (model, name, base, other, state, per = 1) => {
   return { baseN: ours.n, n: theirs.n, values, change, low: NaN, high: NaN, points, note: "" };
 };
 
+const NO_INTERVAL = "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it";
+
 // Which of `words.verdicts` the reader's smallest relevant difference makes of an interval.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
-  if (Number.isNaN(low) || Math.min(n, baseN) < fewestRuns) return "few";
+  if (Math.min(n, baseN) < fewestRuns) return "few";
+  if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
   if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no_larger";
   return (low > 0 || high < 0) && Math.abs(change) >= relevance ? "likely" : "unclear";
 };
@@ -92,7 +95,8 @@ const inWords = (model, name, found, state) => {
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
   const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), needed: String(limits.fewestRuns) };
-  return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason: fill(templates[`verdict.${verdict}`], facts) };
+  const reason = verdict === "none" ? NO_INTERVAL : fill(templates[`verdict.${verdict}`], facts);
+  return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
 };
 
 const compared = (model, name, base, other, state) => {
@@ -284,12 +288,13 @@ class Answer {
     const isBetter = Number(worse <= -limits.equalPct);
     const size = this.fill("size", {
       by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
-      worse: fill(words.worse[state.objective][isBetter], best), mean: verdict === "few" ? "" : words.byMean[isBetter],
+      worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
     });
     if (verdict === "few") {
       const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n) });
       return this.fill(Math.abs(worse) < 100 * state.relevance ? "difference.few_same" : "difference.few", { size, runs, needed: String(limits.fewestRuns) });
     }
+    if (verdict === "none") return size;
     const flip = worse < 0 ? -1 : 1;
     const [low, high] = [found.low, found.high].map((end) => flip * worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
     return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
