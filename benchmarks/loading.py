@@ -6,7 +6,7 @@
 The second form reads logs of other programs of that size, each in its own process, and prints the peak memory: lines
 of iterations, irrelevant lines, and random bytes.
 
-dsnb's loading, the first and the second time, is compared with pyarrow parsing the same JSON (each kind of file in one
+dsnb's loading is compared with pyarrow parsing the same JSON (each kind of file in one
 call, from memory, which is its best case) and with a common pattern in benchmark notebooks: steps as CSV, parsed row by
 row with `csv.DictReader`, then medians and standard deviations by experiment. All files are in the page cache.
 """
@@ -14,9 +14,7 @@ row with `csv.DictReader`, then medians and standard deviations by experiment. A
 import csv
 import io
 import json
-import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -128,7 +126,7 @@ def read_logs(megabytes: int, folder: Path) -> None:
         path = folder / f"{kind}.log"
         write_log(path, kind, megabytes * 10**6)
         words = [sys.executable, "-c", READ, str(path), str(small)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | {"DSNB_CACHE": "off"})
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
         time_s, busy_s, peak_mib = map(float, done.stdout.split())
         print(
             f"{kind:12} {megabytes} MB {time_s:8.2f} s, {busy_s:8.2f} s busy, {peak_mib:6.0f} MiB at most", flush=True
@@ -144,16 +142,6 @@ def seconds(what: Callable[[], Any], repeats: int = REPEATS) -> float:
         what()
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def fresh(load: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that clears the cache and then loads."""
-
-    def without_cache() -> Any:
-        shutil.rmtree(os.environ["DSNB_CACHE"], ignore_errors=True)
-        return load()
-
-    return without_cache
 
 
 def with_pyarrow(folder: Path) -> float:
@@ -192,7 +180,6 @@ def with_dictreader(folder: Path) -> float:
 def main() -> None:
     """Measure and print all times."""
     import dsnb
-    from dsnb.runs.load import write_index
 
     if sys.argv[1:2] == ["logs"]:
         with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as temporary:
@@ -200,23 +187,16 @@ def main() -> None:
         return
     runs, steps = (int(word) for word in (*sys.argv[1:3], *("10000", "200")[len(sys.argv) - 1 :]))
     with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as temporary:
-        os.environ["DSNB_CACHE"] = f"{temporary}/cache"
         folder = Path(temporary, "outputs", "sweep")
         write(folder, runs, steps)
         dsnb.summarize(dsnb.load_runs(next(folder.iterdir())))  # imports
-        time.sleep(0.2)
         found = {
-            "load_runs and summarize": seconds(fresh(lambda: dsnb.summarize(dsnb.load_runs(folder)))),
-            "load_runs and summarize again": seconds(lambda: dsnb.summarize(dsnb.load_runs(folder))),
-            "load_runs": seconds(fresh(lambda: dsnb.load_runs(folder))),
-            "load_runs again": seconds(lambda: dsnb.load_runs(folder)),
-            "load_steps": seconds(fresh(lambda: dsnb.load_steps(folder))),
-            "load_steps again": seconds(lambda: dsnb.load_steps(folder)),
+            "load_runs": seconds(lambda: dsnb.load_runs(folder)),
+            "load_runs and summarize": seconds(lambda: dsnb.summarize(dsnb.load_runs(folder))),
+            "load_steps": seconds(lambda: dsnb.load_steps(folder)),
             "pyarrow, the same JSON": with_pyarrow(folder),
             "csv.DictReader, a row at a time": with_dictreader(folder),
         }
-        write_index(folder)
-        found["load_runs and summarize by the index"] = seconds(fresh(lambda: dsnb.summarize(dsnb.load_runs(folder))))
     for name, value in found.items():
         print(f"{name:38} {value:8.3f} s")
     print(json.dumps({"runs": runs, "steps": steps, "seconds": found}))

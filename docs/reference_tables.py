@@ -15,19 +15,27 @@ import typer
 import dsnb
 from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
-from dsnb.run_folder import column_meanings as meanings
-from dsnb.run_folder.field_meanings import FIELDS
+from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS
+from dsnb.run_folder.declarations import Column, unit_of
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.run_folder.record_schema import FORMS
-from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
+from dsnb.run_folder.record_schema import FILES
 from dsnb.runs.column_aliases import ALIASES
-from dsnb.runs.labels import METRIC_LABELS
 from dsnb.settings.aliases import CURRENT_NAMES
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import Training
 
 FORMER = {"setting": CURRENT_NAMES, "column": ALIASES}
 TIMES = "\N{MULTIPLICATION SIGN}"
+SUMMARY = {
+    "n": "Runs that are `ok`; medians and spreads are over these.",
+    "n_failed": "Runs with any other status.",
+    "<metric>_median": "Median over the `ok` runs; missing where nothing was measured.",
+    "<metric>_std": "Sample standard deviation over the `ok` runs (n - 1); missing for a single run.",
+    "<metric>_min": "Lowest value of an `ok` run.",
+    "<metric>_max": "Highest value of an `ok` run.",
+    "<metric>_n": "`ok` runs that measured it.",
+}
+"""Columns of `summarize`; `<metric>` stands for every figure of `METRIC_LABELS`."""
 
 
 class MissingMeaning(Exception):
@@ -71,7 +79,7 @@ def settings(names: Iterable[str]) -> str:
         field = Experiment.model_fields[name]
         meaning = described(f"setting {name}", field.description)
         default = "empty" if field.default == "" else f"`{str(field.default).lower()}`"
-        rows.append([f"`{name}`", type_text(field.annotation), default, meanings.unit(name), meaning])
+        rows.append([f"`{name}`", type_text(field.annotation), default, unit_of(name), meaning])
     return table(["setting", "type", "default", "unit", "meaning"], rows)
 
 
@@ -85,47 +93,44 @@ def supervision_settings() -> str:
     return settings(name for name in Experiment.model_fields if name not in Training.model_fields)
 
 
-def run_meaning(name: str) -> str:
-    """Return what a column of the table of runs means."""
-    if name in Experiment.model_fields and name not in meanings.RUNS:
-        return f"Setting: {described(name, Experiment.model_fields[name].description)}"
-    if name in METRIC_LABELS and METRIC_LABELS[name].about:
-        title = METRIC_LABELS[name].title
-        return f"{title[0].upper()}{title[1:]}. {METRIC_LABELS[name].about}"
-    return described(f"column {name} of runs", meanings.TITLED.get(name) or meanings.RUNS.get(name))
-
-
-def run_columns() -> str:
-    """Return the columns of `load_runs` that are no settings, with unit, meaning and formula."""
-    names = [name for name in RUN_COLUMNS if name not in Experiment.model_fields or name in {"device", "deepspeed"}]
-    rows = [[f"`{name}`", meanings.unit(name), run_meaning(name), formula(name)] for name in names]
+def columns(listed: Iterable[Column]) -> str:
+    """Return columns with unit, meaning and formula."""
+    rows = [[f"`{column.name}`", column.stored_unit(), meaning(column), formula(column)] for column in listed]
+    if not any(row[-1] for row in rows):
+        return table(["column", "unit", "meaning"], (row[:-1] for row in rows))
     return table(["column", "unit", "meaning", "formula"], rows)
 
 
-def formula(name: str) -> str:
-    """Return how a column of runs is derived; empty for a measured one."""
-    return meanings.FORMULAS.get(name, "").replace(" x ", f" {TIMES} ")
+def meaning(column: Column) -> str:
+    """Return what a column means, after its title if it has one."""
+    text = described(f"column {column.name}", column.meaning)
+    title = column.label.title if column.label else ""
+    return f"{title[0].upper()}{title[1:]}. {text}" if title else text
 
 
-def columns(names: Iterable[str], about: dict[str, str]) -> str:
-    """Return columns with unit and meaning."""
-    rows = [[f"`{name}`", meanings.unit(name), described(f"column {name}", about.get(name))] for name in names]
-    return table(["column", "unit", "meaning"], rows)
+def formula(column: Column) -> str:
+    """Return how a column is derived; empty for a measured one."""
+    return column.formula.replace(" x ", f" {TIMES} ")
+
+
+def run_columns() -> str:
+    """Return the columns of `load_runs` that are no settings."""
+    return columns(column for name, column in RUNS.items() if name not in SETTINGS)
 
 
 def step_columns() -> str:
     """Return the columns of `load_steps`."""
-    return columns(["sweep", "experiment", "repeat", *STEP_COLUMNS], meanings.STEPS)
+    return columns([*(RUNS[name] for name in KEYS), *STEPS.values()])
 
 
 def gpu_columns() -> str:
     """Return the columns of `gpu.jsonl`."""
-    return columns(GPU_COLUMNS, meanings.GPU_SAMPLES)
+    return columns(SAMPLES.values())
 
 
 def summary_columns() -> str:
     """Return the columns of `summarize`, and the figures that it aggregates."""
-    rows = [[f"`{name}`", described(name, about)] for name, about in meanings.SUMMARY.items()]
+    rows = [[f"`{name}`", described(name, about)] for name, about in SUMMARY.items()]
     listed = ", ".join(f"`{name}`" for name in METRIC_LABELS)
     return f"{table(['column', 'meaning'], rows)}\n\n`<metric>` is one of {listed}."
 
@@ -175,23 +180,14 @@ def sweep_files() -> str:
     return table(["file", "content"], ([f"`{name}`", about] for name, about in files(SweepPaths).items()))
 
 
-def field_meaning(file: str, name: str) -> str:
-    """Return what a field of a run's file means: its own text, or that of the setting or column of its name."""
-    if about := FIELDS.get(file, {}).get(name):
-        return about
-    columns_of = {"gpu.jsonl": meanings.GPU_SAMPLES, "steps.jsonl": meanings.STEPS}
-    if file in columns_of:
-        return described(f"{file}: {name}", columns_of[file].get(name))
-    return described(f"{file}: {name}", run_meaning(name))
-
-
 def run_fields() -> str:
     """Return the fields of every file of a run folder, with what they may hold and what they mean."""
     parts = []
-    for file, kind in FORMS.items():
-        names = [name for name in kind.fields if name not in Experiment.model_fields or file != "experiment.json"]
-        rows = [[f"`{name}`", kind.fields[name].name, field_meaning(file, name)] for name in names]
-        begin = "All settings, and:\n\n" if file == "experiment.json" else ""
+    for file, fields in FILES.items():
+        begin, listed = "", fields
+        if file == "experiment.json":
+            begin, listed = "All settings, and:\n\n", [field for field in fields if field.name not in DEFAULTS]
+        rows = [[f"`{field.name}`", field.kind.name, meaning(field)] for field in listed]
         parts.append(f"### `{file}`\n\n{begin}{table(['field', 'holds', 'meaning'], rows)}")
     return "\n\n".join(parts)
 

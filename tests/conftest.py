@@ -87,7 +87,7 @@ LONGEST = [
 The first file of IN_ONE_WORKER stands for all of them.
 """
 IN_ONE_WORKER = {
-    "tests/analysis/test_node_groups.py",
+    "tests/train/test_skew.py",
     "tests/formulas/test_memory.py",
     "tests/formulas/test_metrics.py",
     "tests/formulas/test_model_shapes.py",

@@ -201,7 +201,6 @@ def on_gpus(swept, tmp_path_factory):
         "defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, micro_batch_size: 2, seq_len: 32, gpus: 2}\n"
         "grid: {zero_stage: [0, 1, 2, 3]}\n"
     )
-    (home / ".index.arrow").unlink(missing_ok=True)
     return home
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from dsnb.analysis.summary import axes
 from dsnb.analysis.tasks import TRAINED, with_trained
 from dsnb.runs import labels, setting_words
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.table import as_runs
 
 SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
 """The columns that the one choice `strategy` stands for."""
@@ -59,7 +59,7 @@ def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
     dict
         Title (the choices that differ between parts, in words) -> runs.
     """
-    parts = split(rename_old_columns(runs), WITHIN_A_VARIANT)
+    parts = split(as_runs(runs), WITHIN_A_VARIANT)
     sizes = pd.Series([len(part) for _, part in parts], dtype=int)
     kept = sizes.sort_values(ascending=False, kind="stable").index[: most or None]
     return {title: part for number, (title, part) in enumerate(parts) if number in kept}

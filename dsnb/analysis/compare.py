@@ -9,8 +9,8 @@ from dsnb.analysis import intervals
 from dsnb.analysis.comparisons import Better, rules_of, table_of
 from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, RELEVANCE, Setting
 from dsnb.analysis.tasks import tasks
-from dsnb.run_folder.table_columns import SETTINGS, key_columns
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.run_folder.columns import SETTINGS, key_columns
+from dsnb.runs.table import as_runs
 
 NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
 
@@ -63,7 +63,7 @@ def compare(
     SettingsError
         If either set has no such figure, or `relevance` or `confidence` is out of range.
     """
-    sets = [rename_old_columns(runs) for runs in (before, after)]
+    sets = [as_runs(runs) for runs in (before, after)]
     options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
     rules, _ = (rules_of(runs, figure, better, **options) for runs in sets)
     keys = _keys(sets)

@@ -18,12 +18,11 @@ import pandas as pd
 from dsnb.analysis import intervals
 from dsnb.analysis.choices import with_choices
 from dsnb.analysis.intervals import CONFIDENCE, FIGURES, MIN_RUNS, RELEVANCE, Setting, Verdict
-from dsnb.analysis.summary import qualify_experiments, unstable
+from dsnb.analysis.summary import unstable
 from dsnb.analysis.texts import fill, signed
 from dsnb.errors import SettingsError
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.runs.yardstick import with_plain_ratio
+from dsnb.runs.table import named_runs
 
 NO_SPREAD = 1e-9
 """Standard errors of logarithms below this are rounding errors of equal values."""
@@ -247,7 +246,7 @@ def differences(
         If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
         if `relevance` or `confidence` is out of range.
     """
-    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    runs = named_runs(runs)
     options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
     rules = rules_of(runs, figure, better, **options)
     settings = intervals.settings_of(runs, by, figure, bool(rules.percent_factor))
@@ -312,7 +311,7 @@ def effects(
         `experiment`, `n` and `n_failed` (runs that are ok, and others), and for each metric `<metric>_<column>` for
         the columns of `COLUMNS`.
     """
-    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    runs = named_runs(runs)
     settings = with_choices(runs).drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
     rows = _single_changes(settings.where(settings.notna(), None), base)
     is_ok = (runs["status"] == "ok").groupby(runs["experiment"])

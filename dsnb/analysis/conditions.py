@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from dsnb.analysis.summary import qualify_experiments
-
 VARIABLES, INPUTS = "variables", "inputs"
 """Columns of `name=value` pairs; missing for runs that were recorded without them."""
 UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -44,7 +42,7 @@ def unlike_repeats(runs: pd.DataFrame) -> pd.Series:
     words = pd.Series("", index=runs.index, dtype=object)
     if not {VARIABLES, INPUTS} & set(runs.columns):
         return words
-    for _, group in qualify_experiments(runs).groupby("experiment", sort=False):
+    for _, group in runs.groupby("experiment", sort=False):
         found = [_unlike([parsed(value) for value in group.get(name, [])], name) for name in (VARIABLES, INPUTS)]
         for place, label in enumerate(group.index):
             words[label] = "; ".join(filter(None, (texts[place] for texts in found if texts)))

@@ -17,15 +17,15 @@ from dsnb.analysis import intervals
 from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.comparisons import rules_of, table_of
 from dsnb.analysis.intervals import RELEVANCE
-from dsnb.analysis.summary import qualify_experiments, unstable
+from dsnb.analysis.summary import unstable
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.measured import SOURCE, is_own
+from dsnb.runs.table import named_runs
 from dsnb.settings import planning
 from dsnb.settings.planning import MOST_DAYS, is_number, is_whole
 
@@ -157,7 +157,7 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         (`dsnb.analysis.summary.UNSTABLE`), where the median represents no run. Predicted candidates
         (`dsnb.analysis.predicted`) have `fits` besides.
     """
-    runs = qualify_experiments(rename_old_columns(runs))
+    runs = named_runs(runs)
     ok = runs["status"] == "ok"
     figure = memory_figure(runs)
     rates, gpus = numbers(runs, "tokens_per_s"), numbers(runs, "gpus")
@@ -280,7 +280,7 @@ def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
     question
         As for `decide`.
     """
-    runs = qualify_experiments(rename_old_columns(runs)).assign(sweep="")  # named for all sweeps, once
+    runs = named_runs(runs)
     made = decide(candidates(runs), question)
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))
 

@@ -15,15 +15,15 @@ import pandas as pd
 from dsnb.analysis import steps_within
 from dsnb.analysis.conditions import unlike_repeats
 from dsnb.analysis.loss_gaps import loss_gaps_pct, repeat_gaps_pct
-from dsnb.analysis.summary import UNSTABLE, qualify_experiments, repeat_ratios
+from dsnb.analysis.summary import UNSTABLE, repeat_ratios
 from dsnb.analysis.texts import signed
 from dsnb.formulas import metrics
-from dsnb.run_folder.record_schema import LARGEST
-from dsnb.run_folder.table_columns import KEYS
+from dsnb.run_folder.columns import KEYS
+from dsnb.run_folder.declarations import MAX_FIGURE
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
 from dsnb.runs.load import load_gpu
+from dsnb.runs.table import as_runs, named_runs
 
 STALLED = 1.1
 """Mean over median step time."""
@@ -101,7 +101,7 @@ def flags(
     pandas.DataFrame
         With the index of `runs`: `sweep`, `experiment`, `repeat`, and `COLUMNS`. Unknown numbers are NaN.
     """
-    runs = rename_old_columns(runs)
+    runs, named = as_runs(runs), named_runs(runs)
     timed = _timed(steps)
     nothing = np.empty(0)
     times = {
@@ -125,10 +125,10 @@ def flags(
     table["clock_drop_pct"] = [
         clock_drop_pct((samples or {}).get(label), timed.get(tuple(key))) for label, *key in runs[KEYS].itertuples()
     ]
-    table["clock_off_pct"], table["off_pct"] = _clock_off_pct(runs), _off_pct(runs, figure)
-    table = table.join(loss_gaps_pct(runs)).assign(repeat_loss_gap_pct=repeat_gaps_pct(runs, steps))
-    table["conditions"] = unlike_repeats(runs)
-    table["repeat_ratio"] = _repeat_ratio(runs)
+    table["clock_off_pct"], table["off_pct"] = _clock_off_pct(named), _off_pct(named, figure)
+    table = table.join(loss_gaps_pct(named)).assign(repeat_loss_gap_pct=repeat_gaps_pct(runs, steps))
+    table["conditions"] = unlike_repeats(named)
+    table["repeat_ratio"] = _repeat_ratio(named)
     limit_pct = _outlier_limit_pct(table["off_pct"])
     rows = table.to_dict("records")
     table["flags"] = [tuple(_reasons(row, limit_pct)) for row in rows]
@@ -147,7 +147,7 @@ def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]
     """Return the timed steps of each run that have a time."""
     if steps is None:
         return {}
-    own = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, LARGEST, inclusive="neither")]
+    own = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")]
     return dict(iter(own.groupby(KEYS, sort=False)))
 
 
@@ -200,19 +200,18 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
 
 def _clock_off_pct(runs: pd.DataFrame) -> pd.Series:
     clock = numbers(runs, "sm_clock_mhz")
-    return 100 * (clock / clock.groupby(qualify_experiments(runs)["experiment"]).transform("max") - 1)
+    return 100 * (clock / clock.groupby(runs["experiment"]).transform("max") - 1)
 
 
 def _off_pct(runs: pd.DataFrame, figure: str) -> pd.Series:
     values = numbers(runs, figure).where(runs["status"] == "ok")
-    same = values.groupby(qualify_experiments(runs)["experiment"])
+    same = values.groupby(runs["experiment"])
     return (100 * (values / same.transform("median") - 1)).where(same.transform("count") > 2)
 
 
 def _repeat_ratio(runs: pd.DataFrame) -> pd.Series:
     """Return for each ok run how far the runs of its setting are apart in tokens/s."""
-    named = qualify_experiments(runs)
-    return named["experiment"].map(repeat_ratios(named)).astype(float).where(runs["status"] == "ok")
+    return runs["experiment"].map(repeat_ratios(runs)).astype(float).where(runs["status"] == "ok")
 
 
 def _outlier_limit_pct(off_pct: pd.Series) -> float:

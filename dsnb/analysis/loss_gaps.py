@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.analysis.tasks import TASK, with_trained
-from dsnb.run_folder.table_columns import KEYS
+from dsnb.run_folder.columns import KEYS
 from dsnb.runs.columns import numbers
 
 SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")
@@ -112,7 +111,7 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     table = pd.DataFrame(
         {
             "group": codes.groupby(list(same), sort=False).ngroup(),
-            "experiment": qualify_experiments(runs)["experiment"],
+            "experiment": runs["experiment"],
             "loss": numbers(runs, loss),
         }
     )

@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis.choices import choices, with_choices
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.table import named_runs
+from dsnb.settings.derived import accumulates_in_fp32
 from dsnb.settings.experiment import DEFAULTS
-from dsnb.settings.zero_rules import accumulates_in_fp32
 from dsnb.system.hardware import GIB
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")
@@ -71,9 +70,9 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the ok runs with a figure of memory, with missing settings set to their defaults."""
-    runs = rename_old_columns(runs)
+    runs = named_runs(runs)
     missing = [name for name in (*DEFAULTS, *WHERE, "data_parallel", "parameters") if name not in runs]
-    runs = qualify_experiments(runs.reindex(columns=[*runs.columns, *missing]))
+    runs = runs.reindex(columns=[*runs.columns, *missing])
     ok = runs[(runs["status"] == "ok") & runs[list(WHERE)].notna().any(axis=1)]
     others = DEFAULTS | {"grad_accum_dtype": "bf16"}  # other programs accumulate in the weights' format
     filled = {name: ok[name].astype(object).where(ok[name].notna(), default) for name, default in others.items()}

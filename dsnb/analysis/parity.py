@@ -23,8 +23,8 @@ from dsnb.prediction.moments import Trace
 from dsnb.prediction.time_errors import ALL
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
+from dsnb.runs.table import as_runs
 from dsnb.settings.experiment import Experiment
 
 NEEDED = ("model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size")
@@ -111,7 +111,7 @@ def by_setting(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], in
     Each has the columns of its first run, `experiment` as dsnb names its settings, `known_gpu` (the GPU by its data
     sheet), `asked` (the settings), and `measured` (None if no run succeeded, or its time cannot be predicted).
     """
-    known = rename_old_columns(runs)
+    known = as_runs(runs)
     if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*known}:
         return [], 0
     known = known[known["status"].isin(["ok", "oom"]) & known[list(NEEDED)].notna().all(axis=1)]

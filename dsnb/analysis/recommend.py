@@ -18,8 +18,8 @@ from dsnb.prediction import gpus
 from dsnb.prediction.calibration import FEWEST
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.predict import predict
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import span
+from dsnb.runs.table import as_runs
 from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
 
@@ -162,7 +162,7 @@ def _how_sure(table: pd.DataFrame, chosen: Sequence[Experiment], objective: str,
         within = float(table["peak_allocated_error_pct"].head(2).max())
         error = f"the error of {within:.1f} %"
     else:
-        doubt = ratio_errors.expected(*chosen[:2], list(table["limited_by"].head(2) == "CPU"), ratios)
+        doubt = ratio_errors.expected(chosen[0], chosen[1], list(table["limited_by"].head(2) == "CPU"), ratios)
         within, error = doubt[1].mean_pct, ratio_errors.words(*doubt)
     difference = f"{second['experiment']} is {second['worse_pct']:.1f} % worse"
     if second["worse_pct"] <= within:
@@ -246,7 +246,7 @@ def forecast(
     same_gpu = _of_gpu(runs, kind) if runs is not None else pd.DataFrame()
     known = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
     calibrate = same_gpu if known >= FEWEST else None
-    options = {"link": link, "calibrate": calibrate}
+    options: dict[str, Any] = {"link": link, "calibrate": calibrate}
     predicted = predict(experiments, gpu, **options, tokens=tokens, price=price).assign(basis=PREDICTED)
     names = pd.Series([recorded(row).name_with_model for row in same_gpu.to_dict("records")], same_gpu.index, str)
     as_measured = {str(name): _as_measured(group) for name, group in same_gpu.groupby(names)}
@@ -306,7 +306,7 @@ def _combinations(settings: Mapping[str, Any]) -> tuple[list[Experiment], tuple[
 
 def _of_gpu(runs: pd.DataFrame, gpu: gpus.Gpu) -> pd.DataFrame:
     """Return the runs on a GPU that tell how fast a setting is, or that it does not fit."""
-    known = rename_old_columns(runs)
+    known = as_runs(runs)
     known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
     known = known[known["status"].eq("oom") | (known["status"].eq("ok") & known["tokens_per_s"].notna())]
     return known[[_is(name, gpu) for name in known["gpu_name"]]]

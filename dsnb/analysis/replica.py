@@ -9,8 +9,8 @@ import pandas as pd
 from dsnb.analysis.scaling import workloads
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
+from dsnb.runs.table import as_runs
 
 SAME_SPEED = 0.98
 """Relative throughput from which a micro-batch counts as fast as the best one: repeated runs differ by as much."""
@@ -69,7 +69,7 @@ def best_replica(runs: pd.DataFrame) -> Replica:
     SettingsError
         If the runs are of several tasks or kinds of GPU, or none of them is ok with a throughput.
     """
-    runs = rename_old_columns(runs).reset_index(drop=True)
+    runs = as_runs(runs).reset_index(drop=True)
     gpus, columns = numbers(runs, "gpus"), ("tokens_per_s_per_gpu", "micro_batch_size", "gpus")
     ok = runs[(runs["status"] == "ok") & pd.concat([numbers(runs, name) > 0 for name in columns], axis=1).all(axis=1)]
     if ok.empty:

@@ -5,7 +5,7 @@ import pandas as pd
 from dsnb.analysis.choices import split
 from dsnb.formulas import metrics
 from dsnb.runs import labels, setting_words
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.table import as_runs
 from dsnb.settings import planning
 
 NOT_WORKLOAD = (
@@ -54,7 +54,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         If the tokens are no finite number of more than 0.
     """
     planning.check(tokens, {})
-    runs = rename_old_columns(runs)
+    runs = as_runs(runs)
     ok = runs[(runs["status"] == "ok") & runs["tokens_per_s"].notna() & runs["gpus"].notna()]
     rows = []
     for workload, part in workloads(ok):

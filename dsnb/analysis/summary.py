@@ -6,11 +6,10 @@ with the status `ok`; the others are only counted.
 
 import pandas as pd
 
-from dsnb.run_folder.table_columns import PHASES, SETTINGS, key_columns
+from dsnb.run_folder.columns import PHASES, SETTINGS, key_columns
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
-from dsnb.runs.yardstick import with_plain_ratio
+from dsnb.runs.table import named_runs
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
 STATISTICS = {"median": "median", "std": "std", "min": "min", "max": "max", "n": "count"}
@@ -37,7 +36,7 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
         `<metric>_median`, `<metric>_std`, `<metric>_min`, `<metric>_max` and `<metric>_n` (those that measured it);
         NaN if nothing was measured, and for the spread of a single run.
     """
-    runs = qualify_experiments(with_plain_ratio(rename_old_columns(runs)))
+    runs = named_runs(runs)
     is_ok = runs["status"] == "ok"
     ok = runs[is_ok]
     ok = ok.reindex(columns=[*ok.columns, *(name for name in SUMMARY_METRICS if name not in ok)])
@@ -50,13 +49,6 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     measured_by = [f"{metric}_n" for metric in SUMMARY_METRICS]
     table = table.fillna(dict.fromkeys(measured_by, 0)).astype(dict.fromkeys(measured_by, int))
     return table.copy()  # in one piece, which pandas asks for
-
-
-def qualify_experiments(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rename the experiments of several sweeps to `sweep/experiment`: sweeps may use one name for different models."""
-    if runs["sweep"].nunique() <= 1:
-        return runs
-    return runs.assign(experiment=runs["sweep"].map(labels.text) + "/" + runs["experiment"].map(labels.text))
 
 
 def axes(runs: pd.DataFrame) -> list[str]:
@@ -75,7 +67,7 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
         (last step to the end of the last process), `wall` (all of these), `notebook` (with the start of its kernel),
         and `outside_steps` (the notebook less all steps, warm-up included).
     """
-    runs = qualify_experiments(runs)
+    runs = named_runs(runs)
     ok = runs[runs["status"] == "ok"]
     names = [*(f"{phase}_s" for phase in PHASES), "notebook_s"]
     table = ok.groupby("experiment", sort=False)[names].median()

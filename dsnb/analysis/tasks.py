@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
 from dsnb.settings.experiment import Experiment
 
@@ -38,7 +37,6 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     runs
         One row per run, as `dsnb.load_runs` returns it; columns may be missing, and count as equal then.
     """
-    runs = rename_old_columns(runs)
     keys = with_trained(runs).reindex(columns=list(TASK))
     keys = keys.astype(object).map(labels.text)  # a missing value is equal to another
     unknown = [name for name in TASK if keys[name].nunique() > 1 and (keys[name] == UNKNOWN).any()]

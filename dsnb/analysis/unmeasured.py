@@ -20,11 +20,11 @@ from dsnb.prediction.moments import Trace
 from dsnb.prediction.predict import Known, On, known_from, tabulated
 from dsnb.prediction.step_time import Setting, setting
 from dsnb.prediction.traces import can_trace
+from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.table_columns import SETTINGS
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.table import as_runs
 from dsnb.settings import deepspeed_keys, grid
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import read_params
@@ -84,8 +84,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     SettingsError
         If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
     """
-    runs = rename_old_columns(runs)
-    path = links.link(link)
+    runs, path = as_runs(runs), links.link(link)
     own, gpu_name = _on_one_gpu(runs, path)
     wanted, notes = _wanted(asked, max(int(row["asked"].gpus) for row in own))
     done = _ended(runs)
@@ -107,7 +106,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
 
 def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
     """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
-    own, _ = _on_one_gpu(rename_old_columns(runs), links.link(link))
+    own, _ = _on_one_gpu(runs, links.link(link))
     _wanted(asked, max(int(row["asked"].gpus) for row in own))
 
 
@@ -130,8 +129,7 @@ def _most_common(names: Sequence[str]) -> str:
 
 def _ended(runs: pd.DataFrame) -> set[str]:
     """Return the settings of which a run has ended, by the names that dsnb gives them."""
-    ended = rename_old_columns(runs)
-    ended = ended[ended["status"].isin(ENDED)]
+    ended = runs[runs["status"].isin(ENDED)]
     ended = ended.assign(sweep=ended.get("sweep", "")).drop_duplicates(["sweep", "experiment"])
     return {recorded({str(name): value for name, value in row.items()}).name_with_model for _, row in ended.iterrows()}
 

@@ -7,15 +7,15 @@ from rich.cells import cell_len
 
 from dsnb.analysis.decide import DEFAULT_TOKENS
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.summary import qualify_experiments, summarize, unstable
+from dsnb.analysis.summary import summarize, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import significant
 from dsnb.formulas import metrics
 from dsnb.render import answer
 from dsnb.render.tables import repeats_text
 from dsnb.runs import labels, setting_words
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.runs.table import named_runs
 
 RATE = "tokens_per_s"
 BEST, OTHER = "* ", "  "
@@ -47,7 +47,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
-        no_rank = summary.index.isin(unstable(qualify_experiments(rename_old_columns(task.runs))))
+        no_rank = summary.index.isin(unstable(named_runs(task.runs)))
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(filter(None, [task.title, _place(task.runs), f"all {shared}" if shared else ""]))
@@ -73,7 +73,7 @@ def footnotes(runs: pd.DataFrame) -> list[str]:
 
 def _unusual(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that `dsnb.analysis.flags` finds unusual, with experiments named as in `summarize`."""
-    table = flags(qualify_experiments(rename_old_columns(runs)))
+    table = flags(named_runs(runs))
     return table[table["words"] != ""]
 
 

@@ -186,14 +186,13 @@ def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
 
 def _execute(planned: "Sweep", options: SweepOptions) -> None:
     """Execute the sweep and print its summary; exit with a code other than 0 if not every run is ok."""
-    from dsnb.runs.load import load_runs, write_index
+    from dsnb.runs.load import load_runs
 
     try:
         all_ok = _run(planned, options)
     except KeyboardInterrupt:
         say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
-    write_index(planned.paths.dir)
     runs = load_runs(planned.paths.dir)
     print_summary(runs, Format.table)
     if options.sub_cluster:

@@ -1,27 +1,25 @@
 """`design` returns a form that designs a sweep by hand, writes its params file, and starts, follows and stops it."""
 
+import asyncio
+import contextlib
+import html
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
+import pandas as pd
 
-from dsnb.designer import markup
-from dsnb.designer.draft import write
-from dsnb.designer.form import Form
-from dsnb.designer.gpu_prediction import predict_on, this_gpu
-from dsnb.designer.plan import Plan, plan
-from dsnb.designer.predicted import Predict
-from dsnb.designer.predicting import Predicting
-from dsnb.designer.running import Running
-from dsnb.designer.values import unique
-from dsnb.errors import SettingsError
-from dsnb.explorer.explore import Explorer
+from dsnb.designer.form import Form, button
+from dsnb.designer.plan import Plan, plan, predicted, shown
+from dsnb.designer.process import SweepProcess
+from dsnb.errors import DsnbError, SettingsError
+from dsnb.explorer.explore import Explorer, explore
+from dsnb.files import records
 from dsnb.prediction import gpus, links
 from dsnb.run_folder import paths
-from dsnb.settings import checks, deepspeed_keys
-from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
 
 USUAL: dict[str, Any] = {
     "model": "gpt2",
@@ -34,12 +32,14 @@ USUAL: dict[str, Any] = {
     "price_per_gpu_hour": 0.0,
 }
 """The settings that the form begins with."""
+EVERY_S = 1.0
+"""Time between two looks at a running sweep."""
 
 
 class Design:
-    """A form, the plan beside it, and the sweep that it starts; displayed as the last expression of a notebook cell.
+    """A form, the table of its settings, and the sweep that it starts; displayed as the last expression of a cell.
 
-    `form` has the fields, `plan` what they come to, `running` the sweep.
+    `form` has the fields, `plan` what they come to, `process` the sweep that was started, `explorer` the view of it.
     """
 
     def __init__(
@@ -49,25 +49,25 @@ class Design:
         question: str,
         folder: Path,
         outputs: Path,
-        gpu: str | None,
-        predict: Callable[[Form], Predict],
+        gpu: str,
+        link: str,
     ) -> None:
-        self.folder, self.outputs = folder, outputs
+        self.folder, self.outputs, self._link = folder, outputs, link
         self.plan = Plan()
+        self.process: SweepProcess | None = None
+        self.explorer: Explorer | None = None
         self._written: tuple[Path, str] | None = None
-        self.plan_view, self.message = widgets.HTML(), widgets.HTML()
-        self.write_button = self._button("Write params file", self.write)
-        self.start_button = self._button("Start", self.start)
-        self.stop_button = self._button("Stop", self._ask_to_stop)
-        self.running = Running(self._enable)
-        self.form = Form(name, question, settings, gpu, self.refresh, self._predict_anew)
-        self._predict = Predicting(predict(self.form), self._show_plan)
-        self.form.box.layout = widgets.Layout(flex="1 1 28rem", min_width="0")
-        side = widgets.VBox([self.plan_view], layout={"flex": "1 1 24rem", "min_width": "0", "padding": "0 0 0 1rem"})
-        wrapping = {"flex_flow": "row wrap"}
-        buttons = widgets.HBox([self.write_button, self.start_button, self.stop_button], layout=wrapping)
-        above = widgets.HBox([self.form.box, side], layout=wrapping)
-        self.box = widgets.VBox([above, buttons, self.message, self.running.box])
+        self._is_predicting = self._is_stopping = False
+        self.table, self.message, self._below = widgets.HTML(), widgets.HTML(), widgets.VBox()
+        self.log = widgets.Output(layout={"max_height": "14rem", "overflow": "auto"})
+        self.write_button = button("Write params file", self.write)
+        self.start_button = button("Start", self.start)
+        self.stop_button = button("Stop", self._ask_to_stop)
+        self.follow_button = button("Follow", self.follow)
+        buttons = [self.write_button, self.start_button, self.stop_button, self.follow_button]
+        row = widgets.HBox(buttons, layout={"flex_flow": "row wrap"})
+        self.form = Form(name, question, settings, gpu, self.refresh)
+        self.box = widgets.VBox([self.form.box, self.table, row, self.message, self.log, self._below])
         self.refresh()
 
     @property
@@ -80,104 +80,157 @@ class Design:
         """The folder of the sweep."""
         return self.outputs / self.form.name.value.strip()
 
-    @property
-    def explorer(self) -> Explorer | None:
-        """The explorer of the sweep that was started; None until one of its runs has ended."""
-        return self.running.explorer
-
     def refresh(self) -> None:
-        """Work out what the form says now, and show it; a prediction that takes time is added when it is there."""
-        self._show_plan()
+        """Work out what the form says now, and show it; in a kernel, predictions are added when they are there."""
         self.message.value = ""
-
-    def _predict_anew(self) -> None:
-        self._predict.forget()
-        self.refresh()
-
-    def _show_plan(self) -> None:
-        form = self.form
         try:
-            self.plan = plan(
-                form.draft, self.path, self.output, self._predict, form.start_s.value, form.leave_out_unfit.value
-            )
+            self.plan = plan(self.form.content, self.path, self.output)
         except SettingsError as error:
             self.plan = Plan(problems=error.problems)
-        self.plan_view.value = markup.plan_html(self.plan, form.start_s.value, form.objective.value, form.gpu.value)
+        self._show(self.plan.table)
+        if not self.plan.sweep or not self.form.gpu.value:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._show(self._predict(self.plan))
+            return
+        if not self._is_predicting:
+            self._predicting = loop.create_task(self._predict_beside())
+
+    def _predict(self, made: Plan) -> pd.DataFrame:
+        return predicted(made, self.form.gpu.value, self._link, self.form.tokens.value)
+
+    async def _predict_beside(self) -> None:
+        """Predict in a thread, so that the form answers meanwhile, until what the form says now is predicted."""
+        made, self._is_predicting = None, True
+        while made is not self.plan and self.form.gpu.value:
+            made = self.plan
+            self._show(made.table)
+            table = await asyncio.to_thread(self._predict, made)
+        self._is_predicting = False
+        self._show(table if made is self.plan else self.plan.table)
+
+    def _show(self, table: pd.DataFrame) -> None:
+        says = "Predicting memory and speed ..." if self._is_predicting else ""
+        says = says if self.form.gpu.value else "Choose a GPU to predict memory and speed."
+        self.table.value = _sentence(says) + shown(self.plan, table)
         self._enable()
 
     def write(self) -> None:
         """Write the params file; if that is not possible, the form says why."""
         if self.plan.sweep is None:
-            self._say("The params file is not written: what the form says cannot be run.")
-            return
-        if self._must_wait():
-            self._say("The params file is not written: wait until it is predicted what will not fit.")
+            self._say("The params file is not written: the settings cannot be run.")
             return
         try:
-            write(self.path, self.plan.text, own=self._written)
-        except SettingsError as error:
-            self._say(str(error))
+            if self.path.exists() and (self.path, self.path.read_text()) not in (
+                self._written,
+                (self.path, self.plan.text),
+            ):
+                self._say(f"{self.path} exists already: choose another name, or delete it.")
+                return
+            records.write_text(self.path, self.plan.text)
+        except OSError as error:
+            self._say(f"{self.path} cannot be written: {error.strerror}.")
             return
         self._written = self.path, self.plan.text
-        self._say(f"Written. On the command line, the same sweep is: {self._command()}")
+        self._say(f"Written. On the command line, the same sweep is: {self._command}")
         self._enable()
 
     def start(self) -> None:
         """Start the sweep of the params file that was written; it ends with this process at the latest."""
-        if self.plan.sweep is None or not self._may_start():
-            reasons = self.plan.unsupported or ["write the params file first, and let a running sweep end."]
-            self._say("The sweep is not started: " + " ".join(reasons))
+        if not self._is_written or self._is_running:
+            self._say("The sweep is not started: write the params file first, and let a running sweep end.")
             return
         try:
-            self.running.start(self.path, self.plan.sweep, self.form.objective.value)
+            self.process = SweepProcess(str(self.path.absolute()), "--output", str(self.output.absolute()))
         except OSError as error:
             self._say(f"The sweep cannot be started: {error.strerror}.")
-        else:
-            self._say(f"Started: {self._command()}")
+            return
+        self._is_stopping = False
+        self._say(f"Started: {self._command}")
+        self.look()
+        with contextlib.suppress(RuntimeError):  # no event loop is running: `look` has to be called
+            self._following = asyncio.get_running_loop().create_task(self._look_again())
 
     def stop(self) -> None:
         """Stop the sweep, and wait until it has ended."""
-        self.running.stop()
+        if self.process:
+            self._ask_to_stop()
+            self.process.wait()
+            self.look()
 
+    def follow(self) -> None:
+        """Show the explorer of the sweep's runs, which follows the sweep."""
+        try:
+            self.explorer = explore(self.output, watch=True)
+        except (DsnbError, OSError) as error:
+            self._say(f"There is no run to follow yet: {error}")
+            return
+        self._below.children = [self.explorer.live.box]
+
+    def look(self) -> None:
+        """Show how far the sweep is; a running event loop does so once a second."""
+        if self.process is None:
+            return
+        text = "".join(f"{line}\n" for line in self.process.lines)
+        self.log.outputs = ({"output_type": "stream", "name": "stdout", "text": text},) if text else ()
+        if self.process.end:
+            self._say(self.process.end)
+        self._enable()
+
+    async def _look_again(self) -> None:
+        while self._is_running:
+            self.look()
+            await asyncio.sleep(EVERY_S)
+        self.look()
+
+    def _ask_to_stop(self) -> None:
+        """Ask once: after a second SIGINT the sweep would not wait until its runs have ended."""
+        if self.process and not self._is_stopping:
+            self._is_stopping = True
+            self.process.stop()
+            self._say("Stopping.")
+            self._enable()
+
+    @property
     def _command(self) -> str:
-        """Return the command that is the same as the button Start."""
         output = ["--output", str(self.output)] if self.outputs != paths.outputs_root() else []
         return shlex.join(["dsnb", "sweep", str(self.path), *output])
 
-    def _ask_to_stop(self) -> None:
-        self.running.ask_to_stop()
+    @property
+    def _is_running(self) -> bool:
+        return self.process is not None and self.process.code is None
 
+    @property
     def _is_written(self) -> bool:
         return self._written == (self.path, self.plan.text)
 
-    def _must_wait(self) -> bool:
-        """Return whether it is not known yet what is to be left out."""
-        return self.plan.is_predicting and self.form.leave_out_unfit.value
-
-    def _may_start(self) -> bool:
-        return (
-            self._is_written() and not self._must_wait() and not self.running.is_running and not self.plan.unsupported
-        )
-
     def _enable(self) -> None:
         """Enable the buttons that can be used now."""
-        self.write_button.disabled = self.plan.sweep is None or self._is_written() or self._must_wait()
-        self.start_button.disabled = self.plan.sweep is None or not self._may_start()
-        self.stop_button.disabled = not self.running.may_stop
+        self.write_button.disabled = self.plan.sweep is None or self._is_written
+        self.start_button.disabled = not self._is_written or self._is_running
+        self.stop_button.disabled = not self._is_running or self._is_stopping
 
     def _say(self, sentence: str) -> None:
-        self.message.value = markup.sentence(sentence)
-
-    def _button(self, description: str, react: Callable[[], None]) -> widgets.Button:
-        button = widgets.Button(description=description, layout={"width": "auto"})
-        button.on_click(lambda _: react())
-        return button
+        self.message.value = _sentence(sentence)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the form for notebooks with a kernel, and the plan for pages without."""
-        found = self.box._repr_mimebundle_()
-        bundle, metadata = found if isinstance(found, tuple) else (found, {})
-        return {**bundle, "text/html": self.plan_view.value}, metadata
+        """Return the form for notebooks with a kernel, and the table for pages without."""
+        view = self.box._repr_mimebundle_()
+        bundle, metadata = view if isinstance(view, tuple) else (view, {})
+        return {**bundle, "text/html": self.table.value}, metadata
+
+
+def _sentence(text: str) -> str:
+    return f'<p role="status">{html.escape(text)}</p>'
+
+
+def _this_gpu() -> str:
+    """Return the name of this machine's first GPU in `gpus.GPUS`; empty if there is none, or it is not known."""
+    with contextlib.suppress(SettingsError):
+        return next((gpus.find(gpu.name).name for gpu in hardware.gpus()), "")
+    return ""
 
 
 def design(
@@ -189,13 +242,12 @@ def design(
     outputs: str | Path | None = None,
     gpu: str = "",
     link: str = "nvlink",
-    predict: Predict | None = None,
 ) -> Design:
-    """Return a form for JupyterLab that designs a sweep: settings and their values, and beside them what they come to.
+    """Return a form for JupyterLab that designs a sweep: settings and their values, and a table of what they come to.
 
-    It shows the number of runs, which combinations are refused and why, and what is predicted for a GPU: which do not
-    fit into memory, how long the sweep takes and what it costs. One button writes the params file that `dsnb sweep`
-    takes, one starts it, one stops it; the explorer follows. The sweep ends with the kernel.
+    The table has a row for each combination: whether it fits into the memory of the chosen GPU, memory, speed, days and
+    cost by prediction, or why it is refused. One button writes the params file that `dsnb sweep` takes, one starts it,
+    one stops it, one shows its runs in the explorer. The sweep ends with the kernel.
 
     Parameters
     ----------
@@ -212,35 +264,15 @@ def design(
         Name of the GPU to predict for, as `dsnb.predict` takes it; by default this machine's.
     link
         How GPUs are connected, as `dsnb.predict` takes it.
-    predict
-        Predicts experiments instead of `dsnb.predict`: takes a list of `Experiment`, returns a row for each, in order,
-        with `experiment`, `fits`, `peak_allocated_gib`, `tokens_per_s` and `step_time_s`, NaN where unknown. Where an
-        event loop is running, as in JupyterLab, it is called in a thread.
 
     Raises
     ------
     SettingsError
-        If a setting is unknown or has no value, or the GPU or the link is unknown.
+        If a setting, the GPU or the link is unknown.
     """
     chosen = {**USUAL, **(settings or {})}
     lists = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in chosen.items()}
-    known = Experiment.model_fields
-    problems = [
-        checks.unknown_setting(key, known)
-        for key in lists
-        if key not in known and not str(key).startswith(deepspeed_keys.PREFIX)
-    ]
-    problems += [f"{key} is an empty list: give a value" for key, several in lists.items() if not several]
-    if problems:
-        raise SettingsError(problems)
-    lists = {key: unique(key, several) for key, several in lists.items()}
     links.link(link)
-    return Design(
-        lists,
-        name,
-        question,
-        Path(folder) if folder else paths.params_root(),
-        Path(outputs) if outputs else paths.outputs_root(),
-        None if predict else gpus.find(gpu).name if gpu else this_gpu(),
-        lambda form: predict or predict_on(lambda: str(form.gpu.value), link),
-    )
+    kind = gpus.find(gpu).name if gpu else _this_gpu()
+    params, output = Path(folder or paths.params_root()), Path(outputs or paths.outputs_root())
+    return Design(lists, name, question, params, output, kind, link)

@@ -1,26 +1,49 @@
-"""The form: a name, a question, one row for each setting with its values, and what the estimate assumes."""
+"""The fields of the form: which GPU, a name and a question, and one row for each setting with its values."""
 
 import html
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets as widgets
 
-from dsnb.analysis.decide import OBJECTIVES
-from dsnb.designer import markup, values
-from dsnb.designer.draft import Draft
-from dsnb.designer.predicted import START_S
 from dsnb.errors import SettingsError
+from dsnb.files import plain_yaml
+from dsnb.files.plain_text import short_repr
 from dsnb.prediction.gpus import GPUS
 from dsnb.runs.labels import text
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import Experiment
 
-WIDE = {"width": "auto"}
 WORDS = {"description_width": "9rem"}
-FIELD = {"width": "18rem", "max_width": "100%"}
-LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
+FIELD = {"width": "20rem", "max_width": "100%"}
 ROW = {"flex_flow": "row wrap", "align_items": "center"}
+LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
+
+
+def choices(name: str) -> tuple[Any, ...]:
+    """Return the values of a setting that has a fixed set of them; empty for one that is typed."""
+    field = Experiment.model_fields.get(name)
+    if field and field.annotation is bool:
+        return False, True
+    return typing.get_args(field.annotation) if field and typing.get_origin(field.annotation) is typing.Literal else ()
+
+
+def parse(name: str, typed: str) -> list[Any]:
+    """Return the values in a text such as `8, 16`, which are YAML.
+
+    Raises
+    ------
+    SettingsError
+        If there is none, or they are no YAML.
+    """
+    try:
+        values = plain_yaml.parse(f"[{typed}]")
+    except SettingsError as error:
+        raise SettingsError(f"{name} is {short_repr(typed)}: {error}") from error
+    if not values:
+        raise SettingsError(f"{name} has no value: type one, or several with commas between them, or remove it")
+    return list(values)
 
 
 class Row:
@@ -29,18 +52,26 @@ class Row:
     def __init__(
         self, name: str, chosen: list[Any], changed: Callable[[], None], remove: Callable[[str], None]
     ) -> None:
-        self.name = name
-        self._buttons: dict[int, widgets.ToggleButton] = {}
-        self._options = values.choices(name)
-        self.remove = widgets.Button(description="remove", tooltip=f"Remove {name}", layout={"width": "auto"})
-        self.remove.on_click(lambda _: remove(name))
-        controls = self._toggles(chosen) if self._options else [self._field(chosen)]
-        for control in controls:
+        self.name, self.options = name, choices(name)
+        self.controls: list[Any] = [
+            widgets.ToggleButton(
+                option in chosen, description=text(option), tooltip=f"{name}: {text(option)}", layout={"width": "auto"}
+            )
+            for option in self.options
+        ]
+        for toggle in self.controls:
+            widgets.dlink((toggle, "value"), (toggle, "button_style"), {True: "primary", False: ""}.get)
+        if not self.options:
+            typed = plain_yaml.in_one_line(chosen)[1:-1]
+            self.controls = [_field(widgets.Text(typed, placeholder="8, 16", continuous_update=False), name)]
+        for control in self.controls:
             control.observe(lambda _: changed(), "value")
-        label = [widgets.Label(name, layout=LABEL)] if self._options else []
-        about = f"<summary>meaning</summary>{html.escape(values.meaning(name))}"
-        meaning = widgets.HTML(f"<small><details>{about}</details></small>", layout={"max_width": "100%"})
-        self.box = widgets.HBox([*label, *controls, self.remove, meaning], layout=ROW)
+        self.remove_button = button("remove", lambda: remove(name), f"Remove {name}")
+        field = Experiment.model_fields.get(name)
+        about = (field.description if field else "") or "A key of DeepSpeed's configuration."
+        meaning = f"<small><details><summary>meaning</summary>{html.escape(about)}</details></small>"
+        label = [widgets.Label(name, layout=LABEL)] if self.options else []
+        self.box = widgets.HBox([*label, *self.controls, self.remove_button, widgets.HTML(meaning)], layout=ROW)
 
     @property
     def values(self) -> list[Any]:
@@ -51,102 +82,45 @@ class Row:
         SettingsError
             If there is none, or what was typed cannot be read.
         """
-        if not self._options:
-            return values.parse(self.name, self.field.value)
-        chosen = [self._options[place] for place, button in self._buttons.items() if button.value]
+        if not self.options:
+            return parse(self.name, self.controls[0].value)
+        chosen = [option for option, toggle in zip(self.options, self.controls, strict=True) if toggle.value]
         if not chosen:
             raise SettingsError(f"{self.name} has no value: choose one, or remove it")
         return chosen
 
-    @values.setter
-    def values(self, chosen: list[Any]) -> None:
-        if not self._options:
-            self.field.value = values.typed(chosen)
-        for place, button in self._buttons.items():
-            button.value = self._options[place] in chosen
-
-    def _toggles(self, chosen: list[Any]) -> list[widgets.ToggleButton]:
-        for place, option in enumerate(self._options):
-            label = text(option)
-            button = widgets.ToggleButton(
-                value=option in chosen, description=label, tooltip=f"{self.name}: {label}", layout={"width": "auto"}
-            )
-            widgets.dlink((button, "value"), (button, "button_style"), {True: "primary", False: ""}.get)
-            self._buttons[place] = button
-        return list(self._buttons.values())
-
-    def _field(self, chosen: list[Any]) -> widgets.Text:
-        self.field = widgets.Text(
-            values.typed(chosen) if chosen else "",
-            description=self.name,
-            placeholder="8, 16",
-            style=WORDS,
-            continuous_update=False,
-            layout=FIELD,
-        )
-        return self.field
-
 
 class Form:
-    """All fields; `changed` is called after every change, but after one of the GPU `changed_gpu`.
-
-    There is no field for the GPU if `gpu` is None, and none is chosen if it is empty.
-    """
+    """All fields; `changed` is called after every change."""
 
     def __init__(
-        self,
-        name: str,
-        question: str,
-        settings: Mapping[str, list[Any]],
-        gpu: str | None,
-        changed: Callable[[], None],
-        changed_gpu: Callable[[], None],
+        self, name: str, question: str, settings: Mapping[str, list[Any]], gpu: str, changed: Callable[[], None]
     ) -> None:
         self._changed = changed
+        kinds = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
+        self.gpu = _field(widgets.Dropdown(options=kinds, value=gpu), "which GPU")
+        self.tokens = _field(widgets.BoundedFloatText(100e9, min=1, max=1e18), "tokens to train on")
+        self.name = _field(widgets.Text(name, continuous_update=False), "name")
+        self.question = _field(widgets.Text(question, continuous_update=False), "question")
+        self.repeats = _field(widgets.BoundedIntText(4, min=1, max=1000), "repeats")
+        self.skip_oom = widgets.Checkbox(
+            description="leave out what will not fit", style=WORDS, layout={"width": "auto"}
+        )
+        fields = [self.gpu, self.tokens, self.name, self.question, self.repeats, self.skip_oom]
+        for field in fields:
+            field.observe(lambda _: changed(), "value")
+        self.new, self.message = _field(widgets.Combobox(placeholder="name"), "another setting"), widgets.HTML()
+        self.add_button = button("Add", self._add_typed)
         self.rows: dict[str, Row] = {}
         self._rows = widgets.VBox()
-        self.name = self._text(name, "name")
-        self.question = self._text(question, "question")
-        self.repeats = self._number(widgets.BoundedIntText(4, min=1, max=1000), "repeats")
-        objectives = [(markup.TITLES[one], one) for one in OBJECTIVES]
-        self.objective = widgets.Dropdown(options=objectives, description="objective", style=WORDS, layout=FIELD)
-        kinds = [("choose", ""), *((one, one) for one in GPUS)]
-        self.gpu = widgets.Dropdown(
-            options=kinds, value=gpu or "", description="predict for", style=WORDS, layout=FIELD
-        )
-        self.gpu.observe(lambda _: changed_gpu(), "value")
-        self.start_s = self._number(widgets.BoundedFloatText(START_S, min=0, max=1e6), "start of a run (s)")
-        self.leave_out_unfit = widgets.Checkbox(
-            False, description="leave out what is predicted not to fit", indent=False, layout={"width": "auto"}
-        )
-        for field in (self.objective, self.leave_out_unfit):
-            field.observe(lambda _: changed(), "value")
-        self.new = widgets.Combobox(
-            description="another setting", placeholder="name", options=(), style=WORDS, layout=FIELD
-        )
-        self.add_button = widgets.Button(description="Add", layout={"width": "auto"})
-        self.add_button.on_click(lambda _: self._add_typed())
-        self.message = widgets.HTML()
-        for one, chosen in settings.items():
-            self._add(one, chosen)
-        self.box = widgets.VBox(
-            [
-                self.name,
-                self.question,
-                self._rows,
-                widgets.HBox([self.new, self.add_button], layout=ROW),
-                self.message,
-                self.repeats,
-                *([] if gpu is None else [self.gpu]),
-                self.objective,
-                self.start_s,
-                self.leave_out_unfit,
-            ]
-        )
+        for key, chosen in settings.items():
+            self.add(key, chosen)
+        new = widgets.HBox([self.new, self.add_button], layout=ROW)
+        self.box = widgets.VBox([*fields[:4], self._rows, new, self.message, *fields[4:]])
 
     @property
-    def draft(self) -> Draft:
-        """What the form says.
+    def content(self) -> dict[str, Any]:
+        """What the form says, as the content of a params file: a setting with several values is an axis of the grid.
 
         Raises
         ------
@@ -161,10 +135,17 @@ class Form:
                 problems += error.problems
         if problems:
             raise SettingsError(problems)
-        return Draft(self.name.value.strip(), self.question.value.strip(), settings, self.repeats.value)
+        return {
+            "name": self.name.value.strip(),
+            "question": self.question.value.strip(),
+            "defaults": {name: values[0] for name, values in settings.items() if len(values) == 1},
+            "grid": {name: values for name, values in settings.items() if len(values) > 1},
+            "repeats": self.repeats.value,
+            "skip_oom": self.skip_oom.value,
+        }
 
-    def add(self, name: str) -> None:
-        """Add a row for a setting, at its default.
+    def add(self, name: str, chosen: list[Any]) -> None:
+        """Add a row for a setting with these values.
 
         Raises
         ------
@@ -175,9 +156,8 @@ class Form:
             raise SettingsError(f"{name} is in the form already")
         if name not in Experiment.model_fields and not name.startswith(deepspeed_keys.PREFIX):
             raise SettingsError(checks.unknown_setting(name, Experiment.model_fields))
-        field = Experiment.model_fields.get(name)
-        self._add(name, [field.default] if field and field.default != "" else [])
-        self._changed()
+        self.rows[name] = Row(name, chosen, self._changed, self.remove)
+        self._show_rows()
 
     def remove(self, name: str) -> None:
         """Remove the row of a setting: every run then has its default."""
@@ -185,28 +165,29 @@ class Form:
         self._show_rows()
         self._changed()
 
-    def _add(self, name: str, chosen: list[Any]) -> None:
-        self.rows[name] = Row(name, chosen, self._changed, self.remove)
-        self._show_rows()
-
     def _show_rows(self) -> None:
         self._rows.children = [row.box for row in self.rows.values()]
         self.new.options = [name for name in Experiment.model_fields if name not in self.rows]
 
     def _add_typed(self) -> None:
+        name, self.message.value = self.new.value.strip(), ""
+        field = Experiment.model_fields.get(name)
         try:
-            self.add(self.new.value.strip())
+            self.add(name, [field.default] if field and field.default != "" else [])
         except SettingsError as error:
-            self.message.value = markup.sentence(str(error))
-        else:
-            self.message.value = self.new.value = ""
+            self.message.value = f'<p role="status">{html.escape(str(error))}</p>'
+            return
+        self.new.value = ""
+        self._changed()
 
-    def _text(self, value: str, description: str) -> widgets.Text:
-        field = widgets.Text(value, description=description, style=WORDS, continuous_update=False, layout=WIDE)
-        field.observe(lambda _: self._changed(), "value")
-        return field
 
-    def _number(self, field: Any, description: str) -> Any:
-        field.description, field.style.description_width, field.layout = description, "9rem", widgets.Layout(**FIELD)
-        field.observe(lambda _: self._changed(), "value")
-        return field
+def _field(field: Any, description: str) -> Any:
+    field.description, field.style, field.layout = description, WORDS, widgets.Layout(**FIELD)
+    return field
+
+
+def button(description: str, react: Callable[[], None], tooltip: str = "") -> widgets.Button:
+    """Return a button that calls `react`."""
+    made = widgets.Button(description=description, tooltip=tooltip or description, layout={"width": "auto"})
+    made.on_click(lambda _: react())
+    return made

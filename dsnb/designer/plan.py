@@ -1,182 +1,148 @@
-"""What a draft comes to: its runs, what is refused and why, what is predicted not to fit, its time and its cost."""
+"""What a form comes to: a table with a row for each setting, and the params file of those that can be run."""
 
-from collections.abc import Mapping
+import html
+import math
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from dsnb.designer import predicted
-from dsnb.designer.draft import Draft, entries
-from dsnb.designer.predicted import BEST, PREDICTING, START_S, Predict
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
-from dsnb.settings import checks, grid
+from dsnb.prediction.predict import predict
+from dsnb.prediction.step_time import problem
+from dsnb.runs import labels
+from dsnb.settings import grid
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.params_file import ParamsFile, validated
+from dsnb.settings.params_file import validated
 from dsnb.sweep.params import Sweep, planned
+
+FIGURES = [
+    *("fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s", "tokens_per_s_error_pct"),
+    *("step_time_s", "days", "days_low", "days_high", "gpu_hours"),
+]
+"""Columns of `dsnb.predict` in the table."""
+START_S = 20.0
+"""Usual time of a run outside its steps."""
+MAX_ROWS = 200
+"""Settings that the form shows."""
+STYLE = "<style>.dsnb-plan * { padding-right: 1em } .dsnb-plan td:not(:last-child) { white-space: nowrap }</style>"
 
 
 @dataclass
 class Plan:
-    """What a draft comes to; without a sweep, `problems` says why."""
+    """The settings of a form. Those that are refused are left out of the params file and of the sweep."""
 
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """A row for each combination: its axes, `experiment` and `refused`, why; empty if it can be run."""
+    experiments: dict[int, Experiment] = field(default_factory=dict)
+    """Row -> experiment, without refused ones."""
     problems: list[str] = field(default_factory=list)
-    refused: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Reason -> the combinations of the axes that it refuses."""
-    unfit: list[str] = field(default_factory=list)
-    """Experiments that are predicted not to fit into memory."""
+    """Why there is no sweep."""
     text: str = ""
     """The params file."""
     sweep: Sweep | None = None
-    unsupported: list[str] = field(default_factory=list)
-    """Why this machine cannot run it."""
-    predicted: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """One row per experiment of the sweep, with `gpus`, `tokens_per_s_per_gpu`, and `run_s` of each of its runs."""
-    note: str = ""
-    """Why nothing is predicted; empty if something is."""
-
-    @property
-    def is_predicting(self) -> bool:
-        """Whether a prediction is being made, so that what does not fit is not known yet."""
-        return self.note == PREDICTING
-
-    @property
-    def unknown_runs(self) -> int:
-        """The number of runs whose time is not predicted."""
-        return int(self.predicted["run_s"].isna().sum()) * self.repeats if self.sweep else 0
-
-    @property
-    def repeats(self) -> int:
-        """Runs per experiment."""
-        return max((run.repeat for run in self.sweep.runs), default=0) if self.sweep else 0
-
-    @property
-    def seconds(self) -> float:
-        """Predicted time of all runs whose time is known, one after the other."""
-        return float(self.predicted["run_s"].sum()) * self.repeats
-
-    @property
-    def gpu_hours(self) -> float:
-        """GPU-hours of the same runs."""
-        return float((self.predicted["run_s"] * self.predicted["gpus"]).sum()) * self.repeats / 3600
-
-    @property
-    def cost(self) -> float:
-        """Cost of the same runs; 0 without a price."""
-        return float(self.predicted["cost"].sum()) * self.repeats
-
-    def best(self, objective: str) -> dict[str, pd.Series]:
-        """Return the best predicted experiment of each task that fits, by the task's title; without unknown ones."""
-        column, _ = BEST[objective]
-        if self.predicted.empty:
-            return {}
-        known = self.predicted[self.predicted["fits"].ne(False) & self.predicted[column].notna()]
-        return {
-            str(title): own.loc[own[column].idxmin() if objective == "memory" else own[column].idxmax()]
-            for title, own in known.groupby("task", sort=False)
-        }
 
 
-def plan(
-    draft: Draft,
-    path: Path,
-    output: Path,
-    predict: Predict,
-    start_s: float = START_S,
-    leave_out_unfit: bool = False,
-) -> Plan:
-    """Return what a draft comes to. Nothing is raised, written or started.
+def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
+    """Return what the content of a params file comes to.
 
     Parameters
     ----------
-    draft
-        What the form says.
+    content
+        As in a params file, without `exclude`.
     path, output
-        The params file and the sweep's folder, for messages and for the paths of the runs.
-    predict
-        Predicts memory and speed.
-    start_s
-        Seconds of a run outside its steps, for the estimate.
-    leave_out_unfit
-        Leave out what is predicted not to fit, like what is refused.
+        The params file, for messages, and the folder of the sweep.
     """
     made = Plan()
     try:
-        file = validated(draft.content(), path)
-        combinations = grid.combinations(file)
-        experiments = _Experiments()
-        accepted = _accepted(combinations, file.grid, experiments, made)
-        if not accepted:
-            raise SettingsError("every combination is refused: change a setting")
-        rows, made.note = predicted.rows(list(accepted.values()), predict, start_s)
-        doomed = {place for place, fits in zip(accepted, rows["fits"], strict=True) if fits is False}
-        made.unfit = list(rows["experiment"][rows["fits"].eq(False)])
-        if leave_out_unfit and doomed:
-            if len(doomed) == len(accepted):
-                raise SettingsError("nothing is predicted to fit: change a setting")
-            rows = rows[rows["fits"].ne(False)]
-            accepted = {place: one for place, one in accepted.items() if place not in doomed}
-        left_out = [place for place in _places(file.grid) if place not in accepted]
-        _write(draft, file, path, output, left_out, experiments, made)
-        made.predicted = rows.drop_duplicates("experiment", ignore_index=True)
+        combinations = grid.combinations(validated(content, path))
+        refused: list[str] = []
+        for number, settings in enumerate(combinations):
+            try:
+                made.experiments[number] = Experiment(**settings)
+                refused.append("")
+            except SettingsError as error:
+                refused.append("; ".join(error.problems))
+        several_models = len({each.model for each in made.experiments.values()}) > 1
+        names = {
+            number: each.name_with_model if several_models else each.name for number, each in made.experiments.items()
+        }
+        axes = [{axis: settings[axis] for axis in content["grid"]} for settings in combinations]
+        table = pd.DataFrame(axes, index=range(len(axes)), dtype=object)
+        made.table = table.assign(experiment=pd.Series(names, dtype=object), refused=refused)
+        if not made.experiments:
+            raise SettingsError("every setting is refused: change one")
+        exclude = [chosen for chosen, reason in zip(axes, refused, strict=True) if reason]
+        made.text = plain_yaml.dump({key: part for key, part in {**content, "exclude": exclude}.items() if part})
+        made.sweep = planned(validated(plain_yaml.parse(made.text), path), path, output=output)
     except SettingsError as error:
         made.problems = error.problems
     return made
 
 
-def _places(axes: Mapping[str, list[Any]]) -> list[tuple[int, ...]]:
-    """Return all combinations of the axes as positions of values, in the order of `grid.combinations`."""
-    return list(product(*(range(len(values)) for values in axes.values())))
+def predicted(made: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
+    """Return the table of a plan with `FIGURES`, `cost`, and `note`, why nothing is predicted.
 
-
-class _Experiments:
-    """Makes experiments, each once: they are asked for again where the params file of the form is read back."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Experiment] = {}
-
-    def __call__(self, **settings: Any) -> Experiment:
-        """Return an experiment, or raise the SettingsError of its settings."""
-        key = repr(sorted(settings.items()))
-        if key not in self._made:
-            self._made[key] = Experiment(**settings)
-        return self._made[key]
-
-
-def _accepted(
-    combinations: list[dict[str, Any]], axes: Mapping[str, list[Any]], experiments: _Experiments, made: Plan
-) -> dict[tuple[int, ...], Experiment]:
-    """Return the experiments that can be run, by combination; note the reasons against the others."""
-    accepted = {}
-    for place, settings in zip(_places(axes), combinations, strict=True):
+    A model, a micro-batch or a sequence length that is new is traced first, which takes seconds.
+    """
+    notes = {number: problem(experiment, gpu, link) for number, experiment in made.experiments.items()}
+    numbers = [number for number, note in notes.items() if not note]
+    rows = pd.DataFrame()
+    if numbers:
         try:
-            accepted[place] = experiments(**settings)
-        except SettingsError as error:
-            chosen = {name: settings[name] for name in axes}
-            for problem in error.problems:
-                made.refused.setdefault(problem, []).append(chosen)
-    return accepted
+            rows = predict([made.experiments[number] for number in numbers], gpu, link=link, tokens=tokens)
+        except Exception as error:  # such as a model that cannot be traced; a thread has nobody else to tell
+            notes, numbers = dict.fromkeys(notes, f"nothing is predicted: {error}"), []
+    rows = rows.set_axis(numbers).reindex(made.table.index, columns=FIGURES)
+    prices = {number: each.price_per_gpu_hour or math.nan for number, each in made.experiments.items()}
+    rows["cost"] = rows["gpu_hours"].astype(float) * pd.Series(prices)
+    return made.table.join(rows).assign(note=pd.Series(notes, dtype=object))
 
 
-def _write(
-    draft: Draft,
-    file: ParamsFile,
-    path: Path,
-    output: Path,
-    left_out: list[tuple[int, ...]],
-    experiments: _Experiments,
-    made: Plan,
-) -> None:
-    """Set the params file without these combinations, and the sweep that it is read as."""
-    made.text = plain_yaml.dump(draft.content(entries(file.grid, left_out)))
-    if (size := len(made.text.encode())) > plain_yaml.MAX_BYTES:
-        raise SettingsError(f"the params file would have {size:,} bytes: at most {plain_yaml.MAX_BYTES:,} are allowed")
-    made.sweep = planned(validated(plain_yaml.parse(made.text), path), path, output=output, make=experiments)
-    found = {run.name: run.experiment for run in made.sweep.runs}
-    # The check of DeepSpeed's keys imports DeepSpeed, which takes seconds: it is left to the start of the sweep.
-    settings = [{**one.model_dump(), "deepspeed": {}} for one in found.values()]
-    problems = [problem for one in settings for problem in checks.unsupported(one)]
-    made.unsupported = list(dict.fromkeys(problems))
+def shown(made: Plan, table: pd.DataFrame) -> str:
+    """Return a plan with its table, as `predicted` returns it or without figures, as HTML; everything is escaped."""
+    problems = "".join(f"<li>{html.escape(line)}</li>" for line in made.problems)
+    texts = _texts(made, table).head(MAX_ROWS)
+    rows = texts.to_html(index=False, border=0, justify="left", classes="dsnb-plan") if len(texts) else ""
+    more = f"<p>and {len(table) - MAX_ROWS:,} more</p>" if len(table) > MAX_ROWS else ""
+    parts = [f"<p>{_summary(made, table)}</p><ul>{problems}</ul>", f'<div style="overflow-x: auto">{rows}</div>{more}']
+    return f'{STYLE}<div role="status" style="line-height: normal">{"".join(parts)}</div>'
+
+
+def _summary(made: Plan, table: pd.DataFrame) -> str:
+    """Return the number of runs and the time that they are predicted to take, one after the other."""
+    if made.sweep is None:
+        return ""
+    experiments = {run.name: run.experiment for run in made.sweep.runs}
+    repeats = len(made.sweep.runs) // len(experiments)
+    runs = f"{labels.count(len(made.sweep.runs), 'run')}: {labels.count(len(experiments), 'experiment')} x {repeats}"
+    if "step_time_s" not in table or table["step_time_s"].isna().all():
+        return runs
+    step_s = dict(zip(table["experiment"], table["step_time_s"], strict=True))
+    run_s = [step_s[name] * (each.warmup_steps + each.steps) + START_S for name, each in experiments.items()]
+    least = "at least" if any(map(math.isnan, run_s)) else "about"
+    return f"{runs}, {least} {math.ceil(repeats * sum(s for s in run_s if not math.isnan(s)) / 60):,} min"
+
+
+def _texts(made: Plan, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table as it is read: figures with their errors, and why something is missing."""
+    if made.table.empty:
+        return made.table
+    axes = list(made.table.columns[:-2])
+    texts = table[axes or ["experiment"]].fillna("").map(labels.text)
+    notes = "refused: " + table["refused"].where(table["refused"].ne(""))
+    if "fits" in table:
+        texts["fits"] = table["fits"].map({True: "yes", False: "no"})
+        texts["GiB"] = _with_error(table, "peak_allocated_gib", "peak_allocated_error_pct", 1)
+        texts["tokens/s"] = _with_error(table, "tokens_per_s", "tokens_per_s_error_pct", 0)
+        texts["days"] = [*map(labels.span, table["days_low"].astype(float), table["days_high"].astype(float))]
+        texts["cost"] = [math.nan if math.isnan(cost) else f"{cost:,.0f}" for cost in table["cost"]]
+        notes = notes.fillna(table["note"])
+    return texts.assign(why=notes).replace("", math.nan).dropna(axis="columns", how="all").fillna("")
+
+
+def _with_error(table: pd.DataFrame, column: str, error_pct: str, digits: int) -> list[str]:
+    pairs = zip(table[column], table[error_pct], strict=True)
+    return ["" if pd.isna(value) else f"{value:,.{digits}f} ± {error:.1f} %" for value, error in pairs]

@@ -1,16 +1,22 @@
-"""A sweep as a process of its own: started, read, stopped, and gone when the process that started it is."""
+"""A sweep in a process of its own: started, read, stopped, and gone when the process that started it is.
 
-import contextlib
+`python -m dsnb.designer.process PARENT WORD...` is the `dsnb` command, killed when PARENT ends: a kernel that is shut
+down or crashes ends its sweep with it. SIGINT stops the sweep at any time, without a traceback, and even if the kernel
+ignores it, as one does that was started in the background.
+"""
+
 import os
+import runpy
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 
 from dsnb.files import plain_text
 from dsnb.system import interpreter, signals
 
-MOST_LINES = 500
+MAX_LINES = 500
 LAST_LINES_S = 1.0
 """Time to read what an ended sweep printed last; something that it started may still hold the pipe open."""
 STOPPED = "Stopped: finished runs are kept, start it again to go on."
@@ -27,26 +33,23 @@ class SweepProcess:
     """`dsnb sweep` with these arguments, running from now on; a thread of its own reads what it prints."""
 
     def __init__(self, *words: str) -> None:
-        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child can react to it
         try:
             self._process = subprocess.Popen(
-                interpreter.command("-m", "dsnb.designer.child", str(os.getpid()), "sweep", *words),
+                interpreter.command("-m", "dsnb.designer.process", str(os.getpid()), "sweep", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # interrupting the kernel does not reach it
-                env=_environment(),
+                # A Jupyter kernel asks the programs that it starts for colours.
+                env={**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "", "TTY_COMPATIBLE": "0", "COLUMNS": "160"},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        """Its process ID."""
-        return self._process.pid
 
     @property
     def lines(self) -> list[str]:
@@ -65,10 +68,8 @@ class SweepProcess:
     def end(self) -> str:
         """How it ended, in one sentence; empty while it is running."""
         code = self.code
-        if code is None:
-            return ""
-        if code in ENDS:
-            return ENDS[code]
+        if code is None or code in ENDS:
+            return "" if code is None else ENDS[code]
         errors = [line.removeprefix("error: ") for line in self.lines if line.startswith("error: ")]
         how = signals.killed_by(-code) if code < 0 else f"exit code {code}"
         return " ".join(errors) or f"The sweep ended unexpectedly, {how}: its last lines are below."
@@ -78,18 +79,26 @@ class SweepProcess:
         if self.code is None:
             self._process.send_signal(signal.SIGINT)
 
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it has ended, and return its exit code; None if it has not after `timeout_s`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        return self.code
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._process.wait()
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
             self._lines.append(plain_text.line(line.decode("utf-8", "replace").rstrip("\r\n")))
 
 
-def _environment() -> dict[str, str]:
-    """Return an environment in which lines are plain: a Jupyter kernel asks the programs that it starts for colours."""
-    kept = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "CLICOLOR_FORCE"}}
-    return {**kept, "NO_COLOR": "1", "TTY_COMPATIBLE": "0", "COLUMNS": "160"}
+def main() -> None:
+    """Run the `dsnb` command in this process."""
+    signals.die_with_parent(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["dsnb", *sys.argv[2:]]
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        runpy.run_module("dsnb", run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        sys.exit(signals.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,14 +14,12 @@ import pandas as pd
 
 from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
-from dsnb.analysis.summary import qualify_experiments
 from dsnb.analysis.tasks import TASK, tasks
 from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
-from dsnb.run_folder.table_columns import key_columns
+from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
-from dsnb.runs.yardstick import with_plain_ratio
+from dsnb.runs.table import as_runs, named_runs
 
 REQUIRED = ("experiment", "repeat", "status")
 MAX_EXACT_INTEGER = 2**53
@@ -137,10 +135,10 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")
-    runs, predicted = rename_old_columns(runs), predicted or Unmeasured()
+    runs, predicted = as_runs(runs), predicted or Unmeasured()
     expected = predicted.without(runs).reset_index(drop=True)
-    known = with_plain_ratio(runs).assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
-    named = [labels.text(name) for name in qualify_experiments(known)["experiment"]]
+    known = runs.assign(status=runs["status"].map(labels.text), sweep=runs.get("sweep", ""))
+    named = [labels.text(name) for name in named_runs(known)["experiment"]]
     every = with_choices(_beside(known, expected) if len(expected) else known)
     names = [name for name in choices_of(every) if name not in TASK]
     choices = [choice(name, every[name], len(runs)) for name in names] + [choice("sweep", known["sweep"])]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dsnb.analysis.decide import without_probes
 from dsnb.analysis.unmeasured import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_folder
@@ -100,7 +101,7 @@ def answered(data: Data) -> pd.DataFrame:
     figures = {name: shown.get(name, np.full(len(runs), np.nan)) for name in dict.fromkeys([*ANSWERED, *shown])}
     status = [labels.text(value) for value in runs["status"]]
     runs = runs.assign(**figures, experiment=data.experiments, status=status, sweep="", gpus=numbers(runs, "gpus"))
-    return answer.without_probes(runs) if len(runs) else runs
+    return without_probes(runs) if len(runs) else runs
 
 
 def _tasks(data: Data, names: list[str]) -> dict[str, Any]:

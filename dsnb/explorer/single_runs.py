@@ -13,9 +13,9 @@ from dsnb.analysis.flags import flags, single_run_words
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder, run_log
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
+from dsnb.run_folder.columns import GPU_COLUMNS, SETTINGS
 from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import GPU_COLUMNS, SETTINGS
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.labels import METRIC_LABELS

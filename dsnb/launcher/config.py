@@ -4,10 +4,9 @@ import os
 from typing import Any
 
 from dsnb.settings import deepspeed_keys
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
-from dsnb.settings.zero_rules import accumulates_in_fp32
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 SPLIT_LAYERS: list[dict[str, Any]] = [

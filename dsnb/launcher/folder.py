@@ -12,8 +12,8 @@ from dsnb.formulas import model_shapes
 from dsnb.launcher import environment
 from dsnb.launcher.config import deepspeed_config
 from dsnb.run_folder import finished, paths
+from dsnb.run_folder.columns import PLANNED
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import PLANNED
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.prepared import inputs
 

@@ -8,7 +8,7 @@ from dsnb.prediction import gpus
 from dsnb.prediction.links import Link
 from dsnb.prediction.measured import Measured
 from dsnb.prediction.shapes import shape
-from dsnb.settings.compile_rules import CUDA_GRAPHS
+from dsnb.settings.derived import CUDA_GRAPHS
 from dsnb.settings.experiment import Experiment
 
 MARGIN = 2.0

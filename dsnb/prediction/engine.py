@@ -6,7 +6,7 @@ import numpy as np
 
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.prediction.moments import Moment, Trace
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 
 BUCKET = 500_000_000

@@ -3,7 +3,7 @@
 from dsnb.prediction.kernels import TENSORS
 from dsnb.prediction.mode import Mode, parameter_tensors, recomputed_share, trained_parameters
 from dsnb.prediction.shapes import shape
-from dsnb.settings.compile_rules import CUDA_GRAPHS, compiles_blocks
+from dsnb.settings.derived import CUDA_GRAPHS, compiles_blocks
 from dsnb.settings.experiment import Experiment
 
 # Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From

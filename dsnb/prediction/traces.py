@@ -16,7 +16,7 @@ from dsnb.prediction import trace_files
 from dsnb.prediction.moments import ModelTrace, Trace
 from dsnb.prediction.replay.recording import Recording
 from dsnb.run_folder import paths
-from dsnb.settings.compile_rules import CHUNK_TOKENS, compiles_blocks
+from dsnb.settings.derived import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.system import interpreter
 

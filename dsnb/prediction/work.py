@@ -10,9 +10,8 @@ from dsnb.formulas.model_shapes import Shape
 from dsnb.prediction import host_work, kernels
 from dsnb.prediction.mode import MEGATRON, Mode, recomputed_share, trained_parameters
 from dsnb.prediction.shapes import shape
-from dsnb.settings.compile_rules import CHUNK_TOKENS
+from dsnb.settings.derived import CHUNK_TOKENS, accumulates_in_fp32
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.zero_rules import accumulates_in_fp32
 
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""

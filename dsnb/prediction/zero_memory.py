@@ -6,7 +6,7 @@ Read in DeepSpeed 0.19.8, and held to runs on CPU ranks (docs/explanation/predic
 
 from dsnb.prediction.engine import Engine, frozen_bytes, passes
 from dsnb.prediction.moments import Moment
-from dsnb.settings.zero_rules import accumulates_in_fp32
+from dsnb.settings.derived import accumulates_in_fp32
 
 LIVE = 1_000_000_000
 """Elements that ZeRO 3 keeps gathered, `stage3_max_live_parameters`."""

@@ -6,7 +6,7 @@ import pandas as pd
 
 from dsnb.analysis.decide import ASSUMED_PRICE, Decision, Question, of_runs, recorded_prices, without_probes
 from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.summary import UNSTABLE, qualify_experiments, unstable
+from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
 from dsnb.analysis.texts import fixed
 from dsnb.render import changes
@@ -14,8 +14,8 @@ from dsnb.render.tables import Html
 from dsnb.render.templates import NO_RUNS
 from dsnb.render.words import Words, words
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
+from dsnb.runs.table import as_runs, named_runs
 
 MAX_CARDS = 6
 """Tasks with a card of their own."""
@@ -34,7 +34,7 @@ def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
         What is to be least, for how many tokens, at which price, on how many GPUs; by default the least time, as
         `default_question` has it.
     """
-    runs = without_probes(rename_old_columns(runs))
+    runs = without_probes(as_runs(runs))
     if runs.empty:
         return Html(f'<section class="dsnb-answer"><p>{NO_RUNS}</p></section>')
     question = question or default_question(runs)
@@ -99,7 +99,7 @@ def remarks(runs: pd.DataFrame) -> list[str]:
 
 def unstable_settings(runs: pd.DataFrame) -> list[str]:
     """Say how many settings are unstable and what to do about them; nothing if none is (`dsnb.analysis.summary`)."""
-    runs = qualify_experiments(rename_old_columns(runs))
+    runs = named_runs(runs)
     names = unstable(runs)
     if not names:
         return []
@@ -117,7 +117,7 @@ def unstable_settings(runs: pd.DataFrame) -> list[str]:
 def _otherwise(runs: pd.DataFrame) -> list[str]:
     """Name the settings whose losses say that they compute something else: a figure of theirs answers nothing."""
     own = [Flag.LOSS in found for found in flags(runs)["flags"]]
-    names = list(dict.fromkeys(qualify_experiments(runs)[own]["experiment"]))
+    names = list(dict.fromkeys(named_runs(runs)[own]["experiment"]))
     if not names:
         return []
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from dsnb.analysis.summary import qualify_experiments, summarize, timing, unstable
+from dsnb.analysis.summary import summarize, timing, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.render import tables
 from dsnb.render.tables import Html
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
+from dsnb.runs.table import named_runs
 
 MOST = 40
 """Tasks with a part of their own."""
@@ -37,7 +37,7 @@ def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading
 
 def medians(runs: pd.DataFrame) -> Html:
     """Return a table of medians for each task, the fastest setting first, those whose repeats do not agree last."""
-    known = qualify_experiments(rename_old_columns(runs)).assign(sweep="")  # one name for a setting on the whole page
+    known = named_runs(runs).assign(sweep="")  # one name for a setting on the whole page
     return sections(known, _ranked) if len(known) else tables.summary_table(summarize(runs), runs)
 
 
@@ -57,5 +57,5 @@ def failures(runs: pd.DataFrame) -> Html:
 
 def wall_times(runs: pd.DataFrame) -> Html:
     """Return the median wall seconds by phase for each task."""
-    known = qualify_experiments(runs).assign(sweep="")
+    known = named_runs(runs).assign(sweep="")
     return sections(known, lambda part: tables.timing_table(timing(part)))

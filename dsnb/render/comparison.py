@@ -11,9 +11,8 @@ from dsnb.analysis.compare import compare
 from dsnb.analysis.comparisons import VALUES, page_note
 from dsnb.analysis.intervals import Verdict, hosts
 from dsnb.render.tables import Html, bullet_list, format_value, to_html
-from dsnb.run_folder.table_columns import ENVIRONMENT
+from dsnb.run_folder.columns import ENVIRONMENT
 from dsnb.runs import discover
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.load import load_runs
 
@@ -39,7 +38,6 @@ def section(runs: pd.DataFrame, folder: str | Path) -> list[Html]:
 
 def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]:
     """Return the section for two sets of runs; `name` is that of the earlier one."""
-    before, after = rename_old_columns(before), rename_old_columns(after)
     title = html.escape(discover.displayable(name))
     parts = [Html(f"<h2>Compared with <code>{title}</code></h2>"), environments(before, after)]
     figures = _figures(before, after)

@@ -1,16 +1,17 @@
-"""The section of a report on runs on several nodes: efficiency, spread between groups, slow nodes, differences.
+"""The section of a report on runs on several nodes: efficiency, spread between groups, slow hosts, differences.
 
 A report on one machine has no such section.
 """
 
-import html
-
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from dsnb.analysis import node_differences, node_groups, scaling, slow_nodes
+from dsnb.analysis import hosts, scaling
 from dsnb.errors import SettingsError
-from dsnb.render import node_plots, scaling_plots, tables
-from dsnb.render.picture import Picture
+from dsnb.render import palette, scaling_plots, tables
+from dsnb.render.picture import PLAIN_TICKS, Picture
 from dsnb.render.tables import Html
 
 POINTS = "Each point is the median of one group of nodes; groups are side by side in the order of their runs."
@@ -24,6 +25,9 @@ TITLES = {
     "verdict": "verdict",
     "cause": "cause",
 }
+MAX_PANELS, MAX_LABELS, MAX_LABEL_LENGTH, MAX_TITLE_LENGTH = 4, 8, 32, 110
+HALF_WIDTH = 0.36
+"""Of the column of one group size, in which groups are drawn side by side in their order."""
 
 
 def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]:
@@ -41,19 +45,23 @@ def section(runs: pd.DataFrame, efficiency: bool = True) -> list[Html | Picture]
     list of Html and Picture
         Empty if no runs have more than one node or group.
     """
-    table = node_groups.groups(runs)
+    table = hosts.groups(runs)
     if not (table["nodes"].gt(1).any() or table["hosts"].nunique() > 1):
         return []
-    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(slow_nodes.describe(table))]
+    parts: list[Html | Picture] = [Html("<h2>Nodes</h2>"), _list(hosts.describe(table))]
     sizes = scaling.scaling(runs[runs["hosts"].notna()], scaling.gpus_per_node(runs))
     if efficiency and len(sizes):
         parts += [tables.subheading("Efficiency, relative to one node"), scaling_plots.throughput(sizes)]
     if table["hosts"].nunique() > 1:
-        parts += [tables.subheading("Spread between groups"), Html(f"<p>{POINTS}</p>"), node_plots.spread(table)]
+        parts += [tables.subheading("Spread between groups"), Html(f"<p>{POINTS}</p>"), spread(table)]
     parts += [tables.subheading("Groups"), group_table(table)]
-    if found := node_differences.differences(runs):
+    if found := hosts.differences(runs):
         parts += [tables.subheading("Differences between nodes"), _list(found)]
     return parts
+
+
+def _list(sentences: list[str]) -> Html:
+    return Html(f'<div class="answer">{tables.bullet_list(sentences)}</div>')
 
 
 def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
@@ -64,14 +72,14 @@ def compare_groups(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, list
     SettingsError
         If no run was started with a hostfile.
     """
-    table = node_groups.groups(runs)
+    table = hosts.groups(runs)
     if table.empty:
         raise SettingsError(
             "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
         )
     by_name = table.set_index("experiment")
     texts = format_groups(table).drop(columns="experiment", errors="ignore").set_index(by_name.index)
-    return by_name, texts, slow_nodes.describe(table)
+    return by_name, texts, hosts.describe(table)
 
 
 def group_table(table: pd.DataFrame) -> Html:
@@ -103,12 +111,86 @@ def _hosts(value: object) -> str:
     if not isinstance(value, str):
         return "unknown"
     names = value.split(",")
-    return value if len(names) <= slow_nodes.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
+    return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
 def _format(value: float, form: str) -> str:
     return "" if pd.isna(value) else f"{value:{form}}"
 
 
-def _list(sentences: list[str]) -> Html:
-    return Html(f'<div class="answer"><ul>{"".join(f"<li>{html.escape(one)}</li>" for one in sentences)}</ul></div>')
+def spread(table: pd.DataFrame) -> Picture:
+    """Draw samples/s per node of every group by the size of the group, with medians, expected values and slow groups.
+
+    Parameters
+    ----------
+    table
+        As `dsnb.analysis.hosts.groups` returns it; at most four workloads are drawn, those with the most groups.
+    """
+    shown = table.assign(slow=hosts.is_slow(table))
+    names = shown.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable").index[:MAX_PANELS]
+
+    def draw() -> Figure:
+        count = len(names)
+        figure, axes = plt.subplots(count, 1, figsize=(10, 0.6 + 3.8 * count), layout="constrained", squeeze=False)
+        for axis, name in zip(axes.flat, names, strict=True):
+            _panel(shown[shown["workload"] == name], axis)
+            axis.set_title(_short(str(name), MAX_TITLE_LENGTH) if count > 1 else "", fontsize="medium", loc="left")
+        entries = {
+            label: entry for axis in axes.flat for entry, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(entries.values(), entries, loc="outside upper center", ncols=len(entries), frameon=False)
+        return figure
+
+    return Picture(draw, "Samples per second per node of every group of nodes, by group size")
+
+
+def _panel(part: pd.DataFrame, axis: Axes) -> None:
+    """Draw one workload; the axis begins near the lowest value instead of at 0: differences are a few per cent."""
+    part = part.dropna(subset="nodes")
+    sizes = sorted(part["nodes"].unique())
+    values = pd.concat([part["per_node"], part["expected_per_node"]]).dropna()
+    room = max(values.max() - values.min(), 0.04 * values.max()) if len(values) else 1.0
+    floor = values.min() - 0.25 * room if len(values) else 0.0
+    many = part.groupby("nodes")["nodes"].transform("size") - 1
+    step = (2 * HALF_WIDTH / many.clip(lower=1)).clip(upper=0.08)
+    at = part["nodes"].map(sizes.index) + step * (part.groupby("nodes").cumcount() - many / 2)
+    part = part.assign(at=at, y=part["per_node"].fillna(floor))
+    failed = part[part["verdict"].eq("fail") & part["per_node"].isna()]
+    measured = part[part["per_node"].notna()]
+    kinds = [
+        ("group", measured[~measured["slow"]], palette.BLUE, "o", 22),
+        ("slow", measured[measured["slow"]], palette.VERMILION, "v", 46),
+        ("failed", failed, palette.WINE, "x", 34),
+    ]
+    for label, groups, colour, marker, size in kinds:
+        if len(groups):
+            axis.scatter(groups["at"], groups["y"], s=size, color=colour, marker=marker, zorder=3, label=label)
+        if label != "group":
+            _label(groups, colour, axis)
+    for (_, size), same in measured.groupby(["experiment", "nodes"], sort=False):
+        ends = sizes.index(size) - HALF_WIDTH - 0.05, sizes.index(size) + HALF_WIDTH + 0.05
+        median, limit = same["median_per_node"].iloc[0], same["limit_pct"].iloc[0]
+        axis.hlines(median, *ends, color=palette.INK, linewidth=1.4, label="median of the group size")
+        if pd.notna(limit):
+            low = median * (1 - limit / 100)
+            axis.hlines(low, *ends, color=palette.VERMILION, linestyle=":", linewidth=1.3, label="limit for slow")
+    for value in part["expected_per_node"].dropna().unique():
+        axis.axhline(value, color=palette.GREEN, linestyle="--", linewidth=1.3, label="expected")
+    axis.set(xlabel="nodes per group", ylabel="samples/s per node", xlim=(-0.6, len(sizes) - 0.4))
+    axis.set_ylim(floor - 0.03 * room, (values.max() if len(values) else 1.0) + 0.12 * room)
+    axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axis.yaxis.set_major_formatter(PLAIN_TICKS)
+
+
+def _label(groups: pd.DataFrame, colour: str, axis: Axes) -> None:
+    """Label the points of single hosts with their names; larger groups have too many."""
+    named = groups[groups["hosts"].notna() & (groups["nodes"] == 1)]
+    for row in named.head(MAX_LABELS).to_dict("records"):
+        axis.annotate(
+            _short(row["hosts"], MAX_LABEL_LENGTH), (row["at"], row["y"]), xytext=(7, 0), textcoords="offset points",
+            va="center", fontsize="small", color=colour, zorder=5,
+        )  # fmt: skip
+
+
+def _short(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}\u2026"

@@ -19,7 +19,6 @@ from dsnb.render.picture import PLAIN_TICKS, Picture, note
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import MEMORY, METRIC_LABELS, Metric
 from dsnb.runs.load import load_steps
 
@@ -58,7 +57,7 @@ def overview(runs: pd.DataFrame) -> Picture:
 
 def _ok(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the ok runs with their strategy in one column, in the order of strategies."""
-    ok = with_choices(rename_old_columns(runs[runs["status"] == "ok"]))
+    ok = with_choices(runs[runs["status"] == "ok"])
     order = ok["strategy"].map(labels.axis("strategy").sort_key)
     return ok.loc[order.sort_values(kind="stable").index] if len(ok) else ok
 

@@ -14,10 +14,9 @@ import pandas as pd
 from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml, records
+from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, SETTINGS
 from dsnb.runs import discover
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.labels import AXES, METRIC_LABELS
 from dsnb.runs.setting_words import common_unit
 
@@ -49,7 +48,6 @@ def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
 
     `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.setting_words.common_unit`).
     """
-    summary = rename_old_columns(summary)
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     redundant = _redundant(summary)
     for metric in METRIC_LABELS:
@@ -177,7 +175,6 @@ def settings(runs: pd.DataFrame) -> Html:
 
 
 def _values_by_name(runs: pd.DataFrame, names: list[str], join: Callable[[list[str]], str]) -> Html:
-    runs = rename_old_columns(runs)
     found = {}
     for name in names:
         values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]

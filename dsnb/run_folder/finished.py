@@ -8,12 +8,13 @@ from typing import Any
 
 from dsnb.files import records
 from dsnb.run_folder import record_schema
+from dsnb.run_folder.declarations import STATUSES
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import DEFAULTS
 
 _RUN = RunPaths(Path())
 EXPERIMENT, MACHINE, STEPS = _RUN.experiment.name, _RUN.environment.name, _RUN.steps.name
-ENDED = tuple(status for status in record_schema.STATUSES if status != "interrupted")
+ENDED = tuple(status for status in STATUSES if status != "interrupted")
 """Statuses of runs that do not have to be executed again."""
 CUT_OFF = "it was cut off before its end"
 AGAIN = "start the sweep again"

@@ -153,11 +153,6 @@ class SweepPaths(_JobPaths):
         return self.dir / ".lock"
 
     @property
-    def index(self) -> Path:
-        """Index of the run folders, for a quick first load; ignored when they have changed."""
-        return self.dir / ".index.arrow"
-
-    @property
     def report_notebook(self) -> Path:
         """The executed report notebook."""
         return self.dir / "report.ipynb"
@@ -218,7 +213,7 @@ def _home() -> Path:
 
 
 def cache_home() -> Path | None:
-    """Return the folder in which large tables are kept: `$DSNB_CACHE`, or the user's cache; None if there is none."""
+    """Return the folder of the traces of models: `$DSNB_CACHE`, or the user's cache; None if there is none."""
     try:
         if (chosen := os.environ.get("DSNB_CACHE")) is not None:
             return None if chosen in {"", "off"} else Path(chosen).expanduser()

@@ -1,196 +1,197 @@
-"""The schema of a run's records: their fields and the kind of value of each.
+"""The files of a run folder: their fields, what these mean, and the kind of value of each.
 
 Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
-and described in one sentence. Fields that are not in the schema are not read and may have any value.
+and described in one sentence. Fields that are not listed here are not read and may have any value.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from dsnb.files import plain_text, records
+from dsnb.run_folder.columns import FIGURES, MACHINE, RUNS, SAMPLES, STEPS, TEXTS
+from dsnb.run_folder.declarations import (
+    AMOUNT,
+    COUNT,
+    FLAG,
+    NUMBER,
+    SETTING_COLUMNS,
+    STATUS,
+    TEXT,
+    Column,
+    Kind,
+    each,
+    list_of,
+    object_of,
+)
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, GPU_COLUMNS, METRIC_COLUMNS, ORDER, STEP_COLUMNS
 from dsnb.settings import aliases
-from dsnb.settings.experiment import Experiment
 
-STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
-LARGEST = 1e18
-"""Largest figure; sums and ratios of such figures stay finite."""
-LONGEST_TEXT = 100_000
-_NUMBERS = frozenset({int, float})
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of value; None, a missing measurement, is of every kind."""
-
-    name: str
-    """Allowed values, for messages."""
-    types: frozenset[type]
-    least: float = -LARGEST
-    most: float = LARGEST
-    allowed: frozenset[str] = frozenset()
-    """For a text: its allowed values; empty for any."""
-    fields: Mapping[str, "Kind"] = field(default_factory=dict)
-    """For an object: the fields that are read."""
-    each: "Kind | None" = None
-    """For a list its items, for an object all fields that are not in `fields`."""
-    keys: str = ""
-    """For an object: the pattern of its keys; empty for any."""
-
-    def holds(self, value: Any) -> bool:
-        """Return whether a value is of this kind, nested values aside."""
-        if value is None:
-            return True
-        if type(value) not in self.types:
-            return False
-        if type(value) in _NUMBERS:
-            return bool(self.least <= value <= self.most)
-        if type(value) is str:
-            return len(value) <= LONGEST_TEXT and (not self.allowed or value in self.allowed)
-        return not self.keys or all(re.fullmatch(self.keys, key) for key in value)
-
-    def holds_all(self, values: list[Any]) -> bool:
-        """Return whether all values of a column and their nested values are of this kind; fast for long columns."""
-        types = set(map(type, values))
-        if type(None) in types:
-            types.remove(type(None))
-            values = [value for value in values if value is not None] if types else []
-        if not types <= self.types:
-            return False
-        if not types or types == {bool}:
-            return True
-        if types <= _NUMBERS:
-            return self.least <= min(values) and max(values) <= self.most
-        return self._holds_inside(values) if types <= {dict, list} else all(map(self.holds, set(values)))
-
-    def _holds_inside(self, values: list[Any]) -> bool:
-        if self.keys and not self.holds(dict.fromkeys(set().union(*values))):
-            return False
-        inside = [item for value in values for item in _items(value)] if self.each else []
-        return (self.each is None or self.each.holds_all(inside)) and all(
-            kind.holds_all([value.get(name) for value in values]) for name, kind in self.fields.items()
-        )
-
-
-def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
-
-
-def _whole(least: int = 0) -> Kind:
-    return Kind(f"a whole number of at least {least}", frozenset({int}), least, 2**63)
-
-
-NUMBER = Kind("a finite number of ordinary size", _NUMBERS)
-AMOUNT = Kind("a finite number of ordinary size, 0 or more", _NUMBERS, 0)
-COUNT = _whole()
-TEXT = Kind("a text", frozenset({str}))
-FLAG = Kind("true or false", frozenset({bool}))
-STATUS = Kind(f"one of {', '.join(STATUSES)}", frozenset({str}), allowed=frozenset(STATUSES))
-
-
-def _object(name: str = "an object", **more: Any) -> Kind:
-    return Kind(name, frozenset({dict}), **more)
-
-
-def _list_of(each: Kind) -> Kind:
-    return Kind("a list", frozenset({list}), each=each)
-
-
-def _setting(name: str, about: FieldInfo) -> Kind:
-    default = about.default
-    if isinstance(default, dict):
-        return _object("keys with values", keys=r"[^\x00-\x1f\x7f]{1,200}")
-    if name == "micro_batch_size":
-        return Kind("a whole number or 'auto'", frozenset({int, str}), 1, 2**63, frozenset({"auto"}))
-    if isinstance(default, bool):
-        return FLAG
-    if isinstance(default, int):
-        return _whole(max((getattr(one, "ge", 0) for one in about.metadata), default=0))
-    return Kind("a number, 0 or more", _NUMBERS, 0, 1e308) if isinstance(default, float) else TEXT
-
-
-SETTINGS = {name: _setting(name, about) for name, about in Experiment.model_fields.items()}
-SIGNED = {"loss_first", "loss_last", "loss_mean", "step_skew", "forward_skew"}
-SUMMARY = {name: NUMBER if name in SIGNED else AMOUNT for name in METRIC_COLUMNS}
-TEXTS = ("attention_used", "attention_kernel", "oom_phase", "note")
-"""Columns of a run's summary that are texts."""
-SUMMARY |= dict.fromkeys((*TEXTS, "profile_missing"), TEXT)
-MACHINE = {name: TEXT for name in (*ENVIRONMENT, "os", "nccl_package") if not name.startswith("gpu_")}
-MACHINE |= {
-    "cores": COUNT,
-    "memory_gib": AMOUNT,
-    "variables": _object(each=TEXT),
-    "gpus": _list_of(_object(fields={"name": TEXT, "memory_gib": AMOUNT})),
-}
-STEP = {name: NUMBER if name in {"loss", "t_s"} else AMOUNT for name in STEP_COLUMNS}
-STEP |= {"phase": TEXT, "skipped": FLAG, "step": COUNT}
-SAMPLE = {name: NUMBER if name == "t_s" else AMOUNT for name in GPU_COLUMNS} | {"host": TEXT, "gpu": COUNT}
-PROFILE = dict.fromkeys(("forward_s", "backward_s", "optimizer_s", "handover_s", "between_s", "step_s"), AMOUNT)
-PROFILE |= dict.fromkeys(("communication_s", "exposed_communication_s", "traced_step_s", "ended_s"), AMOUNT)
-WORKER = dict.fromkeys(("parameters", "trainable_parameters", "layers", "hidden", "timed_wall_s", "ended_s"), AMOUNT)
-WORKER |= dict.fromkeys(("block_parameters", "cpu_threads", "energy_j", "update_rms"), AMOUNT)
-WORKER |= dict.fromkeys(("active_parameters", "flops_per_token", "forward_flops_per_token"), AMOUNT)
-WORKER |= dict.fromkeys(("masked_flops_per_token", "recomputed_flops_per_token"), AMOUNT) | {"flops_missing": TEXT}
-WORKER |= dict.fromkeys(("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib"), AMOUNT)
-WORKER |= dict.fromkeys(("host_memory_gib", "rank_host_memory_gib"), AMOUNT)
-WORKER |= dict.fromkeys(("step_skew", "forward_skew", "steps_from_s", "timed_from_s", "timed_to_s"), NUMBER)
-WORKER |= {"first_bad_step": COUNT, "recompilations": COUNT, "graph_breaks": COUNT, "weights_moved": FLAG}
-WORKER |= {
-    "compiled_graphs": COUNT,
-    "gpu_name": TEXT,
-    "attention": TEXT,
-    "attention_kernel": TEXT,
-    "power_source": TEXT,
-}
-FAILURE = {"rank": COUNT, "status": STATUS, "cause": TEXT, "phase": TEXT, "step": COUNT}
-FAILURE |= dict.fromkeys(("allocated_gib", "reserved_gib", "requested_gib"), AMOUNT)
-BANDWIDTH = dict.fromkeys(("bytes", "count", "ranks", "calls", "errors"), COUNT) | {"dtype": TEXT}
-BANDWIDTH |= dict.fromkeys(("time_us", "algbw_gb_per_s", "busbw_gb_per_s"), AMOUNT)
-OBJECT, PHASES, PLACE = _object(), _object(each=AMOUNT), dict.fromkeys(ORDER, COUNT)
-INPUTS = _object("digests of files", each=TEXT)
-_CODE = Kind("a whole number", frozenset({int}), -(2**31), 2**31)
-_CODES = _object("exit codes by rank", each=_CODE, keys=r"-?[0-9]{1,9}")
-_NODE = _object(fields={"host": TEXT, "environment": _object(fields=MACHINE)})
-
+INPUTS = object_of("digests of files", each=TEXT)
+_EXIT_CODE = Kind("a whole number", frozenset({int}), -(2**31), 2**31)
+_CODES = object_of("exit codes by rank", each=_EXIT_CODE, keys=r"-?[0-9]{1,9}")
 _RUN = RunPaths(Path())
-FORMS = {
-    _RUN.experiment.name: _object(
-        fields={
-            **SETTINGS,
-            **PLACE,
-            "name": TEXT,
-            "model_name": TEXT,
-            "inputs": INPUTS,
-            "asked": _object(fields=SETTINGS),
-        }
+
+
+def _run_columns(*names: str) -> list[Column]:
+    return [RUNS[name] for name in names]
+
+
+def _fields(columns: Iterable[Column]) -> dict[str, Kind]:
+    return {column.name: column.kind for column in columns}
+
+
+_MACHINE = [
+    *(column for column in MACHINE if column.name not in {"gpu_name", "gpu_memory_gib", "variables"}),
+    *each(TEXT, os="Operating system.", nccl_package="Version of the installed NCCL package."),
+    Column("memory_gib", "Memory of the machine."),
+    Column("variables", RUNS["variables"].meaning, kind=object_of(each=TEXT)),
+    Column(
+        "gpus",
+        "Name and memory of each GPU.",
+        kind=list_of(object_of(fields={"name": TEXT, "memory_gib": AMOUNT})),
     ),
-    _RUN.result.name: _object(
-        fields={
-            "status": STATUS,
-            "cause": TEXT,
-            "exit_codes": _CODES,
-            "phases_s": PHASES,
-            "summary": _object(fields=SUMMARY),
-        }
+]
+_SUMMARY = [*FIGURES, *TEXTS, RUNS["note"], Column("profile_missing", "Why a profile lacks something.", kind=TEXT)]
+_NODE = object_of(fields={"host": TEXT, "environment": object_of(fields=_fields(_MACHINE))})
+FILES: dict[str, list[Column]] = {
+    _RUN.experiment.name: [
+        *SETTING_COLUMNS.values(),
+        *_run_columns("order_seed", "order_place"),
+        Column("name", "Name of the experiment; its folder is named like this.", kind=TEXT),
+        Column("model_name", "Name of the model in names of experiments, decided by the sweep.", kind=TEXT),
+        Column("inputs", RUNS["inputs"].meaning, kind=INPUTS),
+        Column(
+            "asked",
+            "Settings as requested, where dsnb replaced them, such as `micro_batch_size: auto`.",
+            kind=object_of(fields=_fields(SETTING_COLUMNS.values())),
+        ),
+    ],
+    _RUN.result.name: [
+        Column("status", "How the run ended.", kind=STATUS),
+        Column("cause", "Why it is not `ok`, in one sentence.", kind=TEXT),
+        Column("exit_codes", "Exit code of each rank; negative for a signal.", kind=_CODES),
+        Column("phases_s", "Wall time by phase: start, build, warmup, timed, stop, wall.", kind=object_of(each=AMOUNT)),
+        Column(
+            "summary",
+            "Figures of the run, named like the columns of the table of runs.",
+            kind=object_of(fields=_fields(_SUMMARY)),
+        ),
+    ],
+    _RUN.environment.name: _MACHINE,
+    _RUN.steps.name: [*STEPS.values()],
+    _RUN.gpu.name: [*SAMPLES.values()],
+    _RUN.worker.name: [
+        *_run_columns("parameters", "trainable_parameters", "active_parameters", "energy_j", "update_rms"),
+        *_run_columns("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib"),
+        *_run_columns("rank_host_memory_gib", "power_source", "gpu_name", "attention_kernel"),
+        Column(
+            "flops_per_token",
+            "FLOPs of the model for one token, forward and backward, as `tflops_per_gpu` counts them.",
+        ),
+        Column("forward_flops_per_token", "FLOPs of a forward pass for one token."),
+        Column("masked_flops_per_token", "Those of `flops_per_token` that a causal mask makes unnecessary."),
+        Column(
+            "recomputed_flops_per_token", "FLOPs of recomputed blocks for one token, not part of `flops_per_token`."
+        ),
+        *each(
+            AMOUNT,
+            layers="Transformer blocks of the model.",
+            hidden="Hidden size of the model.",
+            cpu_threads="Threads of a rank that compute on the CPU, an offloaded optimizer among them.",
+            block_parameters="Parameters of all transformer blocks, without embeddings, output layer and final norm.",
+            timed_wall_s="Wall time of the timed steps, as earlier versions recorded it; now in `phases_s`.",
+            ended_s="End of the last step, since the launch.",
+        ),
+        *each(
+            NUMBER,
+            step_skew=RUNS["step_skew"].meaning,
+            forward_skew=RUNS["forward_skew"].meaning,
+            steps_from_s="Begin of the first step, since the launch.",
+            timed_from_s="Begin of the timed steps, since the launch.",
+            timed_to_s="End of the timed steps, since the launch.",
+        ),
+        *each(
+            COUNT,
+            first_bad_step="First step whose loss was not a finite number.",
+            recompilations=RUNS["recompilations"].meaning,
+            graph_breaks=RUNS["graph_breaks"].meaning,
+            compiled_graphs="Graphs that torch.compile captured; missing if nothing was to be compiled.",
+        ),
+        Column("weights_moved", "False if the steps did not change the weights beyond weight decay.", kind=FLAG),
+        *each(
+            TEXT,
+            flops_missing="Why there are no FLOPs of a token.",
+            attention="Attention implementation that the model really used.",
+        ),
+        Column("phases_s", "Wall time by phase, as rank 0 measured it.", kind=object_of(each=AMOUNT)),
+        Column("versions", "Versions that only torch knows: CUDA, NCCL.", kind=object_of(each=TEXT)),
+    ],
+    _RUN.profile.name: [
+        *_run_columns("forward_s", "backward_s", "optimizer_s", "communication_s"),
+        *each(
+            AMOUNT,
+            handover_s="Communication between pipeline stages.",
+            between_s="Rest of the step between the marked parts.",
+            step_s="Time of the step that was split into its parts.",
+            exposed_communication_s="Communication during which no other kernel ran; GPUs only.",
+            traced_step_s="Time of the step that was traced.",
+            ended_s="End of the profile, since the launch.",
+        ),
+        Column("missing", "What could not be measured, with the reason.", kind=object_of(each=TEXT)),
+    ],
+    _RUN.failures.name: [
+        Column("rank", "Rank that failed.", kind=COUNT),
+        Column("status", "Status that its failure gives the run.", kind=STATUS),
+        *each(
+            TEXT,
+            cause="Type and first line of the exception.",
+            phase="Part of the work it was in: build, forward, loss, backward, optimizer, communication.",
+        ),
+        Column("step", "Step it was in, from 1; missing while the model was built.", kind=COUNT),
+        *each(
+            AMOUNT,
+            allocated_gib="Memory allocated when the allocation failed.",
+            reserved_gib="Memory reserved when the allocation failed.",
+            requested_gib="Size of the allocation that failed.",
+        ),
+    ],
+    _RUN.nodes.name: [
+        Column(
+            "nodes",
+            "For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
+            kind=list_of(_NODE),
+        ),
+        Column("differences", "In what the hosts differ, such as driver or torch version.", kind=list_of(TEXT)),
+    ],
+    _RUN.slurm.name: each(
+        TEXT,
+        name="Name of the Slurm job.",
+        job="Number of the Slurm job.",
+        state="Last known state of the job.",
+        script="Script that was submitted.",
     ),
-    _RUN.environment.name: _object(fields=MACHINE),
-    _RUN.steps.name: _object(fields=STEP),
-    _RUN.gpu.name: _object(fields=SAMPLE),
-    _RUN.worker.name: _object(fields={**WORKER, "phases_s": PHASES, "versions": _object(each=TEXT)}),
-    _RUN.profile.name: _object(fields={**PROFILE, "missing": _object(each=TEXT)}),
-    _RUN.failures.name: _object(fields=FAILURE),
-    _RUN.nodes.name: _object(fields={"nodes": _list_of(_NODE), "differences": _list_of(TEXT)}),
-    _RUN.slurm.name: _object(fields={"name": TEXT, "job": TEXT, "state": TEXT, "script": TEXT}),
-    _RUN.bandwidth_plan.name: _object(fields={"most_bytes": COUNT}),
-    _RUN.bandwidth.name: _object(fields=BANDWIDTH),
+    _RUN.bandwidth_plan.name: [Column("most_bytes", "Largest message to measure.", kind=COUNT)],
+    _RUN.bandwidth.name: [
+        *each(
+            COUNT,
+            bytes="Size of the message.",
+            count="Elements of the message.",
+            ranks="Ranks that took part.",
+            calls="All-reduces that were timed.",
+            errors="Elements with a wrong sum.",
+        ),
+        Column("dtype", "Type of the elements.", kind=TEXT),
+        *each(
+            AMOUNT,
+            time_us="Mean time of one all-reduce on the slowest rank.",
+            algbw_gb_per_s="Bytes of the message over its time.",
+            busbw_gb_per_s="algbw x 2(n - 1)/n, as nccl-tests defines it.",
+        ),
+    ],
 }
-"""The kind of object by file name: the object in a `.json`, each line of a `.jsonl`."""
+"""By file name, the fields of the object in a `.json`, or of each line of a `.jsonl`."""
+FORMS = {name: object_of(fields=_fields(columns)) for name, columns in FILES.items()}
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:

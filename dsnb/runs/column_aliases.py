@@ -1,7 +1,4 @@
-"""Former names of columns: tables written by an earlier version, such as a CSV file of runs, keep working.
-
-dsnb's own index and cache need no aliases: they are ignored once dsnb's code has changed.
-"""
+"""Former names of columns: tables written by an earlier version, such as a CSV file of runs, keep working."""
 
 import numpy as np
 import pandas as pd

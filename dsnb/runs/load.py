@@ -4,8 +4,7 @@ Every run that was started is a row, whatever its status; what was not measured 
 """
 
 import contextlib
-import os
-import time
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +15,7 @@ import pandas as pd
 
 from dsnb.errors import DsnbWarning, LogError
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import (
+from dsnb.run_folder.columns import (
     GPU_COLUMNS,
     KEYS,
     RUN_COLUMNS,
@@ -26,11 +24,14 @@ from dsnb.run_folder.table_columns import (
     STEP_NUMBERS,
     key_columns,
 )
-from dsnb.runs import cache, experiment_names, index, run_folders, run_records, sampled, yardstick
-from dsnb.runs.discover import Found, displayable, find_runs, names_from_log, names_from_path, sort_order
+from dsnb.run_folder.paths import RunPaths
+from dsnb.runs import run_folders, run_records, sampled
+from dsnb.runs.discover import Found, displayable, find_runs
 from dsnb.runs.logs import find, step_csv
 from dsnb.runs.logs import rows as log_rows
 from dsnb.runs.logs.logged_run import LoggedRun
+from dsnb.runs.names import name_runs, names_from_log
+from dsnb.runs.table import as_runs
 
 T = TypeVar("T")
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
@@ -59,16 +60,9 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     """
-
-    def load() -> tuple[pd.DataFrame, list[str]]:
-        found = find_runs(path, use_indexes=True)
-        table = _with_indexes(found) if found.indexed else _runs(found)
-        if table is None:
-            found = find_runs(path)
-            table = _runs(found)
-        return table, [*found.examined, *found.results]
-
-    return yardstick.with_plain_ratio(sampled.without_noise(cache.cached("runs", Path(path), load)))
+    with _without_garbage_collection():
+        table = _runs(find_runs(path))
+    return as_runs(sampled.without_noise(table))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -90,12 +84,20 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     SettingsError, LogError
         As for `load_runs`.
     """
+    with _without_garbage_collection():
+        return _steps(find_runs(path))
 
-    def load() -> tuple[pd.DataFrame, list[str]]:
-        found = find_runs(path)
-        return _steps(found), [*found.examined, *found.steps]
 
-    return cache.cached("steps", Path(path), load)
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Defer garbage collection: it would scan the many small records, all still in use, again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
@@ -151,7 +153,7 @@ def _step_rows(path: Path, names: Names, logged: LoggedRun) -> pd.DataFrame:
 
 def _runs(found: Found) -> pd.DataFrame:
     own = run_folders.read_columns(found.runs, found.without_steps)
-    names = experiment_names.name_runs(found.runs, own[run_records.NAME], own[run_records.MODEL_NAME])
+    names = name_runs(found.runs, own[run_records.NAME], own[run_records.MODEL_NAME])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
     others = [row for _, row in _logged(found, _row)]
@@ -162,53 +164,9 @@ def _runs(found: Found) -> pd.DataFrame:
     return table
 
 
-def _with_indexes(found: Found) -> pd.DataFrame | None:
-    """Return the runs from indexes and all others, sorted; None if they do not fit into one table."""
-    import pyarrow as pa
-
-    try:
-        others = pa.Table.from_pandas(_runs(found), preserve_index=False).replace_schema_metadata(None)
-        known = [_with_names(one.table, one.runs) for one in found.indexed]
-        if len(known) == 1 and not len(others):
-            return known[0].to_pandas()
-        own = [*found.runs, *(run for one in found.indexed for run in one.runs)]
-        how = {"promote_options": "permissive"}
-        runs = pa.concat_tables([others.slice(0, len(found.runs)), *known], **how).take(sort_order(own))
-        return pa.concat_tables([runs, others.slice(len(found.runs))], **how).to_pandas()
-    except (pa.ArrowException, TypeError, ValueError):
-        return None
-
-
-def _with_names(table: Any, runs: list[str]) -> Any:
-    """Add the columns that depend on the folder's place to the table of an index."""
-    import pyarrow as pa
-
-    names = [names_from_path(run) for run in runs]
-    labels = {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, runs)]}
-    columns = [*RUN_COLUMNS, *key_columns(table.column_names)]
-    return pa.table({name: labels[name] if name in labels else table[name] for name in columns})
-
-
-def write_index(folder: Path) -> None:
-    """Write the index of a finished sweep, so that its first load is fast, even after the folder was copied.
-
-    Nothing is written if the folder still changes, or if something in it cannot be read: every load must warn of that.
-    """
-    time.sleep(cache.SETTLED_S)
-    with warnings.catch_warnings(), contextlib.suppress(DsnbWarning, OSError):
-        warnings.simplefilter("error", DsnbWarning)
-        found = find_runs(folder)
-        root = os.path.abspath(folder)
-        where = (root, found.runs, found.folders[1:], [log for log in found.logs if os.path.dirname(log) != root])
-        before = index.stamps(*where)
-        table = _runs(Found(runs=found.runs, without_steps=found.without_steps))
-        if found.runs and before.equals(index.stamps(*where)):
-            index.write(folder, before, table)
-
-
 def _steps(found: Found) -> pd.DataFrame:
     own, counts = run_folders.read_steps(found.runs)
-    names, parts = experiment_names.name_runs(found.runs, *run_records.names(found.runs)), [own]
+    names, parts = name_runs(found.runs, *run_records.names(found.runs)), [own]
     for start_names, steps in _logged(found, _step_rows):
         parts.append(steps)
         counts.append(len(steps))

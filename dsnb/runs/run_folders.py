@@ -14,9 +14,9 @@ import pandas as pd
 
 from dsnb.files import json_text, plain_text, records
 from dsnb.formulas import metrics
-from dsnb.run_folder import record_schema
+from dsnb.run_folder.columns import STEP_COLUMNS
+from dsnb.run_folder.declarations import AMOUNT
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import STEP_COLUMNS
 from dsnb.runs import run_records
 from dsnb.system import hardware
 
@@ -136,7 +136,7 @@ def _notebook_s(path: str) -> float | None:
         return float(found[1])
     notebook = records.read_json(path) or {}
     duration = run_records.get_mapping(run_records.get_mapping(notebook, "metadata"), "papermill").get("duration")
-    return duration if record_schema.AMOUNT.holds(duration) else None
+    return duration if AMOUNT.holds(duration) else None
 
 
 def read_steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:

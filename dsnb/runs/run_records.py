@@ -13,8 +13,9 @@ from typing import Any
 from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, RUNS, SETTINGS, SUMMARY_TEXTS
+from dsnb.run_folder.declarations import object_of
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.table_columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS
 from dsnb.settings import aliases, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS
 
@@ -26,14 +27,10 @@ NAME, MODEL_NAME = "recorded_name", "recorded_model_name"
 VARIABLES = "variables"
 MAX_DIGEST = 12
 """Characters of an input file's digest in the table."""
+_PHASES = [f"{phase}_s" for phase in PHASES]
 _KINDS = {
-    **{name: record_schema.SETTINGS[name] for name in (*SETTINGS, "device")},
-    **{name: record_schema.SUMMARY[name] for name in (*METRIC_COLUMNS, *record_schema.TEXTS)},
-    **{name: record_schema.MACHINE[name] for name in ENVIRONMENT if name in record_schema.MACHINE},
-    **dict.fromkeys(ORDER, record_schema.COUNT),
-    "gpu_name": record_schema.TEXT,
-    "gpu_memory_gib": record_schema.AMOUNT,
-    **dict.fromkeys((f"{phase}_s" for phase in PHASES), record_schema.AMOUNT),
+    name: RUNS[name].kind
+    for name in (*SETTINGS, "device", *METRIC_COLUMNS, *SUMMARY_TEXTS, *ENVIRONMENT, *ORDER, *_PHASES)
 }
 """Kinds of the columns that are fields of the records."""
 del _KINDS[VARIABLES]  # an object in the record, a text in the table
@@ -46,7 +43,7 @@ _OTHERS = [
     )
     for name in names
 ]
-_OTHERS.append((RESULT, "summary", record_schema.OBJECT))
+_OTHERS.append((RESULT, "summary", object_of()))
 """Other fields that are validated; the fields of `summary` are columns."""
 
 
@@ -101,7 +98,7 @@ def _text(value: Any) -> str | None:
 def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
     settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
     columns = _fields(settings, ["device", *ORDER]) | _settings(settings)
-    columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *record_schema.TEXTS])
+    columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
     columns[VARIABLES] = [_words(machine.get(VARIABLES)) for machine in machines]
     columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in settings]

@@ -42,15 +42,13 @@ def with_plain_ratio(runs: pd.DataFrame) -> pd.DataFrame:
     pandas.DataFrame
         `of_plain` is tokens/s/GPU divided by the median of the fastest plain setting (`strategy` `plain`) that does the
         same work (`WORK`, fused attention or not) on the same GPU; NaN where there is none. On a CPU it is tokens/s of
-        all ranks, which share the cores that a plain process has to itself. A table without a plain run keeps the
-        column that it has.
+        all ranks, which share the cores that a plain process has to itself. A table without a plain run is
+        returned as it is.
     """
-    keys = _work(runs)
-    on_cpu = _on_cpu(runs)
-    rates = numbers(runs, RATE).mask(on_cpu, numbers(runs, RATE_OF_ALL))
     plain = (runs.get("strategy") == "plain") & (runs.get("status") == "ok")
     if not isinstance(plain, pd.Series) or not plain.any():
-        return runs if COLUMN in runs else runs.copy().assign(**{COLUMN: float("nan")})
+        return runs
+    keys, rates = _work(runs), numbers(runs, RATE).mask(_on_cpu(runs), numbers(runs, RATE_OF_ALL))
     names = [keys[plain], runs["experiment"][plain]]
     fastest = rates[plain].groupby(names, sort=False).median().groupby(level=0, sort=False).max()
     return runs.copy().assign(**{COLUMN: rates / keys.map(dict(fastest))})  # a copy is in one piece

@@ -5,18 +5,18 @@ A sentence names the setting and its value, and says what is allowed and what to
 
 import ctypes.util
 import difflib
-import functools
 import importlib.util
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models, compile_rules, deepspeed_models, hostfile, parallel_rules, rules, zero_rules
+from dsnb.settings import causal_models, deepspeed_models, hostfile, rules
+from dsnb.settings.derived import Settings
 from dsnb.settings.prepared import lookup
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
@@ -68,7 +68,7 @@ def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     return allowed.get(detail["type"], str(detail["msg"]))
 
 
-def _unknown_model(s: Mapping[str, Any]) -> str | None:
+def _unknown_model(s: Settings) -> str | None:
     model = s["model"]
     if model in model_shapes.PRESETS or model_shapes.local_config(model) or model_shapes.is_hub_id(model):
         return None
@@ -80,7 +80,7 @@ def _unknown_model(s: Mapping[str, Any]) -> str | None:
     )
 
 
-def _weights_missing(s: Mapping[str, Any]) -> str | None:
+def _weights_missing(s: Settings) -> str | None:
     if s["weights"] == "random":
         return None
     if s["model"] in model_shapes.PRESETS and model_shapes.PRESETS[s["model"]].hub_id is None:
@@ -91,11 +91,44 @@ def _weights_missing(s: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _too_long(s: Mapping[str, Any]) -> str | None:
+def _too_long(s: Settings) -> str | None:
     positions = model_shapes.facts(s["model"]).get("positions")
     if positions and s["seq_len"] > positions:
         return f"seq_len is {s['seq_len']}: {s['model']} has {positions} positions; use at most {positions}"
     return None
+
+
+def _checkpoint_every(s: Settings) -> str | None:
+    layers = model_shapes.facts(s["model"]).get("layers")
+    if not layers or s["checkpoint_every"] <= layers:
+        return None
+    return f"checkpoint_every is {s['checkpoint_every']}: {s['model']} has {layers} blocks; use at most {layers}"
+
+
+def _divides(name: str, what: str) -> Rule:
+    """Return a rule against a parallel size that does not divide the model's heads or layers."""
+
+    def rule(s: Settings) -> str | None:
+        number = model_shapes.facts(s["model"]).get(what)
+        if not number or number % s[name] == 0:
+            return None
+        return f"{name} is {s[name]}: {s['model']} has {number} {what}, which it must divide"
+
+    return rule
+
+
+def _family(s: Settings) -> str | None:
+    family = model_shapes.facts(s["model"]).get("family")
+    shared = next((name for name in rules.SHARED if s[name] > 1), None)
+    if not shared or not family or family in model_shapes.SPLIT:
+        return None
+    return model_shapes.not_split(shared, s[shared], family)
+
+
+def _auto_on_a_cpu(s: Settings) -> str | None:
+    if s["micro_batch_size"] != "auto" or s["device"] != "cpu" or s["memory_limit_gib"]:
+        return None
+    return "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
 
 
 def _exists(name: str) -> bool:
@@ -109,20 +142,20 @@ def _is_file(name: str) -> bool:
     return _exists(name) and Path(name).expanduser().is_file()  # opening a pipe blocks, and a device has no end
 
 
-def _no_data(s: Mapping[str, Any]) -> str | None:
+def _no_data(s: Settings) -> str | None:
     if s["data"] in {"synthetic", "stdlib"} or _is_file(s["data"]):
         return None
     return f"data is {short_repr(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
 
 
-def _tokenizer_unused(s: Mapping[str, Any]) -> str | None:
+def _tokenizer_unused(s: Settings) -> str | None:
     if s["tokenizer"] != "bytes" and s["data"] == "synthetic":
         tokenizer = short_repr(s["tokenizer"])
         return f"tokenizer is {tokenizer}, but synthetic data has no text: set 'data' to a text file, or drop it"
     return None
 
 
-def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
+def _no_tokenizer(s: Settings) -> str | None:
     name = s["tokenizer"]
     if name == "bytes" or _exists(name) or model_shapes.is_hub_id(name):
         return None
@@ -132,7 +165,7 @@ def _no_tokenizer(s: Mapping[str, Any]) -> str | None:
 HOSTS = {"hostfile", "include", "exclude", "gpus", "nodes"}
 
 
-def _hosts(s: Mapping[str, Any]) -> str | None:
+def _hosts(s: Settings) -> str | None:
     if not s["hostfile"]:
         odd = next((name for name in ("include", "exclude") if s[name]), "nodes" if s["nodes"] > 1 else None)
         return f"{odd} is {short_repr(s[odd])}, but there is no hostfile: name the hosts in 'hostfile'" if odd else None
@@ -147,7 +180,7 @@ def _hosts(s: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _unsafe_word(s: Mapping[str, Any]) -> str | None:
+def _unsafe_word(s: Settings) -> str | None:
     """Refuse what ssh or a shell would take for an option or for several words."""
     allowed = {"ssh_user": r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "interface": r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}"}
     allowed |= {"forward_env": r"[A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*"}
@@ -158,46 +191,71 @@ def _unsafe_word(s: Mapping[str, Any]) -> str | None:
     return f"{odd} is {short_repr(s[odd])}: write it like {examples[odd]!r}"
 
 
-RULES: list[tuple[set[str], Rule]] = [
-    ({"model"}, _unknown_model),
-    ({"model"}, causal_models.local_problem),
-    ({"model", "weights"}, _weights_missing),
-    ({"model", "seq_len"}, _too_long),
-    ({"data"}, _no_data),
-    ({"data", "tokenizer"}, _tokenizer_unused),
-    ({"tokenizer"}, _no_tokenizer),
-    (HOSTS, _hosts),
-    ({"ssh_user", "interface", "forward_env"}, _unsafe_word),
+RULES: list[Rule] = [
+    _unknown_model,
+    causal_models.local_problem,
+    _weights_missing,
+    _too_long,
+    _auto_on_a_cpu,
+    _checkpoint_every,
+    _divides("tensor_parallel", "heads"),
+    _divides("pipeline_parallel", "layers"),
+    _family,
+    _no_data,
+    _tokenizer_unused,
+    _no_tokenizer,
+    _hosts,
+    _unsafe_word,
     *rules.RULES,
-    *parallel_rules.RULES,
-    *zero_rules.RULES,
-    *compile_rules.RULES,
 ]
 
 
-def contradictions(settings: Mapping[str, Any], given: Collection[str], ignore: Collection[str]) -> list[str]:
+def contradictions(settings: Settings, given: Collection[str], ignore: Collection[str]) -> list[str]:
     """Return the contradictions between settings, one sentence each.
 
-    Rules about a field in `ignore` are left out, and so are rules about fields of which none is in `given`.
+    Rules that read a setting in `ignore` are left out, and so is what they say if they read none that is `given`.
     """
-    return [
-        problem
-        for fields, rule in _rules_about(frozenset(given))
-        if fields.isdisjoint(ignore) and (problem := rule(settings))
-    ]
+    found = []
+    for rule in RULES:
+        read = _Read(settings, ignore)
+        try:
+            problem = rule(read)
+        except _IgnoredError:
+            continue
+        if problem and not read.names.isdisjoint(given):
+            found.append(problem)
+    return found
 
 
-@functools.lru_cache(maxsize=64)
-def _rules_about(given: frozenset[str]) -> list[tuple[set[str], Rule]]:
-    """Return the rules about some settings, which are the same for all combinations of a grid."""
-    return [(fields, rule) for fields, rule in RULES if not given.isdisjoint(fields)]
+class _IgnoredError(Exception):
+    """A rule reads a setting whose value is not valid."""
 
 
-def unsupported(settings: Mapping[str, Any], launching: bool = True) -> list[str]:
+class _Read(Mapping[str, Any]):
+    """Settings that remember which of them were read."""
+
+    def __init__(self, settings: Settings, ignore: Collection[str]) -> None:
+        self._settings, self._ignore = settings, ignore
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._ignore:
+            raise _IgnoredError
+        self.names.add(name)
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+
+def unsupported(settings: Settings, launching: bool = True) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
     problems = lookup.problems(settings, originals=launching) or causal_models.prepared_problems(settings)
     if settings["compile"] != "off":
-        problems += compile_rules.disabled(os.environ)
+        problems += _compiler_disabled()
     if settings["deepspeed"]:
         problems += deepspeed_models.problems(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
@@ -236,6 +294,15 @@ def _lacking() -> list[str]:
     if not hardware.loopback_works():
         problems.append("127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`")
     return problems
+
+
+def _compiler_disabled() -> list[str]:
+    """Return why nothing would be compiled: torch then runs eagerly without a word."""
+    return [
+        f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
+        for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+        if os.environ.get(name) == "1"
+    ]
 
 
 def _nvme_problems(folder: str) -> list[str]:

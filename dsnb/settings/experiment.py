@@ -6,9 +6,10 @@ checks against this machine in `dsnb.settings.checks`.
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -17,23 +18,13 @@ from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.settings import aliases, checks, deepspeed_keys, experiment_name, hostfile
 from dsnb.settings.hostfile import Host
-from dsnb.settings.training import MOST, Training
+from dsnb.settings.setting import Setting
+from dsnb.settings.training import AtLeast1, NotNegative, Positive, Training
 from dsnb.system import hardware
 
-SUPERVISION = (
-    "hostfile",
-    "include",
-    "exclude",
-    "ssh_user",
-    "ssh_port",
-    "interface",
-    "master_port",
-    "forward_env",
-    "time_limit_s",
-    "step_timeout_s",
-    "price_per_gpu_hour",
-)
-"""Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
+Supervision = partial(Setting, is_supervision=True)
+Name = Annotated[str, Supervision()]
+Port = Annotated[int, Field(strict=True, ge=0, lt=2**16), Supervision()]
 
 
 class Experiment(Training):
@@ -45,35 +36,35 @@ class Experiment(Training):
         Listing every unknown, invalid and contradictory setting at once.
     """
 
-    hostfile: str = ""
+    hostfile: Name = ""
     """Hosts to run on by ssh: a file of `NAME slots=GPUS` lines, or `slurm` inside a job; empty: this machine."""
-    include: str = ""
+    include: Name = ""
     """Use only these hosts of the hostfile: `worker-1@worker-2:0,2` names a whole host and two GPUs of another one."""
-    exclude: str = ""
+    exclude: Name = ""
     """Use all hosts of the hostfile but these; written like `include`."""
     device: Literal["auto", "cuda", "cpu"] = Field(default="auto", validate_default=True)
     """`auto` is cuda where there is a usable GPU and cpu elsewhere; with a hostfile it is resolved at the launch."""
-    gpus: int = Field(default=1, strict=True, ge=1, lt=MOST)
+    gpus: Annotated[AtLeast1, Setting("GPUs", "GPUs {}", is_axis=True)] = 1
     """Ranks: one per GPU, processes on a CPU; `auto` is every GPU, every slot of a hostfile, or 2 on a CPU."""
-    nodes: int = Field(default=1, validate_default=True, strict=True, ge=1, lt=MOST)
+    nodes: Annotated[AtLeast1, Field(validate_default=True), Setting("nodes", "nodes {}", "nodes{}", is_axis=True)] = 1
     """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
-    launcher: Literal["fork", "deepspeed"] = "fork"
+    launcher: Annotated[Literal["fork", "deepspeed"], Setting(short="{}-launcher")] = "fork"
     """How a host's ranks are started: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
-    ssh_user: str = ""
+    ssh_user: Name = ""
     """User name on the hosts; by default as configured for ssh."""
-    ssh_port: int = Field(default=0, strict=True, ge=0, lt=2**16)
+    ssh_port: Port = 0
     """ssh port of the hosts; 0 as configured for ssh."""
-    interface: str = ""
+    interface: Name = ""
     """Network interface of the ranks, such as `ib0`; by default the one through which the hosts were reached."""
-    master_port: int = Field(default=0, strict=True, ge=0, lt=2**16)
+    master_port: Port = 0
     """TCP port of the rendezvous on the first host; 0 for any free port."""
-    forward_env: str = ""
+    forward_env: Name = ""
     """Environment variables to forward to the hosts, `*` allowed: `WANDB_MODE,MY_*`."""
-    time_limit_s: float = Field(default=1800.0, gt=0)
+    time_limit_s: Annotated[Positive, Supervision()] = 1800.0
     """Time limit of the whole run in seconds; a run that exceeds it ends as `timeout`."""
-    step_timeout_s: float = Field(default=900.0, gt=0)
+    step_timeout_s: Annotated[Positive, Supervision()] = 900.0
     """Longest time for one step in seconds, start-up included; a run without a step for longer ends as `timeout`."""
-    price_per_gpu_hour: float = Field(default=0.0, ge=0)
+    price_per_gpu_hour: Annotated[NotNegative, Supervision()] = 0.0
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for no cost."""
 
     def __init__(self, /, **settings: Any) -> None:
@@ -167,7 +158,7 @@ class Experiment(Training):
         Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
         are left out: they are part of how a setting is measured.
         """
-        return experiment_name.name(self, DEFAULTS["learning_rate"])
+        return experiment_name.name(self, DECLARED, DEFAULTS)
 
     @property
     def name_with_model(self) -> str:
@@ -215,3 +206,7 @@ def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
 
 DEFAULTS: dict[str, Any] = {name: field.default for name, field in Experiment.model_fields.items()}
 """The default of every setting, `auto` as it stands."""
+DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fields.items()}
+"""The words of every setting, and its part of an experiment's name."""
+SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
+"""Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""

@@ -94,8 +94,6 @@ def run_sweep(
     sweep = with_inputs(without_unfit(sweep, _sayer(progress), verbose))
     with locked(sweep.paths) as lock:
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
-        with contextlib.suppress(OSError):
-            sweep.paths.index.unlink()
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
         records.write_json(sweep.paths.planned, {"runs": _planned(sweep), "left_out": dict(sweep.left_out)})
         with _display(sweep, todo, progress, show_eta=slurm is None) as display:

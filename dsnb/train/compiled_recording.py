@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train.fake_model import build, fake_mode
 from dsnb.train.live_bytes import Size

@@ -16,7 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi
 from dsnb.train.causal_loss import CausalLoss

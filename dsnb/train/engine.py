@@ -10,7 +10,7 @@ from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import set_z3_leaf_modules
 
-from dsnb.settings.compile_rules import compiles_blocks, gathers_blocks
+from dsnb.settings.derived import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import verify_engine
 from dsnb.train.causal_loss import with_loss

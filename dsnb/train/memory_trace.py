@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dsnb.formulas.memory import kept_activations
-from dsnb.settings.compile_rules import compiles_blocks
+from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
 from dsnb.train import recording

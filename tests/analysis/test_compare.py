@@ -9,7 +9,7 @@ import pytest
 import dsnb
 from dsnb.analysis.comparisons import differences
 from dsnb.errors import SettingsError
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 
 NOISE = np.array([1, 1.004, 0.996, 1.002, 0.998])
 

@@ -11,7 +11,7 @@ from dsnb.analysis.comparisons import COLUMNS, differences, page_note
 from dsnb.analysis.intervals import MIN_RUNS, Setting, is_confounded
 from dsnb.analysis.texts import signed
 from dsnb.errors import SettingsError
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 
 FAST = [1000.0, 1010, 990, 1005, 995]
 

@@ -8,7 +8,7 @@ import pytest
 
 from dsnb.analysis import steps_within
 from dsnb.analysis.flags import Flag, clock_drop_pct, flag_steps, flags, single_run_words
-from dsnb.run_folder.table_columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
+from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
 
 CALM = 1 + 0.01 * np.sin(np.arange(40) * 2.4)
 

@@ -11,7 +11,7 @@ from dsnb.analysis.decide import of_runs as decide
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import repeat_ratios as ratios
 from dsnb.analysis.summary import unstable
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 
 
 def runs_of(**rates):

@@ -7,7 +7,7 @@ import pytest
 
 from dsnb.analysis.comparisons import differences, effects
 from dsnb.analysis.texts import MINUS
-from dsnb.run_folder.table_columns import RUN_COLUMNS as COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS as COLUMNS
 from dsnb.runs import labels
 
 

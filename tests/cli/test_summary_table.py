@@ -9,7 +9,7 @@ import pytest
 import dsnb
 from dsnb.cli import printing, summary_table
 from dsnb.cli.printing import Format
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 from tests.support import made_up
 
 

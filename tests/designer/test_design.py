@@ -5,16 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.designer import process, running
+from dsnb.designer import design as module
+from dsnb.designer import form as fields
+from dsnb.designer import process
 from dsnb.errors import SettingsError
 from dsnb.run_folder import paths
 from dsnb.settings.experiment import Experiment
+from dsnb.system import hardware
 from tests import ROOT
 from tests.support import made_up
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
@@ -33,14 +37,14 @@ SMALL = {
 
 
 @pytest.fixture
-def form(tmp_path):
+def design(tmp_path):
     """Give a form that writes below a folder of the test."""
     return dsnb.design(SMALL, name="small", folder=tmp_path / "params", outputs=tmp_path / "outputs")
 
 
 def buttons(design):
     """Say which of write, start and stop can be pressed."""
-    return [not one.disabled for one in (design.write_button, design.start_button, design.stop_button)]
+    return [not each.disabled for each in (design.write_button, design.start_button, design.stop_button)]
 
 
 class FakeSweep:
@@ -66,196 +70,209 @@ class FakeSweep:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(running, "SweepProcess", FakeSweep)
+    monkeypatch.setattr(module, "SweepProcess", FakeSweep)
 
 
-def test_the_form_begins_with_what_it_is_given(form):
-    assert list(form.form.rows)[:4] == ["model", "gpus", "zero_stage", "precision"]
-    assert form.form.rows["zero_stage"].values == [0, 3]
-    assert form.form.draft.settings["steps"] == [400]
-    assert "8 runs: 2 experiments x 4" in form.plan_view.value
-    form.form.repeats.value = 1
-    assert "2 runs: 2 experiments x 1" in form.plan_view.value
+def in_a_kernel(user):
+    """Run a coroutine in an event loop, as a kernel does; another test may have left one running in this thread."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, user()).result()
+
+
+async def until(true):
+    async with asyncio.timeout(WAIT_S):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+def test_settings_are_chosen_added_and_removed(design):
+    form = design.form
+    assert [*form.rows][:4] == ["model", "gpus", "zero_stage", "precision"]
+    assert "8 runs: 2 experiments x 4" in design.table.value
+    form.repeats.value = 1
+    assert "2 runs: 2 experiments x 1" in design.table.value
+    stages = form.rows["zero_stage"]
+    stages.controls[1].value = True
+    assert form.content["grid"]["zero_stage"] == [0, 1, 3]
+    for control in stages.controls:
+        control.value = False
+    assert "zero_stage has no value: choose one, or remove it" in design.table.value
+    stages.remove_button.click()
+    assert "zero_stage" not in form.content["grid"]
+    form.new.value = "zero_stag"
+    form.add_button.click()
+    assert "unknown setting &#x27;zero_stag&#x27;" in form.message.value
+    form.new.value = "grad_accum"
+    form.add_button.click()
+    assert (form.content["defaults"]["grad_accum"], form.message.value) == (1, "")
+    form.new.value = "deepspeed.zero_optimization.reduce_scatter"
+    form.add_button.click()
+    assert "deepspeed.zero_optimization.reduce_scatter has no value" in design.table.value
+    form.new.value = "grad_accum"
+    form.add_button.click()
+    assert "grad_accum is in the form already" in form.message.value
+
+
+def test_every_setting_has_a_row(design):
+    for name, field in Experiment.model_fields.items():
+        if name not in design.form.rows:
+            design.form.add(name, [field.default])
+    assert design.form.new.options == ()
+    assert all("<summary>meaning</summary>" in row.box.children[-1].value for row in design.form.rows.values())
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("text", "wanted"),
+    [("8, 16", [8, 16]), (" auto ", ["auto"]), ("off", [False]), ("1e-4", ["1e-4"]), ("1.0e-4", [1e-4]),
+     ("facebook/opt-350m, gpt2", ["facebook/opt-350m", "gpt2"]), ("{a: {b: 1}}", [{"a": {"b": 1}}])],
+)  # fmt: skip
+def test_typed_values(text, wanted):
+    assert fields.parse("x", text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
     [
-        ({"zero_stag": 1}, "unknown setting 'zero_stag': did you mean 'zero_stage'?"),
-        ({"seq_len": []}, "seq_len is an empty list: give a value"),
-        ({"data": Path("x")}, "PosixPath('x') cannot be written to a params file: give numbers, texts, lists"),
-        ({"seq_len": [8, 8]}, "seq_len has the value 8 twice: leave one of them out"),
+        ("", "seq_len has no value: type one, or several with commas between them, or remove it"),
+        ("]", "seq_len is &#x27;]&#x27;: line 1: this is not valid YAML"),
+        ("32, x", "refused: seq_len is 'x': give a whole number"),
     ],
 )
-def test_settings_that_a_form_cannot_begin_with(settings, problem):
-    with pytest.raises(SettingsError) as caught:
-        dsnb.design(settings)
-    assert str(caught.value) == problem
+def test_a_bad_value_is_a_sentence(design, text, problem, tmp_path):
+    design.form.rows["seq_len"].controls[0].value = text
+    assert problem in design.table.value
+    if text != "32, x":  # of which the other value can be run
+        assert buttons(design) == [False, False, False]
+        design.write()
+        assert "The params file is not written" in design.message.value
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bad_value_is_a_sentence_and_nothing_can_be_written(form, tmp_path):
-    field = form.form.rows["seq_len"].field
-    field.value = "32, x"
-    assert "seq_len is &#x27;x&#x27;: give a whole number" in form.plan_view.value
-    field.value = "]"
-    assert "seq_len is &#x27;]&#x27;: line 1: this is not valid YAML" in form.plan_view.value
-    assert buttons(form) == [False, False, False]
-    form.write()
-    assert "The params file is not written" in form.message.value
-    form.start()
-    assert "The sweep is not started" in form.message.value
-    field.value = "32"
-    assert buttons(form) == [True, False, False]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_settings_are_chosen_added_and_removed(form):
-    stages = form.form.rows["zero_stage"]
-    stages.values = [1, 2, 3]
-    assert form.form.draft.settings["zero_stage"] == [1, 2, 3]
-    stages.values = []
-    assert "zero_stage has no value: choose one, or remove it" in form.plan_view.value
-    stages.remove.click()
-    assert "zero_stage" not in form.form.draft.settings
-    form.form.new.value = "zero_stag"
-    form.form.add_button.click()
-    assert "unknown setting &#x27;zero_stag&#x27;" in form.form.message.value
-    form.form.new.value = "grad_accum"
-    form.form.add_button.click()
-    assert (form.form.draft.settings["grad_accum"], form.form.message.value) == ([1], "")
-    form.form.add("deepspeed.zero_optimization.reduce_scatter")
-    assert "deepspeed.zero_optimization.reduce_scatter has no value" in form.plan_view.value
-    with pytest.raises(SettingsError, match="grad_accum is in the form already"):
-        form.form.add("grad_accum")
-
-
-def test_every_setting_has_a_row(form):
-    for name in Experiment.model_fields:
-        if name not in form.form.rows:
-            form.form.add(name)
-    assert form.form.new.options == ()
-    assert all("<summary>meaning</summary>" in row.box.children[-1].value for row in form.form.rows.values())
-
-
-def test_write_start_and_stop_go_hand_in_hand(form, fake, tmp_path, monkeypatch):
-    assert buttons(form) == [True, False, False]
-    form.write_button.click()
-    assert buttons(form) == [False, True, False]
-    assert dsnb.load_sweep(form.path, output=tmp_path / "outputs" / "small") == form.plan.sweep
-    form.start_button.click()
-    assert FakeSweep.started.words == (str(form.path), "--output", str(tmp_path / "outputs" / "small"))
-    assert buttons(form) == [False, False, True]
-    form.form.repeats.value = 2
-    assert buttons(form) == [True, False, True]
-    form.write_button.click()  # its own file
-    form.start()
-    assert "let a running sweep end" in form.message.value
-    form.stop_button.click()
-    form.stop_button.click()
-    assert buttons(form) == [False, False, False]
+def test_write_start_and_stop_go_hand_in_hand(design, fake, tmp_path):
+    assert buttons(design) == [True, False, False]
+    design.start()
+    assert "The sweep is not started: write the params file first" in design.message.value
+    design.write_button.click()
+    assert f"dsnb sweep {design.path} --output {design.output}</p>" in design.message.value
+    assert buttons(design) == [False, True, False]
+    assert dsnb.load_sweep(design.path, output=tmp_path / "outputs" / "small") == design.plan.sweep
+    design.start_button.click()
+    assert FakeSweep.started.words == (str(design.path), "--output", str(tmp_path / "outputs" / "small"))
+    assert buttons(design) == [False, False, True]
+    design.form.repeats.value = 2
+    assert buttons(design) == [True, False, True]
+    design.write_button.click()  # its own file
+    design.start()
+    assert "let a running sweep end" in design.message.value
+    design.stop_button.click()
+    design.stop_button.click()
+    assert buttons(design) == [False, False, False]
     assert FakeSweep.started.signals == 1
-    assert "Stopping. 0 of 8 runs" in form.running.state.value
-    monkeypatch.setattr(running, "ASK_AGAIN_S", 0.0)
-    form.running.look()
-    assert buttons(form) == [False, False, True]
-    form.stop()
-    assert "Stopped: finished runs are kept" in form.running.state.value
-    assert buttons(form) == [False, True, False]
+    design.stop()
+    assert "Stopped: finished runs are kept" in design.message.value
+    assert buttons(design) == [False, True, False]
+    design.outputs = paths.outputs_root()
+    design.start()
+    assert f"Started: dsnb sweep {design.path}</p>" in design.message.value
 
 
-def test_the_command_is_the_same_sweep(form, fake):
-    form.write()
-    assert f"dsnb sweep {form.path} --output {form.output}</p>" in form.message.value
-    form.outputs = paths.outputs_root()
-    form.refresh()
-    form.start()
-    assert f"Started: dsnb sweep {form.path}</p>" in form.message.value
+def test_a_file_of_somebody_else_is_kept(design):
+    design.path.parent.mkdir()
+    design.path.write_text("mine")
+    design.write_button.click()
+    assert "small.yaml exists already: choose another name, or delete it." in design.message.value
+    assert (design.path.read_text(), buttons(design)) == ("mine", [True, False, False])
 
 
-def test_in_a_kernel_it_is_followed_by_itself(form, fake, monkeypatch):
-    monkeypatch.setattr(running, "EVERY_S", 0.01)
-
-    async def kernel():
-        form.write()
-        form.start()
-        await asyncio.sleep(0.05)
-        assert buttons(form) == [False, False, True]
-        FakeSweep.started.code = 3
-        await asyncio.sleep(0.05)
-
-    with ThreadPoolExecutor(1) as pool:  # a browser of another test may have an event loop in this thread
-        pool.submit(asyncio.run, kernel()).result()
-    assert "Finished, but not every run is ok" in form.running.state.value
-    assert buttons(form) == [False, True, False]
-
-
-def test_a_file_of_somebody_else_is_kept(form):
-    form.path.parent.mkdir()
-    form.path.write_text("mine")
-    form.write_button.click()
-    assert "small.yaml exists already: choose another name, or delete it." in form.message.value
-    assert (form.path.read_text(), buttons(form)) == ("mine", [True, False, False])
-
-
-def test_the_explorer_follows(form, fake, tmp_path):
-    form.write()
-    form.start()
-    assert form.explorer is None
-    runs = made_up.runs(6).assign(experiment=form.plan.sweep.runs[0].name, repeat=range(1, 7))
+def test_the_explorer_follows(design, fake, tmp_path):
+    design.follow_button.click()
+    assert "There is no run to follow yet: " in design.message.value
+    design.write()
+    design.start()
+    runs = made_up.runs(6).assign(experiment=design.plan.sweep.runs[0].name, repeat=range(1, 7))
     made_up.write_folders(runs.assign(sweep="small"), tmp_path / "outputs" / "small", steps=3)
-    form.running.look()
-    assert "4 of 8 runs" in form.running.state.value
-    assert len(form.explorer.data.runs) == 6
-    assert form.running.log.outputs[0]["text"] == "stop with Ctrl-C\nrun 1/8: ok\n"
-    (now,) = (run for run in form.plan.sweep.runs if run.name != runs["experiment"][0] and run.repeat == 1)
-    now.paths.dir.mkdir(parents=True)
-    now.paths.experiment.write_text("{}")
-    form.running.look()
-    assert f"4 of 8 runs, {now.name}, run 1: starting" in form.running.state.value
-    now.paths.steps.write_text('{"step": 1}\n{"step": 2}\n')
-    form.running.look()
-    assert "run 1: step 2 of 401" in form.running.state.value
-    FakeSweep.started.code = 0
-    form.running.look()
-    assert "Finished: every run is ok." in form.running.state.value
+    design.follow_button.click()
+    assert len(design.explorer.data.runs) == 6
+    assert design.explorer.watch
+    assert design.log.outputs[0]["text"] == "stop with Ctrl-C\nrun 1/8: ok\n"
 
 
-def test_a_page_without_a_kernel_has_the_plan(form):
-    bundle, _ = form._repr_mimebundle_()
+def test_in_a_kernel_predictions_and_the_sweep_show_up_by_themselves(tmp_path, fake, monkeypatch):
+    """The form answers while it predicts, and shows the prediction of the latest change."""
+    asked, may_answer = [], threading.Event()
+
+    def slow(made, gpu, link, tokens):
+        asked.append((gpu, made.experiments[0].seq_len))
+        assert may_answer.wait(WAIT_S)
+        return made.table.assign(note=f"for {made.experiments[0].seq_len}")
+
+    monkeypatch.setattr(module, "predicted", slow)
+    monkeypatch.setattr(module, "shown", lambda plan, table: "".join(table.get("note", pd.Series([""]))))
+    monkeypatch.setattr(module, "EVERY_S", 0.01)
+
+    async def user():
+        design = dsnb.design(SMALL, name="small", folder=tmp_path / "params", outputs=tmp_path, gpu="NVIDIA H200")
+        await until(lambda: asked)
+        for length in ("64", "128"):
+            design.form.rows["seq_len"].controls[0].value = length
+            assert "Predicting memory and speed ..." in design.table.value
+        design.write()
+        assert buttons(design) == [False, True, False]
+        may_answer.set()
+        await until(lambda: "Predicting" not in design.table.value)
+        assert design.table.value.endswith("for 128for 128")
+        design.start()
+        FakeSweep.started.code = 3
+        await until(lambda: "Finished, but not every run is ok" in design.message.value)
+        assert buttons(design) == [False, True, False]
+
+    in_a_kernel(user)
+    assert asked == [("H200", 32), ("H200", 128)]
+
+
+@pytest.mark.parametrize(("name", "known"), [("", ""), ("NVIDIA H200", "H200"), ("NVIDIA GeForce GT 710", "")])
+def test_the_gpu_of_this_machine_is_taken_if_it_is_known(monkeypatch, name, known):
+    monkeypatch.setattr(hardware, "gpus", lambda: [hardware.Gpu(0, name, "GPU-0", 80.0, (9, 0))] if name else [])
+    monkeypatch.setattr(module, "predicted", lambda made, *_: made.table)
+    design = dsnb.design(SMALL)
+    assert design.form.gpu.value == known
+    assert ("Choose a GPU" in design.table.value) == (not known)
+
+
+@pytest.mark.parametrize("given", [{"gpu": "H900"}, {"link": "string"}, {"settings": {"zero_stag": 1}}])
+def test_what_a_form_cannot_begin_with(given):
+    with pytest.raises(SettingsError, match=r"H900|string|did you mean 'zero_stage'"):
+        dsnb.design(**given)
+
+
+def test_a_page_without_a_kernel_has_the_table(design):
+    bundle, _ = design._repr_mimebundle_()
     assert "2 experiments x 4" in bundle["text/html"]
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 @pytest.mark.process
-def test_a_real_sweep_is_started_and_stopped(form):
-    form.form.repeats.value = 1
-    form.write_button.click()
-    form.start_button.click()
-    wait_until(lambda: form.running.process.lines, "the sweep has begun")
-    form.running.look()
-    assert "0 of 2 runs" in form.running.state.value
-    form.stop_button.click()
-    form.running.process.wait(WAIT_S)
-    form.running.look()
-    assert process.STOPPED in form.running.state.value, form.running.process.lines
-    assert buttons(form) == [False, True, False]
-    assert sorted(one.name for one in form.outputs.parent.iterdir()) == ["outputs", "params"]
+def test_a_real_sweep_is_started_and_stopped(design):
+    design.form.repeats.value = 1
+    design.write_button.click()
+    design.start_button.click()
+    wait_until(lambda: design.process.lines, "the sweep has begun")
+    design.stop_button.click()
+    assert "Stopping" in design.message.value
+    design.stop()
+    assert process.STOPPED in design.message.value, design.process.lines
+    assert buttons(design) == [False, True, False]
+    assert sorted(each.name for each in design.outputs.parent.iterdir()) == ["outputs", "params"]
 
 
 @pytest.mark.process
-def test_stopped_before_it_has_begun(tmp_path):
-    swept = process.SweepProcess(str(tmp_path / "no.yaml"))
-    swept.stop()
-    swept.wait(60)
-    assert swept.end == process.STOPPED == "Stopped: finished runs are kept, start it again to go on."
-    assert swept.lines == []
-
-
-@pytest.mark.process
-def test_what_dsnb_says_is_how_it_ended(tmp_path):
-    swept = process.SweepProcess(str(tmp_path / "no.yaml"))
-    assert swept.wait(60) == 1
-    assert swept.end == f"params file '{tmp_path}/no.yaml' cannot be read: No such file or directory; check the path"
+def test_how_a_sweep_ended(tmp_path):
+    stopped, failed = process.SweepProcess("no.yaml"), process.SweepProcess(str(tmp_path / "no.yaml"))
+    stopped.stop()  # before it has begun
+    stopped.wait()
+    failed.wait()
+    assert (stopped.end, stopped.lines) == ("Stopped: finished runs are kept, start it again to go on.", [])
+    assert failed.end == f"params file '{tmp_path}/no.yaml' cannot be read: No such file or directory; check the path"
 
 
 @pytest.mark.process

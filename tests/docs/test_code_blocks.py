@@ -5,7 +5,7 @@ import re
 import pytest
 
 from docs.code_blocks import BLOCK, ROOT, Home, blocks, outputs, pages, run_page, runnable
-from dsnb.run_folder.record_schema import STATUSES
+from dsnb.run_folder.declarations import STATUSES
 from dsnb.sweep.params import load_sweep
 
 PAGES = pages()

@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.render.comparison import compared, environments, section
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 
 NOISE = [1, 1.01, 0.99, 1.005, 0.995]
 MINUS = "\N{MINUS SIGN}"

@@ -3,7 +3,7 @@
 import pytest
 
 from dsnb.errors import SettingsError
-from dsnb.settings.compile_rules import compiles_blocks, gathers_blocks
+from dsnb.settings.derived import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
 
 GRAPHS = "compile is 'reduce-overhead', which uses CUDA graphs"

@@ -4,8 +4,8 @@ import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.launcher.config import deepspeed_config
+from dsnb.settings.derived import accumulates_in_fp32
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.zero_rules import accumulates_in_fp32
 
 
 @pytest.mark.parametrize(

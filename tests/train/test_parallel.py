@@ -143,11 +143,11 @@ def test_another_engine_than_asked_for_is_refused(run_small, worker, said):
 
 @pytest.mark.parametrize(("setting", "shared"), [("tensor_parallel", TP), ("pipeline_parallel", PP)])
 def test_another_family_is_refused_in_one_sentence(run_small, tmp_path, setting, shared, monkeypatch):
-    from dsnb.settings import parallel_rules
+    from dsnb.formulas import model_shapes
 
     config = {"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 64, "vocab_size": 256}))
-    monkeypatch.setattr(parallel_rules, "facts", lambda model: {})  # as of a hub id, of which nothing is known before
+    monkeypatch.setattr(model_shapes, "facts", lambda model: {})  # as of a hub id, of which nothing is known before
     result, _ = run_small(model=str(tmp_path), gpus=2, **shared)
     assert result.cause.partition(": ")[2] == (
         f"ValueError: {setting} is 2: it is tested for gpt2, opt and bloom only, not for gpt_neox; set it to 1"

@@ -11,8 +11,8 @@ from dsnb.prediction.replay.recording import Recording
 from dsnb.prediction.replay.step import STEPS, Replay
 from dsnb.prediction.replay.torch_engines import Ddp, Plain
 from dsnb.prediction.replay.zero_engines import Accumulating, FlatMasters, Partitioned
+from dsnb.settings.derived import accumulates_in_fp32
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.zero_rules import accumulates_in_fp32
 
 STEPS_WITHIN_LIMIT = 8
 """OPT-2.7B on an H100 ran out of memory in its fourth step, here as measured; no setting that gets through these was

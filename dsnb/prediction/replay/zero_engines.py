@@ -4,7 +4,7 @@ from dsnb.prediction.engine import BUCKET
 from dsnb.prediction.replay.allocator import Block
 from dsnb.prediction.replay.step import Replay
 from dsnb.prediction.replay.torch_engines import Plain
-from dsnb.settings.zero_rules import accumulates_in_fp32
+from dsnb.settings.derived import accumulates_in_fp32
 
 
 class FlatMasters(Plain):

@@ -8,8 +8,7 @@ import pandas as pd
 
 from dsnb.formulas import metrics, model_shapes
 from dsnb.run_folder import paths
-from dsnb.run_folder.table_columns import KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
-from dsnb.runs import yardstick
+from dsnb.run_folder.columns import KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
 from dsnb.settings import aliases
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.system import hardware
@@ -73,7 +72,7 @@ def _whole(raw: pd.DataFrame) -> pd.DataFrame:
         runs[column] = pd.to_numeric(runs[column])
     texts = [name for name in RUN_COLUMNS if name not in RUN_NUMBERS and runs[name].isna().all()]
     texts += ["cause", "note"]
-    return yardstick.with_plain_ratio(runs.astype(dict.fromkeys(texts, object)))
+    return runs.astype(dict.fromkeys(texts, object))
 
 
 def _older(raw: pd.DataFrame) -> pd.DataFrame:

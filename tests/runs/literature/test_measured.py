@@ -8,7 +8,7 @@ import dsnb
 from benchmarks import dataset
 from dsnb.explorer import single_runs
 from dsnb.explorer.data import read
-from dsnb.run_folder.table_columns import KEYS, RUN_COLUMNS
+from dsnb.run_folder.columns import KEYS, RUN_COLUMNS
 from dsnb.runs.literature import measured
 from tests.support import made_up
 

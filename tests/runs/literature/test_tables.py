@@ -12,7 +12,7 @@ from dsnb.errors import PublishedError, SettingsError
 from dsnb.formulas import metrics
 from dsnb.render import plan_answer
 from dsnb.run_folder import paths
-from dsnb.run_folder.table_columns import RUN_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS
 from dsnb.runs.literature import consistency, tables
 from dsnb.system import hardware
 

@@ -11,7 +11,7 @@ import pytest
 
 import dsnb
 from dsnb.errors import LogError, SettingsError
-from dsnb.run_folder.table_columns import RUN_COLUMNS, STEP_COLUMNS
+from dsnb.run_folder.columns import RUN_COLUMNS, STEP_COLUMNS
 from dsnb.runs.logs import console
 from tests.support import collected_logs
 from tests.support import foreign_logs as logs

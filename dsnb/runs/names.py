@@ -4,6 +4,7 @@ Renaming the folder of an experiment renames all of its runs. A run whose settin
 the other runs in its folder is not a repeat of them, wherever it is.
 """
 
+import os
 import re
 import warnings
 from collections import Counter, defaultdict
@@ -11,14 +12,41 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsnb.errors import DsnbWarning
+from dsnb.run_folder import paths
 from dsnb.run_folder.paths import PROBE
-from dsnb.runs import discover
+from dsnb.runs.discover import displayable
+from dsnb.runs.logs.logged_run import LoggedRun
 
 Recorded = tuple[str, str]
 """A run's experiment by its settings: the name without the model, and the name of the model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _FORM = re.compile(r"(?:.+_)?(?:zs[0-3]|ddp|fsdp)_(?:fp32|tf32|fp16|bf16)_gpus\d+_bs(?:\d+|auto)_sl\d+")
 """The beginning of an experiment's name as dsnb generates it."""
+
+
+def names_from_path(path: str) -> dict[str, Any]:
+    """Return the names in a run folder's path, `sweep/experiment/run<k>` or `sweep/experiment`."""
+    *_, above, parent, name = ("", "", *displayable(path).split(os.sep))
+    repeat = paths.repeat(name)
+    if repeat is None:
+        return {"sweep": parent, "experiment": name, "repeat": 1}
+    return {"sweep": above, "experiment": parent, "repeat": repeat}
+
+
+def names_from_log(path: str, logged_runs: list[LoggedRun]) -> list[dict[str, Any]]:
+    """Return names for the runs in a log: from its folders if they are `EXP/run<k>`, else from its file name.
+
+    Runs with equal settings are repeats of one experiment; otherwise each is an experiment of its own.
+    """
+    folder, name = os.path.split(displayable(path))
+    if paths.repeat(os.path.basename(folder)) is not None and len(logged_runs) == 1:
+        return [names_from_path(folder)]
+    sweep, name = os.path.basename(folder), os.path.splitext(name)[0]
+    same = all(logged.settings == logged_runs[0].settings for logged in logged_runs)
+    return [
+        {"sweep": sweep, "experiment": name if same else f"{name}_start{number}", "repeat": number if same else 1}
+        for number in range(1, len(logged_runs) + 1)
+    ]
 
 
 def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[Any]) -> list[dict[str, Any]]:
@@ -36,7 +64,7 @@ def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[
     list of dict
         `sweep`, `experiment` and `repeat` of each run.
     """
-    found = [discover.names_from_path(folder) for folder in folders]
+    found = [names_from_path(folder) for folder in folders]
     misplaced: dict[int, Recorded] = {}
     for first, last in _groups_of_folders(folders):
         kinds = set(zip(recorded[first:last], models[first:last], strict=True))
@@ -103,7 +131,7 @@ def _rename(found: list[dict[str, Any]], misplaced: dict[int, Recorded], folders
         repeat = before["repeat"] if before["repeat"] not in numbers else max(numbers) + 1
         numbers.add(repeat)
         found[place] = {**before, "experiment": experiment, "repeat": repeat}
-        first = f"{discover.displayable(folders[place])} belongs to {experiment}, not to {before['experiment']}"
+        first = f"{displayable(folders[place])} belongs to {experiment}, not to {before['experiment']}"
         warned[f"{first}, by its settings: it is listed as a run of {experiment}"] += 1
     for sentence in warned:
         warnings.warn(sentence, DsnbWarning, stacklevel=3)

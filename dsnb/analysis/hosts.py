@@ -1,0 +1,247 @@
+"""Runs on several groups of hosts -> groups and hosts against the median of the sweep, and the slow ones in words.
+
+A group is a set of hosts that ran an experiment together. Ranks wait for each other, so one slow host slows down every
+group that it is in: a suspect is a host all of whose groups were slow. A group is slow if it is further below the
+median of the groups of its experiment than `MIN_PCT` and than `DEVIATIONS` robust standard deviations (1.4826 x the
+median absolute deviation), of at least `MIN_GROUPS` groups. The throughput expected of every node, as in Lambda's
+benchmark, is `expect_samples_per_s` in the sweep's params file.
+"""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb.analysis import scaling
+from dsnb.analysis.texts import signed
+from dsnb.errors import SettingsError
+from dsnb.files import plain_text
+from dsnb.run_folder import node_comparison, record_schema
+from dsnb.run_folder.paths import PROBE, RunPaths, SweepPaths
+from dsnb.runs import labels
+from dsnb.runs.columns import numbers
+from dsnb.runs.table import named_runs
+from dsnb.settings import params_file
+
+MIN_PCT, DEVIATIONS, MIN_GROUPS = 3.0, 3.5, 3
+MAX_NAMES, MAX_DIFFERENCES, MAX_CHARACTERS = 8, 40, 500
+UNFINISHED = "interrupted"
+"""Status of a run that is still running or will be repeated; it does not count against its group."""
+GROUP = ["experiment", "nodes", "hosts"]
+COLUMNS = [
+    "workload", "experiment", "nodes", "gpus", "hosts", "n", "failed", "statuses", "samples_per_s", "per_node",
+    "median_per_node", "off_median_pct", "limit_pct", "compared_with", "expected_per_node", "verdict", "cause",
+]  # fmt: skip
+
+
+def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None) -> pd.DataFrame:
+    """Compare groups of hosts that ran the same experiments.
+
+    Parameters
+    ----------
+    runs
+        One row per run, as `dsnb.load_runs` returns it; runs without a hostfile are left out.
+    expected
+        Samples/s expected of every node: one number, or sweep -> number; by default those in the params files.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per experiment and group, smallest groups first: `workload`, `experiment`, `nodes`, `gpus`, `hosts`
+        (`a,b`; missing if a run ended before they were known), `n` (runs that are ok), `failed`, `statuses`,
+        `samples_per_s` (median of the ok runs), `per_node`, `median_per_node` (over the groups of the same experiment),
+        `off_median_pct` (NaN if there is no second group), `limit_pct` (how far below the median a group is slow; NaN
+        if too few can be compared), `compared_with` (number of groups with a figure, including this one),
+        `expected_per_node`, `verdict` (`pass`, `fail`, or `-` if nothing was expected or a run is not finished),
+        `cause` (of the first run that failed).
+    """
+    named = runs["hosts"].notna()
+    several = (runs["source"] == "dsnb") & (runs["nodes"] > 1)
+    probes = [re.search(rf"{PROBE}\d+$", labels.text(name)) is not None for name in runs["experiment"]]
+    siblings = pd.MultiIndex.from_frame(runs[["sweep", "experiment"]])
+    chosen = (named | several | siblings.isin(siblings[named])) & ~pd.Series(probes, index=runs.index, dtype=bool)
+    runs = runs[chosen].reset_index(drop=True)
+    if runs.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    wanted = expectations(runs) if expected is None else expected
+    least = runs["sweep"].map(wanted) if isinstance(wanted, dict) else wanted
+    workloads = {place: workload for workload, part in scaling.workloads(runs) for place in part.index}
+    rates = numbers(runs, "samples_per_s").where(runs["status"] == "ok")
+    runs = named_runs(runs.assign(workload=pd.Series(workloads), expected=least, rate=rates))
+    table = pd.DataFrame([_group(part) for _, part in runs.groupby(GROUP, sort=False, dropna=False)])
+    same = table.groupby("experiment", sort=False)["per_node"]
+    table["median_per_node"], table["compared_with"] = same.transform("median"), same.transform("count")
+    off = (100 * (table["per_node"] / table["median_per_node"] - 1)).where(table["compared_with"] > 1)
+    spread = off.abs().groupby(table["experiment"]).transform("median")
+    is_comparable = (table["compared_with"] >= MIN_GROUPS) & off.notna()
+    table["off_median_pct"] = off
+    table["limit_pct"] = (DEVIATIONS * 1.4826 * spread).clip(lower=MIN_PCT).where(is_comparable)
+    return table.sort_values("nodes", kind="stable", ignore_index=True)[COLUMNS]
+
+
+def _group(runs: pd.DataFrame) -> dict[str, Any]:
+    first, bad = runs.iloc[0], runs[~runs["status"].isin(["ok", UNFINISHED])]
+    names = first["hosts"] if isinstance(first["hosts"], str) else None
+    nodes = names.count(",") + 1 if names else first["nodes"]
+    per_node, least = float(runs["rate"].median()) / nodes, first["expected"]
+    is_complete = bool((runs["status"] == "ok").all())
+    statuses = Counter(runs["status"])
+    return {
+        "workload": first["workload"],
+        "experiment": labels.text(first["experiment"]),
+        "nodes": nodes,
+        "gpus": first["gpus"],
+        "hosts": names,
+        "n": statuses["ok"],
+        "failed": len(bad),
+        "statuses": ", ".join(f"{count} {status}" for status, count in statuses.items()),
+        "samples_per_s": per_node * nodes,
+        "per_node": per_node,
+        "expected_per_node": least,
+        "verdict": "fail" if len(bad) or per_node < least else "pass" if is_complete and per_node >= least else "-",
+        "cause": plain_text.line(labels.text(bad["cause"].iloc[0])) if len(bad) else None,
+    }
+
+
+def expectations(runs: pd.DataFrame) -> dict[str, float]:
+    """Return the samples/s expected of each node, from the params files of the runs' sweeps: sweep -> samples/s.
+
+    Sweeps without an expectation or a valid params file are left out.
+    """
+    found: dict[str, float] = {}
+    for sweep, folders in runs[runs["run_dir"].notna()].groupby("sweep")["run_dir"]:
+        params = SweepPaths(Path(folders.iloc[0]).parent.parent).params
+        if params.is_file() and RunPaths(Path(folders.iloc[0])).repeat is not None:
+            try:
+                least = params_file.read_params(params).expect_samples_per_s
+            except SettingsError:  # reported elsewhere
+                continue
+            found |= {} if least is None else {str(sweep): least}
+    return found
+
+
+def is_slow(table: pd.DataFrame) -> pd.Series:
+    """Return which groups are further below their median than noise explains."""
+    return table["off_median_pct"] < -table["limit_pct"]
+
+
+def hosts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return each host against the median of the sweep.
+
+    Parameters
+    ----------
+    table
+        As `groups` returns it.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by `host`, the slowest first: `groups` (that could be compared), `slow` (of these), `off_median_pct` (of
+        the smallest group with it; of several, the median), `is_suspect` (all of its groups are slow).
+    """
+    known = table[table["hosts"].notna() & table["limit_pct"].notna()]
+    rows = known.assign(slow=is_slow(known), host=known["hosts"].str.split(",")).explode("host")
+    rows["smallest"] = rows["off_median_pct"].where(rows["nodes"] == rows.groupby("host")["nodes"].transform("min"))
+    found = rows.groupby("host", sort=False).agg(
+        groups=("slow", "size"), slow=("slow", "sum"), off_median_pct=("smallest", "median")
+    )
+    found["is_suspect"] = found["slow"] == found["groups"]
+    return found.sort_values("off_median_pct", kind="stable")
+
+
+def describe(table: pd.DataFrame) -> list[str]:
+    """Return sentences on suspects, failures, groups below the expectation, and the spread between groups."""
+    return [*_slow(table), *_failed(table), *_below(table), *_sizes(table)]
+
+
+def _slow(table: pd.DataFrame) -> list[str]:
+    known = hosts(table)
+    suspects = known[known["is_suspect"]]
+    sentences = [
+        f"Suspect: {row.Index}, {signed(row.off_median_pct)}: {_all_slow(row.groups)} below the median of the others."
+        for row in suspects.itertuples()
+    ]
+    named = {*suspects.index}
+    reported: list[set[str]] = []
+    slow = table[is_slow(table) & table["hosts"].notna()]
+    for row in slow.to_dict("records"):
+        members = set(row["hosts"].split(","))
+        if not members & named and not any(smaller < members for smaller in reported):
+            reported.append(members)
+            sentences.append(
+                f"The group {_some(sorted(members))} is {-row['off_median_pct']:.1f} % below the median, but each of "
+                "its hosts was in a group of full speed: check the network between them."
+            )
+    if not sentences and len(known):
+        return [f"No host is slow: none is {MIN_PCT:g} % below its median and outside the spread of the others."]
+    return sentences
+
+
+def _all_slow(groups: int) -> str:
+    return "the only group with it is" if groups == 1 else f"all {groups} groups with it are"
+
+
+def _failed(table: pd.DataFrame) -> list[str]:
+    """Return a sentence for each of the smallest groups that failed; larger groups with its hosts are counted."""
+    bad = table[table["failed"] > 0]
+    sentences: list[str] = []
+    reported: list[set[str]] = []
+    for row in bad.to_dict("records"):
+        members = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
+        if any(smaller < members for smaller in reported):
+            continue
+        larger = sum(set(other.split(",")) > members for other in bad["hosts"].dropna()) if members else 0
+        more = f"; {larger} larger groups with it also failed" if larger else ""
+        who = _some(sorted(members)) if members else "a group whose hosts are not known"
+        sentences.append(f"Failed: {who} ({row['experiment']}: {row['statuses']}): {row['cause']}{more}.")
+        reported += [members] if members else []
+    return sentences
+
+
+def _below(table: pd.DataFrame) -> list[str]:
+    slow = table[table["per_node"] < table["expected_per_node"]]
+    if slow.empty:
+        return []
+    least = ", ".join(f"{value:,.4g}" for value in slow["expected_per_node"].drop_duplicates())
+    return [f"{len(slow)} of {len(table)} groups are below the {least} samples/s per node expected of them."]
+
+
+def _sizes(table: pd.DataFrame) -> list[str]:
+    sentences = []
+    for (name, nodes), part in table.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
+        off = part["off_median_pct"].dropna()
+        spread = f", {signed(off.min())} to {signed(off.max())} around it" if len(off) else ""
+        few = f" (fewer than {MIN_GROUPS} groups: too few to call one slow)" if 1 < len(off) < MIN_GROUPS else ""
+        what = labels.count(len(part), "node" if nodes == 1 else "group") + (
+            "" if nodes == 1 else f" of {nodes:g} nodes"
+        )
+        sentences.append(f"{name}: {what}, median {part['per_node'].median():,.4g} samples/s per node{spread}{few}.")
+    return sentences
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f", {rest} more" if rest > 0 else "")
+
+
+def differences(runs: pd.DataFrame) -> list[str]:
+    """Return in what hardware and versions the hosts of all runs differ, a sentence each.
+
+    First what `dsnb.run_folder.node_comparison` finds in their `nodes.json`, then what launches recorded of other
+    fields.
+    """
+    folders = runs.loc[runs["hosts"].notna(), "run_dir"].dropna()
+    records = [record for folder in folders if (record := record_schema.read(RunPaths(Path(folder)).nodes)) is not None]
+    compared = node_comparison.differences(
+        (str(node.get("host")), node["environment"])
+        for record in records
+        for node in record.get("nodes", [])
+        if isinstance(node.get("environment"), dict)
+    )
+    # A launch records whole sentences, `field: ...`; those of fields that are compared here would say less.
+    recorded = dict.fromkeys(text[:MAX_CHARACTERS] for record in records for text in record.get("differences", []))
+    found = [*compared.values(), *(text for text in recorded if text.partition(":")[0] not in compared)]
+    rest = len(found) - MAX_DIFFERENCES
+    return found[:MAX_DIFFERENCES] + ([f"and {rest} more"] if rest > 0 else [])

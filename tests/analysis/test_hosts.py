@@ -1,0 +1,284 @@
+"""Groups of hosts: the slow one is found and nobody else, whatever was measured; 64 nodes take seconds."""
+
+import json
+import re
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import dsnb
+from dsnb.analysis import hosts, scaling
+from dsnb.cli.app import app
+from dsnb.explorer import single_runs
+from dsnb.explorer.data import read
+from dsnb.files import records
+from dsnb.launcher.gpu_figures import gpu_figures
+from dsnb.render import node_report
+from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS
+from tests.support import made_up
+
+HOSTS = [f"node-{number:03d}" for number in range(1, 65)]
+SLOW, DEAD = HOSTS[41], HOSTS[18]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """64 hosts in groups of 1 to 64: one is 12 % slow, one fails."""
+    folder = tmp_path_factory.mktemp("cluster") / "scaling"
+    made_up.write_groups(folder, HOSTS, slow={SLOW: 0.12}, failing=[DEAD])
+    (folder / "params.yaml").write_text("name: scaling\nexpect_samples_per_s: 90\n")
+    return folder
+
+
+def a_group(hosts, rate, status="ok", **more):
+    """A run's row; `hosts` as `a+b`, the rate in samples/s per node."""
+    count = hosts.count("+") + 1
+    settings = {
+        "sweep": "s",
+        "experiment": f"nodes{count}",
+        "repeat": 1,
+        "source": "dsnb",
+        "model": "gpt2",
+        "cause": None,
+    }
+    where = {"hosts": hosts.replace("+", ","), "nodes": count, "gpus": 8 * count, "run_dir": None, "status": status}
+    figures = {"samples_per_s": rate * count, "tokens_per_s": 100 * rate * count} if rate else {}
+    return {**dict.fromkeys(RUN_COLUMNS), **settings, **where, **figures, **more}
+
+
+def table_of(*rows, expected=None):
+    return hosts.groups(pd.DataFrame([row if isinstance(row, dict) else a_group(*row) for row in rows]), expected)
+
+
+def alone(*rates):
+    return [(host, rate) for host, rate in zip("abcdefgh", rates, strict=False)]
+
+
+def suspects(table):
+    found = hosts.hosts(table)
+    return list(found.index[found["is_suspect"]])
+
+
+def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster):
+    began = time.process_time()
+    runs = dsnb.load_runs(cluster)
+    table = hosts.groups(runs)
+    parts = node_report.section(runs)
+    assert time.process_time() - began < 10
+    assert len(runs) == len(table) == 127
+    assert suspects(table) == [SLOW]
+    row = hosts.hosts(table).loc[SLOW]
+    assert row["off_median_pct"] == pytest.approx(-12, abs=1.5)
+    assert row["groups"] == row["slow"] == 5
+    assert set(table.loc[table["failed"] > 0, "hosts"].str.contains(DEAD)) == {True}
+    assert list(table["verdict"].value_counts()[["fail", "pass"]]) == [7 + 6, 127 - 13]
+    said = hosts.describe(table)
+    assert said[0].startswith(f"Suspect: {SLOW}, \N{MINUS SIGN}")
+    assert said[0].endswith(" %: all 5 groups with it are below the median of the others.")
+    assert said[1] == (
+        f"Failed: {DEAD} (zs0_bf16_gpus8_bs8_sl512: 1 failed): {DEAD}: no answer for 30 s; "
+        "6 larger groups with it also failed."
+    )
+    assert said[2] == "6 of 127 groups are below the 90 samples/s per node expected of them."
+    assert [type(part).__name__ for part in parts].count("Picture") == 2
+
+
+def test_efficiency_is_relative_to_one_node(cluster):
+    runs = dsnb.load_runs(cluster)
+    assert scaling.gpus_per_node(runs) == 8
+    sizes = scaling.scaling(runs, scaling.gpus_per_node(runs)).set_index("gpus")
+    assert set(sizes["workload"]) == {"opt-350m"}
+    assert list(sizes["n"]) == [63, 31, 15, 7, 3, 1]
+    assert sizes.loc[64, "efficiency"] == pytest.approx(0.99**3, abs=0.005)
+    assert scaling.gpus_per_node(runs.iloc[:0]) is None
+
+
+@pytest.mark.parametrize("slow", [True, False])
+@pytest.mark.draws
+def test_noise_is_no_reason_to_accuse_anybody(slow):
+    """Over six clusters of 64 nodes with noise: the slow host each time, and never another one."""
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        bad = HOSTS[random.integers(64)] if slow else None
+        rows = []
+        for size in (1, 2, 4, 8, 16, 32, 64):
+            for first in range(0, 64, size):
+                group = HOSTS[first : first + size]
+                rate = 100 * random.normal(1, 0.01) * (0.85 if bad in group else 1)
+                rows.append(a_group("+".join(group), rate))
+        assert suspects(table_of(*rows)) == ([bad] if slow else []), seed
+
+
+PAIRS = [("a+b", 70), ("c+d", 100), ("e+f", 101), ("g+h", 99)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "slow"),
+    [
+        (alone(100, 100, 101, 90), ["d"]),
+        (alone(100), []),
+        (alone(100, 70), []),  # one of two: who is to say which of them is as it should be
+        (alone(100, 130, 70), []),  # no two are alike
+        (alone(100, 101, 99, 98), []),  # within 3 %
+        (alone(100, 110, 90, 92, 108, 96), []),  # within the spread
+        ([*alone(100, 101, 90, 99), ("d", 99)], ["c"]),
+        (PAIRS, ["a", "b"]),
+        ([*PAIRS, ("a+c", 100), ("b+d", 71), ("e+g", 100), ("f+h", 100)], ["b"]),  # a was in a fast one
+        ([*PAIRS, *alone(70, 100, 100, 101, 99, 100, 100, 100)], ["a"]),  # the pair is slow by what a is
+        ([*PAIRS, *alone(100, 100, 100, 101, 99, 100, 100, 100)], []),  # it is the network between a and b
+        ([("a", None, "failed"), *alone(100, 100, 100)[1:]], []),
+    ],
+)  # fmt: skip
+def test_who_is_suspected(rows, slow):
+    assert suspects(table_of(*rows)) == slow
+
+
+def test_the_words_about_hosts():
+    network = table_of(*PAIRS, *alone(100, 100, 100, 101, 99, 100, 100, 100))
+    assert hosts.describe(network)[0] == (
+        "The group a, b is 29.6 % below the median, but each of its hosts was in a group of full speed: check the "
+        "network between them."
+    )
+    assert hosts.describe(table_of(*alone(100, 100, 101, 90)))[0] == (
+        "Suspect: d, \N{MINUS SIGN}10.0 %: the only group with it is below the median of the others."
+    )
+    assert hosts.describe(table_of(*alone(100, 101, 99)))[:1] == [
+        "No host is slow: none is 3 % below its median and outside the spread of the others."
+    ]
+    assert hosts.describe(table_of(*alone(100, 70))) == [
+        "nodes1: 2 nodes, median 85 samples/s per node, \N{MINUS SIGN}17.6 % to +17.6 % around it "
+        "(fewer than 3 groups: too few to call one slow)."
+    ]
+    lost = {**a_group("a", None, "failed"), "hosts": None, "cause": "no route\x1b[2J to host c"}
+    (sentence,) = [text for text in hosts.describe(table_of(*alone(100, 100), lost)) if "Failed" in text]
+    assert sentence == "Failed: a group whose hosts are not known (nodes1: 1 failed): no route?[2J to host c."
+
+
+def test_repeats_of_a_group_are_its_median():
+    rows = [(host, rate) for rates in ([100, 100, 100], [101, 60, 100], [99, 100, 100]) for host, rate in alone(*rates)]
+    table = table_of(*rows)
+    assert list(table["n"]) == [3, 3, 3]
+    assert list(table["per_node"]) == [100, 100, 100]  # one slow run of three is no slow host
+    assert list(table["off_median_pct"]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("expected", "rows", "verdicts"),
+    [
+        (None, alone(100, 100), ["-", "-"]),
+        (95, alone(100, 90), ["pass", "fail"]),
+        ({"s": 95}, [("a+b", 100), ("c+d", 90)], ["pass", "fail"]),  # per node, whatever the size
+        ({"other": 95}, alone(100), ["-"]),
+        (95, [("a", 100), ("a", None, "oom")], ["fail"]),
+        (None, [("a", None, "failed")], ["fail"]),
+        (95, [("a", 100), ("a", None, "interrupted")], ["-"]),  # not over yet
+    ],
+)
+def test_pass_and_fail(expected, rows, verdicts):
+    assert list(table_of(*rows, expected=expected)["verdict"]) == verdicts
+
+
+@pytest.mark.parametrize(
+    "params", ["name: [", "!!python/object/apply:os.system [false]", "", "name: x\nodd: 1\n", None]
+)
+def test_a_damaged_params_file_expects_nothing(tmp_path, params):
+    made_up.write_groups(tmp_path / "s", HOSTS[:2], sizes=(1,))
+    if params is not None:
+        (tmp_path / "s" / "params.yaml").write_text(params)
+    assert set(hosts.groups(dsnb.load_runs(tmp_path))["verdict"]) == {"-"}
+
+
+HOSTILE = ["<img src=x onerror=alert(1)>", "$\\frac{", "n\x1b[2J\u202egpj.exe", "x" * 3000, "=cmd()", "a,b"]
+
+
+def test_hostile_names_are_only_shown(tmp_path):
+    made_up.write_groups(tmp_path / "s", HOSTILE, slow={HOSTILE[1]: 0.5}, failing=HOSTILE[:1], sizes=(1, 2))
+    (tmp_path / "s" / "params.yaml").write_text("name: s\nexpect_samples_per_s: 80\n")
+    for path in tmp_path.rglob("nodes.json"):
+        record = records.read_json(path)
+        records.write_json(path, {**record, "differences": ["torch: <script>alert(1)</script> on <b>x</b>"]})
+    runs = dsnb.load_runs(tmp_path)
+    assert max(len(name) for one in runs["hosts"] for name in one.split(",")) == 253
+    parts = node_report.section(runs)
+    text = "".join(str(part) for part in parts if not hasattr(part, "png"))
+    assert "&lt;script&gt;" in text
+    assert "&lt;img src=x" in text
+    assert not re.search(r"<(script|img|b)\b", text)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "a?b" in text
+
+
+def test_the_section_is_there_only_for_several_nodes_or_groups(tmp_path):
+    assert node_report.section(made_up.runs(6).reindex(columns=RUN_COLUMNS)) == []
+    assert node_report.section(dsnb.published("lambda_1cc_opt")) == []
+    assert node_report.section(pd.DataFrame([a_group("a", 100)])) == []
+    assert node_report.section(pd.DataFrame([a_group("a", 100), a_group("b", 100)]))
+    assert node_report.section(pd.DataFrame([a_group("a+b", 100)]))
+    failed = pd.DataFrame(
+        [{**a_group("a+b", None, "failed"), "hosts": None}, a_group("c+d", None, "failed", cause="x")]
+    )
+    assert any("Failed: c, d (nodes2: 1 failed): x." in str(part) for part in node_report.section(failed))
+
+
+def test_several_workloads_have_panels_of_their_own():
+    rows = [a_group(host, rate, model=model, experiment=f"{model}_nodes1") for model in ("gpt2", "opt-125m")
+            for host, rate in alone(100, 99, 101, 80)]  # fmt: skip
+    table = hosts.groups(pd.DataFrame(rows))
+    assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
+    assert suspects(table) == ["d"]
+    titles = [axis.get_title(loc="left") for axis in node_report.spread(table).figure.axes]
+    assert titles == ["gpt2", "opt-125m"]
+
+
+def test_in_what_the_nodes_differ(tmp_path):
+    made_up.write_groups(tmp_path / "s", HOSTS[:6], sizes=(1,))
+    for number, path in enumerate(sorted(tmp_path.rglob("nodes.json"))):
+        record = records.read_json(path)
+        environment = record["nodes"][0]["environment"]
+        environment["memory_gib"] = 2000 + number / 50
+        if number == 4:
+            environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * 7}
+        records.write_json(path, {**record, "differences": ["clocks: 2 s apart", "driver: told already"]})
+    assert hosts.differences(dsnb.load_runs(tmp_path)) == [
+        f"gpus: 8 x NVIDIA H200 140 GiB on 5 nodes, 7 x NVIDIA H200 140 GiB on {HOSTS[4]}",
+        f"driver: 570.1 on 5 nodes, 535.1 on {HOSTS[4]}",
+        "clocks: 2 s apart",
+    ]
+
+
+def test_one_number_on_two_hosts_is_two_gpus(cluster):
+    rows = [
+        {"t_s": second + late, "host": host, "gpu": gpu, "util_pct": busy, "memory_used_gib": 1 + gpu, "power_w": 100}
+        for host, late, busy, seconds in (("a", 0.0, 100, 8), ("b", 0.1, 40, 4))
+        for gpu in (0, 1) for second in range(seconds)
+    ]  # fmt: skip
+    worker = {"timed_from_s": 0, "timed_to_s": 100, "ended_s": 100}
+    figures = gpu_figures(rows, worker, gpus=4)
+    assert figures["gpu_util_pct"] == 70  # over GPUs; over samples it would be 80
+    assert figures["device_memory_gib"] == 2
+    means = single_runs.mean_over_gpus(pd.DataFrame(rows, columns=GPU_COLUMNS))
+    assert list(means["util_pct"]) == [70] * 4 + [100] * 4
+    runs = dsnb.load_runs(cluster)
+    pair = int(np.flatnonzero(runs["nodes"] == 2)[0])
+    assert single_runs.load(read(runs), pair)["gpus"] == 16
+    samples = dsnb.runs.load.load_gpu(runs["run_dir"][pair])
+    assert list(samples.columns) == GPU_COLUMNS
+    assert samples["host"].nunique() == 2
+
+
+def test_the_command_line_prints_groups_and_suspects(cluster, tmp_path):
+    done = CliRunner().invoke(app, ["summary", "--groups", str(cluster), "--format", "json"])
+    assert len(json.loads(done.stdout)) == 127
+    assert f"Suspect: {SLOW}, " in done.stderr
+    done = CliRunner().invoke(app, ["summary", "--groups", str(cluster)])
+    assert "off median (%)" in done.stdout
+    assert f"Suspect: {SLOW}, " in done.stdout
+    made_up.write_folders(made_up.runs(1), tmp_path / "alone", steps=6)
+    done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path)])
+    assert str(done.exception) == (
+        "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
+    )

@@ -1,0 +1,54 @@
+"""How far the slowest rank is off the others: by hand, and in runs with a slow rank."""
+
+import pytest
+
+import dsnb
+from dsnb.files import records
+from tests.support import lazy
+
+torch, skew = lazy.Module("torch"), lazy.Module("dsnb.train.skew")
+
+
+def test_skew_by_hand():
+    times_s = torch.tensor([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.5, 1.0, 4.0]])
+    means_s = pytest.approx([1, 4 / 3, 6.5 / 3])
+    assert skew.compare(times_s) == {"skew": 1.0, "slowest": 2, "means_s": means_s}
+    two = skew.compare(torch.tensor([[1.0], [3.0]]))
+    assert (two["skew"], two["slowest"]) == (0.5, 1)  # the median of two is their mean
+    nothing = {"skew": None, "slowest": None, "means_s": None}
+    assert skew.compare(torch.tensor([[1.0, 2.0]])) == skew.compare(torch.empty(2, 0)) == nothing
+
+
+@pytest.mark.alone
+def test_a_rank_that_sleeps_longer_is_seen(run_small, tmp_path):
+    """0.2 s and 0.6 s a step: 0.6 / 0.4 - 1."""
+    result, run = run_small(worker="tests.workers.straggler", gpus=2, steps=5, warmup_steps=0)
+    assert result.status == "ok", result.message()
+    record = records.read_json(run.worker)
+    assert record["slowest_rank"] == 1
+    assert record["rank_step_s"] == pytest.approx([0.2, 0.6], rel=0.15)
+    assert record["step_skew"] == pytest.approx(0.5, abs=0.08)
+    (row,) = dsnb.load_runs(tmp_path).to_dict("records")
+    assert row["step_skew"] == record["step_skew"]
+
+
+def test_a_latecomer_is_seen_in_the_forward_pass_alone(run_small, tmp_path):
+    """One rank begins every step 0.3 s late: all steps become longer, and only its forward pass ends late."""
+    result, run = run_small(worker="tests.workers.latecomer", gpus=2, zero_stage=1)
+    assert result.status == "ok", result.message()
+    record = records.read_json(run.worker)
+    assert min(record["rank_step_s"]) > 0.3
+    assert record["step_skew"] < 0.2
+    assert record["slowest_rank"] == 1
+    assert record["rank_forward_s"][1] > record["rank_forward_s"][0] + 0.15
+    (row,) = dsnb.load_runs(tmp_path).to_dict("records")
+    assert row["forward_skew"] == record["forward_skew"] > 0.1
+
+
+def test_one_rank_and_a_pipeline_have_no_such_skew(run_small):
+    names = ("step_skew", "forward_skew", "slowest_rank", "rank_step_s", "rank_forward_s")
+    _, run = run_small()
+    assert [records.read_json(run.worker)[name] for name in names] == [None] * 5
+    _, run = run_small(gpus=2, pipeline_parallel=2, grad_accum=2)
+    record = records.read_json(run.worker)
+    assert [record[name] is None for name in names] == [False, True, False, False, True]
