@@ -5,7 +5,7 @@ DsnbError
     NoMatchError    a pattern that matches no experiment's name
   LaunchError       a run that failed; carries its log
   KernelDiedError   a notebook's kernel that could not be started, or ended before the notebook
-  FetchError        a model, tokenizer or text that could not be fetched into the shared folder
+  FetchError        a model or tokenizer that could not be fetched, or whose files are incomplete
   LogError          a log that cannot be read; names the line
   PublishedError    an unknown name of a published table (also a KeyError)
 DsnbWarning         something was left out or ignored (a UserWarning)
@@ -48,11 +48,7 @@ class KernelDiedError(DsnbError):
 
 
 class FetchError(DsnbError):
-    """A file that could not be fetched; `unreachable` if the hub itself could not be reached."""
-
-    def __init__(self, message: str, unreachable: bool = False) -> None:
-        self.unreachable = unreachable
-        super().__init__(message)
+    """A model or tokenizer that could not be fetched, or whose files are incomplete."""
 
 
 class LogError(DsnbError):

@@ -4,48 +4,24 @@ The constraints are those of the BigScience benchmark of a 1.3B model (`experime
 bigscience-workshop/bigscience): micro-batch x gradient accumulation x data-parallel size is the global batch, a replica
 takes tensor x pipeline GPUs, nodes are used whole, and a small batch limits how many replicas have anything to do.
 
-Two rules decide among what these allow, and both prefer GPUs that are used well:
-
 1. The first batch gets as many nodes as it can feed while a GPU keeps `least_efficiency` of its best throughput.
 2. Each later batch first brings the nodes that are already there to their best micro-batch, and then adds nodes. No
    node is given back; where no more may be added, gradients are accumulated.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pandas as pd
 
-from dsnb.analysis.replica import Replica, best_replica, divisors
+from dsnb.analysis.scaling import workloads
+from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
+from dsnb.runs.columns import numbers
 from dsnb.runs.labels import count
+from dsnb.runs.table import as_runs
 
-MOST = {"ramp_samples": 10**12, "seq_len": 10**6}
-"""Their product fits into 64 bits."""
-MOST_OTHERS = 10**7
-MOST_STAGES = 1000
-COLUMNS = [
-    "nodes",
-    "gpus",
-    "global_batch_size",
-    "micro_batch_size",
-    "grad_accum",
-    "data_parallel",
-    "efficiency",
-    "until_samples",
-    "until_tokens",
-]
-
-
-@dataclass(frozen=True)
-class _Option:
-    """A way to train with one global batch size; `score` is 1 for a micro-batch as fast as the best."""
-
-    nodes: int
-    data_parallel: int
-    micro_batch_size: int
-    score: float
+SAME_SPEED = 0.98
+"""Relative throughput from which a micro-batch counts as fast as the best one: repeated runs differ by as much."""
 
 
 def rampup(
@@ -75,8 +51,8 @@ def rampup(
     replica_gpus
         GPUs of a replica, tensor- times pipeline-parallel size; 1 by default.
     runs
-        Measured runs, in place of `micro_batch_size` and `replica_gpus`: `dsnb.analysis.replica.best_replica` takes
-        from them the fastest replica and the throughput of a GPU at each micro-batch that fits.
+        Measured runs of one task on one kind of GPU, in place of `micro_batch_size` and `replica_gpus`: from them come
+        the fastest replica and the throughput of a GPU at each micro-batch that fits.
     max_nodes
         Most nodes; without it, the batch alone limits them.
     increment
@@ -100,60 +76,91 @@ def rampup(
     Raises
     ------
     SettingsError
-        If a value is not of the allowed size, the stages do not reach `last`, no measured run can be used, or no number
-        of whole nodes divides a batch.
+        If a number is too small, the stages do not reach `last`, no measured run can be used, or no number of whole
+        nodes divides a batch.
     """
-    optional = {
-        "micro_batch_size": micro_batch_size,
-        "replica_gpus": replica_gpus,
-        "max_nodes": max_nodes,
-        "increment": increment,
-        "ramp_samples": ramp_samples,
-        "seq_len": seq_len,
-    }
-    given = {name: value for name, value in optional.items() if value is not None}
-    _check_counts(first=first, last=last, gpus_per_node=gpus_per_node, **given)
-    if not isinstance(least_efficiency, int | float) or not 0 < least_efficiency <= 1:
-        raise SettingsError(f"least_efficiency is {least_efficiency!r}: give a number above 0, at most 1")
-    replica = _replica(micro_batch_size, replica_gpus, runs)
-    batches = _batches(first, last, increment)
-    stages: list[_Option] = []
+    counts = {"first": first, "last": last, "gpus_per_node": gpus_per_node, "micro_batch_size": micro_batch_size}
+    counts |= {"replica_gpus": replica_gpus, "max_nodes": max_nodes, "increment": increment}
+    if small := next((name for name, number in counts.items() if number is not None and number < 1), None):
+        raise SettingsError(f"{small} is {counts[small]}: give a whole number of at least 1")
+    if not 0 < least_efficiency <= 1:
+        raise SettingsError(f"least_efficiency is {least_efficiency}: give a number above 0, at most 1")
+    if (runs is None) == (micro_batch_size is None) or (runs is not None and replica_gpus):
+        raise SettingsError("give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs")
+    per_replica, speeds = (replica_gpus or 1, {}) if runs is None else fastest_replica(runs)
+    best = max(speeds.values(), default=1.0)
+
+    def score(size: int) -> float:
+        if runs is None:
+            return size / (micro_batch_size or 1)
+        return 1.0 if speeds[size] >= SAME_SPEED * best else speeds[size] / best
+
+    batches, rows = _batches(first, last, increment), []
     for batch in batches:
-        least, most = stages[-1].nodes if stages else 1, max_nodes or MOST_OTHERS
-        options = [one for one in _options(batch, gpus_per_node, replica) if least <= one.nodes <= most]
+        least_nodes, enough = (rows[-1]["nodes"], 1.0) if rows else (1, 0.0 if runs is None else least_efficiency)
+        options = []
+        for data_parallel in divisors(batch):
+            nodes, rest = divmod(data_parallel * per_replica, gpus_per_node)
+            sizes = [
+                size for size in divisors(batch // data_parallel) if size in speeds or size <= (micro_batch_size or 0)
+            ]
+            if sizes and not rest and least_nodes <= nodes <= (max_nodes or math.inf):
+                options.append((nodes, data_parallel, max(sizes, key=lambda size: (score(size), size))))
         if not options:
-            raise SettingsError(_impossible(batch, gpus_per_node, replica.gpus, least, max_nodes))
-        enough = 1.0 if stages else least_efficiency if replica.speeds else 0.0
-        stages.append(_most_nodes(options, enough))
-    table = pd.DataFrame(
-        {
-            "nodes": one.nodes,
-            "gpus": one.nodes * gpus_per_node,
-            "global_batch_size": batch,
-            "micro_batch_size": one.micro_batch_size,
-            "grad_accum": batch // (one.data_parallel * one.micro_batch_size),
-            "data_parallel": one.data_parallel,
-            "efficiency": replica.efficiency(one.micro_batch_size),
-        }
-        for batch, one in zip(batches, stages, strict=True)
-    )
+            raise SettingsError(_impossible(batch, gpus_per_node, per_replica, least_nodes, max_nodes))
+        # The most nodes of the options with enough efficiency; if there are none, the most efficient option.
+        nodes, data_parallel, size = max(options, key=lambda option: (min(score(option[2]), enough), option[0]))
+        rows.append(
+            {
+                "nodes": nodes,
+                "gpus": nodes * gpus_per_node,
+                "global_batch_size": batch,
+                "micro_batch_size": size,
+                "grad_accum": batch // (data_parallel * size),
+                "data_parallel": data_parallel,
+                "efficiency": speeds[size] / best if speeds else math.nan,
+            }
+        )
+    table = pd.DataFrame(rows)
     table["until_samples"] = pd.array(_ends(batches, ramp_samples), dtype="Int64")
-    table["until_tokens"] = table["until_samples"] * (seq_len if seq_len else pd.NA)
-    return table.astype({"until_tokens": "Int64"})[COLUMNS]
+    table["until_tokens"] = (table["until_samples"] * (seq_len if seq_len else pd.NA)).astype("Int64")
+    return table
 
 
-def _most_nodes(options: list[_Option], enough: float) -> _Option:
-    """Return the option with the most nodes of those with enough efficiency; if there are none, the most efficient."""
-    return max(options, key=lambda one: (min(one.score, enough), one.nodes))
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number in ascending order."""
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
 
 
-def _options(batch: int, gpus_per_node: int, replica: Replica) -> Iterator[_Option]:
-    """Yield every way to share a global batch among whole nodes."""
-    for data_parallel in divisors(batch):
-        nodes, rest = divmod(data_parallel * replica.gpus, gpus_per_node)
-        size = replica.best_size(batch // data_parallel)
-        if rest == 0 and size is not None:
-            yield _Option(nodes, data_parallel, size, replica.score(size))
+def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
+    """Return the GPUs of the replica with the highest throughput a GPU, and that throughput by micro-batch size.
+
+    Only ok runs count, and of these those on the most GPUs, which are nearest to a larger training. Of equally fast
+    replicas, it is the one with the fewest GPUs.
+
+    Raises
+    ------
+    SettingsError
+        If the runs are of several tasks or kinds of GPU, or none of them is ok with a throughput.
+    """
+    runs = as_runs(runs).reset_index(drop=True)
+    columns = ("tokens_per_s_per_gpu", "micro_batch_size", "gpus")
+    ok = runs[(runs["status"] == "ok") & pd.concat([numbers(runs, name) > 0 for name in columns], axis=1).all(axis=1)]
+    if ok.empty:
+        raise SettingsError("no run is ok with a throughput and a micro-batch size: measure some sizes first")
+    kinds = {"tasks": [task.title for task in tasks(ok)], "kinds of GPU": [*ok["gpu_name"].dropna().unique()]}
+    for what, names in kinds.items():
+        if len(names) > 1:
+            raise SettingsError(f"the runs are of {len(names)} {what} ({'; '.join(names[:4])}): choose those of one")
+    ok = ok[numbers(ok, "gpus") == numbers(ok, "gpus").max()]
+    replicas = []
+    for _, alike in workloads(ok.drop(columns=["micro_batch_size", "grad_accum"], errors="ignore")):
+        part = ok.loc[alike.index]
+        speeds = numbers(part, "tokens_per_s_per_gpu").groupby(numbers(part, "micro_batch_size").astype(int)).median()
+        gpus = [numbers(part, name).fillna(1).iloc[0] for name in ("tensor_parallel", "pipeline_parallel")]
+        replicas.append((int(math.prod(gpus)), {int(size): float(speed) for size, speed in speeds.items()}))
+    return max(replicas, key=lambda replica: (max(replica[1].values()), -replica[0]))
 
 
 def _batches(first: int, last: int, increment: int | None) -> list[int]:
@@ -173,10 +180,6 @@ def _batches(first: int, last: int, increment: int | None) -> list[int]:
     if (last - first) % increment:
         raise SettingsError(
             f"increment is {increment:,}, which does not divide {last - first:,} ({last:,} - {first:,})"
-        )
-    if (last - first) // increment >= MOST_STAGES:
-        raise SettingsError(
-            f"increment is {increment:,}: at most {MOST_STAGES:,} stages are allowed, choose a larger one"
         )
     return list(range(first, last + 1, increment))
 
@@ -198,23 +201,3 @@ def _impossible(batch: int, gpus_per_node: int, replica_gpus: int, least: int, m
         f"{count(gpus_per_node, 'GPU')} with {replica_gpus:,} a replica, in micro-batches that fit: choose other batch "
         "sizes, or fewer GPUs a node"
     )
-
-
-def _check_counts(**counts: object) -> None:
-    problems = [
-        f"{name} is {value!r}: give a whole number from 1 to {MOST.get(name, MOST_OTHERS):,}"
-        for name, value in counts.items()
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST.get(name, MOST_OTHERS)
-    ]
-    if problems:
-        raise SettingsError(problems)
-
-
-def _replica(micro_batch_size: int | None, replica_gpus: int | None, runs: pd.DataFrame | None) -> Replica:
-    if runs is None:
-        if micro_batch_size is None:
-            raise SettingsError("micro_batch_size is missing: give the largest that fits, or measured runs")
-        return Replica(replica_gpus or 1, micro_batch_size)
-    if micro_batch_size is not None or replica_gpus is not None:
-        raise SettingsError("micro_batch_size and replica_gpus are taken from the runs: leave them, or the runs, out")
-    return best_replica(runs)

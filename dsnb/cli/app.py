@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dsnb.cli import predict, rampup, sweep
+from dsnb.cli import predict, sweep
 from dsnb.cli.help import Command, Group
 from dsnb.cli.predict import LinkName
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
@@ -24,7 +24,6 @@ app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_
 app.command(cls=Command)(sweep.sweep)
 app.command(cls=Command)(predict.predict)
 app.command(cls=Command)(predict.recommend)
-app.command(cls=Command)(rampup.rampup)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)]
@@ -134,13 +133,14 @@ def prepare(
     params: Params,
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder that all nodes see.", show_default="$DSNB_SHARED"),
+        typer.Option(metavar="FOLDER", help="Folder that all nodes see.", show_default="$HF_HOME"),
     ] = None,
 ) -> None:
-    """Fetch a params file's models, tokenizers and texts once into a folder, for nodes without a network."""
+    """Fetch a params file's models and tokenizers into the cache of Hugging Face, for nodes without a network."""
     from dsnb.sweep.prepare import prepare as fetch
 
-    say(fetch(params, cache))
+    for line in fetch(params, cache):
+        say(line)
 
 
 @app.command(cls=Command)

@@ -1,118 +1,95 @@
 """Checks the hosts of a hostfile: connection, hardware, versions, and differences. Changes nothing."""
 
-import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from dsnb.cli.doctor import LEAST_FREE_GIB, Check
-from dsnb.errors import LaunchError
-from dsnb.launcher.hosts import remote
-from dsnb.launcher.hosts.node import Node
+from dsnb.launcher import hosts
+from dsnb.launcher.hosts import Survey
 from dsnb.run_folder import node_comparison, paths
 from dsnb.settings.experiment import Experiment
 
-MOST_OFFSET_S = 1.0
+MAX_OFFSET_S = 1.0
 """Larger offsets between clocks make logs hard to compare; measured times are corrected for them."""
-MOST_LOAD = 0.5
+MAX_LOAD = 0.5
 """Load per core above which other programs are running."""
 
 
 def check_hosts(experiment: Experiment) -> list[Check]:
     """Check every host that an experiment with a hostfile would use; an unreachable host is a result as well."""
-    nodes, failures = remote.reach(experiment, lambda *_: None)
-    try:
-        reached = [node for node, failure in zip(nodes, failures, strict=True) if failure is None]
-        lost = [
-            Check("bad", node.host.name, "not reached", failure.removeprefix(f"{node.host.name} was not reached: "))
-            for node, failure in zip(nodes, failures, strict=True)
-            if failure
-        ]
-        found, shared = _examine(reached, experiment)
-    finally:
-        remote.close(nodes)
-    checks = [check for node in reached for check in _host(node, found[node.number])]
-    environments = [(node.host.name, node.hello["environment"]) for node in reached]
+    root = paths.outputs_root().absolute()
+    folder = next(path for path in (root, *root.parents) if path.is_dir())
+    answers = hosts.survey(experiment, experiment.hosts, folder, examine=True)
+    reached = [answer for answer in answers if answer.problem is None]
+    lost = [
+        Check(
+            "bad", answer.host.name, "not reached", answer.problem.removeprefix(f"{answer.host.name} was not reached: ")
+        )
+        for answer in answers
+        if answer.problem is not None
+    ]
+    checks = [check for answer in reached for check in _host(answer)]
+    environments = [(answer.host.name, answer.facts["environment"]) for answer in reached]
     odd = [
         Check("warn", "differences", sentence, "install the same everywhere")
         for sentence in node_comparison.differences(environments).values()
     ]
-    return [*checks, *lost, *odd, *_outputs(shared, reached)]
+    return [*checks, *lost, *odd, *_links(experiment, reached, folder), *_outputs(reached, folder)]
 
 
-def _examine(nodes: list[Node], experiment: Experiment) -> tuple[dict[int, dict[str, Any]], dict[str, bool]]:
-    """Let every host check itself and its connection to two others."""
-    folder = paths.outputs_root().absolute()
-    token = folder / f".shared-{secrets.token_hex(8)}"
-    with suppress(OSError):
-        token.touch()
-    port = experiment.ssh_port or 22
-    found: dict[int, dict[str, Any]] = {}
-    try:
-        for number, node in enumerate(nodes):
-            others = {nodes[0].hello["address"], nodes[(number + 1) % len(nodes)].hello["address"]}
-            peers = [f"{address}:{port}" for address in sorted(others - {node.hello["address"]})]
-            node.send(do="examine", folder=str(folder), token=token.name, peers=peers)
-        for node in nodes:
-            try:
-                found[node.number] = node.answer().get("examined", {})
-            except LaunchError as error:
-                found[node.number] = {"error": str(error)}
-    finally:
-        with suppress(OSError):
-            token.unlink()
-    return found, {node.host.name: bool(found[node.number].get("sees_outputs")) for node in nodes}
-
-
-def _host(node: Node, found: dict[str, Any]) -> Iterator[Check]:
-    name, hello = node.host.name, node.hello
-    machine = hello["environment"]
+def _host(answer: Survey) -> Iterator[Check]:
+    name, facts = answer.host.name, answer.facts
+    machine = facts["environment"]
     gpus = machine.get("gpus") or []
     clocks = machine.get("clocks") or [{}]
     parts = [
-        f"{hello['address']} on {hello['interface']}",
+        f"{facts['address']} on {facts['interface']}",
         f"{len(gpus)} x {gpus[0]['name']}, driver {machine.get('driver')}" if gpus else "no GPU",
         f"{clocks[0]['sm_clock_max_mhz']} MHz at most" if clocks[0].get("sm_clock_max_mhz") else "",
-        f"{machine.get('cores')} cores, {found.get('memory_free_gib')} of {machine.get('memory_gib')} GiB free",
-        f"disk {found.get('free_gib')} GiB free",
+        f"{machine['cores']} cores, {facts['memory_free_gib']} of {machine['memory_gib']} GiB free",
+        f"disk {facts['free_gib']} GiB free",
         f"torch {machine.get('torch')}, DeepSpeed {machine.get('deepspeed')}",
-        ", ".join(f"{link} {speed}" for link, speed in (found.get("links") or {}).items()),
+        ", ".join(f"{link} {speed}" for link, speed in facts["links"].items()),
     ]
     yield Check("ok", name, "; ".join(filter(None, parts)))
-    if "error" in found:
-        yield Check("bad", name, found["error"], "look at it there with `dsnb doctor`")
-        return
-    if gpus and len(gpus) < len(node.host.devices):
-        yield Check("bad", name, f"{len(gpus)} GPUs and {len(node.host.devices)} slots", "correct the hostfile")
-    yield from _warnings(name, node, found)
-
-
-def _warnings(name: str, node: Node, found: dict[str, Any]) -> Iterator[Check]:
-    offset = node.hello.get("clock_offset_s") or 0.0
-    if abs(offset) > MOST_OFFSET_S:
-        yield Check("warn", name, f"its clock is {offset:+.1f} s off this one", "start an NTP service on both")
-    if found.get("busy"):
-        yield Check("warn", name, found["busy"], "wait for it, or leave the host out with --exclude")
-    if (found.get("load_per_core") or 0) > MOST_LOAD:
-        yield Check("warn", name, f"load of {found['load_per_core']} a core", "something else is running there")
-    if (found.get("free_gib") or 0) < LEAST_FREE_GIB:
-        yield Check("warn", name, f"{found.get('free_gib')} GiB of disk free", "make room")
-    if not found.get("compiler"):
+    if gpus and len(gpus) <= max(answer.host.devices):
+        yield Check("bad", name, f"{len(gpus)} GPUs and {max(answer.host.devices) + 1} slots", "correct the hostfile")
+    if abs(facts["clock_offset_s"]) > MAX_OFFSET_S:
+        yield Check("warn", name, f"its clock is {facts['clock_offset_s']:+.1f} s off", "start an NTP service")
+    if facts["busy"]:
+        yield Check("warn", name, facts["busy"], "wait for it, or leave the host out with --exclude")
+    if facts["load_per_core"] > MAX_LOAD:
+        yield Check("warn", name, f"load of {facts['load_per_core']} a core", "something else is running there")
+    if facts["free_gib"] < LEAST_FREE_GIB:
+        yield Check("warn", name, f"{facts['free_gib']} GiB of disk free", "make room")
+    if not facts["compiler"]:
         yield Check("bad", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
-    for peer, answer_ms in (found.get("reached") or {}).items():
-        if answer_ms is None:
-            advice = "open the network between the hosts, or name another --interface"
-            yield Check("bad", name, f"{peer.rpartition(':')[0]} does not answer from there", advice)
 
 
-def _outputs(shared: dict[str, bool], nodes: list[Node]) -> Iterator[Check]:
-    folder: Path = paths.outputs_root()
-    if not nodes:
+def _links(experiment: Experiment, reached: list[Survey], folder: Path) -> Iterator[Check]:
+    """Let every host connect to the first one and to the next one."""
+    if len(reached) < 2:
         return
-    if all(shared.values()):
-        yield Check("ok", "outputs", f"{folder} is shared by all hosts")
-    else:
-        without = [host for host, sees in shared.items() if not sees]
+    addresses = [answer.facts["address"] for answer in reached]
+    neighbours = [
+        sorted({addresses[0], addresses[(number + 1) % len(addresses)]} - {addresses[number]})
+        for number in range(len(addresses))
+    ]
+    peers = [[f"{address}:{experiment.ssh_port or 22}" for address in row] for row in neighbours]
+    places = [answer.host for answer in reached]
+    for answer in hosts.survey(experiment, places, folder, examine=True, peers=peers):
+        for peer in [peer for peer, answers in answer.facts.get("reached", {}).items() if not answers]:
+            advice = "open the network between the hosts, or name another --interface"
+            yield Check("bad", answer.host.name, f"{peer.rpartition(':')[0]} does not answer from there", advice)
+
+
+def _outputs(reached: list[Survey], folder: Path) -> Iterator[Check]:
+    if not reached:
+        return
+    without = [answer.host.name for answer in reached if not answer.facts["sees_folder"]]
+    if without:
         some = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
-        yield Check("ok", "outputs", f"{folder} is missing on {some}: results are fetched from there")
+        advice = "set DSNB_OUTPUTS, or --output, to a folder on a file system that all hosts share"
+        yield Check("bad", "outputs", f"{some} does not see {folder}", advice)
+    else:
+        yield Check("ok", "outputs", f"{folder} is shared by all hosts")

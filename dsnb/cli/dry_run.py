@@ -8,17 +8,17 @@ import yaml
 
 from dsnb.cli.printing import UNLIMITED
 from dsnb.errors import SettingsError
-from dsnb.launcher import rank_group
+from dsnb.launcher import hosts as on_hosts
 from dsnb.launcher.config import deepspeed_config
-from dsnb.launcher.host_ranks import HostRanks
-from dsnb.launcher.hosts import transport
+from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.hostfile import Host
-from dsnb.sweep import unfit
+from dsnb.sweep import left_out
 from dsnb.sweep.params import Run, Sweep
 from dsnb.sweep.run import is_finished, with_inputs
+from dsnb.sweep.slurm import client
 from dsnb.sweep.slurm.allocation import Allocation
+from dsnb.system import interpreter
 
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
@@ -54,7 +54,7 @@ def lines(
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()
-    yield from (f"  {line}" for line in unfit.lines(planned, in_full))
+    yield from (f"  {line}" for line in left_out.unfit_lines(planned, in_full))
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 
@@ -77,11 +77,9 @@ def _in_full(run: Run, asked: Allocation | None) -> Iterator[str]:
 
 
 def submission(asked: Allocation, run: Run) -> str:
-    """Return the `sbatch` command of a run; in a real run, the options are in the script."""
-    experiment = run.experiment
-    options = asked.options(experiment.nodes, experiment.gpus // experiment.nodes, experiment.device)
-    words = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
-    return shlex.join(["sbatch", *words, str(run.paths.job_script)])
+    """Return the `sbatch` command of a run."""
+    command = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
+    return shlex.join(client.sbatch_command("dsnb", run.paths.job_log, asked.options_of_run(run.experiment), command))
 
 
 def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
@@ -93,16 +91,10 @@ def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
     except SettingsError as error:
         yield f"  {error}"
         return
+    address, port, first = hosts[0].name if hosts else "", experiment.master_port or 29500, 0
     for node, host in enumerate(hosts):
-        host_ranks = _host_ranks(experiment, hosts, node, run_dir)
-        first, last = host_ranks.ranks[0], host_ranks.ranks[-1]
-        yield f"  ranks {first} to {last}: {shlex.join(transport.command(experiment, host))}"
-        if experiment.launcher == "deepspeed":
-            yield f"    and there {shlex.join(rank_group.command(host_ranks, Path('hostfile')))}"
-
-
-def _host_ranks(experiment: Experiment, hosts: tuple[Host, ...], node: int, run_dir: Path) -> HostRanks:
-    """Return the ranks of a host, as far as they are known before the host is reached."""
-    port = experiment.master_port or 29500
-    address = hosts[0].name  # the agent there reports its address
-    return HostRanks("cpu", hosts, node, address, port, {}, rank_group.WORKER, run_dir, run_dir)
+        last = first + len(host.devices) - 1
+        words = on_hosts.torchrun_words(hosts, node, address, port, experiment.device, WORKER, run_dir)
+        command = on_hosts.command(experiment, host, "dsnb.launcher.torchrun", *words)
+        yield f"  ranks {first} to {last}: {shlex.join(command)}"
+        first = last + 1

@@ -208,8 +208,9 @@ def _run(planned: "Sweep", options: SweepOptions) -> bool:
 
     if options.allocation and options.one_allocation:
         command = options.command_in_job(planned.paths.dir)
-        return run_in_one_job(planned, options.allocation, command, retry=options.retry, verbose=options.verbose)
-    results = run_sweep(planned, retry=options.retry, slurm=options.allocation, verbose=options.verbose)
+        results = run_in_one_job(planned, options.allocation, command, retry=options.retry, verbose=options.verbose)
+    else:
+        results = run_sweep(planned, retry=options.retry, slurm=options.allocation, verbose=options.verbose)
     return all(result.status == "ok" for result in results)
 
 
@@ -243,9 +244,9 @@ def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full
         If its folder cannot be written.
     """
     from dsnb.cli.dry_run import lines
+    from dsnb.sweep.left_out import without_unfit
     from dsnb.sweep.lock import check_writable
     from dsnb.sweep.run import unsupported
-    from dsnb.sweep.unfit import without_unfit
 
     check_writable(planned.paths)
     planned = without_unfit(planned, lambda _: None)

@@ -16,8 +16,8 @@ from typing import Any
 from dsnb.errors import DsnbWarning
 from dsnb.files import json_text
 
-MAX_BYTES = 2**31
-"""A larger file is not read into memory."""
+MAX_BYTES = 2**31 - 2**12
+"""A larger file is not read into memory; Linux reads so many bytes at once."""
 MAX_JSON_BYTES = 2**26
 
 
@@ -49,52 +49,45 @@ def write_json(path: Path, record: object) -> None:
 def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes | None:
     """Return the content of a file, read with few system calls; None if missing or, with a warning, unreadable."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
+        return read_file(path, max_bytes)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        _left_out(path, error.strerror)
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path} is left out: {getattr(error, 'strerror', None) or error}", DsnbWarning, stacklevel=2)
         return None
+
+
+def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is not a regular file, or longer than `max_bytes`.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
     try:
         return read_regular(handle, max_bytes)
-    except (OSError, ValueError) as error:
-        _left_out(path, error.strerror if isinstance(error, OSError) else error)
-        return None
     finally:
         os.close(handle)
 
 
 def read_regular(handle: int, max_bytes: int) -> bytes:
-    """Read an open file that may turn out to be a pipe, a device or a folder, or may still be growing.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read, or is a folder.
-    ValueError
-        If it is not a regular file, or longer than `max_bytes`.
-    """
+    """Return the content of an open file; the errors are those of `read_file`."""
     about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+    if not stat.S_ISREG(about.st_mode):
         raise ValueError("it is not a regular file")
-    wanted = about.st_size + 1
-    if wanted <= max_bytes + 1:
-        raw = os.read(handle, wanted)
-        if len(raw) < wanted:
-            return raw
-    else:
-        raw = b""
-    while len(raw) <= max_bytes and (more := os.read(handle, 2**20)):  # it is growing
-        raw += more
-    if len(raw) > max_bytes:
+    if about.st_size > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
-    return raw
+    return os.read(handle, about.st_size)
 
 
 def read_end(path: Path | str, size: int) -> bytes | None:
-    """Return the last `size` bytes of a file, or all of a shorter one; None if it is missing."""
+    """Return the last `size` bytes of a file, or all of a shorter one; None if it cannot be read."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -110,10 +103,6 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, DsnbWarning, stacklevel=3)
 
 
-def _left_out(path: Path | str, why: object) -> None:
-    warnings.warn(f"{path} is left out: {why}", DsnbWarning, stacklevel=3)
-
-
 def read_json(path: Path | str) -> dict[str, Any] | None:
     """Read one JSON object; None if the file is missing or, with a warning, holds no JSON object."""
     raw = read_bytes(path, MAX_JSON_BYTES)
@@ -121,11 +110,11 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
         return None
     try:
         record = json_text.parse(raw)
+        why = "" if isinstance(record, dict) else "it holds no JSON object"
     except ValueError as error:
-        warnings.warn(f"{path} is left out: it cannot be read as JSON ({error})", DsnbWarning, stacklevel=2)
-        return None
-    if not isinstance(record, dict):
-        warnings.warn(f"{path} is left out: it holds no JSON object", DsnbWarning, stacklevel=2)
+        why = f"it cannot be read as JSON ({error})"
+    if why:
+        warnings.warn(f"{path} is left out: {why}", DsnbWarning, stacklevel=2)
         return None
     return record
 

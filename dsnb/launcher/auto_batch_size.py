@@ -16,13 +16,11 @@ from dsnb.launcher.outcome import exception_status, without_machine_faults
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
 from dsnb.run_folder.result import Result
+from dsnb.settings import inputs
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
-from dsnb.settings.prepared import inputs
 from dsnb.system import launch_clock
 
 MAX_MICRO_BATCH_SIZE = 2**16
-FROM_BELOW = 2
-"""A guess that is too high is first taken to be so by little: the search from 1 upwards starts one try later."""
 WARMUP_STEPS, STEPS = 1, 2
 """The first step allocates the optimizer states, so memory peaks in the second."""
 FITS = {"ok": True, "nan": True, "untrained": True, "oom": False}
@@ -42,8 +40,7 @@ class ProbeError(Exception):
 def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_SIZE, guess: int = 0) -> int:
     """Return the largest number from 1 to `most` that fits, 0 if none does.
 
-    With the right guess, two numbers are tried: the guess and the next one. The further off it is, the more are tried,
-    but never more than twice as many as without a guess, and two.
+    With the right guess, two numbers are tried: the guess and the next one. The further off it is, the more are tried.
 
     Parameters
     ----------
@@ -75,20 +72,14 @@ def _above(fits: Callable[[int], bool], start: int, most: int) -> tuple[int, int
 
 
 def _below(fits: Callable[[int], bool], limit: int) -> tuple[int, int]:
-    """Return the same below one that does not fit: at growing distances from it, and in turn from 1 upwards."""
-    low, high, distance = 0, limit, 1
-    while high - low > 1:
-        size = max(limit - distance, low + 1)
+    """Return the same below one that does not fit."""
+    high, distance = limit, 1
+    while high > 1:
+        size = max(limit - distance, 1)
         if fits(size):
             return size, high
-        high = size
-        upward = distance // FROM_BELOW
-        if low < upward < high:
-            if not fits(upward):
-                return low, upward
-            low = upward
-        distance *= 2
-    return low, high
+        high, distance = size, 2 * distance
+    return 0, high
 
 
 def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, predicted: Predicted = lambda *_: None) -> Result:

@@ -112,6 +112,7 @@ def for_ranks(device: str, ranks: int, launched_at: float) -> dict[str, str]:
     """
     env = {**os.environ, **interpreter.SAFE_PATH}  # also for processes that the ranks start
     env["DS_ACCELERATOR"] = device
+    env["LOCAL_SIZE"] = str(ranks)  # DeepSpeed's number of devices on a CPU
     env[launch_clock.LAUNCHED_AT] = repr(launched_at)
     if not env.get("OMP_NUM_THREADS", "").isdecimal() or int(env["OMP_NUM_THREADS"]) < 1:
         env["OMP_NUM_THREADS"] = str(max(1, hardware.cores() // ranks))

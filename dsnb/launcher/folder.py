@@ -1,10 +1,9 @@
 """The run folder before the launch: creates it, checks the disk, and writes what is known already."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
@@ -14,8 +13,8 @@ from dsnb.launcher.config import deepspeed_config
 from dsnb.run_folder import finished, paths
 from dsnb.run_folder.columns import PLANNED
 from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import inputs
 
 MIN_FREE_BYTES = 64 * 2**20
 
@@ -115,43 +114,8 @@ def check_free_space(folder: Path) -> None:
         raise LaunchError(f"{folder}: the disk is full ({free // 2**20} MiB free); free 64 MiB and start again")
 
 
-class FolderGuard:
-    """Detects that a run folder was removed or replaced by another of the same name during the run.
-
-    The folder is kept open, because a file system may reuse the inode number of a removed one.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
-
-    def check(self) -> None:
-        """Check that the path still names the same folder.
-
-        Raises
-        ------
-        LaunchError
-            If it does not.
-        """
-        try:
-            same = os.path.samestat(os.stat(self.folder), os.fstat(self._handle))
-        except OSError:
-            same = False
-        if not same:
-            raise LaunchError(
-                f"{self.folder} was removed or replaced during the run: nothing more is written there; "
-                "start the sweep again"
-            )
-
-
 def remove_leftovers(run: RunPaths) -> None:
     """Remove the files of an unfinished run, except the notebook, which may be executing."""
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
-    for path in (*written, run.profile, run.trace, run.flops):
+    for path in (*written, run.profile, run.trace, run.flops, *run.of_nodes):
         path.unlink(missing_ok=True)

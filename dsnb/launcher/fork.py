@@ -14,18 +14,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
-from dsnb.launcher.host_ranks import HostRanks
-from dsnb.launcher.rank_group import group_is_gone
 from dsnb.system import interpreter, signals
 from dsnb.system.scratch import Scratch
 
 START_TIMEOUT_S = 180.0
-ATTEMPTS = 2
-NO_ANSWER = "the ranks could not be started: the fork server gave no answer"
 _servers: dict[str, "ForkServer"] = {}
 
 
@@ -123,19 +119,6 @@ def _connect(device: str) -> socket.socket:
     return _open(str(server.socket))
 
 
-def _wait_for_end(device: str) -> None:
-    """Wait a moment for this process's own server, if it is ending, so that it is replaced."""
-    if server := _servers.get(device):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.process.wait(timeout=1)
-
-
-def close_servers() -> None:
-    """Close the servers that this process started itself; for processes that skip `atexit` handlers."""
-    for server in _servers.values():
-        server.close()
-
-
 def _open(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -149,41 +132,32 @@ def _open(path: str) -> socket.socket:
 class ForkedRanks:
     """Ranks forked by the server, in one process group."""
 
-    def __init__(self, host_ranks: HostRanks) -> None:
-        self._ranks = host_ranks.ranks
+    def __init__(self, device: str, variables: list[dict[str, str]], console: Path, worker: str, run_dir: Path) -> None:
+        self._count = len(variables)
         self._codes: dict[int, int] = {}
         self._rest = b""
         self._hung_up = False
         request = {
-            "ranks": host_ranks.variables,
+            "ranks": variables,
             "cwd": os.getcwd(),
-            "log": str(host_ranks.console),
-            "worker": host_ranks.worker,
-            "run_dir": str(host_ranks.run_dir),
+            "log": str(console),
+            "worker": worker,
+            "run_dir": str(run_dir),
             "umask": environment.umask(),
         }
         self.pids: list[int] = []
-        if not any(self._has_started(host_ranks, request) for _ in range(ATTEMPTS)):
-            raise LaunchError(NO_ANSWER, host_ranks.console)
-
-    def _has_started(self, host_ranks: HostRanks, request: dict[str, Any]) -> bool:
-        """Ask a server for the ranks, and return whether it answered: one that ends while it is asked does not."""
-        self._connection, self._hung_up, self._rest = _connect(host_ranks.device), False, b""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        self._connection = _connect(device)
         try:
             with contextlib.suppress(ConnectionError):
                 self._connection.sendall(json.dumps(request).encode() + b"\n")
-                while not self.pids and not self._hung_up:
+                deadline = time.monotonic() + START_TIMEOUT_S
+                while not (self.pids or self._hung_up) and time.monotonic() < deadline:
                     self._read(timeout_s=0.5)
-                    if time.monotonic() > deadline:
-                        raise LaunchError(NO_ANSWER, host_ranks.console)
+            if not self.pids:
+                raise LaunchError("the ranks could not be started: the fork server gave no answer", console)
         except BaseException:  # also an interrupt: the server kills the ranks of a closed connection
             self._connection.close()
             raise
-        if not self.pids:
-            self._connection.close()
-            _wait_for_end(host_ranks.device)
-        return bool(self.pids)
 
     def _read(self, timeout_s: float = 0.0) -> None:
         while not self._hung_up and select.select([self._connection], [], [], timeout_s)[0]:
@@ -194,20 +168,20 @@ class ForkedRanks:
                 if "pids" in message:
                     self.pids = message["pids"]
                 else:
-                    self._codes[self._ranks[message["rank"]]] = message["exit"]
+                    self._codes[message["rank"]] = message["exit"]
             timeout_s = 0.0
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes so far; if the server died, the remaining ranks count as killed."""
         self._read()
         if self._hung_up:
-            missing = {rank: -signal.SIGKILL for rank in self._ranks if rank not in self._codes}
+            missing = {rank: -signal.SIGKILL for rank in range(self._count) if rank not in self._codes}
             return {**self._codes, **missing}
         return dict(self._codes)
 
     def ended(self) -> bool:
         """Return whether every rank has ended."""
-        return len(self.exit_codes()) == len(self._ranks)
+        return len(self.exit_codes()) == self._count
 
     def end(self) -> None:
         """Kill the process group, disconnect, and wait until the group is gone.
@@ -218,10 +192,15 @@ class ForkedRanks:
             If a process of the group remains.
         """
         self._read()
-        if len(self._codes) < len(self._ranks):  # otherwise the server has reaped all of them
+        if len(self._codes) < self._count:  # otherwise the server has reaped all of them
             with contextlib.suppress(OSError):
                 os.killpg(self.pids[0], signal.SIGKILL)
         self._hung_up = True
         self._connection.close()
-        if not group_is_gone(self.pids[0]):
-            raise LaunchError(f"process group {self.pids[0]} does not end after SIGKILL: find out with `ps` why")
+        for _ in range(500):
+            try:
+                os.killpg(self.pids[0], 0)
+            except OSError:
+                return
+            time.sleep(0.02)
+        raise LaunchError(f"process group {self.pids[0]} does not end after SIGKILL: find out with `ps` why")

@@ -4,44 +4,35 @@ torch creates a `lock` file while it builds an op, and every other process silen
 without a compiler at work are removed before a launch.
 """
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 import psutil
 
-AGE_S = 10.0
+MIN_AGE_S = 10.0
 """Younger locks are kept: their owner may not have started the compiler yet."""
 
 
-def folder() -> Path:
-    """Return the folder in which torch builds extensions: `$TORCH_EXTENSIONS_DIR`, or its default."""
-    if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torch_extensions"
-
-
 def stale_locks() -> list[Path]:
-    """Return the locks whose folder is no process's working folder."""
-    old = [lock for lock in _locks(folder()) if _age_s(lock) > AGE_S]
-    busy = _working_folders() if old else set()
-    return [lock for lock in old if not any(lock.parent in {cwd, *cwd.parents} for cwd in busy)]
+    """Return the locks whose folder is no process's working folder; ninja and compilers run inside the op's folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache / "torch_extensions")
+    old = [lock for lock in [*root.glob("*/lock"), *root.glob("*/*/lock")] if _age_s(lock) > MIN_AGE_S]
+    if not old:
+        return []
+    folders = {Path(cwd).resolve() for process in psutil.process_iter(["cwd"]) if (cwd := process.info["cwd"])}
+    return [lock for lock in old if not any(lock.parent in {folder, *folder.parents} for folder in folders)]
 
 
 def remove_stale_locks() -> list[Path]:
     """Remove the stale locks and return their paths."""
-    removed = []
-    for lock in stale_locks():
-        try:
+    locks = stale_locks()
+    for lock in locks:
+        with contextlib.suppress(OSError):
             lock.unlink()
-        except OSError:
-            continue
-        removed.append(lock)
-    return removed
-
-
-def _locks(root: Path) -> list[Path]:
-    return [*root.glob("*/lock"), *root.glob("*/*/lock")]
+    return locks
 
 
 def _age_s(lock: Path) -> float:
@@ -49,12 +40,3 @@ def _age_s(lock: Path) -> float:
         return time.time() - lock.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _working_folders() -> set[Path]:
-    """Return the working folders of all processes; ninja and the compiler run inside the op's folder."""
-    folders = set()
-    for process in psutil.process_iter(["cwd"]):
-        if cwd := process.info["cwd"]:
-            folders.add(Path(cwd).resolve())
-    return folders

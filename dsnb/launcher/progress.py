@@ -7,7 +7,6 @@ building or compiling a large model can take minutes in which there is nothing e
 import contextlib
 import html
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -122,25 +121,3 @@ def _in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is not None
-
-
-@contextlib.contextmanager
-def ticking(bar: Any, name: str) -> Iterator[None]:
-    """Show a phase and its elapsed seconds while the block, which may wait for long, runs."""
-    if bar.disable:
-        yield
-        return
-    timer, stop = PhaseTimer(), threading.Event()
-
-    def tick() -> None:
-        bar.set_postfix_str(timer.text(name))
-        while not stop.wait(REFRESH_S):
-            bar.set_postfix_str(timer.text(name))
-
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()

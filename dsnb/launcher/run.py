@@ -13,12 +13,11 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.folder import FolderGuard, create_single_run_dir, prepare, write_description
-from dsnb.launcher.hosts.remote import RemoteRanks
+from dsnb.launcher.folder import create_single_run_dir, prepare, write_description
+from dsnb.launcher.hosts import HostRanks
 from dsnb.launcher.local import LocalRanks
 from dsnb.launcher.outcome import exception_status, run_status, without_machine_faults
-from dsnb.launcher.progress import REFRESH_S, PhaseTimer, phase, progress_bar, start_phase, ticking
-from dsnb.launcher.rank_group import WORKER, RankGroup
+from dsnb.launcher.progress import REFRESH_S, PhaseTimer, phase, progress_bar, start_phase
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -26,6 +25,7 @@ from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.system.launch_clock import Stopwatch
 
+WORKER = "dsnb.train.worker"
 POLL_S = 0.05
 GRACE_PERIOD_S = 5.0
 """How long the other ranks may continue after one has failed: some would wait for it for ever."""
@@ -81,38 +81,28 @@ def launch(
 def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, shown: bool, worker: str) -> Result:
     """Run an experiment whose batch size is known; the requested settings are recorded beside those used."""
     prepare(run, experiment, requested)
-    with FolderGuard(run.dir) as guard:
-        return _supervise(experiment, run, requested, guard, shown, worker)
-
-
-def _supervise(
-    experiment: Experiment, run: RunPaths, requested: Experiment, guard: FolderGuard, shown: bool, worker: str
-) -> Result:
-    """Start the ranks of a run in its prepared folder, wait for their end, and write the result."""
     stopwatch = Stopwatch()
-    ranks: RankGroup | None = None
+    ranks: LocalRanks | HostRanks | None = None
     try:
-        ranks = RemoteRanks(experiment, run) if experiment.hostfile else LocalRanks(experiment, run)
+        ranks = HostRanks(experiment, run) if experiment.hostfile else LocalRanks(experiment, run)
         experiment = ranks.experiment
-        if isinstance(ranks, RemoteRanks):  # the device and the machine are known only now
+        if isinstance(ranks, HostRanks):  # the device and the machine are known only now
             write_description(run, experiment, requested, ranks.environment)
         with progress_bar(experiment, shown) as bar:
-            with ticking(bar, start_phase(experiment)):
-                ranks.start(worker, stopwatch.began_s)
-            ended_by = Supervisor(experiment, run, ranks, guard, stopwatch, bar).until_end()
+            bar.set_postfix_str(start_phase(experiment))
+            ranks.start(worker, stopwatch.began_s)
+            ended_by = Supervisor(experiment, run, ranks, stopwatch, bar).until_end()
         codes = ranks.exit_codes()  # of the ranks that ended by themselves
         ranks.end()
     except BaseException as error:
         if ranks:
-            with contextlib.suppress(LaunchError):  # report the first error
+            with contextlib.suppress(LaunchError, OSError):  # report the first error
                 ranks.end()
-        guard.check()
         finish(experiment, run, ranks.exit_codes() if ranks else {}, stopwatch.elapsed_s(), exception_status(error))
         raise
     status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_suffix)
     if status == "failed" and (failure := ranks.external_failure()) and failure not in str(cause):
         cause = f"{failure}; {cause}"
-    guard.check()
     return finish(experiment, run, ranks.exit_codes(), stopwatch.elapsed_s(), (status, cause))
 
 
@@ -122,8 +112,7 @@ class Supervisor:
 
     experiment: Experiment
     run: RunPaths
-    ranks: RankGroup
-    guard: FolderGuard
+    ranks: LocalRanks | HostRanks
     stopwatch: Stopwatch
     bar: Any
     """The progress bar, which may be disabled."""
@@ -147,7 +136,8 @@ class Supervisor:
         failed_s: float | None = None
         while not self.ranks.ended():
             time.sleep(POLL_S)
-            self.guard.check()
+            if not self.run.dir.is_dir():
+                raise LaunchError(f"{self.run.dir} was removed during the run: start the sweep again")
             self._update(tail)
             if interruption := self._interruption():
                 return interruption

@@ -14,7 +14,7 @@ from typing import Any
 
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings.prepared import lookup
+from dsnb.settings import inputs
 
 DECODERS_IF_SET = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
@@ -64,10 +64,11 @@ def local_problem(settings: Mapping[str, Any]) -> str | None:
     return None if config is None else problem(model, config)
 
 
-def prepared_problems(settings: Mapping[str, Any]) -> list[str]:
-    """Return why a model whose configuration `dsnb prepare` has fetched is not trained."""
-    place = lookup.places(settings).get("model")
-    config = model_shapes.local_fields(place) if place else None
+def cached_problems(settings: Mapping[str, Any]) -> list[str]:
+    """Return why a model of the hub is not trained whose configuration is in the cache of Hugging Face."""
+    model = next((item for item in inputs.external_items(settings) if item.setting == "model" and item.hub_id), None)
+    folder = inputs.cached_folder(model) if model else None
+    config = model_shapes.local_fields(str(folder)) if folder else None
     found = None if config is None else problem(settings["model"], config)
     return [found] if found else []
 

@@ -15,9 +15,8 @@ from typing import Any
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models, deepspeed_models, hostfile, rules
+from dsnb.settings import causal_models, deepspeed_models, hostfile, inputs, rules
 from dsnb.settings.derived import Settings
-from dsnb.settings.prepared import lookup
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
@@ -253,17 +252,13 @@ class _Read(Mapping[str, Any]):
 
 def unsupported(settings: Settings, launching: bool = True) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    problems = lookup.problems(settings, originals=launching) or causal_models.prepared_problems(settings)
+    problems = inputs.problems(settings) or causal_models.cached_problems(settings)
     if settings["compile"] != "off":
         problems += _compiler_disabled()
     if settings["deepspeed"]:
         problems += deepspeed_models.problems(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
-        if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-            problems.append(
-                "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
-            )
-        return problems
+        return problems + _unreachable(settings)
     problems += _lacking()
     device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
     found = hardware.gpus()
@@ -285,6 +280,18 @@ def unsupported(settings: Settings, launching: bool = True) -> list[str]:
         if precision == "fp16" and not hardware.cpu_supports_fp16():
             problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
     return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+
+
+def _unreachable(settings: Mapping[str, Any]) -> list[str]:
+    """Return why ranks cannot be started on the hosts of a hostfile."""
+    problems = []
+    if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
+        problems.append(
+            "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
+        )
+    if settings["launcher"] == "deepspeed":
+        problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
+    return problems
 
 
 def _lacking() -> list[str]:

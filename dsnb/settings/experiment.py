@@ -49,7 +49,7 @@ class Experiment(Training):
     nodes: Annotated[AtLeast1, Field(validate_default=True), Setting("nodes", "nodes {}", "nodes{}", is_axis=True)] = 1
     """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
     launcher: Annotated[Literal["fork", "deepspeed"], Setting(short="{}-launcher")] = "fork"
-    """How a host's ranks are started: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
+    """How ranks are started here: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
     ssh_user: Name = ""
     """User name on the hosts; by default as configured for ssh."""
     ssh_port: Port = 0

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsnb.errors import SettingsError
-from dsnb.files import records
 
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
-MOST_BYTES = 1_000_000
-MOST_SLOTS = 1024
+MAX_BYTES = 1_000_000
+MAX_SLOTS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
 _ENTRY = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,9})")
 
@@ -61,7 +60,7 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
 
 
 def _kept(host: Host, named: tuple[int, ...] | None, include: bool) -> Host:
-    devices = named if include else tuple(one for one in host.devices if one not in (named or ()))
+    devices = named if include else tuple(device for device in host.devices if device not in (named or ()))
     return replace(host, devices=devices or ())
 
 
@@ -90,20 +89,17 @@ def read(path: str | Path) -> tuple[Host, ...]:
 
 
 def _text(path: str | Path) -> str:
+    """Return the content of a hostfile."""
+    shown = f"hostfile is {str(path)[:200]!r}"
     try:
-        handle = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not block
-        try:
-            if os.fstat(handle).st_size > MOST_BYTES:
-                raise SettingsError(f"hostfile {str(path)!r} is too large: at most {MOST_BYTES:,} bytes are allowed")
-            return records.read_regular(handle, MOST_BYTES).decode("utf-8-sig")  # some editors write a byte order mark
-        finally:
-            os.close(handle)
-    except SettingsError:
-        raise
+        file = Path(path).expanduser()
+        if file.stat().st_size > MAX_BYTES or not file.is_file():
+            raise ValueError(f"it is not a file of at most {MAX_BYTES:,} bytes")
+        return file.read_text("utf-8-sig")  # some editors write a byte order mark
     except (OSError, RuntimeError, ValueError) as error:
-        odd = isinstance(error, UnicodeDecodeError | RuntimeError)
-        reason = getattr(error, "strerror", None) or ("it is not a text file" if odd else str(error))
-        raise SettingsError(f"hostfile is {str(path)[:200]!r}: it cannot be read ({reason}); check the path") from error
+        not_text = isinstance(error, UnicodeDecodeError)
+        reason = "it is not a text file" if not_text else getattr(error, "strerror", None) or error
+        raise SettingsError(f"{shown}: it cannot be read ({reason}); check the path") from error
 
 
 def _add_host(entry: str, found: dict[str, Host]) -> str | None:
@@ -116,8 +112,8 @@ def _add_host(entry: str, found: dict[str, Host]) -> str | None:
         return f"{name[:80]!r} is not a host name: use letters, digits, '.', '_' and '-' only"
     if name in found:
         return f"{name!r} is listed twice: keep one line"
-    if not 1 <= slots <= MOST_SLOTS:
-        return f"slots is {slots}: give the number of GPUs of the host, 1 to {MOST_SLOTS}"
+    if not 1 <= slots <= MAX_SLOTS:
+        return f"slots is {slots}: give the number of GPUs of the host, 1 to {MAX_SLOTS}"
     found[name] = Host(name, tuple(range(slots)))
     return None
 

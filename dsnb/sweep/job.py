@@ -20,13 +20,13 @@ from pathlib import Path
 from dsnb.errors import DsnbError, KernelDiedError, LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
-from dsnb.launcher.folder import FolderGuard, check_free_space, remove_leftovers, write_experiment
+from dsnb.launcher.folder import check_free_space, remove_leftovers, write_experiment
 from dsnb.launcher.outcome import without_machine_faults
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
+from dsnb.settings import inputs
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
-from dsnb.settings.prepared import inputs
 from dsnb.sweep.params import Run
 from dsnb.system import launch_clock, signals
 
@@ -45,15 +45,9 @@ def execute(run: Run) -> Result:
     began = launch_clock.now_s()
     try:
         initialize(run)
-        place = FolderGuard(run.paths.dir)
     except OSError as error:
         why = _raise_if_disk_full(run, error).strerror
         raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
-    with place:
-        return _execute(run, place, began)
-
-
-def _execute(run: Run, place: FolderGuard, began: float) -> Result:
     error_seen: BaseException | None = None
     try:
         values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
@@ -61,13 +55,13 @@ def _execute(run: Run, place: FolderGuard, began: float) -> Result:
     except OSError as error:
         error_seen = _raise_if_disk_full(run, error)
     except KernelDiedError as error:
-        return finish(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began, place)
+        return finish(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began)
     except KeyboardInterrupt:
-        finish(run.paths, "interrupted", "stopped by the user", began, place)
+        finish(run.paths, "interrupted", "stopped by the user", began)
         raise
     except Exception as error:  # papermill, nbclient, zmq and the kernel raise many kinds; each concerns this run only
         error_seen = error
-    return finish(run.paths, "failed", _cause(error_seen), began, place)
+    return finish(run.paths, "failed", _cause(error_seen), began)
 
 
 def _raise_if_disk_full(run: Run, error: OSError) -> OSError:
@@ -100,16 +94,14 @@ def was_launched(run: RunPaths) -> bool:
     return run.console.exists()
 
 
-def finish(run: RunPaths, status: str, cause: str, began: float, place: FolderGuard | None = None) -> Result:
+def finish(run: RunPaths, status: str, cause: str, began: float) -> Result:
     """Return the result that the launch wrote, or write one in its place.
 
     Raises
     ------
     LaunchError
-        If the run's folder was removed or replaced.
+        If the run's folder was removed.
     """
-    if place:
-        place.check()
     if known := read_result(run):
         return known
     result = Result(*without_machine_faults(status, cause), {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)

@@ -10,7 +10,8 @@ repeats: 4
 order: random              # of the experiments within each repeat; `listed` for that of this file
 """
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +24,6 @@ from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.settings import aliases, deepspeed_keys, grid
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
-from dsnb.sweep import order
 
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
 """Fields of the params file that `--set` can change, besides settings of runs."""
@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a params file; by their order (`dsnb.sweep.order`), drift of the machine favours no setting."""
+    """All runs of a params file; by their order (`order_of_repeat`), drift favours no setting."""
 
     name: str
     question: str
@@ -138,7 +138,7 @@ def planned(
     folder = SweepPaths(_output_folder(output, file.name))
     seed = file.order_seed if file.order == "random" else None
     order_of_runs = [
-        (name, repeat) for repeat in range(1, file.repeats + 1) for name in order.of_repeat(experiments, repeat, seed)
+        (name, repeat) for repeat in range(1, file.repeats + 1) for name in order_of_repeat(experiments, repeat, seed)
     ]
     runs = tuple(
         Run(
@@ -154,6 +154,27 @@ def planned(
     )
     reasons = tuple((name, "; ".join(problems)) for name, problems in refused)
     return Sweep(file.name, file.question, runs, folder, content(file), refused=reasons)
+
+
+def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list[str]:
+    """Return experiments in the order of one repeat: another one in each.
+
+    Otherwise a machine that gets slower during each repeat would favour the settings that are listed first every time.
+    The place of each is drawn from its own name, so that the order of the others stays the same if a resumed sweep has
+    other experiments or more repeats.
+
+    Parameters
+    ----------
+    names
+        Names of the experiments, as listed.
+    repeat
+        Number of the repeat, from 1.
+    seed
+        Another seed gives another order; None keeps the listed one.
+    """
+    if seed is None:
+        return list(names)
+    return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {repeat} {name}".encode()).digest())
 
 
 def _output_folder(output: str | Path | None, name: str) -> Path:

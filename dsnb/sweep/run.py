@@ -16,21 +16,17 @@ from dsnb.errors import SettingsError
 from dsnb.execute import notebook
 from dsnb.files import records
 from dsnb.launcher import fork
-from dsnb.launcher.hosts import servers
 from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.result import Result
-from dsnb.settings import checks
+from dsnb.settings import checks, inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import inputs
 from dsnb.sweep import job, schedule
-from dsnb.sweep.lock import GuardedExecutor, Lock, locked
+from dsnb.sweep.left_out import without_unfit
+from dsnb.sweep.lock import locked
 from dsnb.sweep.params import Run, Sweep, load_sweep
 from dsnb.sweep.slurm import allocation as slurm_allocation
+from dsnb.sweep.slurm import jobs as slurm_jobs
 from dsnb.sweep.slurm.allocation import Allocation
-from dsnb.sweep.slurm.jobs import SlurmExecutor
-from dsnb.sweep.slurm.one_allocation import run_in_allocation
-from dsnb.sweep.slurm.submissions import running_jobs
-from dsnb.sweep.unfit import without_unfit
 from dsnb.system import signals
 
 if TYPE_CHECKING:
@@ -81,7 +77,7 @@ def run_sweep(
         If this machine cannot run it, a finished run has other settings, another sweep uses the folder, or the memory
         for `skip_oom` is unknown.
     LaunchError
-        If the disk is full, or the sweep's folder is removed. Finished runs are kept.
+        If the disk is full. Finished runs are kept.
     """
     if not isinstance(sweep, Sweep):
         load = partial(slurm_allocation.load, allocation=slurm) if slurm else load_sweep
@@ -92,18 +88,15 @@ def run_sweep(
     if skip_oom:
         sweep = replace(sweep, params={**sweep.params, "skip_oom": True})
     sweep = with_inputs(without_unfit(sweep, _sayer(progress), verbose))
-    with locked(sweep.paths) as lock:
+    with locked(sweep.paths):
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
         records.write_json(sweep.paths.planned, {"runs": _planned(sweep), "left_out": dict(sweep.left_out)})
         with _display(sweep, todo, progress, show_eta=slurm is None) as display:
             if slurm:
-                schedule.run_all(
-                    todo, GuardedExecutor(SlurmExecutor(slurm, sweep.name, todo, display.say), lock), display
-                )
+                schedule.run_all(todo, slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say), display)
             else:
-                _run_here(todo, display, lock)
-        lock.check()
+                _run_here(todo, display)
         return [result for run in sweep.runs if (result := job.read_result(run.paths))]
 
 
@@ -117,15 +110,10 @@ def _planned(sweep: Sweep) -> dict[str, list[int]]:
 
 def run_in_one_job(
     sweep: Sweep, allocation: Allocation, command: list[str], *, retry: bool = False, verbose: bool = False
-) -> bool:
+) -> list[Result]:
     """Execute all runs of a sweep that are not finished yet in one Slurm job, which runs `command`.
 
-    `retry` and `verbose` are as for `run_sweep`.
-
-    Returns
-    -------
-    bool
-        Whether every run is ok.
+    `retry`, `verbose` and the list that is returned are as for `run_sweep`.
 
     Raises
     ------
@@ -136,31 +124,31 @@ def run_in_one_job(
     """
     sweep = with_inputs(without_unfit(sweep, _sayer(True), verbose))
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
-    code = 0
     if todo:
-        with _display(sweep, todo, True, show_eta=False) as display:
-            code = run_in_allocation(sweep, todo, allocation, command, display)  # the job itself locks the folder
-    results = [job.read_result(run.paths) for run in sweep.runs]
-    return code == 0 and all(result is not None and result.status == "ok" for result in results)
+        with _display(sweep, todo, True, show_eta=False) as display:  # the job itself locks the folder
+            slurm_jobs.run_in_one_job(sweep, allocation, command, display.say)
+    return [result for run in sweep.runs if (result := job.read_result(run.paths))]
 
 
-def _run_here(todo: list[Run], display: "Progress", lock: Lock) -> None:
-    if running := running_jobs(todo):
+def _run_here(todo: list[Run], display: "Progress") -> None:
+    if submitted := [run.paths for run in todo if run.paths.slurm.exists() and not run.paths.result.exists()]:
         raise SettingsError(
-            f"Slurm is still executing {', '.join(running[:3])}: continue with --slurm, or cancel the jobs with scancel"
+            f"{submitted[0].dir} was submitted to Slurm and has not ended: continue with --slurm, or cancel its job "
+            f"and delete {submitted[0].slurm}"
         )
-    with fork.shared_servers(_devices(todo)), servers.keep_servers(run.experiment for run in todo):
+    for run in todo:
+        run.paths.slurm.unlink(missing_ok=True)
+    with fork.shared_servers(_devices(todo)):
         if any(run.lane for run in todo):
-            schedule.run_all(todo, GuardedExecutor(schedule.LocalExecutor(), lock), display)
+            schedule.run_all(todo, schedule.LocalExecutor(), display)
             return
         for run in todo:
-            lock.check()
             display.begin(run)
             display.end(run, job.execute(run))
 
 
 def _devices(todo: list[Run]) -> set[str]:
-    """Return the devices for which this machine needs a fork server; hosts of a hostfile have their own."""
+    """Return the devices for which this machine needs a fork server; hosts of a hostfile have none."""
     here = [run.experiment for run in todo if not run.experiment.hostfile]
     return {experiment.device for experiment in here if experiment.launcher == "fork"}
 

@@ -2,7 +2,7 @@
 
 It is monotonic, so a step of the system time (NTP, a resumed virtual machine, a user who sets the clock) neither ends a
 run nor changes its figures. Linux has one such clock for all processes of a machine; for other hosts the time of the
-launch is converted to their clock (`dsnb.launcher.hosts.remote`).
+launch is converted to their clock (`dsnb.launcher.hosts`).
 """
 
 import os

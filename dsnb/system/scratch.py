@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,29 +66,8 @@ def socket_home() -> str:
 
 def remove_abandoned(home: str) -> None:
     """Remove this user's private folders whose owners have ended."""
-    with contextlib.suppress(OSError), os.scandir(home) as entries:
-        for entry in entries:
-            if entry.name.startswith(PREFIX):
-                with contextlib.suppress(OSError), _lock_of_owner(entry.path):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock_of_owner(path: str) -> Iterator[None]:
-    """Hold the lock of a folder whose owner has ended.
-
-    Raises
-    ------
-    OSError
-        If the owner is alive, or this is not a private folder of this user.
-    """
-    with contextlib.ExitStack() as handles:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        handles.callback(os.close, folder)
-        lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        handles.callback(os.close, lock)
-        for about in (os.fstat(folder), os.fstat(lock)):
-            if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
-                raise PermissionError(f"{path} is accessible to other users")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+    for lock in Path(home).glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError), open(lock, "r+b") as file:  # the system refuses those of other users
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_uid == os.geteuid():
+                shutil.rmtree(lock.parent, ignore_errors=True)

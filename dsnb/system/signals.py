@@ -15,8 +15,8 @@ from types import FrameType
 INTERRUPTED = 130
 """Exit code of a process that was stopped by any of these signals."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PR_SET_PDEATHSIG = 1
-"""An option of Linux's `prctl`."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Options of Linux's `prctl`."""
 _stopping = False
 
 
@@ -83,6 +83,12 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(f"process {parent}, which started this one, is gone")
+
+
+def adopt_orphans() -> None:
+    """Make Linux give this process the descendants whose parents end, so that they stay its descendants."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def killed_by(number: int) -> str:

@@ -17,7 +17,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train import failure
-from dsnb.train.clock import Clock, CpuClock, CudaClock
+from dsnb.train.meter import Clock, clock_of
 from dsnb.train.worker import rank, set_up, versions
 
 ITEM_BYTES = 4
@@ -90,7 +90,7 @@ def measure_size(size: int, ranks: int, device: torch.device) -> dict[str, int |
     """Measure one message size; return its row, equal on all ranks, with the errors of all ranks."""
     count = size // ITEM_BYTES
     buffer = torch.empty(count, dtype=torch.float32, device=device)
-    clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
+    clock = clock_of(device)
     fill(buffer, 0)
     mean_time_s(buffer, 1, clock)  # the first call of a size may set up resources
     calls = max(1, min(MAX_CALLS, int(SIZE_LIMIT_S / max(max_over_ranks(mean_time_s(buffer, 1, clock), device), 1e-9))))

@@ -1,26 +1,42 @@
-"""A trainer on DeepSpeed's engine, which is verified against the settings."""
+"""Trainers on DeepSpeed's engines, which are verified against the settings: one for whole models, one for pipelines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from deepspeed.utils import set_z3_leaf_modules
 
+from dsnb.formulas import model_shapes
 from dsnb.settings.derived import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
-from dsnb.train import verify_engine
-from dsnb.train.causal_loss import with_loss
+from dsnb.train import parallel, verify_engine
+from dsnb.train.causal_loss import causal_loss, with_loss
 from dsnb.train.compiling import begin_graphs, compile_model, compile_options, separate_caches
+from dsnb.train.model import build_part
 from dsnb.train.model_parts import blocks, count_parameters
-from dsnb.train.optimizers import client_optimizer
-from dsnb.train.trainer import Section, no_section
+from dsnb.train.trainer import Section, client_optimizer, no_section
 
 GATHERING_STREAM = "_DeepSpeedZeRoOffload__allgather_stream"
 """The attribute of ZeRO 3's parameter offload that holds its stream; None on a CPU."""
+
+SECTIONS = {
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.OptimizerStep: "optimizer",
+    schedule.SendActivation: "communication",
+    schedule.RecvActivation: "communication",
+    schedule.SendGrad: "communication",
+    schedule.RecvGrad: "communication",
+    schedule.ReduceTiedGrads: "communication",
+    schedule.ReduceGrads: "communication",
+}
 
 
 class DeepSpeedTrainer:
@@ -84,6 +100,85 @@ class DeepSpeedTrainer:
     def describe(self) -> dict[str, Any]:
         """Return what the engine is made of."""
         return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
+
+
+class PipelineTrainer:
+    """Trains pipeline stages, with data-parallel and tensor-parallel ranks inside each.
+
+    Raises
+    ------
+    ValueError
+        If pipelines are not tested for the model's family, or its blocks cannot be divided evenly.
+    RuntimeError
+        If DeepSpeed built an engine that differs from the settings.
+    """
+
+    def __init__(self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> None:
+        self.section: Section = no_section
+        topology = PipeModelDataParallelTopology(
+            num_pp=experiment.pipeline_parallel, num_dp=experiment.data_parallel, num_mp=experiment.tensor_parallel
+        )
+        model, path = build_stage(experiment, topology.get_coord(deepspeed.comm.get_rank()).pipe, device)
+        self.config = model.config
+        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
+        pipeline = PipelineModule(parallel.layers(model, path), topology=topology, partition_method="type:Block")
+        if experiment.tensor_parallel > 1:
+            rules = ds_config["tensor_parallel"]["partition_config"]
+            parallel.split_stage(experiment, pipeline, self.config, rules)
+        self.engine = make_engine(experiment, pipeline, ds_config)
+        self.module, self.optimizer = self.engine.module, self.engine.optimizer
+        self.engine.module.loss_fn = self._loss
+        self.engine._INSTRUCTION_MAP = {
+            command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
+        }
+        verify_engine.check(experiment, self.engine)
+
+    def _loss(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Return the loss, shape (), for logits of shape (batch, length, vocabulary)."""
+        loss = causal_loss(logits, ids)
+        scale_loss(self.engine, loss)
+        return loss
+
+    def _marked(self, run: Callable[..., None], name: str | None) -> Callable[..., None]:
+        """Return an instruction of DeepSpeed's schedule that marks its part of the step."""
+        if name is None:
+            return run
+
+        def marked(*arguments: Any, **named: Any) -> None:
+            with self.section(name):
+                run(*arguments, **named)
+
+        return marked
+
+    def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        """Train one optimizer step; DeepSpeed averages the loss over data-parallel ranks."""
+        skipped_before = self.engine.skipped_steps
+        loss = self.engine.train_batch(iter([(ids, ids) for ids in micro_batches]))
+        return loss, self.engine.skipped_steps > skipped_before
+
+    def grad_norm(self) -> torch.Tensor | float | None:
+        """Return the gradient norm of the last step, if the engine computed it."""
+        return engine_grad_norm(self.engine)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the engine is made of."""
+        return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
+
+
+def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, parallel.ForwardTrace]:
+    """Build a model in which only this stage has weights, and the trace of its forward pass."""
+    paths = []
+
+    def part(model: Any) -> list[torch.nn.Module]:
+        stages, family, held = experiment.pipeline_parallel, model.config.model_type, len(blocks(model))
+        if family not in model_shapes.SPLIT:
+            raise ValueError(model_shapes.not_split("pipeline_parallel", stages, family))
+        if held % stages:
+            raise ValueError(f"pipeline_parallel is {stages}: it must divide the model's {held} layers")
+        paths.append(parallel.trace_forward(model, int(experiment.micro_batch_size), experiment.seq_len, device))
+        return list(parallel.stage_modules(model, paths[-1], stage, stages))
+
+    return build_part(experiment, device, part), paths[-1]
 
 
 def compiles_outside(experiment: Experiment) -> bool:

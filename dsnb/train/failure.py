@@ -1,10 +1,14 @@
-"""Records why a rank failed, in which part of which step, and how much memory was allocated and requested."""
+"""Records why a rank failed, in which part of which step, and how much memory was allocated and requested.
+
+What may fail without ending the run is a `BestEffort`: a rank that raised would leave the others in a collective.
+"""
 
 import re
 import resource
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -13,6 +17,7 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system.hardware import GIB
 
+Result = TypeVar("Result")
 LOSS_FUNCTIONS = {"cross_entropy", "causal_loss", "sum_of_losses"}
 """Functions that compute the loss within a forward pass, in torch and dsnb."""
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -98,3 +103,32 @@ def _in_loss(trace: TracebackType | None) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+class BestEffort:
+    """Calls functions until the first one fails; later calls do nothing.
+
+    Attributes
+    ----------
+    why
+        The failure in one line; None if nothing has failed.
+    """
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+    def __call__(self, action: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Call `action` and return its result; None if it or an earlier call failed."""
+        if self.why is not None:
+            return None
+        try:
+            return action(*arguments)
+        except Exception as error:
+            self.why = one_line(error)
+            return None
+
+
+def one_line(error: Exception) -> str:
+    """Return an error as one line of text."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else 'no message'}"

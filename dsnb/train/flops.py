@@ -16,9 +16,8 @@ import torch
 from deepspeed.profiling.flops_profiler import profiler
 from torch.nn import functional as F
 
-from dsnb.train.best_effort import BestEffort
-from dsnb.train.step_breakdown import Batches
-from dsnb.train.trainer import Trainer, no_section
+from dsnb.train.failure import BestEffort
+from dsnb.train.trainer import Batches, Trainer, no_section
 
 PATCHED = (torch, torch.Tensor, F, einops)
 PREFACE = """\

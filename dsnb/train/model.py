@@ -15,6 +15,8 @@ import deepspeed
 import torch
 from accelerate import init_empty_weights
 from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -22,8 +24,8 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from dsnb.formulas import model_shapes
 from dsnb.settings import causal_models
 from dsnb.settings.experiment import Experiment
-from dsnb.train import alibi, attention, checkpointing, lora, tensor_parallel
-from dsnb.train.model_parts import init_units
+from dsnb.train import alibi, attention, parallel
+from dsnb.train.model_parts import blocks, init_units
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 PART_BYTES = 2**31 - 1
@@ -136,17 +138,64 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
     if model.config.model_type == "bloom" and experiment.attention != "eager":
         alibi.use_fused_attention(model, experiment.seq_len if uses_flex(experiment) else 0)
     if experiment.tensor_parallel > 1:
-        tensor_parallel.prepare(experiment, model)
+        parallel.prepare(experiment, model)
     if experiment.lora_rank:
-        model = lora.add_adapters(experiment, model)
+        model = add_adapters(experiment, model)
     if experiment.activation_checkpointing:
-        checkpointing.checkpoint_activations(experiment, model)
+        checkpoint_activations(experiment, model)
     model.train()
     if model.config.model_type == "opt":
         # Only this module's own flag: transformers 5.17 asks for the layerdrop, which is 0, in a way that breaks a
         # compiled graph at every block.
         model.get_decoder().training = False
     return model
+
+
+def add_adapters(experiment: Experiment, model: Any) -> Any:
+    """Freeze a model in half precision and add trainable adapters.
+
+    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, else in fp32. The scaling is 1
+    (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this reproduces.
+    """
+    from peft import LoraConfig, get_peft_model  # takes a second to import, needed by these runs only
+
+    torch.manual_seed(experiment.seed)
+    masters = experiment.strategy == "deepspeed" and experiment.mixed_precision == "native"
+    config = LoraConfig(
+        r=experiment.lora_rank,
+        lora_alpha=experiment.lora_rank,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config, autocast_adapter_dtype=not masters)
+
+
+def checkpoint_activations(experiment: Experiment, model: Any) -> None:
+    """Enable activation checkpointing, through whichever of its two names transformers has."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    for number, block in enumerate(blocks(model)):
+        block.gradient_checkpointing = number % experiment.checkpoint_every == 0
+        if experiment.checkpoint_offload:
+            block._gradient_checkpointing_func = offloaded_checkpoint(pin_memory=experiment.device == "cuda")
+    if experiment.checkpoint_offload:
+        model.enable_input_require_grads()  # else a reentrant checkpoint behind frozen layers trains nothing
+    elif experiment.lora_rank:
+        model.disable_input_require_grads()  # peft's hook for reentrant checkpoints breaks a compiled graph
+
+
+def offloaded_checkpoint(pin_memory: bool) -> Callable[..., Any]:
+    """Return a checkpoint function that keeps its saved inputs in host memory.
+
+    It is reentrant, because only that kind saves its inputs through autograd's hooks.
+    """
+
+    def run(function: Callable[..., Any], *inputs: Any) -> Any:
+        with save_on_cpu(pin_memory=pin_memory):
+            return checkpoint(function, *inputs, use_reentrant=True)
+
+    return run
 
 
 def uses_flex(experiment: Experiment) -> bool:

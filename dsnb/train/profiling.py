@@ -8,28 +8,37 @@ import math
 import os
 import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+from torch import profiler
 
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
-from dsnb.train import step_breakdown, traces, tracing
-from dsnb.train.best_effort import BestEffort, one_line
-from dsnb.train.clock import Clock, CpuClock, CudaClock
+from dsnb.train import traces
+from dsnb.train.failure import BestEffort, one_line
 from dsnb.train.flops import count_forward
-from dsnb.train.trainer import Trainer
+from dsnb.train.meter import Clock, clock_of
+from dsnb.train.trainer import Batches, Trainer, no_section
 
 CUT_OFF = "the profile was cut off before it was measured"
 MAX_S, MAX_STEPS = 60.0, 30
 """Time limit of a profile, in seconds plus steps: a rank that fails must not leave the others waiting."""
 RESERVE_S = 5.0
 """Seconds of the run's time limit that are kept for its end."""
+PARTS = ("forward", "backward", "optimizer")
+HANDOVER = "communication"
+"""The part of a pipeline step in which stages exchange activations, gradients and losses, and wait for each other."""
+STEPS = 3
 
 
 @contextmanager
@@ -119,7 +128,7 @@ def profile(
     A step that fails on any rank ends the profile: the other ranks may be in any collective.
     """
     found = Profile(run, deepspeed.comm.get_rank() == 0, launched_at)
-    clock: Clock = CudaClock() if device.type == "cuda" else CpuClock()
+    clock = clock_of(device)
     try:
         _break_down(found, trainer, batches, clock)
         _trace(found, trainer, batches, clock, device)
@@ -130,18 +139,16 @@ def profile(
         found.end()
 
 
-def _break_down(found: Profile, trainer: Trainer, batches: step_breakdown.Batches, clock: Clock) -> None:
-    parts = step_breakdown.time_parts(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
+def _break_down(found: Profile, trainer: Trainer, batches: Batches, clock: Clock) -> None:
+    parts = time_parts(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
     found.figures |= parts
-    absent = [name for name in step_breakdown.PARTS if parts[f"{name}_s"] is None]
+    absent = [name for name in PARTS if parts[f"{name}_s"] is None]
     found.finish_part("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
 
 
-def _trace(
-    found: Profile, trainer: Trainer, batches: step_breakdown.Batches, clock: Clock, device: torch.device
-) -> None:
+def _trace(found: Profile, trainer: Trainer, batches: Batches, clock: Clock, device: torch.device) -> None:
     path = found.run.trace if found.writes else None
-    why = tracing.trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
+    why = trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
     if path and why is None:
         found.figures["trace_bytes"] = path.stat().st_size
     found.finish_part("trace", why)
@@ -163,9 +170,7 @@ def _communication(found: Profile, device: torch.device, no_trace: str | None) -
     return "the trace shows no collective" if attempt.why is None and read == (None, None) else attempt.why
 
 
-def _flops(
-    found: Profile, experiment: Experiment, trainer: Trainer, batches: step_breakdown.Batches, device: torch.device
-) -> None:
+def _flops(found: Profile, experiment: Experiment, trainer: Trainer, batches: Batches, device: torch.device) -> None:
     """Sum the FLOPs of all ranks: ranks that share a model each compute a part of the pass.
 
     What all tensor-parallel ranks compute, such as the logits, is counted on each of them.
@@ -178,3 +183,112 @@ def _flops(
     per_token = float(total) / experiment.data_parallel
     found.figures["flops_per_token_profiled"] = per_token
     found.finish_part("flops", why or (None if math.isfinite(per_token) else "another rank could not count its own"))
+
+
+class PartTimer:
+    """Sums the seconds of each part of a step."""
+
+    def __init__(self, synchronize: Callable[[], Any]) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._synchronize = synchronize
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Time one part; the device is idle before and after it."""
+        self._synchronize()
+        began = time.perf_counter()
+        yield
+        self._synchronize()
+        self.seconds[name] += time.perf_counter() - began
+
+
+def time_parts(
+    trainer: Trainer, batches: Batches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
+) -> dict[str, float | None]:
+    """Time the parts of a few steps, and return those of the step with the median time.
+
+    All figures are from one step, so the parts add up to it, apart from what the trainer does between them.
+
+    Returns
+    -------
+    dict
+        `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; None for a
+        part that the trainer does not mark. For a pipeline also `handover_s`, the exchange between stages.
+    """
+    timed = sorted(
+        (_timed_step(trainer, batches(), synchronize, barrier) for _ in range(STEPS)), key=lambda step: step["step"]
+    )
+    middle = timed[STEPS // 2]
+    handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
+    return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")} | handover
+
+
+def _timed_step(
+    trainer: Trainer, micro_batches: Sequence[torch.Tensor], synchronize: Callable[[], Any], barrier: Callable[[], Any]
+) -> dict[str, float]:
+    watch = PartTimer(synchronize)
+    trainer.section = watch.section
+    synchronize()
+    barrier()
+    try:
+        with watch.section("step"):
+            trainer.step(micro_batches)
+    finally:
+        trainer.section = no_section
+    return watch.seconds
+
+
+def trace_step(
+    trainer: Trainer,
+    batches: Batches,
+    synchronize: Callable[[], Any],
+    barrier: Callable[[], Any],
+    device: torch.device,
+    path: Path | None,
+) -> str | None:
+    """Train two steps and record the second; the first warms up the profiler.
+
+    The steps are trained even if the profiler fails, because the other ranks wait in them.
+
+    Parameters
+    ----------
+    path
+        File for the trace; None on ranks that do not write it.
+
+    Returns
+    -------
+    str or None
+        Why there is no trace, in one line; None if there is one.
+    """
+    attempt = BestEffort()
+    recorder: Any = attempt(_started, device)
+    trainer.section = profiler.record_function
+    try:
+        trainer.step(batches())
+        micro_batches = batches()
+        synchronize()
+        barrier()
+        synchronize()  # a barrier is a collective that must not be in the trace
+        attempt(methodcaller("step"), recorder)
+        trainer.step(micro_batches)
+        synchronize()
+        attempt(methodcaller("step"), recorder)
+    finally:
+        trainer.section = no_section
+        attempt(methodcaller("stop"), recorder)
+    if path:
+        attempt(methodcaller("export_chrome_trace", str(path)), recorder)
+    return attempt.why
+
+
+def _started(device: torch.device) -> Any:
+    wanted = {profiler.ProfilerActivity.CPU}
+    if device.type == "cuda":
+        wanted.add(profiler.ProfilerActivity.CUDA)
+    recorder = profiler.profile(
+        activities=wanted & profiler.supported_activities(),
+        schedule=profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
+        acc_events=True,  # avoids a warning; without effect for a single recorded step
+    )
+    recorder.start()
+    return recorder

@@ -1,7 +1,7 @@
-"""`python -m dsnb.train.start WORKER RUN_DIR`: one rank under a launcher that starts an interpreter per rank.
+"""`python -m dsnb.train.start WORKER RUN_DIR`: one rank under torchrun or DeepSpeed's launcher.
 
-Like the fork server, it kills the rank when the process that owns the run ends. DeepSpeed's launcher would leave every
-rank training if it is killed with SIGKILL.
+Like the fork server, it kills the rank when the process that owns the run ends. Both launchers would leave every rank
+training if they are killed with SIGKILL.
 """
 
 import importlib
@@ -15,10 +15,10 @@ import psutil
 
 
 def die_with(owner: psutil.Process, poll_s: float = 1.0) -> None:
-    """Kill this process when `owner` ends; `psutil` detects a reused process ID."""
+    """Kill this process group when `owner` ends; `psutil` detects a reused process ID."""
     while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
         time.sleep(poll_s)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> int:

@@ -18,8 +18,7 @@ from dsnb.train.causal_loss import CausalLoss, with_loss
 from dsnb.train.compiling import begin_graphs, compile_model
 from dsnb.train.model import DTYPES
 from dsnb.train.model_parts import blocks, count_parameters
-from dsnb.train.optimizers import make_optimizer
-from dsnb.train.trainer import Section, no_section
+from dsnb.train.trainer import Section, make_optimizer, no_section
 
 ONE_BUCKET_MIB = 1 << 20
 """With several buckets, gloo confuses PowerSGD's messages and aborts the process."""

@@ -1,13 +1,18 @@
 """The interface of all strategies to the worker: a model with its optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import ADAMW
+
 Section = Callable[[str], AbstractContextManager[Any]]
 """Marks a part of a step: `forward`, `backward`, `communication` or `optimizer`."""
+Batches = Callable[[], Sequence[torch.Tensor]]
+"""Returns the micro-batches of the next step."""
 
 
 def no_section(name: str) -> AbstractContextManager[None]:
@@ -61,3 +66,16 @@ class Trainer(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return what was actually built, for the record."""
+
+
+def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer for training without DeepSpeed."""
+    if experiment.optimizer == "adafactor":
+        return torch.optim.Adafactor(parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"])
+    fused = experiment.device == "cuda"
+    return torch.optim.AdamW(parameters, lr=experiment.learning_rate, fused=fused, **ADAMW)
+
+
+def client_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> Any:
+    """Return the optimizer to pass to DeepSpeed; None if DeepSpeed builds its own."""
+    return make_optimizer(experiment, parameters) if experiment.optimizer == "adafactor" else None

@@ -20,20 +20,19 @@ import torch
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import lookup
 from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
-from dsnb.train import compiling, failure, gpu, peaks, profiling, rendezvous, skew, token_work
+from dsnb.train import compiling, failure, over_ranks, profiling, rendezvous, token_work
 from dsnb.train.alibi import FLEX_NAME
 from dsnb.train.attention import KernelWatch
 from dsnb.train.data import Batches, batches
-from dsnb.train.engine import DeepSpeedTrainer
+from dsnb.train.energy import Gpu, open_device
+from dsnb.train.engine import DeepSpeedTrainer, PipelineTrainer
 from dsnb.train.failure import Position
 from dsnb.train.meter import Meter
 from dsnb.train.model import build
-from dsnb.train.pipeline import PipelineTrainer
 from dsnb.train.torch_trainer import TorchTrainer
 from dsnb.train.trainer import Trainer, no_section
 from dsnb.train.updates import WeightWatch, is_unmoved
@@ -47,8 +46,7 @@ def main(run_dir: str) -> int:
     began = launch_clock.now_s()
     run, position = RunPaths(Path(run_dir)), Position()
     try:
-        experiment = Experiment.read(run.experiment)
-        train(run, experiment.model_copy(update=lookup.places(experiment.model_dump())), position, began)
+        train(run, Experiment.read(run.experiment), position, began)
     except Exception as error:
         failure.record(run, rank(), position, error)
         traceback.print_exc()
@@ -67,7 +65,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     position.watch_memory(device)
     trainer = make_trainer(experiment, records.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
-    with gpu.open_device(device) as nvml_gpu:
+    with open_device(device) as nvml_gpu:
         meter = make_meter(run, experiment, device, nvml_gpu, position)
         built = launch_clock.now_s()
         measured = train_steps(experiment, trainer, data, meter, position)
@@ -88,7 +86,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
 
 
 def make_meter(
-    run: RunPaths, experiment: Experiment, device: torch.device, nvml_gpu: gpu.Gpu | None, position: Position
+    run: RunPaths, experiment: Experiment, device: torch.device, nvml_gpu: Gpu | None, position: Position
 ) -> Meter:
     """Return the meter of this rank, which writes the steps on rank 0."""
     return Meter(
@@ -109,15 +107,15 @@ def train_steps(
     """Train all steps and return what was measured, over all ranks."""
     device = meter.losses.device
     watch, kernel = WeightWatch(trainer.optimizer), KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
-    peaks.reset_host_peak()
+    over_ranks.reset_host_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
     steps = experiment.warmup_steps + experiment.steps
     updates = steps - meter.skipped_steps
     update_rms, weights_rms = watch.update_rms(weight_decay(experiment, updates), device)
     return {
-        **peaks.over_ranks(meter.peak_gib, device),
-        **skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
-        "energy_j": sum_over_ranks(meter.energy_j, device),
+        **over_ranks.peaks_of_ranks(meter.peak_gib, device),
+        **over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
+        "energy_j": over_ranks.sum_of_ranks(meter.energy_j, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
         "compiled_graphs": compiling.compiled_graphs() if experiment.compile != "off" else None,
@@ -153,7 +151,7 @@ def run_steps(
                     loss, skipped = trainer.step(data.step(step))
                 meter.step(loss, skipped, trainer.grad_norm())
             meter.end()
-        losses = mean_over_ranks(meter.losses)
+        losses = over_ranks.mean_of_ranks(meter.losses)
     except BaseException:
         meter.abort()
         raise
@@ -220,26 +218,12 @@ def limit_memory(experiment: Experiment, device: torch.device) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def mean_over_ranks(losses: torch.Tensor) -> list[float]:
-    """Return the losses, shape (steps,), averaged over ranks; called after the timed region."""
-    losses = losses.clone()
-    deepspeed.comm.all_reduce(losses)
-    return [float(loss) for loss in losses / deepspeed.comm.get_world_size()]
-
-
-def sum_over_ranks(value: float | None, device: torch.device) -> float | None:
-    """Return the sum of a figure over all ranks; None if any rank lacks it."""
-    total = torch.tensor(math.nan if value is None else value, dtype=torch.float64, device=device)
-    deepspeed.comm.all_reduce(total)
-    return float(total) if math.isfinite(total) else None
-
-
 def weight_decay(experiment: Experiment, updates: int) -> float:
     """Return the factor that weight decay alone applies to a weight over `updates` updates."""
     return float((1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates)
 
 
-def power_source(device: torch.device, nvml_gpu: gpu.Gpu | None) -> str | None:
+def power_source(device: torch.device, nvml_gpu: Gpu | None) -> str | None:
     """Return how the energy of the timed steps is measured; None on a CPU, where it is not."""
     if device.type != "cuda":
         return None

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.replica import Replica, best_replica, divisors
+from dsnb.analysis.rampup import divisors, fastest_replica
 from dsnb.errors import SettingsError
 from dsnb.runs.literature import schedule
 
@@ -46,10 +46,10 @@ def test_the_published_schedule_from_the_layout_it_names():
 
 
 def test_the_replica_that_the_publication_chose():
-    assert best_replica(measured("V100-32GB")).gpus == 1  # PP 2 is as fast, on two GPUs a replica
-    found = best_replica(measured("V100-16GB"))
-    assert (found.gpus, found.largest, list(found.speeds)) == (2, 4, [1, 2, 4])  # 8 was out of memory
-    assert [found.efficiency(size) for size in found.speeds] == pytest.approx([28 / 30, 28 / 29, 1])
+    assert fastest_replica(measured("V100-32GB"))[0] == 1  # PP 2 is as fast, on two GPUs a replica
+    gpus, speeds = fastest_replica(measured("V100-16GB"))
+    assert (gpus, list(speeds)) == (2, [1, 2, 4])  # 8 was out of memory
+    assert [speed / speeds[4] for speed in speeds.values()] == pytest.approx([28 / 30, 28 / 29, 1])
 
 
 def test_efficiency_decides_how_many_nodes_the_first_batch_gets():
@@ -88,10 +88,10 @@ def test_equally_fast_micro_batches_and_unmeasured_sizes():
     assert table[STAGE].to_numpy().tolist() == [[2, 32, 2]]  # 2 is as fast as 4, and lets twice the nodes work
     assert table["efficiency"].tolist() == pytest.approx([100 / 101])
     more = pd.concat([runs, runs_of((2, 300, 1), gpus=4), runs_of((8, 500, 1), status="oom")])
-    assert best_replica(more).speeds == {2: 100, 4: 101}  # those on the most GPUs
+    assert fastest_replica(more) == (1, {2: 100, 4: 101})  # those on the most GPUs
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_what_holds_for_every_schedule(seed):
     draw = random.Random(seed)
     replica, per_node, largest = draw.choice([1, 2, 4]), draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 3, 4, 8])
@@ -117,28 +117,18 @@ def test_what_holds_for_every_schedule(seed):
             assert max(size for size in divisors(share) if size <= largest) < stage.micro_batch_size
 
 
-def test_divisors_by_trying_all():
-    for number in (1, 2, 36, 97, 360):
-        assert divisors(number) == [one for one in range(1, number + 1) if number % one == 0]
-    assert Replica(1, 3).best_size(8) == 2
-    assert Replica(1, 4, {3: 1.0}).best_size(8) is None
-
-
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"first": 0}, "first is 0: give a whole number from 1 to 10,000,000"),
-        ({"max_nodes": True}, "max_nodes is True: give a whole number from 1 to 10,000,000"),
-        ({"seq_len": 10**7}, "seq_len is 10000000: give a whole number from 1 to 1,000,000"),
+        ({"first": 0}, "first is 0: give a whole number of at least 1"),
         ({"least_efficiency": 0}, "least_efficiency is 0: give a number above 0, at most 1"),
         ({"last": 16}, "the batch grows from 32 to 16: give a last one that is not smaller"),
         ({"last": 100}, "32 doubles to 64 and 128, not to 100: choose one of these, or an increment"),
         ({"increment": 5}, "increment is 5, which does not divide 96 (128 - 32)"),
-        ({"last": 10**6 + 32, "increment": 1},
-         "increment is 1: at most 1,000 stages are allowed, choose a larger one"),
-        ({"micro_batch_size": None}, "micro_batch_size is missing: give the largest that fits, or measured runs"),
+        ({"micro_batch_size": None},
+         "give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs"),
         ({"runs": runs_of((1, 1, 1))},
-         "micro_batch_size and replica_gpus are taken from the runs: leave them, or the runs, out"),
+         "give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs"),
         ({"gpus_per_node": 64},
          "a global batch of 32 cannot be shared equally among 1 or more nodes of 64 GPUs with 1 a replica, in "
          "micro-batches that fit: choose other batch sizes, or fewer GPUs a node"),

@@ -4,8 +4,6 @@ import pytest
 
 from dsnb.formulas import metrics
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.launcher.host_ranks import HostRanks
-from dsnb.settings.hostfile import Host
 from dsnb.system import hardware
 
 
@@ -101,17 +99,6 @@ def test_a_weight_that_works_on_no_token_costs_nothing():
 )
 def test_peaks_by_name(name, precision, peak):
     assert hardware.peak_tflops(name, precision) == peak
-
-
-def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch, tmp_path):
-    cards = [hardware.Gpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in range(4)]
-    monkeypatch.setattr(hardware, "_all_gpus", lambda: cards)
-    host_ranks = HostRanks(
-        "cuda", (Host("localhost", (0, 1)),), 0, "", 1, {}, "worker", tmp_path, tmp_path / "console.log"
-    )
-    for choice, numbers in (("0,1,2", "0,1"), ("GPU-3,1", "3,1")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
-        assert [rank["CUDA_VISIBLE_DEVICES"] for rank in host_ranks.variables] == [numbers, numbers]
 
 
 def test_visible_gpus_follow_cudas_rule():

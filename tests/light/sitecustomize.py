@@ -1,4 +1,4 @@
-"""Makes processes light that have this folder on PYTHONPATH: fork servers without torch, kernels without seaborn.
+"""Makes processes light that have this folder on PYTHONPATH: servers and ranks without torch, kernels without seaborn.
 
 The server is there in half a second, and its ranks run `tests.workers.stepper` in the place of the real worker.
 """
@@ -12,10 +12,11 @@ def fake(name, **content):
     vars(sys.modules[name]).update(content)
 
 
-if "dsnb.train.fork_server" in sys.orig_argv:
+if {"dsnb.train.fork_server", "dsnb.train.start"} & set(sys.orig_argv):
     from tests.workers import stepper
 
     sys.modules["dsnb.train.worker"] = stepper
+if "dsnb.train.fork_server" in sys.orig_argv:
     fake("torch", cuda=SimpleNamespace(is_initialized=lambda: False))
     fake("deepspeed")
     fake("transformers")

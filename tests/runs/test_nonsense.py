@@ -23,7 +23,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
-from dsnb.sweep.slurm.submissions import read_submission
+from dsnb.sweep.slurm.jobs import read_submission
 from tests.support import nonsense
 
 PARAMS = {

@@ -6,7 +6,6 @@ import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.settings import causal_models
-from dsnb.settings.prepared.lookup import SHARED
 
 ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
 IF_SET = f"set is_decoder to true in its configuration, or {ALLOWED}"
@@ -67,11 +66,9 @@ def test_transformers_is_asked_what_it_builds(monkeypatch):
     assert causal_models.causal_types.__wrapped__() == frozenset()
 
 
-def test_a_model_of_the_hub_is_refused_once_it_is_prepared(monkeypatch, small, tmp_path):
-    """The settings name a repository, whose configuration is known in the shared folder only."""
+def test_a_model_of_the_hub_is_refused_once_it_is_in_the_cache(monkeypatch, small, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    monkeypatch.delenv(SHARED, raising=False)
     settings = small(model="google/bert").model_dump()
-    assert causal_models.prepared_problems(settings) == []
-    monkeypatch.setattr(causal_models.lookup, "places", lambda settings: {"model": str(tmp_path)})
-    assert causal_models.prepared_problems(settings) == [f"model is 'google/bert': {REFUSED['bert'][1]}"]
+    assert causal_models.cached_problems(settings) == []
+    monkeypatch.setattr(causal_models.inputs, "cached_folder", lambda item: tmp_path)
+    assert causal_models.cached_problems(settings) == [f"model is 'google/bert': {REFUSED['bert'][1]}"]

@@ -1,21 +1,9 @@
-"""Hostfiles and what is taken of them; what goes to hosts and what comes from them, as plain values."""
-
-import base64
-import io
-import json
-import shlex
-import sys
-from types import SimpleNamespace
+"""Hostfiles and what is taken of them."""
 
 import pytest
 
-import dsnb
 from dsnb import Experiment
 from dsnb.errors import SettingsError
-from dsnb.launcher.hosts import survey, transport, wire
-from dsnb.launcher.hosts.gather import NodeRecords
-from dsnb.launcher.hosts.wire import FileTail, Sender, receive
-from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
 
@@ -54,22 +42,14 @@ def test_a_hostfile_is_read_as_deepspeed_reads_it(write):
     ("line", "said"),
     [
         ("worker-1", f"'worker-1' {IS_NONE}"),
-        ("worker-1 slots=", f"'worker-1 slots=' {IS_NONE}"),
         ("worker-1 slots=-1", f"'worker-1 slots=-1' {IS_NONE}"),
         ("worker-1 slots=2 max=4", f"'worker-1 slots=2 max=4' {IS_NONE}"),
-        ("worker-1 slots=1e3", f"'worker-1 slots=1e3' {IS_NONE}"),
-        ("worker-1 slots=9999999999", f"'worker-1 slots=9999999999' {IS_NONE}"),
         ("worker-1 slots=0", "slots is 0: give the number of GPUs of the host, 1 to 1024"),
         ("worker-1 slots=1025", "slots is 1025: give the number of GPUs of the host, 1 to 1024"),
         ("-oProxyCommand=reboot slots=1", f"'-oProxyCommand=reboot' {IS_NO_NAME}"),
-        ("-lroot slots=1", f"'-lroot' {IS_NO_NAME}"),
         ("a;reboot slots=1", f"'a;reboot' {IS_NO_NAME}"),
-        ("$(reboot) slots=1", f"'$(reboot)' {IS_NO_NAME}"),
-        ("`reboot` slots=1", f"'`reboot`' {IS_NO_NAME}"),
         ("root@worker slots=1", f"'root@worker' {IS_NO_NAME}"),
         ("../worker slots=1", f"'../worker' {IS_NO_NAME}"),
-        (".worker slots=1", f"'.worker' {IS_NO_NAME}"),
-        ("worker- slots=1", f"'worker-' {IS_NO_NAME}"),
         ("wörker slots=1", f"'wörker' {IS_NO_NAME}"),
         ("a" * 254 + " slots=1", f"'{'a' * 80}' {IS_NO_NAME}"),
         ("worker-2 slots=4", "'worker-2' is listed twice: keep one line"),
@@ -94,7 +74,9 @@ def test_a_file_that_is_no_hostfile(write, tmp_path):
         f"hostfile is {none!r}: it cannot be read (it is not a text file); check the path"
     ]
     large = write("#" * 1_000_001)
-    assert problems(hostfile.read, large) == [f"hostfile {large!r} is too large: at most 1,000,000 bytes are allowed"]
+    assert problems(hostfile.read, large) == [
+        f"hostfile is {large!r}: it cannot be read (it is not a file of at most 1,000,000 bytes); check the path"
+    ]
     missing = str(tmp_path / "missing")
     assert problems(hostfile.read, missing) == [
         f"hostfile is {missing!r}: it cannot be read (No such file or directory); check the path"
@@ -124,8 +106,6 @@ def test_filters(write, include, exclude, left):
         ({"include": "worker-3"}, "include is 'worker-3': 'worker-3' is not in the hostfile"),
         ({"exclude": "worker-1@"}, "exclude is 'worker-1@': '' is not in the hostfile"),
         ({"include": "worker-1:8"}, "include is 'worker-1:8': worker-1 has the slots 0 to 7; write worker-1:0,1"),
-        ({"include": "worker-1:-1"}, "include is 'worker-1:-1': worker-1 has the slots 0 to 7; write worker-1:0,1"),
-        ({"include": "worker-1:"}, "include is 'worker-1:': worker-1 has the slots 0 to 7; write worker-1:0,1"),
         ({"include": "worker-1:²"}, "include is 'worker-1:²': worker-1 has the slots 0 to 7; write worker-1:0,1"),
         ({"exclude": "worker-1@worker-2"}, "exclude is 'worker-1@worker-2': no host is left; exclude less"),
         (
@@ -192,12 +172,10 @@ def test_settings_follow_from_the_hostfile(write):
         ({"exclude": "w"}, "exclude is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
         ({"nodes": 2}, "nodes is 2, but there is no hostfile: name the hosts in 'hostfile'"),
         ({"ssh_user": "-oProxyCommand=x"}, "ssh_user is '-oProxyCommand=x': write it like 'root'"),
-        ({"ssh_user": "a b"}, "ssh_user is 'a b': write it like 'root'"),
         ({"ssh_user": "root\n"}, "ssh_user is 'root\\n': write it like 'root'"),
         ({"interface": "$(x)"}, "interface is '$(x)': write it like 'ib0'"),
         ({"interface": "a" * 16}, f"interface is '{'a' * 16}': write it like 'ib0'"),
         ({"forward_env": "A=B"}, "forward_env is 'A=B': write it like 'WANDB_MODE,MY_*'"),
-        ({"forward_env": "A;B"}, "forward_env is 'A;B': write it like 'WANDB_MODE,MY_*'"),
     ],
 )
 def test_hostile_settings(given, said):
@@ -234,165 +212,3 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
 )
 def test_slurms_words_for_slots(variables, slots):
     assert hostfile._slots(variables) == slots
-
-
-def test_what_starts_an_agent(write, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    agent = [sys.executable, "-P", "-u", "-m", "dsnb.launcher.hosts.agent"]
-    path = write(EIGHT)
-    host = Host("worker-1", (0,))
-    words = transport.command(Experiment(hostfile=path), host)
-    assert words[0] == "ssh"
-    assert words[-3:] == ["--", "worker-1", shlex.join(agent)]
-    assert "BatchMode=yes" in words  # nobody is there to type a password
-    assert not {"-p", "-l"} & set(words)
-    monkeypatch.setenv("PYTHONPATH", "/a b;reboot")
-    words = transport.command(Experiment(hostfile=path, ssh_port=2222, ssh_user="me"), host)
-    assert [words[words.index("-p") + 1], words[words.index("-l") + 1]] == ["2222", "me"]
-    assert shlex.split(words[-1]) == ["env", "PYTHONPATH=/a b;reboot", *agent]
-    words = transport.command(Experiment.model_construct(hostfile="slurm"), host)
-    assert words[0] == "srun"
-    assert "--nodelist=worker-1" in words
-
-
-def test_only_what_is_named_is_forwarded_and_no_command_shows_it(write, monkeypatch):
-    for name in ("NCCL_DEBUG", "HF_TOKEN", "AWS_SECRET", "MY_KEY", "MY_OTHER", "NOT_MY_KEY", "my_key"):
-        monkeypatch.setenv(name, f"value-of-{name}")
-    asked = Experiment(hostfile=write(EIGHT), forward_env="MY_* , WANDB_MODE")
-    found = transport.forwarded(asked)
-    assert {"NCCL_DEBUG", "HF_TOKEN", "MY_KEY", "MY_OTHER"} <= set(found)
-    assert not {"AWS_SECRET", "NOT_MY_KEY", "my_key", "PATH", "HOME"} & set(found)
-    for name in ("PYTORCH_ALLOC_CONF", "ATEN_CPU_CAPABILITY", "TORCHDYNAMO_DISABLE", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.setenv(name, "value")
-    sent = transport.forwarded(asked)
-    assert {"PYTORCH_ALLOC_CONF", "ATEN_CPU_CAPABILITY", "TORCHDYNAMO_DISABLE"} <= set(sent)
-    assert "CUDA_VISIBLE_DEVICES" not in sent  # it numbers the GPUs of this host
-    assert "value-of" not in " ".join(transport.command(asked, Host("worker-1", (0,))))
-
-
-def test_growth_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "CHUNK_BYTES", 4)
-    path = tmp_path / "file"
-    growth = FileTail(path)
-    assert growth.new() is None
-    path.write_bytes(b"abcdef")
-    assert [growth.new(), growth.new(), growth.new()] == [(0, b"abcd"), (4, b"ef"), None]
-    with open(path, "ab") as file:
-        file.write(b"g")
-    assert growth.new() == (6, b"g")
-    other = tmp_path / "other"
-    other.write_bytes(b"longer than before")
-    other.replace(path)  # as an atomic write does
-    assert growth.new() == (0, b"long")
-    path.write_bytes(b"x")
-    assert growth.new() == (0, b"x")
-
-
-def record_of(name, data, offset=0):
-    return {"file": name, "offset": offset, "data": base64.b64encode(data).decode()}
-
-
-def test_hosts_write_what_ranks_write_and_nothing_else(tmp_path):
-    run = RunPaths(tmp_path / "out" / "run1")
-    run.dir.mkdir(parents=True)
-    gathered = NodeRecords(run)
-    first, second = (SimpleNamespace(number=number, host=Host(f"w{number}", (0,))) for number in (0, 1))
-    for name in ("../../x", "/tmp/x", "result.json", "experiment.json", "run.ipynb", "", ".", "steps.jsonl/../x", None):
-        gathered.take(first, record_of(name, b"bad"))
-    for odd in (
-        {"data": "no base64!"},
-        {"offset": "x"},
-        {"offset": -1},
-        {"offset": 2**60},
-        {"offset": None},
-        {"offset": float("inf")},
-    ):
-        gathered.take(first, {**record_of("steps.jsonl", b"bad"), **odd})
-    gathered.take(first, {"file": "steps.jsonl"})
-    gathered.take(second, record_of("steps.jsonl", b"only rank 0 writes this"))
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    gathered.take(first, record_of("steps.jsonl", b"0123"))
-    gathered.take(first, record_of("steps.jsonl", b"45", offset=4))
-    gathered.take(second, record_of("failures.jsonl", b"b\n"))
-    gathered.take(first, record_of("failures.jsonl", b"a\n"))
-    assert (run.steps.read_text(), run.failures.read_text()) == ("012345", "b\na\n")
-    gathered.take(first, record_of("steps.jsonl", b"new"))
-    assert run.steps.read_text() == "new"
-    gathered.take(second, {"gpu": {"gpu": 0, "host": "another"}})
-    gathered.take(second, {"gpu": "none"})
-    assert [json.loads(line) for line in run.gpu.read_text().splitlines()] == [{"gpu": 0, "host": "w1"}]
-
-
-def test_lines_have_their_host_in_front_and_stay_whole(tmp_path):
-    run = RunPaths(tmp_path)
-    gathered = NodeRecords(run)
-    nodes = [SimpleNamespace(number=number, host=Host(f"w{number}", (0,))) for number in (0, 1)]
-    for node, text in ((0, "one\ntw"), (1, "three\n"), (0, "o\nfo")):
-        gathered.take(nodes[node], {"console": text})
-    assert run.console.read_text() == "w0: one\nw1: three\nw0: two\n"
-    for _ in range(2):
-        gathered.take(nodes[1], {"console": "\r" + "x" * 40_000})  # a progress bar has no end of line
-    assert len(run.console.read_text()) > 80_000
-
-
-def test_garbage_between_records_is_passed_over():
-    lines = [
-        b"Welcome!\n",
-        b"\xff\xfe\n",
-        b"[1, 2]\n",
-        b'"text"\n',
-        b"{\n",
-        b"[" * 100_000 + b"\n",
-        b"9" * 5000 + b"\n",
-        b"\n",
-    ]
-    file = io.BytesIO(b"".join(lines) + b'{"hello": 1}\n' + b"half of a rec")
-    assert receive(file) == {"hello": 1}
-    assert receive(file) is None
-
-
-def test_a_record_is_one_line_whatever_is_in_it():
-    file = io.BytesIO()
-    Sender(file)(console="two\nlines \ud800 é", number=float("nan"))
-    assert file.getvalue().count(b"\n") == 1
-    json.loads(file.getvalue())
-    file.seek(0)
-    assert receive(file)["console"].startswith("two\nlines ")
-    file.close()
-    Sender(file)(lost=True)  # nobody reads any more: no error
-
-
-@pytest.mark.parametrize(
-    ("given", "seconds"), [(None, 20), ("5", 5), ("0", 3), ("-1", 3), ("soon", 20), ("60.5", 60.5)]
-)
-def test_the_limit_of_silence(monkeypatch, given, seconds):
-    monkeypatch.delenv("DSNB_SILENCE_S", raising=False)
-    if given is not None:
-        monkeypatch.setenv("DSNB_SILENCE_S", given)
-    assert wire.silence_s() == seconds
-
-
-@pytest.mark.parametrize(
-    ("used_gib", "pids", "said"),
-    [
-        (0.4, [], None),
-        (30.0, [], "GPU 3 is in use, 30.0 GiB"),
-        (0.4, [999_999_999], "GPU 3 is in use by process 999999999, 0.4 GiB"),
-    ],
-)
-def test_gpus_that_somebody_uses(monkeypatch, used_gib, pids, said):
-    states = {2: (0.1, []), 3: (used_gib, pids)}
-    monkeypatch.setattr(survey.hardware, "gpu_usage", lambda indexes: {index: states[index] for index in indexes})
-    assert survey.busy_gpus([2, 3], wait_s=0) == said
-    assert survey.busy_gpus([2], wait_s=0) is None
-
-
-def test_a_gpu_that_is_given_back_late_is_waited_for(monkeypatch):
-    looks = iter([{0: (70.0, [])}, {0: (0.2, [])}])
-    monkeypatch.setattr(survey.hardware, "gpu_usage", lambda _: next(looks))
-    assert survey.busy_gpus([0], wait_s=5) is None
-
-
-@pytest.mark.process
-def test_the_version_is_that_of_the_package():
-    assert survey.hello()["dsnb"] == dsnb.__version__

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -19,24 +18,20 @@ class Hub:
     files
         `owner/name` -> file name -> content.
     asked
-        Every request: method, path, its Range header.
+        Every request: method and path.
     tokens
         Every Authorization header that came.
-    break_once
-        Names of files whose next answer breaks off in the middle.
-    stall
-        Names of files whose answer stops in the middle for ever.
     private
         Repositories that answer 401.
     """
 
     def __init__(self):
         self.files, self.asked, self.tokens = {}, [], set()
-        self.break_once, self.stall, self.private = set(), set(), set()
+        self.private = set()
 
-    def got(self, word=""):
-        """Give the paths of all files that were sent."""
-        return [path for method, path, _ in self.asked if method == "GET" and "/resolve/" in path and word in path]
+    def sent(self):
+        """Give the names of all files that were sent."""
+        return [path.rpartition("/")[2] for method, path in self.asked if method == "GET" and "/resolve/" in path]
 
 
 @contextmanager
@@ -66,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = unquote(urlsplit(self.path).path)
-        self.hub.asked.append((self.command, path, self.headers.get("Range")))
+        self.hub.asked.append((self.command, path))
         self.hub.tokens.add(self.headers.get("Authorization"))
         parts = path.strip("/").split("/")
         repo = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
@@ -83,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         name = "/".join(parts[4:])
         if name not in files:
             return self.refuse(404, "EntryNotFound")
-        return self.file(name, files[name])
+        return self.file(files[name])
 
     @staticmethod
     def described(name, content, tree):
@@ -92,28 +87,17 @@ class Handler(BaseHTTPRequestHandler):
             return {"type": "file", "path": name, "size": len(content), "oid": blob}
         return {"rfilename": name, "size": len(content), "blobId": blob}
 
-    def file(self, name, content):
-        first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        head = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        if first:
-            head["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        send, piece = None, content[first:]
-        if self.command == "GET" and name in self.hub.break_once | self.hub.stall:
-            send = len(piece) // 2
-        self.send(206 if first else 200, piece, head, send)
-        if send is not None:
-            self.close_connection = True
-            self.hub.break_once.discard(name)
-            if name in self.hub.stall:
-                time.sleep(60)
+    def file(self, content):
+        head = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        self.send(200, content, head)
 
-    def send(self, code, body, head, only=None):
+    def send(self, code, body, head):
         self.send_response(code)
         for key, value in {**head, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body[:only])
+            self.wfile.write(body)
             self.wfile.flush()
 
     def refuse(self, code, name):

@@ -1,16 +1,14 @@
 """Real hosts on one machine: a network, PID, mount, UTS and IPC namespace each, with a real sshd.
 
     with cluster(2, folder=tmp_path) as hosts:
-        hosts.ssh(1, "hostname")                       # by the real ssh, as a launcher does
         with hosts.entered():                          # this thread, and what it starts, is where launchers are
             launch(experiment, ...)
         hosts.cut(2)
 
 All hosts hang on a bridge in a further network namespace, the switch, which is where launchers run; `ssh mnhost1` works
 there, and nothing but ssh knows the names. The machine's own network is never touched. Hosts share the machine's file
-system, so every folder is shared storage unless `mount_tmpfs` hides it; they have their own hostname, /proc, /sys,
-/run, /dev/shm and /etc/hosts. All is gone when the block ends, and when the process that held it dies. Hosts are named
-by number, from 1, or by name.
+system, so every folder is shared storage unless `mount_tmpfs` hides it. All is gone when the block ends, and when the
+process that held it dies. Hosts are named by number, from 1, or by name.
 """
 
 import contextlib
@@ -23,12 +21,33 @@ import warnings
 from pathlib import Path
 
 from tests.support import host_init, namespaces
-from tests.support.host_ssh import SshFiles
-from tests.support.namespaces import HOST_ENV, OF_A_HOST, OF_A_SWITCH, POWER, WAIT_S, Holder, refusal, tool
+from tests.support.namespaces import HOST_ENV, OF_A_HOST, OF_A_SWITCH, POWER, SYSTEM_PATH, WAIT_S, Holder, refusal, tool
 from tests.support.waiting import wait_until
 
 NETWORK = "10.77.0"
 INTERFACE = "eth0"
+SERVER = """\
+AddressFamily inet
+PidFile none
+HostKey "{key}"
+AuthorizedKeysFile "{key}.pub"
+StrictModes no
+UsePAM no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitUserRC no
+PrintLastLog no
+SetEnv PATH={path} LANG=C.UTF-8
+"""
+CLIENT = """\
+Host *
+  IdentityFile "{key}"
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  GlobalKnownHostsFile /dev/null
+"""
 
 
 def no_hosts(reason):
@@ -42,14 +61,14 @@ def no_hosts(reason):
 
 
 @contextlib.contextmanager
-def cluster(count, slots=2, folder=None, port=22):
+def cluster(count, slots=2, folder=None):
     """Boot `count` hosts; end them, and whatever is still in the switch, at the end of the block."""
     if reason := refusal():
         no_hosts(reason)
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dsnb-hosts-"))
-        hosts = Cluster(Path(folder).resolve(), count, slots, port)
+        hosts = Cluster(Path(folder).resolve(), count, slots)
         stack.callback(hosts.close)
         hosts.open()
         yield hosts
@@ -58,19 +77,17 @@ def cluster(count, slots=2, folder=None, port=22):
 class Cluster:
     """Some hosts and their switch. Made by `cluster`."""
 
-    def __init__(self, folder, count, slots, port):
+    def __init__(self, folder, count, slots):
         self.addresses = {f"mnhost{i}": f"{NETWORK}.{i}" for i in range(1, count + 1)}
         self.names = list(self.addresses)
-        self.interface, self.port = INTERFACE, port
-        self.files = SshFiles(folder, self.addresses, port)
-        self.folder, self.ssh_config, self.hostfile = folder, self.files.config, folder / "hostfile"
-        self.env = {**os.environ, "PATH": f"{self.files.bin}:{os.environ['PATH']}"}
+        self.interface, self.folder, self.hostfile = INTERFACE, folder, folder / "hostfile"
+        self.env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
         self.switch, self._hosts, self._owner = None, {}, os.pidfd_open(os.getpid())
         self._slots = slots
 
     def open(self):
         """Write the files, make the switch, and boot all hosts at once."""
-        self.files.write()
+        self._write_ssh_files()
         self.hostfile.write_text("".join(f"{name} slots={self._slots}\n" for name in self.names))
         known = "".join(f"{address} {name}\n" for name, address in self.addresses.items())
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
@@ -102,20 +119,11 @@ class Cluster:
         """Move this thread, and what it starts from now on (threads too), into the switch, with its `ssh` on PATH."""
         path = os.environ["PATH"]
         with namespaces.entered(self.switch.network):
-            os.environ["PATH"] = f"{self.files.bin}:{path}"
+            os.environ["PATH"] = self.env["PATH"]
             try:
                 yield self
             finally:
                 os.environ["PATH"] = path
-
-    def launchers(self):
-        """Give the processes in the switch: what `inside` and `entered` have started, with all its children."""
-        return host_init.members(os.readlink(self.switch.network), but=[self.switch.pid])
-
-    def ssh(self, which, *argv, connect_timeout_s=15, timeout_s=WAIT_S):
-        """Run a command on a host by ssh, from the switch."""
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_timeout_s}", "-p", str(self.port)]
-        return self.switch.run("ssh", *options, self._name(which), *argv, env=self.env, timeout=timeout_s)
 
     # -- what befalls hosts
 
@@ -132,13 +140,11 @@ class Cluster:
         self._plug(names)
         self.start_sshd(*names)
 
-    def kill(self, which, goodbye=False):
-        """Switch a host off: its peers hear nothing, or with `goodbye` what a kernel says for processes it killed."""
-        if not goodbye:
-            self._unplug(which)
+    def kill(self, which):
+        """Switch a host off: its peers hear nothing."""
+        with contextlib.suppress(RuntimeError):  # the kernel has removed it already, with the host
+            self.switch.ip(f"link del {self._name(which)}")
         self._host(which).kill()
-        if goodbye:
-            self._unplug(which)
 
     def cut(self, which):
         """Take a host's link down."""
@@ -148,52 +154,38 @@ class Cluster:
         """Take a host's link up again."""
         self.switch.ip(f"link set {self._name(which)} up")
 
-    def kill_sshd(self, which, sessions=True):
-        """Kill a host's sshd: all of it, or only what listens, so that open connections stay."""
+    def kill_sshd(self, which):
+        """Kill a host's sshd with all its connections."""
 
         def gone():
-            found = [pid for pid, line in self._sshd(which) if sessions or "[listener]" in line]
-            for pid in found:
+            sshd = [pid for pid, name, _ in self._host(which).members() if name.startswith("sshd")]
+            for pid in sshd:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            return not found and not self._listens(which)
+            return not sshd and not self._listens(which)
 
         wait_until(gone, f"no sshd on {self._name(which)}")
 
     def start_sshd(self, *which):
         """Start the sshd of hosts, and wait until it listens."""
         names = [self._name(one) for one in which]
-        commands = [[*self.prefix(name), *self.files.server(name, self._host(name).log)] for name in names]
+        names = [name for name in names if not self._listens(name)]
+        commands = [[*self.prefix(name), tool("sshd"), "-f", self.folder / "sshd_config"] for name in names]
         starts = [subprocess.Popen(command, env=HOST_ENV, stdin=subprocess.DEVNULL) for command in commands]
         for name, start in zip(names, starts, strict=True):
             if start.wait(WAIT_S):
                 raise RuntimeError(f"no sshd on {name}: {self._host(name).log.read_text().strip()}")
             wait_until(functools.partial(self._listens, name), f"{name} listens")
 
-    def change_host_key(self, which):
-        """Give a host another host key than launchers know; `trust` makes it known."""
-        self.files.make_keys(self._name(which))
-        self.kill_sshd(which, sessions=False)
-        self.start_sshd(which)
-
-    def trust(self, *which):
-        """Let launchers know the host keys of these hosts, and forget those of all others."""
-        self.files.trust(*map(self._name, which))
-
     def mount_tmpfs(self, which, path, size="64m"):
         """Give a host storage of its own, of a size, in place of a shared folder."""
         self._must(which, "mkdir", "-p", path)
         self._must(which, "mount", "-t", "tmpfs", "-o", f"size={size}", "none", path)
 
-    def unmount(self, which, path):
-        """Show the shared folder on a host again."""
-        self._must(which, "umount", path)
-
     # -- what is on hosts
 
-    def path_on(self, which, path):
-        """Give a path by which this process sees what a host sees as `path`, while the host is up."""
-        return Path(f"/proc/{self._host(which).pid}/root{path}")
+    def is_up(self, which):
+        return self._host(which).alive
 
     def prefix(self, which):
         """Give the words that, put before a command, make it run on a host, not by ssh; killed with the process."""
@@ -237,13 +229,17 @@ class Cluster:
             address = f"addr add {self.addresses[name]}/24 dev {INTERFACE}"
             self._host(name).ip("link set lo up", address, f"link set {INTERFACE} up")
 
-    def _unplug(self, which):
-        with contextlib.suppress(RuntimeError):  # the kernel has removed it already, with the host
-            self.switch.ip(f"link del {self._name(which)}")
-
-    def _sshd(self, which):
-        return [(pid, line) for pid, name, line in self._host(which).members() if name.startswith("sshd")]
+    def _write_ssh_files(self):
+        """Write all that ssh and sshd read, so that nothing of the machine's own is read: one key serves everybody."""
+        key, binaries = self.folder / "key", self.folder / "bin"
+        binaries.mkdir(parents=True)
+        subprocess.run([tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+        (self.folder / "sshd_config").write_text(SERVER.format(key=key, path=SYSTEM_PATH))
+        named = "".join(f"Host {name}\n  HostName {address}\n" for name, address in self.addresses.items())
+        (self.folder / "ssh_config").write_text(named + CLIENT.format(key=key))
+        (binaries / "ssh").write_text(f"#!/bin/sh\nexec {tool('ssh')} -F '{self.folder / 'ssh_config'}' \"$@\"\n")
+        (binaries / "ssh").chmod(0o755)
 
     def _listens(self, which):
         rows = Path(f"/proc/{self._host(which).pid}/net/tcp").read_text().splitlines()[1:]
-        return any(row.split()[1].endswith(f":{self.port:04X}") and row.split()[3] == "0A" for row in rows)
+        return any(row.split()[1].endswith(":0016") and row.split()[3] == "0A" for row in rows)

@@ -33,6 +33,8 @@ def main() -> int:
         return 7
     if (folder / "die_silently").exists():
         return 8
+    if "--say" in sys.argv:
+        print("run 1/2  made\nnot about a run")
     if meeting := os.environ.get("DSNB_TEST_MEETING"):
         Path(meeting, str(os.getpid())).touch()
         wait_until(lambda: len(os.listdir(meeting)) > 1, "another job has begun")

@@ -7,28 +7,28 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.launcher import folder
 from dsnb.runs.load import load_runs
-from dsnb.sweep import job, order
-from dsnb.sweep.params import load_sweep
+from dsnb.sweep import job
+from dsnb.sweep.params import load_sweep, order_of_repeat
 
 NAMES = [f"zs{number}" for number in range(12)]
 
 
 def test_each_repeat_has_all_experiments_in_an_order_of_its_own():
-    orders = [order.of_repeat(NAMES, repeat, seed) for seed in (0, 1) for repeat in (1, 2)]
+    orders = [order_of_repeat(NAMES, repeat, seed) for seed in (0, 1) for repeat in (1, 2)]
     assert all(sorted(one) == sorted(NAMES) for one in orders)
     assert len(set(map(tuple, [*orders, NAMES]))) == 5
-    assert order.of_repeat(NAMES[::-1], 1, 0) == orders[0]
-    assert order.of_repeat(NAMES, 1, None) == NAMES
+    assert order_of_repeat(NAMES[::-1], 1, 0) == orders[0]
+    assert order_of_repeat(NAMES, 1, None) == NAMES
 
 
 def test_every_setting_comes_first_equally_often():
-    firsts = [order.of_repeat(NAMES[:4], repeat, 0)[0] for repeat in range(1, 401)]
+    firsts = [order_of_repeat(NAMES[:4], repeat, 0)[0] for repeat in range(1, 401)]
     assert all(70 < firsts.count(name) < 130 for name in NAMES[:4])
 
 
 def test_other_experiments_do_not_change_the_order():
-    whole = order.of_repeat(NAMES, 3, 5)
-    assert order.of_repeat(NAMES[2:7], 3, 5) == [name for name in whole if name in NAMES[2:7]]
+    whole = order_of_repeat(NAMES, 3, 5)
+    assert order_of_repeat(NAMES[2:7], 3, 5) == [name for name in whole if name in NAMES[2:7]]
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from dsnb.prediction import fit, memory_errors
 from dsnb.run_folder.result import Result
 from dsnb.runs.planned import left_out, planned_runs
 from dsnb.sweep import run as sweep_run
+from dsnb.sweep.left_out import without_unfit
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import run_sweep
-from dsnb.sweep.unfit import without_unfit
 from tests.prediction.made_up import TRACE
 
 PARAMS = """

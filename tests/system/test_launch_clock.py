@@ -8,8 +8,6 @@ import pytest
 from tqdm import tqdm
 
 from dsnb.files import records
-from dsnb.launcher.folder import FolderGuard
-from dsnb.launcher.hosts import remote
 from dsnb.launcher.run import Supervisor
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep.run import is_finished
@@ -60,9 +58,8 @@ def watch(tmp_path, small, monkeypatch):
     monkeypatch.setattr("dsnb.launcher.run.POLL_S", 0.0)
 
     def until_end(happens, **limits):
-        with FolderGuard(tmp_path) as place:
-            run = RunPaths(tmp_path)
-            return Supervisor(small(**limits), run, Ranks(happens), place, Stopwatch(), tqdm(disable=True)).until_end()
+        run = RunPaths(tmp_path)
+        return Supervisor(small(**limits), run, Ranks(happens), Stopwatch(), tqdm(disable=True)).until_end()
 
     return until_end
 
@@ -112,16 +109,6 @@ def test_limits_are_of_the_time_that_passed(clocks, watch, limits, cause):
     assert watch(lambda _: clocks.work(1.0), **limits) == ("timeout", cause)
 
 
-def test_ranks_that_ended_while_nobody_looked_are_not_late(clocks, watch):
-    """As after SIGSTOP and SIGCONT of the launching process, which the ranks do not notice."""
-
-    def happens(ranks):
-        ranks.over = clocks.monotonic_s > 1500.0
-        clocks.work(1000.0)
-
-    assert watch(happens, time_limit_s=100.0) is None
-
-
 def test_a_date_that_is_set_changes_no_run(run_small, monkeypatch):
     """A real launch, during which this process's date goes back by three hours and then on by ten."""
     date, began = time.time, time.monotonic()
@@ -149,28 +136,3 @@ def test_an_interrupted_run_is_made_again(run_small, small, monkeypatch):
     result, run = run_small(worker="tests.workers.silent")
     assert (result.status, json.loads(run.result.read_text())["status"]) == ("interrupted", "interrupted")
     assert not is_finished(SimpleNamespace(paths=run, experiment=small(), lane=""))
-
-
-class Pongs:
-    """A host whose date and whose monotonic clock are far from these, and which takes a while to answer."""
-
-    def __init__(self, clocks):
-        self.clocks, self.delays = clocks, iter([0.4, 0.02, 0.3])
-
-    def send(self, ping):
-        self.delay_s = next(self.delays)
-
-    def answer(self):
-        self.clocks.work(self.delay_s / 2)
-        there = {"time": time.time() + 86_400.0, "monotonic_s": launch_clock.now_s() - 900.0}
-        self.clocks.work(self.delay_s / 2)
-        return there
-
-
-def test_the_clock_of_another_host_is_read_by_the_quickest_answer(clocks, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: clocks.monotonic_s + 1e9)
-    host = Pongs(clocks)
-    took_s, date_s, monotonic_s = min(remote._offsets(host) for _ in range(3))
-    assert took_s == pytest.approx(0.02)
-    assert date_s == pytest.approx(86_400.0, abs=1e-4)
-    assert monotonic_s == pytest.approx(-900.0, abs=1e-4)

@@ -22,7 +22,7 @@ from dsnb.train import traces
 from tests.support import lazy
 
 torch, flops = lazy.Module("torch"), lazy.Module("dsnb.train.flops")
-step_breakdown, trainers = lazy.Module("dsnb.train.step_breakdown"), lazy.Module("dsnb.train.trainer")
+profiling, trainers = lazy.Module("dsnb.train.profiling"), lazy.Module("dsnb.train.trainer")
 
 PARTS = ("forward_s", "backward_s", "optimizer_s")
 ATTEMPTS = 3
@@ -118,9 +118,7 @@ class Sleeper:
 def test_a_sleepers_parts_are_its_sleeps():
     waits = []
     trainer = Sleeper(0.09, 0.03, 0.06)
-    split = step_breakdown.time_parts(
-        trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks")
-    )
+    split = profiling.time_parts(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
     seconds = [split[name] for name in (*PARTS, "step_s")]
     slept = [0.12, 0.24, 0.36, 0.78]  # of the step of middle length
     assert all(found >= known for found, known in zip(seconds, slept, strict=True))
@@ -131,7 +129,7 @@ def test_a_sleepers_parts_are_its_sleeps():
 
 
 def test_parts_that_a_trainer_does_not_mark_are_missing():
-    split = step_breakdown.time_parts(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
+    split = profiling.time_parts(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
     assert [split[name] for name in PARTS] == [None, None, None]
     assert split["step_s"] > 0
 
@@ -139,7 +137,7 @@ def test_parts_that_a_trainer_does_not_mark_are_missing():
 @pytest.mark.alone
 def test_a_pipelines_handover_is_told_beside_its_parts():
     trainer = Sleeper(0.05, 0.05, 0.05, parts=("forward", "communication"))
-    split = step_breakdown.time_parts(trainer, lambda: [1], lambda: None, lambda: None)
+    split = profiling.time_parts(trainer, lambda: [1], lambda: None, lambda: None)
     assert split["handover_s"] == pytest.approx(0.1, abs=0.05)
     assert "communication_s" not in split
 

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from dsnb.train import flops, profiling, tracing, worker
+from dsnb.train import flops, profiling, worker
 
 
 def main(run_dir: str) -> int:
@@ -12,14 +12,14 @@ def main(run_dir: str) -> int:
     profiling.MAX_S = 4.0 if broken == "hang" else profiling.MAX_S
     if os.environ["RANK"] == "0":
         if broken == "profilers":
-            tracing._started = fail
+            profiling._started = fail
             flops.profiler.FlopsProfiler.start_profile = fail
         elif broken == "step":
-            profiling.tracing.trace_step = fail
+            profiling.trace_step = fail
         elif broken == "rank":
-            profiling.tracing.trace_step = die
+            profiling.trace_step = die
         elif broken == "hang":
-            profiling.tracing.trace_step = lambda *_: time.sleep(100)
+            profiling.trace_step = lambda *_: time.sleep(100)
     return worker.main(run_dir)
 
 

@@ -10,17 +10,17 @@ def main(run_dir: str) -> int:
     from dsnb.files import records
     from dsnb.run_folder.paths import RunPaths
     from dsnb.settings.experiment import Experiment
-    from dsnb.train import peaks, worker
+    from dsnb.train import over_ranks, worker
 
     run = RunPaths(Path(run_dir))
     device = worker.set_up(Experiment.read(run.experiment))
-    peaks.reset_host_peak()
-    before = peaks.over_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
+    over_ranks.reset_host_peak()
+    before = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     building = b"\1" * (600 * MIB)
     del building
-    peaks.reset_host_peak()
+    over_ranks.reset_host_peak()
     training = b"\1" * ((100 + 100 * worker.rank()) * MIB)
-    after = peaks.over_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
+    after = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     assert training
     if worker.rank() == 0:
         records.write_json(run.dir / "peaks.json", {"before": before, "after": after})

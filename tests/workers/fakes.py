@@ -56,7 +56,7 @@ def hang_with_a_child(run_dir: str) -> int:
     import socket
 
     child = subprocess.Popen(["sleep", "1000"])
-    if os.environ["RANK"] == "0":
+    if os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ:
         listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
         records.write_text(Path(run_dir) / "port", str(listener.getsockname()[1]))
     # Tests wait for the file to appear, so it must appear whole.

@@ -3,9 +3,9 @@ def main(run_dir: str) -> int:
     from pathlib import Path
 
     from dsnb.files import records
-    from dsnb.train import worker
+    from dsnb.train import over_ranks, worker
 
-    make, mean, kept = worker.make_trainer, worker.mean_over_ranks, {}
+    make, mean, kept = worker.make_trainer, over_ranks.mean_of_ranks, {}
 
     def make_and_copy(*arguments):
         kept["trainer"] = trainer = make(*arguments)
@@ -22,5 +22,5 @@ def main(run_dir: str) -> int:
             records.write_json(Path(run_dir) / "parameters.json", found)
         return mean(losses)
 
-    worker.make_trainer, worker.mean_over_ranks = make_and_copy, mean_and_compare
+    worker.make_trainer, over_ranks.mean_of_ranks = make_and_copy, mean_and_compare
     return worker.main(run_dir)

@@ -1,12 +1,12 @@
 def main(run_dir: str) -> int:
     """Train a split BLOOM whose ALiBi slopes are those of a model with half the heads, as AutoTP leaves it."""
-    from dsnb.train import tensor_parallel, worker
+    from dsnb.train import parallel, worker
 
-    prepare = tensor_parallel.prepare
+    prepare = parallel.prepare
 
     def forgetful(experiment, model):
         prepare(experiment, model)
         del model.base_model.replaced
 
-    tensor_parallel.prepare = forgetful
+    parallel.prepare = forgetful
     return worker.main(run_dir)

@@ -11,7 +11,7 @@ def main(run_dir: str) -> int:
     from dsnb.run_folder.paths import RunPaths
     from dsnb.settings.experiment import Experiment
     from dsnb.system import launch_clock
-    from dsnb.train import skew, worker
+    from dsnb.train import over_ranks, worker
     from dsnb.train.meter import Meter
 
     run = RunPaths(Path(run_dir))
@@ -25,7 +25,7 @@ def main(run_dir: str) -> int:
         meter.step(torch.tensor(1.0), skipped=False)
     meter.end()
     meter.close()
-    apart = skew.over_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device)
+    apart = over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device)
     if rank == 0:
         records.write_json(run.worker, {**apart, "phases_s": {"timed": meter.wall_s["timed"]}})
     distributed.destroy_process_group()

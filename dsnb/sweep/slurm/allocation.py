@@ -1,44 +1,22 @@
-"""What a Slurm job requests: nodes, GPUs, partition, account and time; and its batch script."""
+"""What a Slurm job may use: nodes, GPUs, partition, account and time."""
 
 import math
-import os
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dsnb.errors import SettingsError
-from dsnb.files import plain_text
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from dsnb.sweep.params import Sweep, load_sweep
 
-RESERVED_OPTIONS = {
-    "array",
-    "error",
-    "job-name",
-    "no-requeue",
-    "open-mode",
-    "output",
-    "parsable",
-    "requeue",
-    "wait",
-    "wrap",
-}
+OWN_OPTIONS = {"array", "error", "job-name", "open-mode", "output", "parsable", "requeue", "wait", "wrap"}
 """Options of sbatch that dsnb sets itself, because it could not follow the job otherwise."""
 NAMED_OPTIONS = {"nodes", "gpus-per-node", "partition", "account", "constraint", "time"}
 """Options of sbatch that are options of `dsnb sweep`."""
-PATTERNS = {
-    "partition": (r"[A-Za-z0-9_][A-Za-z0-9_.,-]{0,199}", "gpu"),
-    "account": (r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "physics"),
-    "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=,&|*()\[\]-]{0,199}", "h100&ib"),
-}
-SERVERS = ("DSNB_FORK_SERVER", "DSNB_NODE_SERVERS")
-VARIABLES = {"time": "SBATCH_TIMELIMIT"}
-"""Environment variables that override the script's options and are named differently."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +41,18 @@ class Allocation:
     """Further options of `sbatch` without the dashes; the value is empty for flags."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"--{name} is {getattr(self, name)[:80]!r}: write it like {example!r}"
-            for name, (form, example) in PATTERNS.items()
-            if getattr(self, name) and not re.fullmatch(form, getattr(self, name))
-        ]
         numbers = {"nodes": (self.nodes, 1), "gpus-per-node": (self.gpus_per_node, 1), "time": (self.time_min, 0)}
-        for name, (number, least) in numbers.items():
-            if not least <= number < 10**6:
-                problems.append(f"--{name} is {number}: give a whole number from {max(1, least)} to 999999")
+        problems = [
+            f"--{name} is {number}: give a whole number of at least {max(1, least)}"
+            for name, (number, least) in numbers.items()
+            if number < least
+        ]
         for name, value in self.extra_options.items():
-            if not re.fullmatch(r"[a-z][a-z0-9-]{1,40}", name) or not value.isprintable():
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 problems.append(
                     f"--sbatch-option is {f'{name}={value}'[:80]!r}: write it like 'mem=200G' or 'exclusive'"
                 )
-            elif name in RESERVED_OPTIONS:
+            elif name in OWN_OPTIONS:
                 problems.append(f"--sbatch-option is {name!r}: dsnb sets that itself; leave it out")
             elif name in NAMED_OPTIONS:
                 problems.append(f"--sbatch-option is {name!r}: give it as --{name}")
@@ -109,13 +84,17 @@ class Allocation:
         return experiment.model_copy(update={"nodes": nodes, "hostfile": hostfile.SLURM})
 
     def options(self, nodes: int, ranks_per_node: int, device: str) -> dict[str, str]:
-        """Return the options of `sbatch` for a job."""
+        """Return the options of `sbatch` for a job; those with an empty value are flags."""
         share = "cpus-per-task" if device == "cpu" else "gpus-per-node"
         asked = {"nodes": str(nodes), "ntasks-per-node": "1", share: str(ranks_per_node)}
         named = {"partition": self.partition, "account": self.account, "constraint": self.constraint}
         asked |= {name: value for name, value in named.items() if value}
         asked |= {"time": str(self.time_min)} if self.time_min else {}
         return {**asked, **self.extra_options}
+
+    def options_of_run(self, experiment: Experiment) -> dict[str, str]:
+        """Return the options of `sbatch` for the job of one run."""
+        return self.options(experiment.nodes, experiment.gpus // experiment.nodes, experiment.device)
 
 
 def load(
@@ -138,48 +117,3 @@ def load(
     auto_values = {"gpus": allocation.nodes * allocation.gpus_per_node}
     with hostfile.outside_allocation():
         return load_sweep(path, changes, only, output, auto_values=auto_values, adapt=allocation.place)
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text has the form of dsnb's job names."""
-    return bool(re.fullmatch(r"dsnb-[A-Za-z0-9._-]{1,120}", text))
-
-
-def script(name: str, log: Path, options: Mapping[str, str], command: Sequence[str]) -> str:
-    """Return the batch script of a job that runs `command`.
-
-    Raises
-    ------
-    SettingsError
-        If a part of it holds a line break or another control character.
-    """
-    if odd := next((one for one in (name, str(log), *options.values(), *command) if not plain_text.is_name(one)), None):
-        raise SettingsError(f"a job's script cannot hold {ascii(odd)[:200]}: leave out its control characters")
-    # A requeued job would silently start its run again; the failure of a node has to be reported.
-    lines = {"job-name": name, "output": str(log).replace("%", "%%"), "open-mode": "truncate", "no-requeue": ""}
-    asked = [f"--{key}={value}" if value else f"--{key}" for key, value in {**lines, **options}.items()]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH {shlex.quote(option)}" for option in asked),
-            "# srun gives its steps one CPU each unless it is told.",
-            'if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
-            f"exec {shlex.join(command)}",
-            "",
-        ]
-    )
-
-
-def environment(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables for `sbatch`, which passes them on to the job.
-
-    Those that would override the script's options are left out, and so are those of this process's own allocation and
-    of this machine's fork servers.
-    """
-    ours = {VARIABLES.get(name, f"SBATCH_{name.upper().replace('-', '_')}") for name in {*options, *RESERVED_OPTIONS}}
-    keep = {"SLURM_CONF", "SLURM_CLUSTERS"}
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ours and (not name.startswith(("SLURM_", *SERVERS)) or name in keep)
-    }

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +22,10 @@ from dsnb.run_folder.result import Result
 from dsnb.sweep import job, schedule, subclusters
 from dsnb.sweep.progress import Progress
 from dsnb.sweep.run import run_sweep
-from dsnb.sweep.slurm import allocation, client
+from dsnb.sweep.slurm import allocation, client, jobs
 from dsnb.sweep.slurm.allocation import Allocation
 from dsnb.sweep.slurm.client import Record
-from dsnb.sweep.slurm.jobs import SlurmExecutor
-from dsnb.sweep.slurm.one_allocation import run_in_allocation
-from dsnb.sweep.slurm.outcome import final_result, job_status
-from dsnb.sweep.slurm.submissions import read_submission
+from dsnb.sweep.slurm.jobs import SHARED, SlurmExecutor, final_result, job_status, read_submission
 from tests import ROOT
 from tests.support import slurm as small_slurm
 from tests.support.waiting import WAIT_S, wait_until
@@ -61,7 +57,7 @@ def late(cluster, tmp_path_factory):
     records.write_text(run.paths.dir / "seconds", "100")
     started = jobs_for(sweep, Allocation(), []).start(run)
     wait_until((run.paths.dir / "began").exists, "the job has begun")
-    assert cluster.command("scontrol", "update", f"JobId={started.job_id}", "EndTime=now+1seconds") == ""
+    assert cluster.command("scontrol", "update", f"JobId={started.id}", "EndTime=now+1seconds") == ""
     return started
 
 
@@ -108,12 +104,11 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     assert all(f" {name} " in done.stdout for name in names)
     for run in runs:
         assert len(records.read_lines(run.steps)) == 4
-        assert records.read_json(run.slurm)["state"] == "COMPLETED"
         assert run.job_log.read_text() == "ok: as planned\n"
     hosts = [[node["host"] for node in records.read_json(run.dir / "nodes.json")["nodes"]] for run in runs]
     assert [len(names) for names in hosts] == [1, 1, 2]
     assert hosts[-1] == ["n1", "n2"]
-    assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.job_id])
+    assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.id])
 
 
 @pytest.mark.process
@@ -163,13 +158,13 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
     }
     assert ends == {
         "tdlib": ("ok", None),
-        "seed1": ("failed", f"job {job_of(fails)} ended with exit code 7: no such thing"),
+        "seed1": ("failed", f"job {job_of(fails)} failed: no such thing"),
         "seed2": (
             "failed",
             f"job {job_of(silent)} completed but left no result in {silent.paths.dir}: "
             "is the outputs folder on a file system that the nodes share?",
         ),
-        "seed3": ("failed", f"job {job_of(lost)} ended with its node: n2 (Not responding) failed"),
+        "seed3": ("failed", f"job {job_of(lost)} ended because a node failed (of n2; `sinfo -R` lists failed nodes)"),
         "seed4": ("interrupted", f"job {job_of(real)} was cancelled"),
     }
     assert results[-1].summary["loss_last"] is not None
@@ -210,10 +205,10 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     failing.paths.result.unlink(missing_ok=True)  # it may have been seen to end
     # As if it had been killed between Slurm's answer and its own note of it.
     note = records.read_json(other.paths.slurm)
-    records.write_json(other.paths.slurm, {**note, "job": None, "state": "submitting"})
+    records.write_json(other.paths.slurm, {**note, "job": None})
     second = psutil.Popen(command, cwd=ROOT)
-    wait_until(lambda: failing.paths.result.exists() and job_of(other), "the jobs are taken over")
-    assert [job_of(run) for run in sweep.runs] == numbers
+    wait_until(lambda: failing.paths.result.exists(), "the jobs are taken over")
+    assert [job_of(run) for run in sweep.runs] == [numbers[0], None, numbers[2]]
     assert {*cluster.command("squeue", "--noheader", "--format=%i").split()} >= {*numbers[:2]}
     second.send_signal(signal.SIGINT)
     assert second.wait(WAIT_S) == -signal.SIGINT
@@ -222,7 +217,7 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     assert ends == [
         ("interrupted", "stopped by the user"),
         ("interrupted", "stopped by the user"),
-        ("failed", f"job {numbers[2]} ended with exit code 7: no such thing"),
+        ("failed", f"job {numbers[2]} failed: no such thing"),
     ]
 
 
@@ -239,21 +234,21 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     with pytest.raises(SettingsError) as caught:
         jobs_for(replace(sweep, runs=(changed,)), Allocation(), said)
     assert str(caught.value) == (
-        f"{run.paths.dir} is being executed by job {going.job_id} with other settings (steps was 3 and is 4): "
-        f"wait for it, cancel it with `scancel {going.job_id}`, or choose another --output"
+        f"{run.paths.dir} is being executed by job {going.id} with other settings (steps was 3 and is 4): "
+        f"wait for it, cancel it with `scancel {going.id}`, or choose another --output"
     )
     with pytest.raises(SettingsError) as caught:
         run_sweep(replace(sweep, runs=(here,)), progress=False)
     assert str(caught.value) == (
-        f"Slurm is still executing {run.paths.dir} by job {going.job_id}: "
-        "continue with --slurm, or cancel the jobs with scancel"
+        f"{run.paths.dir} was submitted to Slurm and has not ended: continue with --slurm, or cancel its job "
+        f"and delete {run.paths.slurm}"
     )
     # A number that Slurm has used again: the name is another one.
     records.write_json(run.paths.slurm, {**records.read_json(run.paths.slurm), "name": "dsnb-small-00000000"})
     (run.paths.dir / "seconds").write_text("0")
     fresh = jobs_for(sweep, Allocation(), said)
     again = fresh.start(run)
-    assert int(again.job_id) > int(going.job_id)
+    assert int(again.id) > int(going.id)
     assert wait_until(again.poll, "the job has ended").status == "ok"
     first.cancel([going])
     wait_until(going.poll, "the job is cancelled")
@@ -270,33 +265,34 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     asked = Allocation(nodes=3)
     sweep = load(params, asked, gpus="auto")
     assert sweep.runs[0].experiment.gpus == 3
-    jobs = jobs_for(sweep, asked, said)
-    waiting = jobs.start(sweep.runs[0])
+    executor = jobs_for(sweep, asked, said)
+    waiting = executor.start(sweep.runs[0])
     wait_until(lambda: waiting.poll() or any("NodeLimit" in row for row in said), "Slurm says why it waits")
     time.sleep(2 * POLL_S)
     assert waiting.poll() is None
-    assert said[-1] == f"job {waiting.job_id} waits: PartitionNodeLimit"
+    assert said[-1] == f"job {waiting.id} waits: PartitionNodeLimit"
     assert len(said) == len({*said}) <= 2  # Slurm may begin with a vaguer one
     assert not waiting.running
-    jobs.cancel([waiting])
+    executor.cancel([waiting])
     assert wait_until(waiting.poll, "the job is cancelled").cause == "stopped by the user"
 
 
 @pytest.mark.process
 def test_a_whole_sweep_as_one_job(cluster, params):
-    sweep = load(params, Allocation(), seed=[0, 1])
+    """The job makes one of two runs, so the sweep is not finished; Slurm's own words are in the job's log."""
+    sweep, said = load(params, Allocation(), seed=[0, 1]), []
     one, two = sweep.runs
-    words = [sys.executable, "-m", "tests.support.jobs", str(one.paths.dir)]
     one.paths.dir.mkdir(parents=True)
-    with quiet(sweep) as shown, pytest.raises(LaunchError) as caught:
-        run_in_allocation(sweep, list(sweep.runs), Allocation(), [*words, "--fail"], shown, POLL_S)
-    number = (read_submission(sweep.paths.slurm) or {})["job"]
-    assert str(caught.value) == (
-        f"job {number} ended with exit code 7: no such thing (2 of 2 runs are left: start the sweep again)"
-    )
-    with quiet(sweep) as shown:
-        assert run_in_allocation(sweep, list(sweep.runs), Allocation(), words, shown, POLL_S) == 0
-        assert shown._done == 1
+    command = [sys.executable, "-m", "tests.support.jobs", str(one.paths.dir)]
+    for words, cause, left in (
+        (["--fail"], "failed: no such thing", 2),
+        (["--say"], f"completed but left no result in {sweep.paths.dir}: {SHARED}", 1),
+    ):
+        with pytest.raises(LaunchError) as caught:
+            jobs.run_in_one_job(sweep, Allocation(), [*command, *words], said.append, POLL_S)
+        number = read_submission(sweep.paths.slurm)["job"]
+        assert str(caught.value) == f"job {number} {cause} ({left} of 2 runs are left: start the sweep again)"
+    assert [line for line in said if not line.startswith("job ")] == ["run 1/2  made"]
     assert job.read_result(one.paths).status == "ok"
     assert job.read_result(two.paths) is None
 
@@ -326,7 +322,7 @@ def test_a_job_over_its_time(late):
     result = wait_until(late.poll, "Slurm has ended the job")
     assert result.status == "timeout"
     assert re.fullmatch(
-        rf"job {late.job_id} was ended by Slurm at its time limit of [\d:-]+: raise --time, or lower steps",
+        rf"job {late.id} was ended by Slurm at its time limit of [\d:-]+: raise --time, or lower steps",
         result.cause,
     )
 
@@ -356,19 +352,14 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "a b"}, "--partition is 'a b': write it like 'gpu'"),
-        ({"account": "-x"}, "--account is '-x': write it like 'physics'"),
-        ({"constraint": "a;b"}, "--constraint is 'a;b': write it like 'h100&ib'"),
-        ({"nodes": 0}, "--nodes is 0: give a whole number from 1 to 999999"),
-        ({"time_min": -1}, "--time is -1: give a whole number from 1 to 999999"),
-        ({"extra_options": {"mem\n": "1"}}, "--sbatch-option is 'mem\\n=1': write it like 'mem=200G' or 'exclusive'"),
-        ({"extra_options": {"mem": "1\n#SBATCH"}},
-         "--sbatch-option is 'mem=1\\n#SBATCH': write it like 'mem=200G' or 'exclusive'"),
+        ({"nodes": 0}, "--nodes is 0: give a whole number of at least 1"),
+        ({"time_min": -1}, "--time is -1: give a whole number of at least 1"),
+        ({"extra_options": {"": "1"}}, "--sbatch-option is '=1': write it like 'mem=200G' or 'exclusive'"),
         ({"extra_options": {"wrap": "ls"}}, "--sbatch-option is 'wrap': dsnb sets that itself; leave it out"),
         ({"extra_options": {"nodes": "2"}}, "--sbatch-option is 'nodes': give it as --nodes"),
     ],
-)  # fmt: skip
-def test_what_is_not_passed_on(options, message):
+)
+def test_options_that_are_refused(options, message):
     with pytest.raises(SettingsError) as caught:
         Allocation(**options)
     assert str(caught.value) == message
@@ -378,9 +369,12 @@ def test_a_run_asks_for_what_it_needs(params):
     asked = Allocation(nodes=4, gpus_per_node=8, partition="gpu", time_min=30, extra_options={"exclusive": ""})
     runs = load(params, asked, gpus=[1, 8, 16, "auto"]).runs
     assert [(run.experiment.gpus, run.experiment.nodes) for run in runs] == [(1, 1), (8, 1), (16, 2), (32, 4)]
-    assert asked.options(2, 8, "auto") == {
-        "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8", "partition": "gpu", "time": "30", "exclusive": "",
-    }  # fmt: skip
+    command = client.sbatch_command("dsnb-x", Path("/a b/50%/job.log"), asked.options(2, 8, "auto"), ["python", "$x y"])
+    assert command == [
+        "sbatch", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--partition=gpu", "--time=30",
+        "--exclusive", "--job-name=dsnb-x", "--output=/a b/50%%/job.log", "--open-mode=truncate", "--no-requeue",
+        "--parsable", f"--wrap={client.PROLOGUE}python '$x y'",
+    ]  # fmt: skip
     assert asked.options(1, 4, "cpu")["cpus-per-task"] == "4"
     with pytest.raises(SettingsError) as caught:
         load(params, asked, gpus=[33, 9])
@@ -390,85 +384,29 @@ def test_a_run_asks_for_what_it_needs(params):
     ]
 
 
-def test_the_script_of_a_job():
-    for odd in (Path("/a\n#SBATCH --nodes=9/job.log"), Path("/a\rb/job.log")):
-        with pytest.raises(SettingsError, match="a job's script cannot hold '/a"):
-            allocation.script("dsnb-x-1", odd, {}, ["python"])
-    with pytest.raises(SettingsError, match="a job's script cannot hold"):
-        allocation.script("dsnb-x-1", Path("/a/job.log"), {}, ["python", "a\n#SBATCH --nodes=9"])
-    text = allocation.script("dsnb-x-1", Path("/a b/50%/job.log"), {"nodes": "2", "exclusive": ""}, ["python", "$x y"])
-    assert text.splitlines() == [
-        "#!/bin/bash",
-        "#SBATCH --job-name=dsnb-x-1",
-        "#SBATCH '--output=/a b/50%%/job.log'",
-        "#SBATCH --open-mode=truncate",
-        "#SBATCH --no-requeue",
-        "#SBATCH --nodes=2",
-        "#SBATCH --exclusive",
-        "# srun gives its steps one CPU each unless it is told.",
-        'if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
-        "exec python '$x y'",
-    ]
-
-
-def test_variables_that_would_win_over_the_script_are_left_out(monkeypatch):
-    dropped = ["SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_REQUEUE", "SLURM_JOB_ID", "DSNB_FORK_SERVER_CPU"]
-    for name in (*dropped, "SBATCH_ACCOUNT", "SLURM_CONF"):
-        monkeypatch.setenv(name, "1")
-    left = allocation.environment({"partition": "gpu", "time": "1"})
-    assert not set(dropped) & set(left)
-    assert {"SBATCH_ACCOUNT", "SLURM_CONF", "PATH"} <= set(left)
-
-
 QUEUE = """\
-2|j.sh|PENDING|PartitionNodeLimit||/tmp/j.sh
-1|dsnb-x-abc|RUNNING|None|n1|/tmp/a | b/j.sh
-3|c|NODE_FAIL|NodeDown|n[1-2]|/tmp/j.sh
-9|dsnb-y-1|PENDING|ReqNodeNotAvail, UnavailableNodes:n2||/tmp/k.sh
+2|j|sh|PENDING|PartitionNodeLimit||2:00
+1|dsnb-x-abc|RUNNING|None|n1|2:00
+9|dsnb-y-1|PENDING|ReqNodeNotAvail, UnavailableNodes:n2||1-00:00:00
+3|c|NODE_FAIL|NodeDown|n[1-2]|2:00
 """
-SHOWN = (
-    "JobId=2 JobName=dsnb-b-1 UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901758 Nice=0 Account=(null) "
-    "QOS=(null) JobState=TIMEOUT Reason=TimeLimit Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 "
-    "ExitCode=1:0 RunTime=00:00:29 TimeLimit=00:01:00 TimeMin=N/A SubmitTime=2026-11-21T17:12:40 "
-    "EligibleTime=2026-11-21T17:12:40 Partition=main AllocNode:Sid=vm:26469 ReqNodeList=n1 ExcNodeList=(null) "
-    "NodeList=n1 BatchHost=n1 NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:* "
-    "TRES=cpu=1,node=1,billing=1 Command=/tmp/a b/j.sh WorkDir=/tmp StdErr=/tmp/slurm-2.out StdIn=/dev/null Power= "
-)
 
 
-def test_what_slurm_prints():
-    queue = client.parse_queue(QUEUE)
-    assert queue["1"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "/tmp/a | b/j.sh")
-    assert queue["9"].reason == "ReqNodeNotAvail, UnavailableNodes:n2"
-    assert [number for number, one in queue.items() if one.ended] == ["3"]
-    shown = client.parse_job(SHOWN)
-    assert shown == Record("2", "dsnb-b-1", "TIMEOUT", "TimeLimit", "n1", "/tmp/a b/j.sh", 1, 0, "00:01:00")
-    assert client.parse_job("slurm_load_jobs error: Invalid job id specified\n") is None
-    rows = "12|dsnb-x-1|NODE_FAIL|0:0|n1|01:00:00\n12|dsnb-x-1|CANCELLED by 1000|0:15|n1|01:00:00\n"
-    assert client.parse_accounting(rows) == Record(
-        "12", "dsnb-x-1", "CANCELLED", "", "n1", "", 0, 15, "01:00:00", "1000"
-    )
-    assert client.parse_accounting("Slurm accounting storage is disabled\n") is None
+def test_what_squeue_prints():
+    listed = client.parse_jobs(QUEUE)
+    assert listed["1"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "2:00")
+    assert [job_id for job_id, record in listed.items() if record.ended] == ["3"]
+    assert [job_id for job_id, record in listed.items() if record.running] == ["1"]
+    assert jobs.find_job(listed, {"name": "dsnb-y-1", "job": None}) == listed["9"]
+    assert jobs.find_job(listed, {"name": "dsnb-y-1", "job": "1"}) is None  # Slurm has used the id again
 
 
 def test_what_sbatch_says():
     twice = "sbatch: error: invalid partition specified: nope\n"
     twice += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
     assert client.error_sentence(twice) == "Invalid partition name specified"
-    assert client.error_sentence("sbatch: error: Invalid generic resource (gres) specification\n") == (
-        "Invalid generic resource (gres) specification"
-    )
-    assert client.error_sentence(
-        "sbatch: unrecognized option '--nonsense=4'\nTry \"sbatch --help\" for more information\n"
-    ) == ("sbatch: unrecognized option '--nonsense=4'")
-    for message, silent, full in (
-        ("Invalid account or account/partition combination specified", False, False),
-        ("Unable to contact slurm controller (connect failure)", True, False),
-        ("Socket timed out on send/recv operation", True, False),
-        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", False, True),
-    ):
-        refused = client.SubmitError(message)
-        assert (refused.unanswered, refused.too_many_jobs) == (silent, full)
+    unknown = "sbatch: unrecognized option '--nonsense=4'"
+    assert client.error_sentence(f'{unknown}\nTry "sbatch --help" for more information\n') == unknown
 
 
 @pytest.mark.parametrize(
@@ -477,21 +415,16 @@ def test_what_sbatch_says():
         (Record("7", "x", "OUT_OF_MEMORY", nodes="n1"), "oom",
          "job 7 used more host memory on n1 than requested: set --sbatch-option mem=..."),
         (Record("7", "x", "PREEMPTED"), "interrupted", "job 7 was preempted by another job"),
-        (Record("7", "x", "CANCELLED", by_user="1000"), "interrupted", "job 7 was cancelled by user 1000"),
         (Record("7", "x", "BOOT_FAIL", nodes="n[1-2]"), "failed", "job 7 did not start: a node of n[1-2] did not boot"),
-        (Record("7", "x", "NODE_FAIL", nodes="n[1-2]"), "failed", "job 7 ended with its node: one of n[1-2] failed"),
         (Record("7", "x", "DEADLINE"), "timeout", "job 7 was ended by Slurm at its deadline"),
-        (Record("7", "x", "FAILED", signal=9), "failed", "job 7 was killed by signal 9"),
-        (Record("7", "x", "FAILED", nodes="n1", signal=53), "failed",
-         "job 7 did not start: n1 cannot write {dir}/job.log: "
-         "is the outputs folder on a file system that the nodes share?"),
+        (Record("7", "x", "FAILED", nodes="n1"), "failed",
+         f"job 7 failed, and n1 wrote no {{dir}}/job.log: {SHARED}"),
         (Record("7", "x", "REVOKED"), "failed", "job 7 ended as REVOKED"),
-        (None, "interrupted", "Slurm no longer knows job 7, and it left no result in {dir}: "
-         "is the outputs folder on a file system that the nodes share?"),
+        (None, "interrupted", f"Slurm no longer knows job 7, and it left no result in {{dir}}: {SHARED}"),
     ],
 )  # fmt: skip
 def test_slurms_states_are_statuses(tmp_path, record, status, cause):
-    assert job_status(RunPaths(tmp_path), "7", record, lambda _: []) == (status, cause.format(dir=tmp_path))
+    assert job_status(RunPaths(tmp_path), "7", record) == (status, cause.format(dir=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -507,16 +440,7 @@ def test_slurms_states_are_statuses(tmp_path, record, status, cause):
 def test_what_a_run_says_of_itself_stands_unless_slurm_knows_better(tmp_path, status, codes, state, left):
     written = Result(status, "its own", codes, {"wall": 2.0}, {"loss_last": 3.0}, tmp_path)
     written.write()
-    result = final_result(RunPaths(tmp_path), "7", Record("7", "x", state), lambda _: [])
+    result = final_result(RunPaths(tmp_path), "7", Record("7", "x", state))
     assert (result == written) == left
     assert (result.summary, result.phases_s) == (written.summary, written.phases_s)
     assert json.loads((tmp_path / "result.json").read_text())["cause"] == result.cause
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "--help"}', '{"name": 5}', '{"name": "dsnb-a,b"}'])
-def test_a_note_that_nobody_wrote(tmp_path, text):
-    (tmp_path / "slurm.json").write_text(text)
-    with warnings.catch_warnings(action="ignore"):
-        assert read_submission(tmp_path / "slurm.json") is None
-    (tmp_path / "slurm.json").write_text('{"name": "dsnb-a-1", "job": "1; rm"}')
-    assert read_submission(tmp_path / "slurm.json") == {"name": "dsnb-a-1", "job": None}

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from dsnb.errors import FetchError
+from dsnb.settings import inputs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.prepared import inputs
-from dsnb.settings.prepared.lookup import ExternalItem
+from dsnb.settings.inputs import ExternalItem
 
 
 def digests(**settings):

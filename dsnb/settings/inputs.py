@@ -1,0 +1,227 @@
+"""The files that a run reads (model, weights, tokenizer, text), on disk or in the cache of the Hugging Face hub.
+
+Local files have digests: an edited file is another input. Files of the hub are in the cache of huggingface_hub, which
+every rank finds through `HF_HOME`; `HF_HUB_OFFLINE=1` keeps runs off the network.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from dsnb.errors import FetchError
+from dsnb.formulas import model_shapes
+
+NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""One file, or several that `NAME.index.json` lists; safetensors are preferred, as in transformers."""
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template.jinja",
+)
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+MAX_WHOLE_BYTES = 64 * 2**20
+"""Larger files, such as weights, are sampled: hashing tens of GB would take minutes before every run."""
+SAMPLES, SAMPLE_BYTES = 64, 64 * 1024
+
+
+@dataclass(frozen=True)
+class ExternalItem:
+    """One item that a run reads from the hub or from a file.
+
+    Attributes
+    ----------
+    setting
+        `model`, `tokenizer` or `data`.
+    name
+        Value of the setting.
+    hub_id
+        Its repository on the hub; None for a file or a folder.
+    parts
+        Its required parts: `config`, `weights`, `tokenizer`, `text`.
+    """
+
+    setting: str
+    name: str
+    hub_id: str | None
+    parts: frozenset[str]
+
+    def __str__(self) -> str:
+        what = " and ".join(sorted(self.parts))
+        return f"{what} of {(self.hub_id or self.name)[:200]!r}"
+
+
+def external_items(settings: Mapping[str, Any]) -> list[ExternalItem]:
+    """Return the external items of a run; presets with random weights, synthetic tokens and bytes need none."""
+    items = []
+    model, weights = settings["model"], settings["weights"]
+    parts = frozenset({"config", "weights"} if weights == "pretrained" else {"config"})
+    preset = model_shapes.PRESETS.get(model)
+    if model_shapes.local_config(model):
+        items.append(ExternalItem("model", model, None, parts))
+    elif preset is None or weights == "pretrained":
+        hub_id = preset.hub_id if preset else model if model_shapes.is_hub_id(model) else None
+        items.append(ExternalItem("model", model, hub_id, parts))
+    for setting, part in (("tokenizer", "tokenizer"), ("data", "text")):
+        name = settings[setting]
+        if name not in NO_FILE[setting]:
+            is_local = setting == "data" or os.path.exists(os.path.expanduser(name)) or not model_shapes.is_hub_id(name)
+            items.append(ExternalItem(setting, name, None if is_local else name, frozenset({part})))
+    return items
+
+
+def chosen(names: Iterable[str], parts: Collection[str]) -> list[str]:
+    """Return the names of the files that a run reads of a model's or tokenizer's folder, as transformers does.
+
+    Parameters
+    ----------
+    names
+        All files of the folder; those in subfolders and with unusual names are ignored.
+    parts
+        Of `config`, `weights` and `tokenizer`.
+
+    Raises
+    ------
+    FetchError
+        If a part is missing.
+    """
+    there = {name for name in names if PLAIN_NAME.fullmatch(name)}
+    files: set[str] = set()
+    if {"config", "weights"} & set(parts):
+        if CONFIG not in there:
+            raise FetchError(f"there is no {CONFIG}")
+        files.add(CONFIG)
+    if "weights" in parts:
+        files |= {*weights(there), *(there & {"generation_config.json"})}
+    if "tokenizer" in parts:
+        own = {name for name in there if any(fnmatchcase(name, pattern) for pattern in TOKENIZER)}
+        if not own:
+            raise FetchError("there is no tokenizer")
+        files |= own | (there & {CONFIG})  # names the tokenizer's class if its own files do not
+    return sorted(files)
+
+
+def weights(there: Collection[str]) -> list[str]:
+    """Return the names of the weight files: one, or an index and its shards (`NAME-00001-of-00002.SUFFIX`).
+
+    Raises
+    ------
+    FetchError
+        If there are none, or one is missing.
+    """
+    for name in WEIGHTS:
+        if name in there:
+            return [name]
+        stem, suffix = name.split(".")
+        if (index := f"{name}.index.json") in there:
+            shards = sorted(one for one in there if one.startswith(stem) and one.endswith(suffix))
+            total = max((int(of[1]) for shard in shards if (of := re.search(r"-of-(\d+)\.", shard))), default=1)
+            if len(shards) < total:
+                raise FetchError(f"{total - len(shards)} of {total} files of {index} are missing")
+            return [index, *shards]
+    raise FetchError(f"there are no weights that transformers could load ({', '.join(WEIGHTS)})")
+
+
+def files_of(item: ExternalItem) -> list[Path]:
+    """Return the local files that a run reads of a setting's file or folder.
+
+    Raises
+    ------
+    FetchError
+        If a file is missing.
+    """
+    named = Path(item.name).expanduser()
+    config = model_shapes.local_config(item.name) if "config" in item.parts else None
+    folder = config.parent if config else named
+    if config is None and not named.is_dir():
+        if not named.is_file():
+            raise FetchError(f"{item.setting} is {item.name[:200]!r}: it is not a file")
+        return [named]
+    there = {path.name for path in folder.iterdir() if path.is_file()}
+    try:
+        if config and config.name != CONFIG:
+            names = [config.name, *(weights(there) if "weights" in item.parts else [])]
+        else:
+            names = chosen(there, item.parts)
+    except FetchError as error:
+        raise FetchError(f"{item.setting} is {item.name[:200]!r}: {error}") from error
+    return [folder / name for name in names]
+
+
+def digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it.
+
+    A file that is missing here has none; the launch reports it. Items of the hub are not files.
+    """
+    by_name: dict[str, str] = {}
+    for item in external_items(settings):
+        try:
+            files = files_of(item) if item.hub_id is None else []
+            is_folder = Path(item.name).expanduser().is_dir()
+            if len(files) == 1 and not is_folder:
+                by_name[item.name] = digest(files[0])
+            else:
+                folder = item.name.rstrip("/") if is_folder else str(Path(item.name).parent)
+                by_name |= {f"{folder}/{file.name}": digest(file) for file in files}
+        except (OSError, FetchError):
+            continue
+    return by_name
+
+
+def digest(path: Path) -> str:
+    """Return a digest of a file's content; of a large file, of its size and evenly spaced samples."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        if size <= MAX_WHOLE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        content = hashlib.sha256(str(size).encode())
+        for number in range(SAMPLES):
+            file.seek(number * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            content.update(file.read(SAMPLE_BYTES))
+    return f"sampled-{content.hexdigest()[:24]}"
+
+
+def changed(before: Any, now: Mapping[str, str]) -> list[str]:
+    """Return the names of the files whose digests differ; none if they were not recorded `before`, or are missing."""
+    if not isinstance(before, Mapping) or not before or not now:
+        return []
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+def cached_folder(item: ExternalItem, cache: Path | None = None) -> Path | None:
+    """Return the folder of an item of the hub in huggingface_hub's cache; None if a part of it is missing there."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    found = (try_to_load_from_cache(str(item.hub_id), name, cache_dir=cache) for name in (CONFIG, *TOKENIZER))
+    folder = next((Path(path).parent for path in found if isinstance(path, str)), None)
+    try:
+        return folder if folder and chosen((path.name for path in folder.iterdir()), item.parts) else None
+    except FetchError:
+        return None
+
+
+def problems(settings: Mapping[str, Any]) -> list[str]:
+    """Return which items of the hub are missing in the cache while `HF_HUB_OFFLINE` keeps runs off the network."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in {"1", "ON", "YES", "TRUE"}:
+        return []
+    missing = [item for item in external_items(settings) if item.hub_id and cached_folder(item) is None]
+    return [
+        f"{item.setting} is {item.name[:200]!r}: HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its "
+        f"{' and '.join(sorted(item.parts))}; run `dsnb prepare` with the params file where there is a network, and "
+        "set HF_HOME to its folder"
+        for item in missing
+    ]

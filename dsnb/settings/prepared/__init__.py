@@ -1,1 +1,0 @@
-"""The folder that `dsnb prepare` fills and all nodes see: its content, and what a run reads from it."""

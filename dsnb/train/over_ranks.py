@@ -1,0 +1,165 @@
+"""Figures over all ranks of a run: sums and means, peak memory of GPUs and hosts, skew. Every rank must call them.
+
+The memory that building the model takes is not included: it can be more than that of training, and depends on how
+weights are loaded.
+
+Skew is the slowest rank relative to the median, step by step. A rank's step ends when its own last work is done. If a
+step ends with a collective (gradients are summed, parameters gathered), all ranks end it together: one slow GPU makes
+every rank's step longer, and the skew of steps stays near 0 (measured: a rank that was 100 ms late to each step of 50
+ms changed it from 4 % to 3 %). The first forward pass of each step is therefore compared as well. With ZeRO 0 to 2 and
+DDP it contains no collective and the ranks begin it together, so its skew is that of the GPU's arithmetic and of the
+data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each other in it too; only groups of nodes then show which
+one is slow (`dsnb.analysis.slow_nodes`).
+"""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+
+from dsnb.system.hardware import GIB
+
+_PROCESS = Path("/proc/self")
+
+
+def reset_host_peak() -> bool:
+    """Reset the peak memory of this process; return False if the system does not allow it."""
+    try:
+        (_PROCESS / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def host_peak_gib() -> float | None:
+    """Return the largest resident memory of this process since `reset_host_peak`, in GiB."""
+    return _field("status", "VmHWM")
+
+
+def host_shared_gib() -> float:
+    """Return the memory that this process shares with others, in GiB; 0 if the system does not report it.
+
+    Forked ranks share what the fork server has imported. `Pss` divides each shared page by its number of processes.
+    """
+    resident, proportional = _field("smaps_rollup", "Rss"), _field("smaps_rollup", "Pss")
+    return 0.0 if resident is None or proportional is None else max(0.0, resident - proportional)
+
+
+def _field(file: str, name: str) -> float | None:
+    try:
+        found = re.search(rf"^{name}:\s+(\d+) kB", (_PROCESS / file).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 / GIB if found else None
+
+
+def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, float | None]:
+    """Combine the peaks of all ranks; every rank must call this, after the timed steps.
+
+    Parameters
+    ----------
+    gpu_gib
+        This rank's GPU figures, under the same names on every rank; empty on a CPU.
+
+    Returns
+    -------
+    dict
+        For each name of `gpu_gib` and for `rank_host_memory_gib` the maximum over ranks; `host_memory_gib`, the sum
+        over the ranks of a host, of the fullest host. The peaks of ranks need not coincide, so the sum is an upper
+        bound.
+    """
+    peak = host_peak_gib() or 0.0
+    own = max(0.0, peak - host_shared_gib())
+    mine = torch.tensor([peak, own, *gpu_gib.values()], dtype=torch.float64, device=device)
+    place = torch.tensor([host_number()], dtype=torch.float64, device=device)
+    everyone = _gathered(torch.cat([place, mine]))
+    largest = dict(zip(gpu_gib, everyone[:, 3:].amax(dim=0).tolist(), strict=True))
+    by_host: dict[float, float] = {}
+    for host, rank_own in everyone[:, [0, 2]].tolist():
+        by_host[host] = by_host.get(host, 0.0) + rank_own
+    known = peak > 0
+    return {
+        **largest,
+        "host_memory_gib": max(by_host.values()) if known else None,
+        "rank_host_memory_gib": float(everyone[:, 1].max()) if known else None,
+    }
+
+
+def host_number() -> int:
+    """Return the number of this rank's host, as torchrun (`GROUP_RANK`) or DeepSpeed's launcher counts them."""
+    return int(os.environ.get("GROUP_RANK") or os.environ.get("GROUP_RANK") or 0)
+
+
+def skew_of_ranks(times_s: list[float], forwards_s: list[float], device: torch.device) -> dict[str, Any]:
+    """Compare the times of all ranks; every rank must call this, after the timed region.
+
+    Parameters
+    ----------
+    times_s
+        Times of this rank's timed steps; every rank has the same number.
+    forwards_s
+        Times from the start of each step to the end of its first forward pass; empty on every rank if not measured.
+    device
+        The device of the collectives.
+
+    Returns
+    -------
+    dict
+        `step_skew` and `forward_skew`: medians over steps of (slowest rank / median rank - 1), as fractions;
+        `rank_step_s` and `rank_forward_s`: means by rank; `slowest_rank`: the rank with the largest sum, of forward
+        passes if they were measured. Each is None for a single rank and if it was not measured.
+    """
+    steps, forwards = compare(_times(times_s, device)), compare(_times(forwards_s, device))
+    return {
+        "step_skew": steps["skew"],
+        "forward_skew": forwards["skew"],
+        "rank_step_s": steps["means_s"],
+        "rank_forward_s": forwards["means_s"],
+        "slowest_rank": steps["slowest"] if forwards["slowest"] is None else forwards["slowest"],
+    }
+
+
+def compare(times_s: torch.Tensor) -> dict[str, Any]:
+    """Compare times of shape (ranks, steps); every figure is None for a single rank or without steps."""
+    if len(times_s) < 2 or not times_s.numel():
+        return {"skew": None, "means_s": None, "slowest": None}
+    ratios = times_s.amax(dim=0) / median(times_s)
+    means = times_s.mean(dim=1)
+    return {"skew": float(median(ratios) - 1), "means_s": means.tolist(), "slowest": int(means.argmax())}
+
+
+def median(values: torch.Tensor) -> torch.Tensor:
+    """Return the median along the first dimension; unlike torch's, the mean of the middle two of an even number."""
+    ordered, count = values.sort(dim=0).values, len(values)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+
+
+def _times(times_s: list[float], device: torch.device) -> torch.Tensor:
+    """Return the times of all ranks, shape (ranks, steps)."""
+    mine = torch.tensor(times_s, dtype=torch.float64, device=device)
+    return _gathered(mine) if times_s else mine[None].cpu()
+
+
+def _gathered(mine: torch.Tensor) -> torch.Tensor:
+    """Return every rank's figures, shape (ranks, figures)."""
+    every = [torch.empty_like(mine) for _ in range(deepspeed.comm.get_world_size())]
+    deepspeed.comm.all_gather(every, mine)
+    return torch.stack(every).cpu()
+
+
+def mean_of_ranks(losses: torch.Tensor) -> list[float]:
+    """Return the losses, shape (steps,), averaged over ranks; called after the timed region."""
+    losses = losses.clone()
+    deepspeed.comm.all_reduce(losses)
+    return [float(loss) for loss in losses / deepspeed.comm.get_world_size()]
+
+
+def sum_of_ranks(value: float | None, device: torch.device) -> float | None:
+    """Return the sum of a figure over all ranks; None if any rank lacks it."""
+    total = torch.tensor(math.nan if value is None else value, dtype=torch.float64, device=device)
+    deepspeed.comm.all_reduce(total)
+    return float(total) if math.isfinite(total) else None
