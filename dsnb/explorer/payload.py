@@ -107,7 +107,8 @@ def answered(data: Data) -> pd.DataFrame:
 def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
     """Return each task with its candidates, the controls that it sets, and remarks on its runs."""
     runs = answered(data)
-    shipped = tasks_payload(runs, data.task_codes, names, list(data.figures.columns), data.axes)
+    codes = [*data.task_codes, *data.predicted_tasks]  # there may be tasks without runs
+    shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
     for code, task in enumerate(shipped["tasks"]):
         own = np.array(data.task_codes) == code
         mine = runs[own[runs.index]]

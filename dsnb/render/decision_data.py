@@ -20,7 +20,7 @@ from dsnb.runs import labels
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
 """Pairs of settings of a task whose intervals the page has: all of so many; if there are more, so many of them."""
-MAX_INTERVALS = 6000
+MAX_INTERVALS = 9000
 """Intervals of a task: of many pairs, the page has those of the first figures, speed and memory."""
 VALUE_DIGITS = 7
 DIGITS = 9

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.decide import decide
+from dsnb.analysis import decide
 from dsnb.analysis.tasks import tasks
 from dsnb.explorer.payload import answered
 from dsnb.explorer.state import default, is_measured, question
@@ -144,9 +144,9 @@ def test_an_entry_that_is_not_allowed_is_named_beside_its_field(saved, watched):
     tab, card = page.tab, page.tab.locator(".dsnb-decision")
     tab.evaluate(f"{ROOT}.set({{ task: 'opt-350m, sequence 512', gpus_at_hand: 4 }})")
     before, answer = tab.evaluate(f"{ROOT}.state"), card.locator(".dsnb-answer").inner_text()
-    problem = card.locator(".dsnb-problem:not(:empty)")
     for label, entered, kept, allowed in REFUSED:
         field = card.get_by_label(label)
+        problem = field.locator("xpath=..").locator(".dsnb-problem:not(:empty)")
         field.fill(entered)
         field.press("Enter")
         field.blur()

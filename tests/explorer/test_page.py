@@ -513,46 +513,39 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
     assert page.tab.locator("td.dsnb-bad", has_text="oom").count() > 0
 
 
-@pytest.fixture(scope="module")
-def recompiled(tmp_path_factory):
-    home = tmp_path_factory.mktemp("recompiled")
-    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), home / "s")
-    return dsnb.explore(dsnb.load_runs(home)).save(home / "page.html")
+POINT = f"""(front) => {{
+  const {{ scatter }} = {ROOT};
+  const [across, up] = [scatter.view.scale("x"), scatter.view.scale("y")];
+  const at = ({{ x, y }}) => ({{ x: across(x), y: up(y) }});
+  const placed = scatter.view.data("points").map((one) => ({{ id: one.id, ...at(one) }}));
+  const rings = scatter.view.data("front").map(at);
+  const close = (one, other) => Math.hypot(one.x - other.x, one.y - other.y) < 12;
+  const near = (one, others) => others.filter((other) => close(one, other)).length;
+  const item = placed.find((one) => near(one, placed) === 1 && near(one, rings) === front);
+  const box = scatter.canvas.querySelector("canvas").getBoundingClientRect();
+  const [left, top] = scatter.view.origin();
+  const pad = scatter.view.padding();
+  return [box.left + pad.left + left + item.x, box.top + pad.top + top + item.y, item.id];
+}}"""
 
 
-@pytest.mark.parametrize("where", ["front", "points"])
-@pytest.mark.parametrize("region", [False, True])
-def test_a_click_on_a_point_opens_the_run(recompiled, watched, where, region):
+def test_a_click_on_a_point_opens_the_run(tmp_path, watched):
     """On the front or off it, under a region or not."""
-    page = watched(recompiled)
-    if region:
-        page.tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [-1, 1e9], y: [-1, 1e9] }} }})")
-    place = page.tab.evaluate(
-        f"""(({{ scatter }}) => {{
-          const [across, up] = [scatter.view.scale("x"), scatter.view.scale("y")];
-          const at = ({{ x, y }}) => ({{ x: across(x), y: up(y) }});
-          const placed = scatter.view.data("points").map((one) => ({{ id: one.id, ...at(one) }}));
-          const rings = scatter.view.data("front").map(at);
-          const close = (one, other) => Math.hypot(one.x - other.x, one.y - other.y) < 12;
-          const near = (one, others) => others.filter((other) => close(one, other)).length;
-          const front = {int(where == "front")};
-          const wanted = placed.filter((one) => near(one, placed) === 1 && near(one, rings) === front);
-          const item = wanted[0];
-          const box = scatter.canvas.querySelector("canvas").getBoundingClientRect();
-          const [left, top] = scatter.view.origin();
-          const pad = scatter.view.padding();
-          return [box.left + pad.left + left + item.x, box.top + pad.top + top + item.y, item.id];
-        }})({ROOT})"""
-    )
-    page.tab.mouse.move(place[0], place[1])
-    assert page.tab.locator(".dsnb-tip").first.is_visible()
-    page.tab.mouse.click(place[0], place[1])
-    page.tab.evaluate(CALM)
-    assert page.tab.evaluate(f"{ROOT}.state.run") == place[2]
-    assert page.tab.evaluate(f"{ROOT}.state.brush") == ({"x": [-1, 1e9], "y": [-1, 1e9]} if region else None)
-    page.tab.evaluate(SETTLED)
-    assert page.tab.locator(".dsnb-series canvas").count() == 6
-    assert page.tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
+    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), tmp_path / "s")
+    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
+    tab = page.tab
+    for front, brush in ((0, None), (1, {"x": [-1, 1e9], "y": [-1, 1e9]})):
+        tab.evaluate(f"(state) => {ROOT}.set(state)", {"run": None, "brush": brush})
+        tab.evaluate(CALM)
+        across, down, run = tab.evaluate(POINT, front)
+        tab.mouse.move(across, down)
+        assert tab.locator(".dsnb-tip").first.is_visible()
+        tab.mouse.click(across, down)
+        tab.evaluate(CALM)
+        assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
+    tab.evaluate(SETTLED)
+    assert tab.locator(".dsnb-series canvas").count() == 6
+    assert tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
     assert page.said == []
 
 
@@ -565,7 +558,7 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
     pins = list(dict.fromkeys(explorer.selection["experiment"]))[:2]
     run = int(np.flatnonzero(explorer.selection["status"] == "ok")[0])
     one = {"run": run, "pins": pins, "strategy": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
-    looks = [(1280, "light"), (390, "dark")], [(1280, "dark"), (390, "light")]
+    looks = [(1280, "light"), (390, "dark")], [(390, "light")]
     for state, seen in zip((one, {"task": "all"}), looks, strict=True):
         tab.evaluate(f"(state) => {ROOT}.set(state)", state)
         tab.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
@@ -679,7 +672,7 @@ def test_odd_tables_give_a_sensible_page(kind, tmp_path, watched):
     assert words in page.tab.locator(".dsnb-count").inner_text()
     assert page.said == []
     for name in ("x", "y", "colour", "along"):
-        for value in page.tab.evaluate(f"{ROOT}.model.options.{name}"):
+        for value in page.tab.evaluate(f"{ROOT}.model.options.{name}")[:: 1 if name == "y" else 4]:
             page.tab.evaluate(f"{ROOT}.set({{ {name}: '{value}' }})")
     page.tab.evaluate(SETTLED)
     if len(table):
@@ -695,12 +688,12 @@ def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
     saved = dsnb.explore(table).save(tmp_path / "page.html")
     assert saved.stat().st_size < 3_000_000
     page = watched(saved)
-    rows = page.tab.evaluate(f"{ROOT}.table.lines()")
+    rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
     found = pd.DataFrame(rows[1:], columns=rows[0])
     for name in ("tokens_per_s", "peak_allocated_gib", "step_time_s"):
         label = METRIC_LABELS[name]
         figures = pd.to_numeric(found[label.heading]).to_numpy()
-        assert figures == pytest.approx(label.factor * table[name].to_numpy(), rel=1e-14, nan_ok=True)
+        assert figures == pytest.approx(label.factor * table[name].to_numpy()[:300], rel=1e-14, nan_ok=True)
     first = page.tab.locator(".dsnb-runs tbody tr", has_text=table["experiment"][0]).first
     assert f"{table['tokens_per_s'][0]:,.0f}" in first.inner_text()
     page.tab.locator(".dsnb-chip", has_text="bf16").click()
@@ -767,7 +760,7 @@ def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, s
     assert page.said == []
 
 
-def test_printed_it_is_light_and_complete(saved, watched, tmp_path):
+def test_printed_it_is_light_and_complete(saved, watched):
     page = watched(saved, color_scheme="dark")
     page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
@@ -778,8 +771,6 @@ def test_printed_it_is_light_and_complete(saved, watched, tmp_path):
     page.tab.emulate_media(media="screen")
     page.tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#e6e9ed"
-    page.tab.pdf(path=tmp_path / "page.pdf")
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
 OUT_OF_VIEW = """async () => {
