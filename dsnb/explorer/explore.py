@@ -113,7 +113,7 @@ class Explorer:
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the widget for notebooks with a kernel, and HTML for pages without."""
         found = self.live._repr_mimebundle_()
-        bundle, metadata = found if isinstance(found, tuple) else (found, {})
+        bundle, metadata = found if isinstance(found, tuple) else (found or {}, {})
         return {**bundle, "text/html": self._fragment(self.home)}, metadata
 
 

@@ -16,7 +16,19 @@ import vl_convert
 from dsnb.explorer.charts import VEGA_LITE
 from dsnb.run_folder import paths
 
-MODULES = ("dom", "model", "answer", "predicted", "export", "chart", "pictures", "tables", "controls", "card", "detail")
+MODULES: tuple[str, ...] = (
+    "dom",
+    "model",
+    "answer",
+    "predicted",
+    "export",
+    "chart",
+    "pictures",
+    "tables",
+    "controls",
+    "card",
+    "detail",
+)
 MODULES += ("link", "main")
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
 

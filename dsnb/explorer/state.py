@@ -136,7 +136,7 @@ def default(data: Data, task: str | None = None) -> State:
     chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
     asked = {"objective": "time", "train_tokens": DEFAULT_TOKENS, "gpus_at_hand": 0}
     asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
-    view = {"base": None, "brush": None, "run": None, "pins": [], "sort": None, "columns": []}
+    view: State = {"base": None, "brush": None, "run": None, "pins": [], "sort": None, "columns": []}
     return {"task": task, **{name: [] for name in data.choices}, **chosen, **asked, **view}
 
 
@@ -234,7 +234,7 @@ def _is_price(price: object) -> bool:
 
 
 def _is_run(data: Data, value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < len(data.runs)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < len(data.runs)
 
 
 def _is_pin(data: Data, value: Any) -> bool:
