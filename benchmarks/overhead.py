@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from dsnb.files import records
-from dsnb.launcher import environment, fork
 from dsnb.launcher.host_ranks import free_port
 from dsnb.launcher.rank_group import WORKER
+
+from dsnb.files import records
+from dsnb.launcher import environment, fork
 from dsnb.launcher.run import launch, prepare
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment

@@ -49,7 +49,7 @@ SMALL: dict[str, Any] = {
     "time_limit_s": 240.0,
     "device": "cpu",
 }
-STARTS_PROCESSES = {"run_small", "losses", "swept", "chromium", "watched"}
+STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watched"}
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
     "docs/test_code_blocks.py",
@@ -250,23 +250,27 @@ def large(tmp_path: Path) -> tuple[str, int]:
 
 
 @pytest.fixture(scope="session")
-def curves() -> dict[str, list[float]]:
-    """Keep the losses of every setting that was trained: many tests compare with the same ones."""
-    return {}
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, small: Callable[..., Experiment]
+) -> Callable[..., tuple[Result, RunPaths]]:
+    """Train a small experiment, once a session for each worker and settings; `run_small` trains anew."""
+    runs: dict[str, tuple[Result, RunPaths]] = {}
+
+    def train(worker: str = "", **settings: Any) -> tuple[Result, RunPaths]:
+        experiment = small(**settings)
+        key = f"{worker} {experiment.model_dump_json()}"
+        if key not in runs:
+            folder, extra = tmp_path_factory.mktemp("trained") / "run1", {"worker": worker} if worker else {}
+            runs[key] = launch(experiment, folder, progress=False, **extra), RunPaths(folder)
+        runs[key][0].raise_for_status()
+        return runs[key]
+
+    return train
 
 
 @pytest.fixture
-def losses(
-    run_small: Callable[..., tuple[Result, RunPaths]], small: Callable[..., Experiment], curves: dict[str, list[float]]
-) -> Callable[..., list[float]]:
-    """Train a small experiment, once a session, and give its losses, warm-up included; `run_small` trains anew."""
-
-    def train(worker: str = "", **settings: Any) -> list[float]:
-        key = f"{worker} {small(**settings).model_dump_json()}"
-        if key not in curves:
-            result, paths = run_small(worker, **settings)
-            assert result.status == "ok", result.message()
-            curves[key] = [step["loss"] for step in records.read_lines(paths.steps)]
-        return list(curves[key])
-
-    return train
+def losses(trained: Callable[..., tuple[Result, RunPaths]]) -> Callable[..., list[float]]:
+    """Give the losses of `trained`, warm-up included."""
+    return lambda worker="", **settings: [
+        step["loss"] for step in records.read_lines(trained(worker, **settings)[1].steps)
+    ]

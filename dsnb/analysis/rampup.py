@@ -95,9 +95,10 @@ def rampup(
             return size / (micro_batch_size or 1)
         return 1.0 if speeds[size] >= SAME_SPEED * best else speeds[size] / best
 
-    batches, rows = _batches(first, last, increment), []
+    batches = _batches(first, last, increment)
+    rows: list[dict[str, float]] = []
+    least_nodes, enough = 1, 0.0 if runs is None else least_efficiency
     for batch in batches:
-        least_nodes, enough = (rows[-1]["nodes"], 1.0) if rows else (1, 0.0 if runs is None else least_efficiency)
         options = []
         for data_parallel in divisors(batch):
             nodes, rest = divmod(data_parallel * per_replica, gpus_per_node)
@@ -110,6 +111,7 @@ def rampup(
             raise SettingsError(_impossible(batch, gpus_per_node, per_replica, least_nodes, max_nodes))
         # The most nodes of the options with enough efficiency; if there are none, the most efficient option.
         nodes, data_parallel, size = max(options, key=lambda option: (min(score(option[2]), enough), option[0]))
+        least_nodes, enough = nodes, 1.0
         rows.append(
             {
                 "nodes": nodes,

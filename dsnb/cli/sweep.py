@@ -79,8 +79,7 @@ class SweepOptions:
         selection = (self.overrides, self.only, self.output)
         if self.sub_cluster:
             nodes = self.allocation.placeholder_hosts() if self.allocation else None
-            division = subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *selection, hosts=nodes)
-            return division.sweep, list(division.notes())
+            return subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *selection, hosts=nodes)
         if self.allocation:
             return allocation.load(self.params, self.allocation, *selection), []
         return params.load_sweep(self.params, *selection), []

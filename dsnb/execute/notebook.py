@@ -100,19 +100,12 @@ class Interruption:
             task.cancel()
 
 
-def fold_parameters(cell: NotebookNode) -> None:
-    """Fold the input of the cell of parameters that papermill adds: it can be as long as the one it overrides."""
-    if "injected-parameters" in cell.metadata.get("tags", []):
-        cell.metadata["jupyter"] = {"source_hidden": True}
-
-
 @contextlib.contextmanager
 def _interruptible(config: Config) -> Iterator[None]:
     """Raise KeyboardInterrupt at the end of the block if a signal cancelled the notebook that it executes."""
     interruption = Interruption()
 
     def begin_cell(cell: NotebookNode, **_: object) -> None:
-        fold_parameters(cell)
         interruption.begin_cell(cell)
 
     # traitlets copies configuration values deeply: a bound method would come with a copy of its object.

@@ -16,20 +16,8 @@ import vl_convert
 from dsnb.explorer.charts import VEGA_LITE
 from dsnb.run_folder import paths
 
-MODULES: tuple[str, ...] = (
-    "dom",
-    "model",
-    "answer",
-    "predicted",
-    "export",
-    "chart",
-    "pictures",
-    "tables",
-    "controls",
-    "card",
-    "detail",
-)
-MODULES += ("link", "main")
+BESIDE = ("dom", "model", "answer", "predicted", "export", "link")
+VIEWS = ("chart", "pictures", "tables", "controls", "card", "detail", "main")
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
 
 
@@ -37,7 +25,7 @@ WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this 
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
-    return f"{bundle}\n{_own(*MODULES)}"
+    return f"{bundle}\n{_own(*BESIDE, *VIEWS)}"
 
 
 def _own(*names: str) -> str:

@@ -67,8 +67,8 @@ def recorded_variables(ranks: Mapping[str, str]) -> dict[str, str]:
     names its user, is written as `~`.
     """
     home = str(Path.home())
-    found = {name: ranks[name] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
-    return {name: value.replace(home, "~")[:MAX_VALUE] for name, value in found.items()}
+    values = {name: ranks[name] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
+    return {name: value.replace(home, "~")[:MAX_VALUE] for name, value in values.items()}
 
 
 def _cpu_name() -> str:

@@ -127,8 +127,8 @@ def _failed_allocation(paths: RunPaths) -> dict[str, Any]:
 
 
 def _sum(*values: float | None) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return sum(present) if len(present) == len(values) else None
 
 
 def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:
@@ -136,9 +136,9 @@ def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str,
 
     A failed step has no row, and memory at its failure can be much higher than the peak of the steps before.
     """
-    found = [row.get(key) for row in steps] if worker.get(f"peak_{key}") is None else [worker[f"peak_{key}"]]
+    recorded = [row.get(key) for row in steps] if worker.get(f"peak_{key}") is None else [worker[f"peak_{key}"]]
     on_gpu = failed.get(key) if failed.get("reserved_gib") is not None else None
-    return max((value for value in [*found, on_gpu] if value is not None), default=None)
+    return max((value for value in [*recorded, on_gpu] if value is not None), default=None)
 
 
 def _profile(paths: RunPaths) -> dict[str, Any]:

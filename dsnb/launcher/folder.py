@@ -59,18 +59,34 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
+        is_recorded = _is_recorded(run, experiment, requested or experiment)
         remove_leftovers(run)
         check_free_space(run.dir)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, launched_at=0.0)
-        write_description(run, experiment, requested or experiment, environment.describe(ranks))
+        if not is_recorded:
+            write_experiment(run, experiment, requested)
+        write_machine(run, experiment, environment.describe(ranks))
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
 
 
+def _is_recorded(run: RunPaths, experiment: Experiment, requested: Experiment) -> bool:
+    """Return whether a sweep has written just these settings for a launch that has not begun yet."""
+    settings = records.read_json(run.experiment)
+    if not settings or "asked" in settings or run.console.exists():
+        return False
+    return experiment == requested == Experiment.recorded(settings)
+
+
 def write_description(run: RunPaths, experiment: Experiment, requested: Experiment, machine: dict[str, Any]) -> None:
     """Write the settings, DeepSpeed's configuration and the description of the machine."""
     write_experiment(run, experiment, requested)
+    write_machine(run, experiment, machine)
+
+
+def write_machine(run: RunPaths, experiment: Experiment, machine: dict[str, Any]) -> None:
+    """Write DeepSpeed's configuration and the description of the machine."""
     records.write_json(run.deepspeed, deepspeed_config(experiment))
     records.write_json(run.environment, machine)
 

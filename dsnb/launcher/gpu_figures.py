@@ -65,11 +65,11 @@ def _within(samples: list[Sample], first_s: float, last_s: float) -> list[Sample
 
 def _by_gpu(samples: list[Sample], key: str) -> list[list[float]]:
     """Return the values of each GPU, in the order of the samples."""
-    found: dict[object, list[float]] = {}
+    values: dict[object, list[float]] = {}
     for row in samples:
         if row.get(key) is not None:
-            found.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
-    return list(found.values())
+            values.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
+    return list(values.values())
 
 
 def _mean(samples: list[Sample], key: str) -> float | None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,17 +31,13 @@ from dsnb.settings.hostfile import Host
 from dsnb.system import interpreter, launch_clock
 from dsnb.version import __version__
 
-FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*", "DSNB_SHARED")
+FORWARDED = (*environment.RECORDED, "GLOO_*", "UCX_*", "FI_*", "HF_*", "TRITON_*")
 """Environment variables that are sent to every host, through the pipe: no command line shows their values."""
 KEPT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Not sent: they number the GPUs of this host."""
-HEARTBEAT_S = 1.0
-ANSWER_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 15.0
+HEARTBEAT_S, ANSWER_TIMEOUT_S, END_TIMEOUT_S = 1.0, 60.0, 15.0
 RECORD_TIMEOUT_S = 5.0
 """How long the last record of a host may take to appear here through a network file system."""
-MAX_LINE_BYTES = 2**16
-"""Longest part of an unfinished line, such as a progress bar, that is held back."""
 
 
 def silence_s() -> float:
@@ -59,9 +55,10 @@ def command(experiment: Experiment, host: Host, module: str, *words: str) -> lis
     if experiment.hostfile == hostfile.SLURM:
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--quiet", "--unbuffered"]
         return [*step, "--kill-on-bad-exit=1", "--mpi=none", *there]
-    alive = f"ServerAliveInterval={int(silence_s() / 4)}"  # detects a cut link; TCP alone would take hours
-    ssh = ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", alive]
-    ssh += ["-o", "ServerAliveCountMax=3"]
+    # A new master connection would hold the pipes open; a cut link is detected by keepalives, by TCP alone in hours.
+    alive = f"ServerAliveInterval={int(silence_s() / 4)}"
+    options = ("BatchMode=yes", "ConnectTimeout=10", "ControlMaster=no", alive, "ServerAliveCountMax=3")
+    ssh = ["ssh", "-T", "-x", *(word for option in options for word in ("-o", option))]
     ssh += ["-p", str(experiment.ssh_port)] if experiment.ssh_port else []
     ssh += ["-l", experiment.ssh_user] if experiment.ssh_user else []
     return [*ssh, "--", host.name, shlex.join(there)]
@@ -95,8 +92,8 @@ class Survey:
     """What a host has answered: see `dsnb.launcher.survey`."""
 
     host: Host
-    facts: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None
+    facts: dict[str, Any]
+    problem: str | None
 
 
 def survey(experiment: Experiment, hosts: Sequence[Host], folder: Path, **request: Any) -> list[Survey]:
@@ -110,16 +107,16 @@ def survey(experiment: Experiment, hosts: Sequence[Host], folder: Path, **reques
         Further parts of the request. A list is taken for one value for each host.
     """
     token = folder / f".shared-{secrets.token_hex(8)}"
-    common = {"folder": str(folder), "token": token.name, "cwd": os.getcwd()}
+    common = {"folder": str(folder), "token": token.name, "cwd": os.getcwd(), "env": forwarded(experiment)}
     processes: list[subprocess.Popen[bytes]] = []
     pool = ThreadPoolExecutor(max_workers=len(hosts))
     with contextlib.suppress(OSError):
         token.touch()
     try:
         for number, host in enumerate(hosts):
-            own = {key: value[number] if isinstance(value, list) else value for key, value in request.items()}
-            words = command(experiment, host, "dsnb.launcher.survey", json.dumps({**common, **own}))
-            processes.append(_open(words))
+            part = {key: value[number] if isinstance(value, list) else value for key, value in request.items()}
+            processes.append(_open(command(experiment, host, "dsnb.launcher.survey")))
+            _send(processes[-1], records.line({**common, **part}))
         return list(pool.map(_answer, hosts, processes))
     finally:
         for process in processes:
@@ -134,6 +131,14 @@ def _open(words: list[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     except OSError as error:
         raise LaunchError(f"{words[0]} cannot be started ({error.strerror}): install it or add it to PATH") from error
+
+
+def _send(process: subprocess.Popen[bytes] | None, line: str) -> None:
+    """Write to the standard input of a process on a host, if it was started and still reads."""
+    if process and (pipe := process.stdin):
+        with contextlib.suppress(OSError, ValueError):
+            pipe.write(line.encode())
+            pipe.flush()
 
 
 def _answer(host: Host, process: subprocess.Popen[bytes]) -> Survey:
@@ -152,15 +157,14 @@ def _answer(host: Host, process: subprocess.Popen[bytes]) -> Survey:
     messages = _lines(cast("IO[bytes]", process.stderr).read())
     code = process.wait()
     timer.cancel()
+    problem = None
     if facts.get("dsnb", __version__) != __version__:
         problem = f"{host.name} has dsnb {facts['dsnb']} and this host {__version__}: install the same version"
     elif "error" in facts:
         problem = f"{host.name}: {facts['error']}"
-    elif facts:
-        return Survey(host, facts)
-    elif code == -signal.SIGKILL:
+    elif not facts and code == -signal.SIGKILL:
         problem = f"{host.name} gave no answer within {ANSWER_TIMEOUT_S:g} s"
-    else:
+    elif not facts:
         problem = f"{host.name} was not reached: {_last(messages, code, host)}"
     return Survey(host, facts, problem)
 
@@ -181,22 +185,16 @@ def _last(messages: list[str], code: int | None, host: Host) -> str:
 class Node:
     """One host of a run, with its torchrun.
 
-    Attributes
-    ----------
-    codes
-        Rank -> exit code of the ranks that are known to have ended.
-    ended
-        Whether torchrun has ended and told how.
-    failure
-        How the host was lost, or why torchrun failed on it; None if neither.
+    `codes` are the exit codes of the ranks that are known to have ended; `ended`, whether torchrun has ended and told
+    how; `failure`, how the host was lost or why torchrun failed on it.
     """
 
-    def __init__(self, number: int, first_rank: int, asked: Survey, run: RunPaths) -> None:
-        self.number, self.host, self.facts, self._run = number, asked.host, asked.facts, run
-        self.ranks = list(range(first_rank, first_rank + len(asked.host.devices)))
+    def __init__(self, number: int, first_rank: int, answer: Survey, run: RunPaths) -> None:
+        self.number, self.host, self.facts, self._run = number, answer.host, answer.facts, run
+        self.ranks = list(range(first_rank, first_rank + len(answer.host.devices)))
         self.codes: dict[int, int] = {}
         self.ended = False
-        self.failure = asked.problem
+        self.failure = answer.problem
         self.oom_kills = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._messages: list[str] = []
@@ -205,29 +203,31 @@ class Node:
     def start(self, words: list[str], request: dict[str, Any]) -> None:
         """Start torchrun; `request` has what no command line may show."""
         self._process = _open(words)
-        self.send(records.line(request).encode())
-        self._readers = [
-            threading.Thread(target=read, daemon=True) for read in (self._copy_output, self._read_messages)
-        ]
+        self.send(records.line(request))
+        self._readers = [threading.Thread(target=self._copy_output), threading.Thread(target=self._read_messages)]
         for reader in self._readers:
+            reader.daemon = True
             reader.start()
 
-    def send(self, raw: bytes) -> None:
+    def send(self, line: str) -> None:
         """Write to torchrun's standard input, if it still reads."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            os.write(self._process.stdin.fileno(), raw)  # type: ignore[union-attr]
+        _send(self._process, line)
 
     def _copy_output(self) -> None:
         """Append the output of the ranks to the console, each line behind the name of its host."""
         pipe = cast("IO[bytes]", cast("subprocess.Popen[bytes]", self._process).stdout)
         with open(self._run.console, "ab", buffering=0) as console:
-            while raw := pipe.readline(MAX_LINE_BYTES):
+            while raw := pipe.readline(2**16):
                 with contextlib.suppress(OSError):  # a full disk shows elsewhere
                     console.write(f"{self.host.name}: ".encode() + raw.rstrip(b"\n") + b"\n")
 
     def _read_messages(self) -> None:
         for raw in cast("IO[bytes]", cast("subprocess.Popen[bytes]", self._process).stderr):
             self._messages = [*self._messages, *_lines(raw)][-20:]
+
+    def _join_readers(self) -> None:
+        for reader in self._readers:
+            reader.join(timeout=1.0)
 
     def check(self) -> None:
         """Find out whether torchrun has ended, and how."""
@@ -243,15 +243,13 @@ class Node:
                 self.failure = f"{self.host.name}: {record['error']}"
             self.ended = True
         elif code not in {0, 1} or time.monotonic() > self._ended_at_s + RECORD_TIMEOUT_S:
-            for reader in self._readers:
-                reader.join(timeout=1.0)  # the last message may still arrive
+            self._join_readers()  # the last message may still arrive
             self.failure = f"the connection to {self.host.name} broke: {_last(self._messages, code, self.host)}"
 
     def hang_up(self) -> None:
         """Close torchrun's standard input, which ends it and all ranks of the host."""
-        if self._process and self._process.stdin:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        with contextlib.suppress(OSError, AttributeError):  # it was never started
+            self._process.stdin.close()  # type: ignore[union-attr]
 
     def wait(self, deadline_s: float) -> None:
         """Wait for the end of torchrun after `hang_up`; a host that does not answer ends its ranks by itself."""
@@ -263,8 +261,7 @@ class Node:
             self._process.kill()
             self._process.wait()
             self.failure = self.failure or f"{self.host.name} did not confirm the end of its ranks"
-        for reader in self._readers:
-            reader.join(timeout=1.0)
+        self._join_readers()
 
     def row(self) -> dict[str, Any]:
         """Return this host's row of `nodes.json`."""
@@ -297,28 +294,24 @@ class HostRanks:
         devices = [host.devices for host in self._hosts]
         surveys = survey(experiment, self._hosts, run.dir, device=experiment.device, devices=devices, master_port=ports)
         first_ranks = [sum(map(len, devices[:number])) for number in range(len(devices))]
-        self._nodes = [Node(number, first_ranks[number], asked, run) for number, asked in enumerate(surveys)]
+        self._nodes = [Node(number, first_ranks[number], answer, run) for number, answer in enumerate(surveys)]
         try:
-            _raise_first([asked.problem for asked in surveys])
+            _raise_first([answer.problem for answer in surveys])
             self.experiment = experiment.model_copy(update={"device": self._device(experiment)})
             _raise_first([self._misfit(node) for node in self._nodes])
-        except BaseException:
+        except LaunchError:
             self.end()
             raise
-        sent = environment.recorded_variables(forwarded(experiment))
-        for node in self._nodes:
-            node.facts["environment"]["variables"] |= sent
         self.environment: dict[str, Any] = self._nodes[0].facts["environment"]
 
     def _device(self, experiment: Experiment) -> str:
         """Return `cuda` if every host has the GPUs of its slots, `cpu` if no host has any."""
-        counts = {node.host.name: int(node.facts["gpus"]) for node in self._nodes}
-        if experiment.device == "cpu" or (experiment.device == "auto" and not any(counts.values())):
+        counts = [int(node.facts["gpus"]) for node in self._nodes]
+        if experiment.device == "cpu" or (experiment.device == "auto" and not any(counts)):
             return "cpu"
-        short = [host for host in self._hosts if counts[host.name] <= max(host.devices)]
-        if short:
-            name, wanted = short[0].name, max(short[0].devices) + 1
-            raise LaunchError(f"{name} has {counts[name]} usable GPUs and {wanted} slots: correct the hostfile")
+        for host, count in zip(self._hosts, counts, strict=True):
+            if count <= (last := max(host.devices)):
+                raise LaunchError(f"{host.name} has {count} usable GPUs and {last + 1} slots: correct the hostfile")
         return "cuda"
 
     def _misfit(self, node: Node) -> str | None:
@@ -339,8 +332,7 @@ class HostRanks:
         LaunchError
             If ssh or srun is missing.
         """
-        experiment, first = self.experiment, self._nodes[0].facts
-        chosen = experiment.interface
+        experiment, first, chosen = self.experiment, self._nodes[0].facts, self.experiment.interface
         address = first["interfaces"][chosen] if chosen else first["address"]
         request = {"env": forwarded(experiment), "umask": environment.umask()}
         for node in self._nodes:
@@ -355,7 +347,7 @@ class HostRanks:
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
             for node in self._nodes:
-                node.send(b"\n")
+                node.send("\n")
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes so far: rank -> code, negative if killed by that signal."""
@@ -398,11 +390,11 @@ class HostRanks:
             path.unlink(missing_ok=True)
         rows = [node.row() for node in self._nodes]
         differences = node_comparison.differences((row["host"], row["environment"]) for row in rows)
-        records.write_json(self._run.nodes, {"nodes": rows, "differences": list(differences.values())})
+        if self._run.dir.is_dir():  # it may have been removed
+            records.write_json(self._run.nodes, {"nodes": rows, "differences": list(differences.values())})
 
 
 def _raise_first(problems: Sequence[str | None]) -> None:
     """Raise one LaunchError that names up to five problems."""
     if reasons := list(filter(None, problems)):
-        more = f"; and {len(reasons) - 5} more" if reasons[5:] else ""
-        raise LaunchError("; ".join(reasons[:5]) + more)
+        raise LaunchError("; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more" if reasons[5:] else ""))

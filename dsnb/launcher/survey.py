@@ -1,6 +1,7 @@
-"""`python -m dsnb.launcher.survey REQUEST`: prints what this host is and what a run would lack here, as a line of JSON.
+"""`python -m dsnb.launcher.survey`: prints what this host is and what a run would lack here, as a line of JSON.
 
-The coordinator of a run asks every host before it starts ranks, and `dsnb doctor --hostfile` asks for more.
+The coordinator of a run asks every host before it starts ranks, and `dsnb doctor --hostfile` asks for more. The request
+comes as a line of JSON from standard input: no command line shows the variables in it.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import psutil
 
 from dsnb.errors import DsnbError
 from dsnb.files import records
-from dsnb.launcher import environment, op_builds, torchrun
+from dsnb.launcher import environment, torchrun
 from dsnb.launcher.local import free_port, is_free
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
@@ -40,8 +41,8 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     request
-        `folder`, which this host has to see, `token`, a file in it, and `cwd`. For a run also `device`, `devices`,
-        the slots to use, and `master_port`, on the first host only. For `dsnb doctor` also `examine`.
+        `folder`, which this host has to see, `token`, a file in it, `cwd` and `env`. For a run also `device`,
+        `devices`, the slots to use, and `master_port`, on the first host only. For `dsnb doctor` also `examine`.
     """
     if Path(request["cwd"]).is_dir():
         os.chdir(request["cwd"])
@@ -83,7 +84,7 @@ def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
     if sees_run:
         settings = records.read_json(RunPaths(Path(request["folder"])).experiment) or {}
         alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(request["devices"])}
-        problem = "; ".join(checks.unsupported({**settings, **alone}, launching=False)) or None
+        problem = "; ".join(checks.unsupported({**settings, **alone})) or None
     visible = hardware.gpus()
     if device == "cuda" and not problem and len(visible) > max(request["devices"]):
         busy = busy_gpu([visible[slot].index for slot in request["devices"]])
@@ -101,7 +102,6 @@ def examine(folder: Path, peers: list[str]) -> dict[str, Any]:
         "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
         "links": links(),
         "compiler": bool(shutil.which("c++") or shutil.which("g++")),
-        "stale_locks": len(op_builds.stale_locks()),
         "reached": {peer: _answers(peer) for peer in peers},
     }
 
@@ -111,12 +111,12 @@ def own_address() -> tuple[str, str]:
 
     gloo resolves its own host name and listens on the result, on Debian 127.0.1.1, where other hosts cannot reach it.
     """
-    known = interfaces()
+    addresses = interfaces()
     by_ssh = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, server, its port
     for address in (by_ssh[2] if len(by_ssh) == 4 else None, _source_address("SLURM_LAUNCH_NODE_IPADDR")):
-        if address in known and not address.startswith("127."):
-            return address, known[address]
-    return next((pair for pair in known.items() if not pair[0].startswith("127.")), ("127.0.0.1", "lo"))
+        if address in addresses and not address.startswith("127."):
+            return address, addresses[address]
+    return next((pair for pair in addresses.items() if not pair[0].startswith("127.")), ("127.0.0.1", "lo"))
 
 
 def interfaces() -> dict[str, str]:
@@ -190,9 +190,11 @@ def _answers(peer: str, timeout_s: float = 3.0) -> bool:
 
 def main() -> None:
     """Answer one request."""
+    request = json.loads(sys.stdin.buffer.readline() or "{}")
+    os.environ.update(request.get("env", {}))
     threading.Thread(target=torchrun.end_with_stdin, daemon=True).start()
     try:
-        answer = survey(json.loads(sys.argv[1]))
+        answer = survey(request)
     except (DsnbError, OSError) as error:
         answer = {"dsnb": __version__, "error": str(error)}
     print(records.line({**answer, "time": time.time(), "monotonic_s": launch_clock.now_s()}), end="", flush=True)

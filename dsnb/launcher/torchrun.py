@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
@@ -42,8 +42,11 @@ def main(words: list[str]) -> int:
     try:
         sampler = _prepare(options, run, node)
         try:
-            outcome = run_ranks(arguments)
+            from dsnb.train import elastic  # torch takes seconds, in which the lifeline is held already
+
+            outcome = elastic.run_ranks(arguments)
         finally:
+            kill_descendants()
             sampler.stop()
     except (DsnbError, OSError, RuntimeError, ValueError) as error:
         outcome = {"error": str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}
@@ -68,11 +71,12 @@ def _prepare(options: argparse.Namespace, run: RunPaths, node: int) -> GpuSample
     """Set the environment of the ranks, which inherit this process's, and start to sample the GPUs."""
     if options.cwd.is_dir():
         os.chdir(options.cwd)
+    device = hardware.default_device() if options.device == "auto" else options.device
     slots = list(map(int, options.slots.split(",")))
-    gpus = [hardware.gpus()[slot].index for slot in slots] if options.device == "cuda" else []
+    gpus = [hardware.gpus()[slot].index for slot in slots] if device == "cuda" else []
     for lock in op_builds.remove_stale_locks():
         print(f"removed the stale lock of a killed compilation: {lock}")
-    os.environ.update(environment.for_ranks(options.device, len(slots), options.launched_at))
+    os.environ.update(environment.for_ranks(device, len(slots), options.launched_at))
     os.environ["DSNB_OWNER_PID"] = str(os.getpid())
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
@@ -80,27 +84,6 @@ def _prepare(options: argparse.Namespace, run: RunPaths, node: int) -> GpuSample
         if interface:
             os.environ[f"{name}_SOCKET_IFNAME"] = interface
     return GpuSampler(gpus, lambda sample: records.append_line(run.node_gpu(node), sample), options.launched_at)
-
-
-def run_ranks(arguments: list[str]) -> dict[str, Any]:
-    """Run torchrun in this process, and return the exit codes of the ranks that failed first; empty if none did."""
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    try:
-        run.run(run.parse_args(arguments))
-    except ChildFailedError as error:
-        codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        by_themselves = {
-            rank: code for rank, code in codes.items() if code != -signal.SIGTERM
-        }  # torchrun ends the rest
-        return {"exit_codes": by_themselves or codes}
-    except SignalException as error:
-        return {"error": f"torchrun was stopped by {error.sigval.name}"}
-    finally:
-        kill_descendants()
-    return {}
 
 
 def end_with_stdin(silence_s: float | None = None) -> NoReturn:

@@ -59,11 +59,12 @@ class Kind:
         return self._holds_inside(values) if types <= {dict, list} else all(map(self.holds, set(values)))
 
     def _holds_inside(self, values: list[Any]) -> bool:
-        if self.keys and not self.holds(dict.fromkeys(set().union(*values))):
+        names = set[Any]().union(*values) if self.keys or self.fields else set[Any]()
+        if self.keys and not self.holds(dict.fromkeys(names)):
             return False
         inside = [item for value in values for item in _items(value)] if self.each else []
         return (self.each is None or self.each.holds_all(inside)) and all(
-            kind.holds_all([value.get(name) for value in values]) for name, kind in self.fields.items()
+            kind.holds_all([value.get(name) for value in values]) for name, kind in self.fields.items() if name in names
         )
 
 

@@ -32,11 +32,6 @@ class _JobPaths:
         """Record of the submitted Slurm job."""
         return self.dir / "slurm.json"
 
-    @property
-    def job_script(self) -> Path:
-        """Batch script that was submitted to Slurm."""
-        return self.dir / "job.sh"
-
 
 @dataclass(frozen=True)
 class RunPaths(_JobPaths):

@@ -6,9 +6,9 @@ Every run that was started is a row, whatever its status; what was not measured 
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,15 +25,14 @@ from dsnb.run_folder.columns import (
     key_columns,
 )
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs import run_folders, run_records, sampled
+from dsnb.runs import run_folders
 from dsnb.runs.discover import Found, displayable, find_runs
 from dsnb.runs.logs import find, step_csv
 from dsnb.runs.logs import rows as log_rows
 from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.names import name_runs, names_from_log
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, without_noise
 
-T = TypeVar("T")
 KEY_TYPES = {"sweep": "str", "experiment": "str", "repeat": "int64"}
 
 
@@ -62,7 +61,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     """
     with _without_garbage_collection():
         table = _runs(find_runs(path))
-    return as_runs(sampled.without_noise(table))
+    return as_runs(without_noise(table))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -117,46 +116,34 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
 
-Names = dict[str, Any]
-
-
-def _logged(found: Found, make: Callable[[Path, Names, LoggedRun], T]) -> Iterator[tuple[Names, T]]:
-    """Convert every run in other programs' logs with `make`, and yield it with its names.
+def _logged(found: Found) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
+    """Yield the row of every run in other programs' logs, and the run.
 
     In a folder, logs that cannot be read are left out with a warning; files that are not logs without one.
     """
     for path in map(Path, found.logs):
         try:
-            reader = find.reader(path)
-            if reader is None and not found.is_one_file:
-                continue
-            logged_runs = find.read(path, reader)
+            runs = find.read(path)
+            if found.is_one_file and not runs:
+                raise LogError(path, find.UNSUPPORTED)
+            names = names_from_log(str(path), runs)
             with find.contained(path):
-                names = names_from_log(str(path), logged_runs)
-                made = [make(path, name, logged) for name, logged in zip(names, logged_runs, strict=True)]
+                shown = Path(displayable(str(path)))
+                made = [(log_rows.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
         except LogError as error:
             if found.is_one_file:
                 raise
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
-        yield from zip(names, made, strict=True)
-
-
-def _row(path: Path, names: Names, logged: LoggedRun) -> Names:
-    return log_rows.row(logged, Path(displayable(str(path))), names)
-
-
-def _step_rows(path: Path, names: Names, logged: LoggedRun) -> pd.DataFrame:
-    log_rows.row(logged, path, names)  # what it derives is needed for the steps as well
-    return log_rows.steps(logged)
+        yield from made
 
 
 def _runs(found: Found) -> pd.DataFrame:
     own = run_folders.read_columns(found.runs, found.without_steps)
-    names = name_runs(found.runs, own[run_records.NAME], own[run_records.MODEL_NAME])
+    names = name_runs(found.runs, own[run_folders.NAME], own[run_folders.MODEL_NAME])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
-    others = [row for _, row in _logged(found, _row)]
+    others = [row for row, _ in _logged(found)]
     columns = [*RUN_COLUMNS, *key_columns(own)]
     table = pd.DataFrame({name: own.get(name, nothing) + [row.get(name) for row in others] for name in columns})
     for name in RUN_NUMBERS:
@@ -166,11 +153,11 @@ def _runs(found: Found) -> pd.DataFrame:
 
 def _steps(found: Found) -> pd.DataFrame:
     own, counts = run_folders.read_steps(found.runs)
-    names, parts = name_runs(found.runs, *run_records.names(found.runs)), [own]
-    for start_names, steps in _logged(found, _step_rows):
-        parts.append(steps)
-        counts.append(len(steps))
-        names.append(start_names)
+    names, parts = name_runs(found.runs, *run_folders.names(found.runs)), [own]
+    for row, run in _logged(found):
+        parts.append(log_rows.steps(run))
+        counts.append(len(parts[-1]))
+        names.append(row)
     parts = [part for part in parts if len(part)] or parts[:1]
     return _labelled(pd.concat(parts, ignore_index=True), names, counts)
 

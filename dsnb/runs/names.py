@@ -8,7 +8,8 @@ import os
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from dsnb.errors import DsnbWarning
@@ -66,38 +67,24 @@ def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[
     """
     found = [names_from_path(folder) for folder in folders]
     misplaced: dict[int, Recorded] = {}
-    for first, last in _groups_of_folders(folders):
-        kinds = set(zip(recorded[first:last], models[first:last], strict=True))
-        if len(kinds) > 1 or found[first]["experiment"] != recorded[first]:  # otherwise nothing was copied or renamed
-            misplaced |= _misplaced(found[first]["experiment"], first, recorded[first:last], models[first:last])
+    for _, places in groupby(range(len(folders)), key=lambda place: os.path.dirname(folders[place])):
+        made = {place: (recorded[place], models[place]) for place in places}
+        misplaced |= _misplaced(found[next(iter(made))]["experiment"], made)
     _rename(found, misplaced, folders)
     return found
 
 
-def _groups_of_folders(folders: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the range (first, end) of runs in each experiment's folder; `folders` is sorted."""
-    first, home = 0, None
-    for place, folder in enumerate(folders):
-        parent = folder[: folder.rfind("/")]
-        if parent != home:
-            if place:
-                yield first, place
-            first, home = place, parent
-    if folders:
-        yield first, len(folders)
-
-
-def _misplaced(experiment: str, first: int, recorded: Sequence[Any], models: Sequence[Any]) -> dict[int, Recorded]:
+def _misplaced(experiment: str, made: Mapping[int, tuple[Any, Any]]) -> dict[int, Recorded]:
     """Return the runs of a folder that belong to another experiment: position -> that experiment."""
-    made = {
-        place: one
-        for place, one in enumerate(zip(recorded, models, strict=True), start=first)
-        if isinstance(one[0], str) and isinstance(one[1], str) and _NAME.fullmatch(one[0])
+    known = {
+        place: (name, model)
+        for place, (name, model) in made.items()
+        if isinstance(name, str) and isinstance(model, str) and _NAME.fullmatch(name)
     }
-    if PROBE in experiment or not made:
+    if PROBE in experiment or not known:
         return {}
-    owner = _owner(experiment, Counter(made.values()))
-    return {place: one for place, one in made.items() if one != owner}
+    owner = _owner(experiment, Counter(known.values()))
+    return {place: one for place, one in known.items() if one != owner}
 
 
 def _folders(made: Recorded) -> tuple[str, str]:

@@ -1,11 +1,15 @@
 """Run folders of dsnb -> columns, for many thousands of runs at once.
 
 A run is a few small files, so system calls dominate: paths are strings instead of `Path` objects, every file is read
-once, and of the executed notebook only the end is read, where papermill stores its times.
+once, and of the executed notebook only the end is read, where papermill stores its times. Records are validated column
+by column. If a value is invalid, every record is validated on its own: invalid values are left out, and their run
+counts as unfinished.
 """
 
+import json
 import math
 import re
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +17,13 @@ from typing import Any
 import pandas as pd
 
 from dsnb.files import json_text, plain_text, records
-from dsnb.formulas import metrics
-from dsnb.run_folder.columns import STEP_COLUMNS
+from dsnb.formulas import metrics, model_shapes
+from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
 from dsnb.run_folder.declarations import AMOUNT
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs import run_records
+from dsnb.settings import aliases, deepspeed_keys
+from dsnb.settings.experiment import DEFAULTS
 from dsnb.system import hardware
 
 NOTEBOOK_END_BYTES = 4 * 1024
@@ -27,7 +33,15 @@ KINDS: dict[str, type] = {"phase": str, "skipped": bool}
 LONGEST_HOST = 253
 """Characters; the limit of the domain name system."""
 _DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
-_FILES = {name: getattr(RunPaths(Path()), name).name for name in ("notebook", "steps", "nodes")}
+_RUN = RunPaths(Path())
+_FILES = {name: getattr(_RUN, name).name for name in ("notebook", "steps", "nodes")}
+Records = list[dict[str, Any] | None]
+EXPERIMENT, MACHINE, RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
+NAME, MODEL_NAME = "recorded_name", "recorded_model_name"
+"""Columns with the names of experiment and model in the settings of the run."""
+VARIABLES = "variables"
+MAX_DIGEST = 12
+"""Characters of an input file's digest in the table."""
 
 
 def read_columns(folders: Sequence[str], without_steps: Collection[str] = ()) -> dict[str, list[Any]]:
@@ -40,7 +54,7 @@ def read_columns(folders: Sequence[str], without_steps: Collection[str] = ()) ->
     without_steps
         Those that have a result but no `steps.jsonl`.
     """
-    found, settings = run_records.read(folders, without_steps)
+    found, settings = _records(folders, without_steps)
     found |= _parallelism(found) | _all_hosts(folders, settings)
     found["gpu_memory_gib"] = [_usable_gib(*one) for one in zip(found["gpu_memory_gib"], settings, strict=True)]
     found["tokens_per_joule"] = _each(metrics.tokens_per_joule, found["tokens_per_s_per_gpu"], found["power_w"])
@@ -66,7 +80,7 @@ def _parallelism(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     }
 
 
-def _all_hosts(folders: Sequence[str], settings: run_records.Records) -> dict[str, list[Any]]:
+def _all_hosts(folders: Sequence[str], settings: Records) -> dict[str, list[Any]]:
     """Return the hosts of each run; only runs with a hostfile have a file that lists them."""
     return {
         "hosts": [
@@ -82,16 +96,16 @@ def _hosts(path: str) -> str | None:
     """Return the names of a run's hosts, `a,b`, without control characters."""
     nodes = (records.read_json(path) or {}).get("nodes")
     names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    return ",".join(_plain(name) for name in names if isinstance(name, str)) or None
+    return ",".join(_printable_host(name) for name in names if isinstance(name, str)) or None
 
 
 def _requested_hosts(settings: dict[str, Any]) -> str | None:
     """Return the requested hosts of a sub-cluster, for a run that ended before it reached them."""
-    names = [_plain(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
+    names = [_printable_host(name.partition(":")[0]) for name in str(settings.get("include") or "").split("@")]
     return ",".join(names) if names[0] and len(names) == settings.get("nodes") else None
 
 
-def _plain(host: str) -> str:
+def _printable_host(host: str) -> str:
     return plain_text.line(host[:LONGEST_HOST]).replace(",", "?").replace(" ", "?")
 
 
@@ -101,7 +115,7 @@ def _usable_gib(memory_gib: Any, settings: dict[str, Any] | None) -> Any:
     return min(memory_gib, limit_gib) if memory_gib and limit_gib else memory_gib
 
 
-def _costs(found: dict[str, list[Any]], settings: run_records.Records) -> dict[str, list[float | None]]:
+def _costs(found: dict[str, list[Any]], settings: Records) -> dict[str, list[float | None]]:
     """Return the GPU-hours of each run, and their cost if its settings name a price."""
     walls_s = [
         wall_s if device == "cuda" else None for wall_s, device in zip(found["wall_s"], found["device"], strict=True)
@@ -135,8 +149,141 @@ def _notebook_s(path: str) -> float | None:
     if begin >= 0 and (found := _DURATION.search(end, begin)):
         return float(found[1])
     notebook = records.read_json(path) or {}
-    duration = run_records.get_mapping(run_records.get_mapping(notebook, "metadata"), "papermill").get("duration")
+    duration = get_mapping(get_mapping(notebook, "metadata"), "papermill").get("duration")
     return duration if AMOUNT.holds(duration) else None
+
+
+def _records(folders: Sequence[str], without_steps: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
+    """Read the records of run folders; `without_steps` are those without a `steps.jsonl`.
+
+    Returns
+    -------
+    tuple
+        Columns (fields of the records, `status` and `cause`), and the settings of each run.
+    """
+    found = {
+        name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in (EXPERIMENT, MACHINE, RESULT)
+    }
+    found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
+    problems: dict[int, str] = {}
+    if not all(record_schema.FORMS[name].holds_all(of_runs) for name, of_runs in found.items()):  # rare
+        problems = _clean(found)
+    columns = _columns(found)
+    ends = [
+        _status_and_cause(settings, machine, result, folder not in without_steps, problems.get(place))
+        for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
+    ]
+    columns[NAME] = [record.get("name") if record else None for record in found[EXPERIMENT]]
+    columns[MODEL_NAME] = [_model_name(record or {}) for record in found[EXPERIMENT]]
+    columns |= {"status": [status for status, _ in ends], "cause": [cause for _, cause in ends]}
+    return columns, found[EXPERIMENT]
+
+
+def names(folders: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """Return the names of experiment and model in each run's settings; None for a missing one."""
+    settings = [records.read_json(f"{folder}/{EXPERIMENT}") or {} for folder in folders]
+    return [_text(record.get("name")) for record in settings], [_model_name(record) for record in settings]
+
+
+def _model_name(settings: dict[str, Any]) -> str | None:
+    """Return the name of a run's model as its launch decided it.
+
+    It is the slug, which a sweep may have extended to the left; older runs have no name, and an edited record may have
+    that of another model.
+    """
+    name, model = _text(settings.get("model_name")), _text(settings.get("model"))
+    slug = model and model_shapes.slug(model)
+    return name if name and slug and name.endswith(slug) else slug
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _columns(found: dict[str, Records]) -> dict[str, list[Any]]:
+    settings, machines, results = ([record or {} for record in found[name]] for name in (EXPERIMENT, MACHINE, RESULT))
+    columns = _fields(settings, ["device", *ORDER]) | _settings(settings)
+    columns |= _fields([get_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
+    columns |= _fields(machines, ENVIRONMENT)
+    columns[VARIABLES] = [_words(machine.get(VARIABLES)) for machine in machines]
+    columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in settings]
+    columns |= {f"gpu_{field}": [_gpu(machine, field) for machine in machines] for field in ("name", "memory_gib")}
+    phases = _fields([get_mapping(result, "phases_s") for result in results], PHASES)
+    return columns | {f"{phase}_s": times for phase, times in phases.items()}
+
+
+def _clean(found: dict[str, Records]) -> dict[int, str]:
+    """Remove invalid fields from the records; return a sentence about the first one of each run."""
+    problems: dict[int, str] = {}
+    for file, of_runs in found.items():
+        for place, record in enumerate(of_runs):
+            if record is None:
+                continue
+            content, problem = record_schema.cleaned(file, record)
+            if problem:
+                # An invalid setting is unknown: assuming its default would be wrong.
+                of_runs[place] = {**dict.fromkeys(record), **content}
+                problems.setdefault(place, problem)
+    return problems
+
+
+def _settings(records_of_runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the settings; a missing one was added after the run was made, so its former default applied."""
+    known = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in records_of_runs]
+    return {name: [record.get(name) for record in known] for name in SETTINGS} | _keys(known)
+
+
+def _keys(settings: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return a column for each key of DeepSpeed's configuration that any run sets; None for DeepSpeed's default."""
+    given = [get_mapping(record, deepspeed_keys.NAME) for record in settings]
+    columns = {path: [_plain(keys.get(path)) for keys in given] for path in sorted(set().union(*given))}
+    return {deepspeed_keys.PREFIX + path: _of_one_type(values) for path, values in columns.items()}
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """Return values as texts if they are of several types, so that they can be sorted."""
+    kinds = {type(value) for value in values if value is not None}
+    return values if len(kinds) < 2 else [value if value is None else str(value) for value in values]
+
+
+def _fields(records_of_runs: list[dict[str, Any]], names: list[str]) -> dict[str, list[Any]]:
+    known = set().union(*records_of_runs)
+    nothing = [None] * len(records_of_runs)
+    return {
+        name: [record.get(name) for record in records_of_runs] if name in known else nothing.copy() for name in names
+    }
+
+
+def _words(values: Any, most: int | None = None) -> str | None:
+    """Return an object as `name=value name=value`, values cut to `most` characters; None if it was not recorded."""
+    if not isinstance(values, dict):
+        return None
+    return " ".join(shlex.quote(f"{name}={str(value)[:most]}") for name, value in sorted(values.items()))
+
+
+def _gpu(machine: dict[str, Any], field: str) -> Any:
+    """Return a field of the first GPU of a machine; None if it has none."""
+    gpus = machine.get("gpus")
+    return gpus[0].get(field) if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
+
+
+def _status_and_cause(
+    settings: Any, machine: Any, result: Any, has_steps: bool, problem: str | None
+) -> tuple[str, str | None]:
+    """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
+    if reason := problem or finished.missing_record(settings, machine, result, has_steps):
+        return "interrupted", f"{reason}; {finished.AGAIN}"
+    return result["status"], result.get("cause")
+
+
+def get_mapping(record: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the object under a key of a record; an empty one if there is none."""
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def read_steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:

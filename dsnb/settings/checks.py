@@ -250,7 +250,7 @@ class _Read(Mapping[str, Any]):
         return len(self._settings)
 
 
-def unsupported(settings: Settings, launching: bool = True) -> list[str]:
+def unsupported(settings: Settings) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
     problems = inputs.problems(settings) or causal_models.cached_problems(settings)
     if settings["compile"] != "off":

@@ -15,8 +15,8 @@ from dsnb.files.plain_text import short_repr
 
 NAME = "deepspeed"
 PREFIX = f"{NAME}."
-MOST_KEYS = 100
-OWN = {
+MAX_KEYS = 100
+DECIDED = {
     "train_batch_size": "it follows from micro_batch_size, grad_accum and gpus",
     "train_micro_batch_size_per_gpu": "set micro_batch_size",
     "gradient_accumulation_steps": "set grad_accum",
@@ -73,17 +73,15 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def conflicts(settings: Mapping[str, Any]) -> list[str]:
     """List the keys of DeepSpeed that one mapping of settings gives twice, or as a value and a section at once."""
-    given: dict[str, list[Any]] = {}
-    for path, value in _given(settings):
-        given.setdefault(path, []).append(value)
-    found = [
-        f"{PREFIX}{path} is given {len(values)} times, as {' and '.join(map(short_repr, values))}: give it once"
-        for path, values in given.items()
-        if len(values) > 1
+    given = list(_given(settings))
+    values = {path: [short_repr(value) for other, value in given if other == path] for path, _ in given}
+    twice = [
+        f"{PREFIX}{path} is given {len(shown)} times, as {' and '.join(shown)}: give it once"
+        for path, shown in values.items()
+        if len(shown) > 1
     ]
-    sections = {path[:place] for path in given for place, one in enumerate(path) if one == "."}
-    both = sorted(sections & given.keys())
-    return found + [f"{PREFIX}{path} is given as a value and as a section: give one of them" for path in both]
+    both = sorted(path for path in values if any(other.startswith(f"{path}.") for other in values))
+    return twice + [f"{PREFIX}{path} is given as a value and as a section: give one of them" for path in both]
 
 
 def _given(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -91,21 +89,17 @@ def _given(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     nested = settings.get(NAME)
     if isinstance(nested, Mapping):
         yield from _leaves(nested)
-    for key, value in settings.items():
-        if str(key).startswith(PREFIX):
-            yield from _leaf(str(key).removeprefix(PREFIX), value)
+    yield from _leaves(
+        {key.removeprefix(PREFIX): settings[key] for key in map(str, settings) if key.startswith(PREFIX)}
+    )
 
 
 def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
-        yield from _leaf(f"{path}{key}", value)
-
-
-def _leaf(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        yield from _leaves(value, f"{path}.")
-    else:
-        yield path, value
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,20 +135,20 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
 
 def problems(keys: Mapping[str, Any]) -> list[str]:
     """Return why keys are refused whatever DeepSpeed knows of them, one sentence each."""
-    if len(keys) > MOST_KEYS:
-        return [f"deepspeed has {len(keys)} keys: at most {MOST_KEYS} are allowed"]
-    found = []
+    if len(keys) > MAX_KEYS:
+        return [f"deepspeed has {len(keys)} keys: at most {MAX_KEYS} are allowed"]
+    refused = []
     for path, value in keys.items():
-        own = next((name for name in OWN if path == name or path.startswith(f"{name}.")), None)
-        if own:
-            found.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {own} itself; {OWN[own]}")
+        decided = next((name for name in DECIDED if path == name or path.startswith(f"{name}.")), None)
+        if decided:
+            refused.append(f"{PREFIX}{path} is {short_repr(value)}: dsnb decides {decided} itself; {DECIDED[decided]}")
         elif not all(path.split(".")) or len(path) > 200:
-            found.append(f"{PREFIX}{short_repr(path)} is no key: write sections and key with one dot between them")
+            refused.append(f"{PREFIX}{short_repr(path)} is no key: write sections and key with one dot between them")
         elif (isinstance(value, Mapping) and not value) or (value is None and "." not in path):
-            found.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
+            refused.append(f"{PREFIX}{path} is an empty section: give it a key, or leave it out")
         elif isinstance(value, float) and math.isnan(value):
-            found.append(f"{PREFIX}{path} is nan: give a finite number")
-    return found
+            refused.append(f"{PREFIX}{path} is nan: give a finite number")
+    return refused
 
 
 def name_part(keys: Mapping[str, Any]) -> str:

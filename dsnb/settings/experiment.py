@@ -22,6 +22,8 @@ from dsnb.settings.setting import Setting
 from dsnb.settings.training import AtLeast1, NotNegative, Positive, Training
 from dsnb.system import hardware
 
+RECORD = "experiment.json"
+"""Name of the file in a run's folder with its settings."""
 Supervision = partial(Setting, is_supervision=True)
 Name = Annotated[str, Supervision()]
 Port = Annotated[int, Field(strict=True, ge=0, lt=2**16), Supervision()]
@@ -119,8 +121,9 @@ class Experiment(Training):
     def from_namespace(cls, names: Mapping[str, Any]) -> Self:
         """Return the experiment that the `globals()` of a notebook describe.
 
-        A plain value whose name is nearly that of a setting is refused: papermill would only warn about it. The former
-        name of a setting replaces the default of the parameters cell.
+        What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same. A plain value whose
+        name is nearly that of a setting is refused: papermill would only warn about it. The former name of a setting
+        replaces the default of the parameters cell.
         """
         known = {*cls.model_fields, *aliases.CURRENT_NAMES}
         settings = {key: value for key, value in names.items() if key in known and not isinstance(value, ModuleType)}
@@ -135,6 +138,10 @@ class Experiment(Training):
             and not key.startswith("_")
             and checks.closest_match(key, cls.model_fields, 0.8)
         }
+        if (run_dir := names.get("run_dir")) and (record := records.read_json(Path(run_dir, RECORD))):
+            recorded = cls.requested(record)
+            if {**DEFAULTS, **settings, **misspelled} == {name: getattr(recorded, name) for name in DEFAULTS}:
+                return recorded
         return cls(**settings, **misspelled)
 
     @classmethod
@@ -150,6 +157,12 @@ class Experiment(Training):
         """Return the settings of a record, unchecked, with defaults for those that it lacks."""
         settings = aliases.with_current_names(record)
         return cls.model_construct(**{key: value for key, value in settings.items() if key in cls.model_fields})
+
+    @classmethod
+    def requested(cls, record: Mapping[str, Any]) -> Self:
+        """Return the settings of a record as they were asked for, unchecked: every `auto` is to be resolved again."""
+        asked = record.get("asked")
+        return cls.recorded({**record, **aliases.with_current_names(asked)} if isinstance(asked, dict) else record)
 
     @property
     def name(self) -> str:

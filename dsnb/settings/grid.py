@@ -10,7 +10,7 @@ from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile
 
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
 
 
 def combinations(file: ParamsFile) -> list[dict[str, Any]]:
@@ -30,8 +30,8 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
     grid = [("grid", file.grid)] if file.grid or not file.include else []
     several = [{key: value for key, value in entry.items() if isinstance(value, list)} for entry in file.include]
     size = _size("grid", file.grid) * len(grid) + sum(_size("include", axes) for axes in several)
-    if size * file.repeats > MOST_RUNS:
-        raise SettingsError(f"grid: {size * file.repeats:,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
+    if size * file.repeats > MAX_RUNS:
+        raise SettingsError(f"grid: {size * file.repeats:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
     chosen = [settings for _, axes in grid for settings in _product(file.defaults, axes)]
     further = [
         settings

@@ -47,13 +47,13 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
     SettingsError
         With every bad line at once; or if a filter names an unknown host or GPU, or leaves no host.
     """
-    found = _allocated() if hostfile == SLURM else read(hostfile)
+    available = _allocated() if hostfile == SLURM else read(hostfile)
     if include and exclude:
         raise SettingsError(f"include is {include!r} and exclude is {exclude!r}: give only one of them")
     if not (include or exclude):
-        return found
-    named = _filter("include" if include else "exclude", include or exclude, found)
-    left = [_kept(host, named.get(host.name), bool(include)) for host in found]
+        return available
+    named = _filter("include" if include else "exclude", include or exclude, available)
+    left = [_kept(host, named.get(host.name), bool(include)) for host in available]
     if not any(host.devices for host in left):
         raise SettingsError(f"exclude is {exclude!r}: no host is left; exclude less")
     return tuple(host for host in left if host.devices)
@@ -73,19 +73,19 @@ def read(path: str | Path) -> tuple[Host, ...]:
         With every bad line at once.
     """
     problems: list[str] = []
-    found: dict[str, Host] = {}
+    by_name: dict[str, Host] = {}
     for number, row in enumerate(_text(path).splitlines(), start=1):
         entry = row.partition("#")[0].strip()
         if not entry:
             continue
-        problem = _add_host(entry, found)
+        problem = _add_host(entry, by_name)
         if problem:
             problems.append(f"hostfile {str(path)!r}, line {number}: {problem}")
     if problems:
         raise SettingsError(problems[:20])
-    if not found:
+    if not by_name:
         raise SettingsError(f"hostfile {str(path)!r} names no host: write one per line, such as 'worker-1 slots=8'")
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def _text(path: str | Path) -> str:
@@ -102,7 +102,7 @@ def _text(path: str | Path) -> str:
         raise SettingsError(f"{shown}: it cannot be read ({reason}); check the path") from error
 
 
-def _add_host(entry: str, found: dict[str, Host]) -> str | None:
+def _add_host(entry: str, by_name: dict[str, Host]) -> str | None:
     """Add the host of one line; return what is wrong with the line, None if nothing is."""
     match = _ENTRY.fullmatch(entry)
     if not match:
@@ -110,32 +110,32 @@ def _add_host(entry: str, found: dict[str, Host]) -> str | None:
     name, slots = match[1], int(match[2])
     if not _NAME.fullmatch(name):
         return f"{name[:80]!r} is not a host name: use letters, digits, '.', '_' and '-' only"
-    if name in found:
+    if name in by_name:
         return f"{name!r} is listed twice: keep one line"
     if not 1 <= slots <= MAX_SLOTS:
         return f"slots is {slots}: give the number of GPUs of the host, 1 to {MAX_SLOTS}"
-    found[name] = Host(name, tuple(range(slots)))
+    by_name[name] = Host(name, tuple(range(slots)))
     return None
 
 
-def _filter(which: str, text: str, found: Sequence[Host]) -> dict[str, tuple[int, ...]]:
+def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, tuple[int, ...]]:
     """Return the GPUs that a filter names, by host."""
-    known = {host.name: host.devices for host in found}
+    devices = {host.name: host.devices for host in available}
     named: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
         name, colon, numbers = part.strip().partition(":")
-        if name not in known:
+        if name not in devices:
             raise SettingsError(f"{which} is {text[:200]!r}: {name[:80]!r} is not in the hostfile")
         words = [word.strip() for word in numbers.split(",")] if colon else []
-        if not all(word.isdecimal() and len(word) < 6 and int(word) in known[name] for word in words):
-            last = known[name][-1]
+        if not all(word.isdecimal() and len(word) < 6 and int(word) in devices[name] for word in words):
+            last = devices[name][-1]
             raise SettingsError(f"{which} is {text[:200]!r}: {name} has the slots 0 to {last}; write {name}:0,1")
-        chosen = tuple(int(word) for word in words) or known[name]
+        chosen = tuple(int(word) for word in words) or devices[name]
         named[name] = tuple(sorted({*named.get(name, ()), *chosen}))
     return named
 
 
-def place(found: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]:
+def place(available: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]:
     """Return the hosts of a run: the first ones, at least `nodes` and as few as possible, with equally many ranks each.
 
     Where no equal share fits, hosts are filled one after the other.
@@ -145,21 +145,21 @@ def place(found: Sequence[Host], ranks: int, nodes: int = 1) -> tuple[Host, ...]
     SettingsError
         If there are too few slots or hosts.
     """
-    for count in range(nodes, len(found) + 1):
+    for count in range(nodes, len(available) + 1):
         share, rest = divmod(ranks, count)
-        able = [host for host in found if len(host.devices) >= share > 0]
+        able = [host for host in available if len(host.devices) >= share > 0]
         if not rest and len(able) >= count:
             return tuple(replace(host, devices=host.devices[:share]) for host in able[:count])
     chosen = []
     left = ranks
-    for host in found:
+    for host in available:
         if left > 0:
             chosen.append(replace(host, devices=host.devices[:left]))
             left -= len(chosen[-1].devices)
     if left > 0 or len(chosen) < nodes:
-        slots = sum(len(host.devices) for host in found)
+        slots = sum(len(host.devices) for host in available)
         raise SettingsError(
-            f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves {len(found)} hosts with {slots} slots; "
+            f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves {len(available)} hosts with {slots} slots; "
             "use fewer, add hosts, or make gpus a multiple of nodes"
         )
     return tuple(chosen)
@@ -173,12 +173,12 @@ def in_allocation() -> bool:
 @contextlib.contextmanager
 def outside_allocation() -> Iterator[None]:
     """Hide the Slurm allocation of this process, for planning jobs that will get allocations of their own."""
-    known = os.environ.pop("SLURM_JOB_NODELIST", None)
+    nodes = os.environ.pop("SLURM_JOB_NODELIST", None)
     try:
         yield
     finally:
-        if known is not None:
-            os.environ["SLURM_JOB_NODELIST"] = known
+        if nodes is not None:
+            os.environ["SLURM_JOB_NODELIST"] = nodes
 
 
 def _allocated() -> tuple[Host, ...]:
@@ -199,6 +199,6 @@ def _allocated() -> tuple[Host, ...]:
 def _slots(variables: "os._Environ[str] | dict[str, str]") -> int:
     """Return the slots of a node from Slurm's variables, written as `4`, `h100:4` or `8(x2)`."""
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"):
-        if found := re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, "")):
-            return max(1, int(found[1]))
+        if match := re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, "")):
+            return max(1, int(match[1]))
     return 1

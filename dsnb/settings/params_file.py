@@ -47,20 +47,16 @@ SETTINGS_OF_RUNS = ("defaults", "grid", "include", "exclude")
 """Fields that hold settings of runs."""
 
 
-def _dotted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return deepspeed_keys.dotted({str(key): each for key, each in value.items()})
-    return [_dotted(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
-
-
-def _conflicts(content: dict[str, Any]) -> list[str]:
-    """List the keys of DeepSpeed that one entry of the file gives twice."""
-    entries = [(key, entry) for key in SETTINGS_OF_RUNS for entry in _entries(content.get(key))]
-    return [f"{key}: {problem}" for key, entry in entries for problem in deepspeed_keys.conflicts(entry)]
-
-
-def _entries(value: Any) -> list[dict[str, Any]]:
-    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+def _with_current_names(place: str, value: Any, problems: list[str]) -> Any:
+    """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
+    if isinstance(value, list):
+        return [_with_current_names(place, entry, problems) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    settings = {str(key): item for key, item in value.items()}
+    problems += [f"{place}: {problem}" for problem in deepspeed_keys.conflicts(settings)]
+    problems += aliases.conflicts(settings)
+    return aliases.with_current_names(deepspeed_keys.dotted(settings))
 
 
 def _unknown_fields(keys: list[Any]) -> list[str]:
@@ -107,12 +103,11 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
 
     Every key of DeepSpeed becomes a setting of its own, `deepspeed.SECTION.KEY`.
     """
-    given, content = (
-        content,
-        {key: _dotted(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()},
-    )
-    fields = ParamsFile.model_fields
-    problems = _conflicts(given)
+    fields, problems = ParamsFile.model_fields, list[str]()
+    content = {
+        key: _with_current_names(key, value, problems) if key in SETTINGS_OF_RUNS else value
+        for key, value in content.items()
+    }
     problems += _unknown_fields([key for key in content if key not in fields])
     try:
         file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
@@ -126,23 +121,6 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
                 )
             else:
                 problems.append(checks.invalid_value(dict(detail)))
-    else:
-        problems += [problem for settings in _mappings(file) for problem in aliases.conflicts(settings)]
     if problems:
         raise SettingsError([f"params file {str(path)!r}: {problem}" for problem in problems])
-    return _with_current_names(file)
-
-
-def _mappings(file: ParamsFile) -> list[dict[str, Any]]:
-    return [file.defaults, file.grid, *file.include, *file.exclude]
-
-
-def _with_current_names(file: ParamsFile) -> ParamsFile:
-    return file.model_copy(
-        update={
-            "defaults": aliases.with_current_names(file.defaults),
-            "grid": aliases.with_current_names(file.grid),
-            "include": [aliases.with_current_names(entry) for entry in file.include],
-            "exclude": [aliases.with_current_names(entry) for entry in file.exclude],
-        }
-    )
+    return file

@@ -50,7 +50,9 @@ def execute(run: Run) -> Result:
         raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
     error_seen: BaseException | None = None
     try:
-        values = {**run.experiment.model_dump(), "run_dir": str(run.paths.dir.absolute())}
+        settings = run.experiment.model_dump()
+        values = {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+        values["run_dir"] = str(run.paths.dir.absolute())
         notebook.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
     except OSError as error:
         error_seen = _raise_if_disk_full(run, error)
@@ -189,13 +191,13 @@ def load_run(run: RunPaths) -> Run:
     SettingsError
         If there are none, or a value is invalid.
     """
-    settings = Experiment.read(run.experiment)  # the notebook checks them
-    known, problem = record_schema.cleaned(run.experiment.name, records.read_json(run.experiment) or {})
+    record = records.read_json(run.experiment)
+    if record is None:
+        raise SettingsError(f"{run.experiment} holds no settings: start the run again")
+    known, problem = record_schema.cleaned(run.experiment.name, record)
     if problem:
         raise SettingsError(f"{run.dir / problem}: start the sweep again")
-    asked = known.get("asked")
-    if asked:  # every `auto` is to be resolved again
-        settings = settings.model_copy(update={key: asked[key] for key in asked if key in Experiment.model_fields})
+    settings = Experiment.requested(record)
     return Run(run.dir.parent.name, settings, run.repeat or 1, run, inputs=known.get("inputs") or {})
 
 

@@ -117,12 +117,8 @@ def planned(
     auto_values: Mapping[str, Any] | None = None,
     adapt: Callable[[Experiment], Experiment] | None = None,
     leave_out_refused: bool = False,
-    make: Callable[..., Experiment] = Experiment,
 ) -> Sweep:
-    """List the runs of a params file that was read; `path` names it in messages, the rest is as for `load_sweep`.
-
-    `make` makes the experiments; a caller that knows some already need not make them again.
-    """
+    """List the runs of a params file that was read; `path` names it in messages, the rest is as for `load_sweep`."""
     combinations = grid.combinations(file)
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
@@ -132,7 +128,7 @@ def planned(
         for settings in combinations
     ]
     models = model_shapes.slugs(str(settings.get("model", DEFAULTS["model"])) for settings in combinations)
-    experiments, refused = _experiments(combinations, models, only, adapt, make)
+    experiments, refused = _experiments(combinations, models, only, adapt)
     if refused and not (leave_out_refused and experiments):
         raise SettingsError(list(dict.fromkeys(problem for _, problems in refused for problem in problems)))
     folder = SweepPaths(_output_folder(output, file.name))
@@ -219,7 +215,6 @@ def _experiments(
     models: Mapping[str, str],
     only: str | None,
     adapt: Callable[[Experiment], Experiment] | None,
-    make: Callable[..., Experiment],
 ) -> tuple[dict[str, Experiment], list[tuple[str, list[str]]]]:
     """Return the experiments by name, and of those that are refused the names that they would have and the problems.
 
@@ -229,7 +224,7 @@ def _experiments(
     experiments: list[Experiment] = []
     for settings in combinations:
         try:
-            experiment = make(**{str(key): value for key, value in settings.items()})
+            experiment = Experiment(**{str(key): value for key, value in settings.items()})
             experiments.append(adapt(experiment) if adapt else experiment)
         except SettingsError as error:
             name = _tentative_name(settings, models) or only or "a setting without a name"

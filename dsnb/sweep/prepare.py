@@ -42,6 +42,8 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
     OSError
         If the folder cannot be written.
     """
+    if home:
+        home = paths.require_plain_name(home.absolute(), "--cache")
     items = hub_items(params)
     if not items:
         return ["nothing to fetch: presets with random weights, synthetic tokens, stdlib and bytes need none"]
@@ -49,7 +51,7 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
         from huggingface_hub import constants
     except ImportError as error:
         raise SettingsError("huggingface_hub is missing: pip install 'dsnb[train]'") from error
-    home = paths.require_plain_name(home.absolute(), "--cache") if home else Path(constants.HF_HOME)
+    home = home or Path(constants.HF_HOME)
     lines, troubles = [], []
     for item in items:
         was_there = inputs.cached_folder(item, home / "hub") is not None

@@ -19,7 +19,6 @@ from dsnb.launcher import fork
 from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.result import Result
 from dsnb.settings import checks, inputs
-from dsnb.settings.experiment import Experiment
 from dsnb.sweep import job, schedule
 from dsnb.sweep.left_out import without_unfit
 from dsnb.sweep.lock import locked
@@ -184,21 +183,19 @@ def with_inputs(sweep: Sweep) -> Sweep:
 
 
 def check_notebook() -> None:
-    """Make sure that the run notebook has a parameter for every setting: papermill only warns about unknown ones.
+    """Make sure that the run notebook takes parameters: without the tag of their cell, its defaults would win.
 
     Raises
     ------
     SettingsError
-        If it is missing, has lost the tag of its parameters cell, or lacks a setting.
+        If it is missing, or has lost the tag of its parameters cell.
     """
     template = paths.notebook_template(job.NOTEBOOK)
     if not template.is_file():
         raise SettingsError(f"notebook {str(template)!r} is missing: install dsnb from a complete checkout")
-    known = notebook.parameter_names(template)
-    if missing := [name for name in (*Experiment.model_fields, "run_dir") if name not in known]:
+    if "run_dir" not in notebook.parameter_names(template):
         raise SettingsError(
-            f"notebook {str(template)!r} does not take {', '.join(missing)}: "
-            "add it to the cell tagged 'parameters', or restore the tag"
+            f"notebook {str(template)!r} has no cell tagged 'parameters' with 'run_dir': restore the tag, or the cell"
         )
 
 

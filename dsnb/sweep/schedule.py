@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dsnb.errors import DsnbWarning, LaunchError
+from dsnb.errors import DsnbWarning
 from dsnb.run_folder.result import Result, last_lines
 from dsnb.sweep import job
 from dsnb.sweep.params import Run
@@ -25,8 +25,6 @@ CANCEL_TIMEOUT_S = 180.0
 """How long an interrupt waits for cancelled jobs to end."""
 KILL_AFTER_S = 30.0
 """A cancelled process that has not ended by then is killed; its kernel and ranks end with it."""
-STARTS_PER_POLL = 20
-"""Most jobs to start between two polls."""
 
 
 class Job(Protocol):
@@ -89,8 +87,7 @@ class _StageRunner:
             raise
 
     def _start(self) -> None:
-        idle = [lane for lane in self.waiting if lane not in self.jobs]
-        for lane in idle[:STARTS_PER_POLL]:
+        for lane in [lane for lane in self.waiting if lane not in self.jobs]:
             run = next((run for run in self.waiting[lane] if not self._must_wait(run)), None)
             if run is None:
                 continue
@@ -125,19 +122,11 @@ class _StageRunner:
         deadline = time.monotonic() + CANCEL_TIMEOUT_S
         self.executor.cancel(self.jobs.values())
         while self.jobs and time.monotonic() < deadline:
-            self.jobs = {lane: one for lane, one in self.jobs.items() if _is_running(one)}
+            self.jobs = {lane: one for lane, one in self.jobs.items() if one.poll() is None}
             time.sleep(poll_s)
         for one in self.jobs.values():
             warning = f"the run {one.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
             warnings.warn(warning, DsnbWarning, stacklevel=2)
-
-
-def _is_running(one: Job) -> bool:
-    """Return whether a cancelled job still runs; one whose folder was removed does not count."""
-    try:
-        return one.poll() is None
-    except LaunchError:
-        return False
 
 
 class LocalExecutor:

@@ -4,32 +4,18 @@ A run on a group is an ordinary run; its `include` names the group.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.settings import hostfile
-from dsnb.settings.grid import MOST_RUNS
+from dsnb.settings.grid import MAX_RUNS
 from dsnb.settings.hostfile import Host
 from dsnb.settings.params_file import read_params
 from dsnb.sweep.params import Run, Sweep, content, load_sweep, read_with_overrides
 
 Group = tuple[Host, ...]
-
-
-@dataclass(frozen=True)
-class Division:
-    """A sweep over groups of hosts."""
-
-    sweep: Sweep
-    left_over: dict[int, tuple[str, ...]]
-    """By group size: the hosts that are in no group."""
-
-    def notes(self) -> Iterator[str]:
-        """Yield a note for every group size with unused hosts."""
-        for size, names in self.left_over.items():
-            yield f"sub-clusters of {size}: unused hosts: {', '.join(names)}"
 
 
 def split(hosts: Sequence[Host], size: int) -> tuple[tuple[Group, ...], tuple[Host, ...]]:
@@ -67,8 +53,10 @@ def load(
     only: str | None = None,
     output: str | Path | None = None,
     hosts: Sequence[Host] | None = None,
-) -> Division:
+) -> tuple[Sweep, list[str]]:
     """Read a params file and list its runs on every group of hosts, as `dsnb.load_sweep` does for one machine.
+
+    Returns the sweep, and a note for every group size with hosts that are in no group.
 
     `gpus` and `nodes` of the groups replace those of the file. Sizes are executed one after the other, groups of one
     size in parallel. Runs of one experiment are numbered over the groups, repeats outermost.
@@ -87,33 +75,30 @@ def load(
     if hosts:
         with hostfile.outside_allocation():
             changes["hostfile"] = hostfile.SLURM
-            division = _divide(hosts, hosts, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
-        runs = tuple(replace(run, lane="") for run in division.sweep.runs)
-        return Division(replace(division.sweep, runs=runs), {})
+            sweep, _ = _divide(hosts, hosts, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+        return replace(sweep, runs=tuple(replace(run, lane="") for run in sweep.runs)), []
     where = {**read_params(path).defaults, **changes}
     file, include, exclude = (str(where.get(key) or "") for key in ("hostfile", "include", "exclude"))
     if not file:
         raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
     chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
-    division = _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
-    asked = content(
-        read_with_overrides(path, changes)
-    )  # with it the sweep is started again: on all groups, not on the first
-    return replace(division, sweep=replace(division.sweep, params=asked))
+    sweep, notes = _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+    # The sweep is started again with these params: on all groups, not on the first.
+    return replace(sweep, params=content(read_with_overrides(path, changes))), notes
 
 
 def _divide(
     hosts: Sequence[Host], whole: Sequence[Host], sizes: Sequence[int], load: Callable[[dict[str, Any]], Sweep]
-) -> Division:
-    """Return the runs of all groups; `whole` are the hosts with all of their GPUs."""
+) -> tuple[Sweep, list[str]]:
+    """Return the runs of all groups, and notes about unused hosts; `whole` are the hosts with all of their GPUs."""
     sweeps: list[Sweep] = []
     runs: list[Run] = []
-    left_over = {}
+    notes = []
     unnamed: NoMatchError | None = None
     for stage, size in enumerate(sizes):
         groups, rest = split(hosts, size)
         if rest:
-            left_over[size] = tuple(host.name for host in rest)
+            notes.append(f"sub-clusters of {size}: unused hosts: {', '.join(host.name for host in rest)}")
         for gpus, alike in _by_gpus(groups).items():
             names = [_names(group, whole) for group in alike]
             try:
@@ -124,9 +109,9 @@ def _divide(
             runs += _runs_on_groups(sweeps[-1], names, stage)
     if unnamed and not sweeps:
         raise unnamed
-    if len(runs) > MOST_RUNS:
-        raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MOST_RUNS:,} are allowed; split the sweep")
-    return Division(replace(sweeps[0], runs=tuple(runs)), left_over)
+    if len(runs) > MAX_RUNS:
+        raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
+    return replace(sweeps[0], runs=tuple(runs)), notes
 
 
 def _by_gpus(groups: Sequence[Group]) -> dict[int, list[Group]]:

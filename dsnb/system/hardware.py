@@ -120,13 +120,13 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
+def _visible(cards: list[Gpu], choice: str | None) -> list[Gpu]:
     """Return the GPUs that CUDA would see: indexes or UUID prefixes, up to the first unknown one."""
     if choice is None:
-        return found
+        return cards
     chosen: list[Gpu] = []
     for word in filter(None, map(str.strip, choice.split(","))):
-        match = [gpu for gpu in found if (word == str(gpu.index) or gpu.uuid.startswith(word))]
+        match = [gpu for gpu in cards if (word == str(gpu.index) or gpu.uuid.startswith(word))]
         if len(match) != 1:
             break
         chosen += match
@@ -135,20 +135,20 @@ def _visible(found: list[Gpu], choice: str | None) -> list[Gpu]:
 
 def gpu_usage(indexes: Iterable[int]) -> dict[int, tuple[float, list[int]]]:
     """Return NVML's index -> memory in use in GiB, and IDs of the processes that compute on the GPU."""
-    found: dict[int, tuple[float, list[int]]] = {}
+    usage: dict[int, tuple[float, list[int]]] = {}
     with nvml.session() as api:
         for index in indexes if api else ():
             handle = api.nvmlDeviceGetHandleByIndex(index)
             pids: list[int] = []
             with contextlib.suppress(api.NVMLError):
                 pids = [process.pid for process in api.nvmlDeviceGetComputeRunningProcesses(handle)]
-            found[index] = (nvml.memory_used_gib(api, handle), pids)
-    return found
+            usage[index] = (nvml.memory_used_gib(api, handle), pids)
+    return usage
 
 
 def clocks() -> list[dict[str, float]]:
     """Return the maximum SM clock in MHz and the power limit in W of each GPU; empty without a GPU."""
-    found = []
+    limits_of_gpus = []
     with nvml.session() as api:
         for gpu in gpus() if api else ():
             handle, limits = api.nvmlDeviceGetHandleByIndex(gpu.index), {}
@@ -156,8 +156,8 @@ def clocks() -> list[dict[str, float]]:
                 limits["sm_clock_max_mhz"] = api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM)
             with contextlib.suppress(api.NVMLError):
                 limits["power_limit_w"] = api.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-            found.append(limits)
-    return found
+            limits_of_gpus.append(limits)
+    return limits_of_gpus
 
 
 def nvlinks() -> int | None:

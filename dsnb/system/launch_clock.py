@@ -12,7 +12,6 @@ LAUNCHED_AT = "DSNB_LAUNCHED_AT"
 """The environment variable that passes the time of the launch to the ranks, in seconds of `now_s` on their host."""
 SUSPENDED_S = 3.0
 """If the machine was suspended for longer than this during a run, the run is discarded."""
-_PATIENCE_S = 0.5
 
 
 def now_s() -> float:
@@ -33,13 +32,9 @@ def since_launch_s() -> float:
 def slept_s() -> float:
     """Return the seconds for which this machine has been suspended since boot.
 
-    CLOCK_BOOTTIME advances during suspension, the monotonic clock does not. A process that is stopped between the two
-    readings would look like suspension, so they are repeated until they are close together.
+    CLOCK_BOOTTIME advances during suspension, the monotonic clock does not.
     """
-    while True:
-        before, since_boot, after = now_s(), time.clock_gettime(time.CLOCK_BOOTTIME), now_s()
-        if after - before < _PATIENCE_S:
-            return since_boot - (before + after) / 2
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - now_s()
 
 
 class Stopwatch:

@@ -65,8 +65,8 @@ def sample(api: Any, handle: Any) -> dict[str, float]:
         "energy_j": lambda: energy_j(api, handle),
         "sm_clock_mhz": lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM),
     }
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, reading in readings.items():
         with contextlib.suppress(api.NVMLError):
-            found[name] = reading()
-    return found
+            values[name] = reading()
+    return values

@@ -5,9 +5,6 @@ into a time limit, queued back to back. The time of a size is the mean over its 
 averages over ranks). A wrong sum on any rank is an error.
 """
 
-import traceback
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
@@ -16,9 +13,9 @@ from dsnb.formulas import metrics
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
-from dsnb.train import failure
+from dsnb.train.failure import Position
 from dsnb.train.meter import Clock, clock_of
-from dsnb.train.worker import rank, set_up, versions
+from dsnb.train.worker import rank, run_rank, set_up, versions
 
 ITEM_BYTES = 4
 MIN_BYTES = 8
@@ -33,19 +30,11 @@ PERIOD = 7
 
 
 def main(run_dir: str) -> int:
-    """Run one rank and return its exit code; a failure is recorded with its cause."""
-    began = launch_clock.now_s()
-    run = RunPaths(Path(run_dir))
-    try:
-        measure(run, Experiment.read(run.experiment), began)
-    except Exception as error:
-        failure.record(run, rank(), failure.Position(), error)
-        traceback.print_exc()
-        return 1
-    return 0
+    """Measure on one rank and return its exit code; a failure is recorded with its cause."""
+    return run_rank(run_dir, measure)
 
 
-def measure(run: RunPaths, experiment: Experiment, began: float) -> None:
+def measure(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
     """Join the process group and measure every size of the plan.
 
     Raises

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dsnb.system import nvml
+
+if TYPE_CHECKING:
+    import torch
 
 UPDATE_WITHIN_S = 0.5
 """A counter that does not change for this long is unusable: even an idle GPU draws some joules in that time."""
@@ -82,7 +83,7 @@ class Gpu:
 
 
 @contextmanager
-def open_device(device: torch.device) -> Iterator[Gpu | None]:
+def open_device(device: "torch.device") -> Iterator[Gpu | None]:
     """Yield NVML's view of a torch device; None for a CPU, and for a GPU that NVML lacks (a MIG slice)."""
     with nvml.session() as api:
         handle = _handle(api, device)
@@ -93,11 +94,13 @@ def open_device(device: torch.device) -> Iterator[Gpu | None]:
             yield Gpu(lambda: nvml.memory_used_gib(api, handle), meter)
 
 
-def _handle(api: Any, device: torch.device) -> Any:
+def _handle(api: Any, device: "torch.device") -> Any:
     """Return NVML's handle of a torch device, found by UUID: the two may number GPUs differently."""
     if api is None or device.type != "cuda":
         return None
     try:
+        import torch
+
         return api.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except (api.NVMLError, AttributeError):
         return None

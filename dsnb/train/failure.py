@@ -68,7 +68,7 @@ class Position:
 def record(run: RunPaths, rank: int, position: Position, error: Exception) -> None:
     """Append the cause of this rank's failure to the run's failures."""
     text = str(error).strip()
-    cause = f"{type(error).__name__}: {text.splitlines()[0][:500] if text else 'no message'}"
+    cause = one_line(error)
     found: dict[str, Any] = {"rank": rank, "status": "failed", "phase": position.phase, "step": position.step}
     if is_out_of_memory(error, text):
         if position.phase == "forward" and _in_loss(error.__traceback__):
@@ -131,4 +131,4 @@ class BestEffort:
 def one_line(error: Exception) -> str:
     """Return an error as one line of text."""
     text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:300] if text else 'no message'}"
+    return f"{type(error).__name__}: {text.splitlines()[0][:500] if text else 'no message'}"

@@ -9,7 +9,7 @@ every rank's step longer, and the skew of steps stays near 0 (measured: a rank t
 ms changed it from 4 % to 3 %). The first forward pass of each step is therefore compared as well. With ZeRO 0 to 2 and
 DDP it contains no collective and the ranks begin it together, so its skew is that of the GPU's arithmetic and of the
 data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each other in it too; only groups of nodes then show which
-one is slow (`dsnb.analysis.slow_nodes`).
+one is slow (`dsnb.analysis.hosts`).
 """
 
 import math
@@ -75,7 +75,7 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
     peak = host_peak_gib() or 0.0
     own = max(0.0, peak - host_shared_gib())
     mine = torch.tensor([peak, own, *gpu_gib.values()], dtype=torch.float64, device=device)
-    place = torch.tensor([host_number()], dtype=torch.float64, device=device)
+    place = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], dtype=torch.float64, device=device)
     everyone = _gathered(torch.cat([place, mine]))
     largest = dict(zip(gpu_gib, everyone[:, 3:].amax(dim=0).tolist(), strict=True))
     by_host: dict[float, float] = {}
@@ -87,11 +87,6 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
         "host_memory_gib": max(by_host.values()) if known else None,
         "rank_host_memory_gib": float(everyone[:, 1].max()) if known else None,
     }
-
-
-def host_number() -> int:
-    """Return the number of this rank's host, as torchrun (`GROUP_RANK`) or DeepSpeed's launcher counts them."""
-    return int(os.environ.get("GROUP_RANK") or os.environ.get("GROUP_RANK") or 0)
 
 
 def skew_of_ranks(times_s: list[float], forwards_s: list[float], device: torch.device) -> dict[str, Any]:

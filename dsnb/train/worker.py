@@ -8,7 +8,9 @@ import gc
 import math
 import os
 import resource
+import sys
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -42,11 +44,20 @@ MAX_WAIT_S = 30 * 86400.0
 
 
 def main(run_dir: str) -> int:
-    """Run one rank and return its exit code; a failure is recorded with its cause."""
+    """Train one rank and return its exit code; a failure is recorded with its cause."""
+    return run_rank(run_dir, train)
+
+
+def run_rank(run_dir: str, work: Callable[[RunPaths, Experiment, Position, float], None]) -> int:
+    """Do the work of one rank, given the time at which it began, and return its exit code.
+
+    A failure is recorded with its cause. The settings are not validated again: the sweep has done so.
+    """
     began = launch_clock.now_s()
+    os.environ.setdefault(launch_clock.LAUNCHED_AT, str(began))  # started by hand, with torchrun
     run, position = RunPaths(Path(run_dir)), Position()
     try:
-        train(run, Experiment.read(run.experiment), position, began)
+        work(run, Experiment.read(run.experiment), position, began)
     except Exception as error:
         failure.record(run, rank(), position, error)
         traceback.print_exc()
@@ -179,7 +190,8 @@ def set_up(experiment: Experiment) -> torch.device:
     """Choose the device, its arithmetic and its number of threads, and join the process group."""
     torch.manual_seed(experiment.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # else a forked rank has the one of its server
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # else a forked rank has the one of its server
     if experiment.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -234,3 +246,7 @@ def versions() -> dict[str, str | None]:
     """Return the versions of the libraries that torch was built with."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
     return {"cuda": torch.version.cuda, "nccl": nccl}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

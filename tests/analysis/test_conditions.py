@@ -4,7 +4,7 @@ import pandas as pd
 
 from dsnb.analysis import conditions
 from dsnb.analysis.flags import Flag, flags
-from dsnb.runs import run_records
+from dsnb.runs import run_folders
 
 
 def runs(*variables, experiment="a", inputs=None):
@@ -28,10 +28,6 @@ def test_runs_of_other_settings_and_of_unknown_variables_are_not_compared():
     assert words(runs(None, "NCCL_DEBUG=INFO", float("nan"))) == ["", "", ""]
 
 
-def test_which_gpu_a_job_was_given_is_no_difference():
-    assert words(runs("CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1")) == ["", ""]
-
-
 def test_values_with_spaces_quotes_and_nonsense():
     odd = "TORCH_LOGS='a b=c' DS_X=1"
     assert conditions.parsed(odd) == {"TORCH_LOGS": "a b=c", "DS_X": "1"}
@@ -46,7 +42,7 @@ def test_a_run_of_another_file():
 
 def test_names_with_spaces_and_quotes_survive_the_table():
     files = {"bob's dir/l m.json": "abc", "x y.txt": "1", "z y.txt": "2=3"}
-    assert conditions.parsed(run_records._words(files)) == files
+    assert conditions.parsed(run_folders._words(files)) == files
 
 
 def test_more_than_three_are_counted():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsnb.analysis import intervals
-from dsnb.analysis.intervals import Moments, Verdict
+from dsnb.analysis.intervals import Moments, Setting, Verdict, is_confounded
 from tests.support.noisy_pages import KINDS, against_the_best, moments, noise
 
 RELEVANCE, CONFIDENCE = 0.02, 0.95
@@ -50,11 +50,6 @@ def test_verdicts(interval, expected):
     assert verdict(*interval, fewest=3) == Verdict.TOO_FEW
 
 
-def test_four_is_the_fewest_for_which_a_rank_test_reaches_five_per_cent():
-    assert [2 / math.comb(2 * n, n) <= 0.05 for n in (3, 4)] == [False, True]
-    assert intervals.MIN_RUNS == 4
-
-
 def test_equal_runs_have_an_interval_without_width():
     same, less = Moments(np.ones(1), np.zeros(1), np.full(1, 4.0)), Moments(np.zeros(1), np.zeros(1), np.full(1, 4.0))
     bounds = intervals.all_pairs(same, less, 2, CONFIDENCE)
@@ -65,13 +60,13 @@ def test_equal_runs_have_an_interval_without_width():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", [2, 5, 20])
+@pytest.mark.parametrize("settings", [2, 8])
 @pytest.mark.draws
 def test_at_most_one_page_in_20_calls_equal_settings_different(kind, settings):
     """Also below four runs, where no verdict is given by default. Margin: three standard errors of the simulation."""
-    random, pages = np.random.default_rng(settings), 6000 if settings < 20 else 2500
+    random, pages = np.random.default_rng(settings), 3000
     limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
-    for runs in (2, 3, 4, 5, 6):
+    for runs in (2, 4, 5):
         logs = noise(kind, random, pages, settings, runs)
         if logs.shape[-1] < 2:
             continue
@@ -89,21 +84,21 @@ def test_a_table_of_changes_in_two_figures_errs_on_at_most_one_page_in_20(settin
     """As `effects` and the explorer: speed and memory share the error rate, and speed chooses the base of both."""
     random, pages = np.random.default_rng(5), 3000
     limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
-    for runs in (2, 3, 4, 5, 6):
+    for runs in (2, 4, 5):
         speed, memory = (noise(kind, random, pages, settings, runs) for kind in ("normal", "0.5 to 5 %"))
         share = 1 - (1 - CONFIDENCE) / 2
         bounds, others = against_the_best(speed, share)
         every, best = moments(memory), np.median(speed, axis=-1).argmax(-1)[:, None]
         base = Moments(*(np.take_along_axis(each, best, 1) for each in (every.mean, every.variance, every.count)))
         found = [bounds, intervals.all_pairs(base, every, settings, share)]
-        wrong = np.logical_or(*(each.excludes_zero & others for each in found)).any(-1)
+        wrong = np.logical_or(*(((each.low > 0) | (each.high < 0)) & others for each in found)).any(-1)
         assert wrong.mean() <= limit, runs
         counts = np.full(others.shape, runs)
         likely = [intervals.verdicts(each, counts, RELEVANCE) == Verdict.LIKELY for each in found]
         assert (np.logical_or(*likely) & others).any(-1).mean() <= (limit if runs >= 4 else 0)
 
 
-@pytest.mark.parametrize(("settings", "runs", "least"), [(2, 4, 0.99), (2, 5, 0.99), (8, 5, 0.97), (20, 5, 0.88)])
+@pytest.mark.parametrize(("settings", "runs", "least"), [(2, 4, 0.99), (8, 5, 0.97)])
 @pytest.mark.draws
 def test_a_difference_of_ten_per_cent_is_found(settings, runs, least):
     """At 2 % noise, in nine of ten comparisons at five runs."""
@@ -114,7 +109,7 @@ def test_a_difference_of_ten_per_cent_is_found(settings, runs, least):
     assert likely[others].mean() >= least
 
 
-@pytest.mark.parametrize("spread", [0.002, 0.005, 0.02])
+@pytest.mark.parametrize("spread", [0.002, 0.02])
 def test_all_intervals_of_a_page_hold_and_no_difference_is_denied(spread):
     """Settings that differ by about 2 %: nineteen of twenty pages cover, and deny no difference that there is."""
     random, pages = np.random.default_rng(1), 4000
@@ -128,14 +123,6 @@ def test_all_intervals_of_a_page_hold_and_no_difference_is_denied(spread):
     assert (~holds).any(-1).mean() <= limit
     denied = intervals.verdicts(bounds, np.full(actual.shape, 5), RELEVANCE) == Verdict.NO_LARGER
     assert (denied & (np.abs(np.expm1(actual)) > RELEVANCE)).any(-1).mean() <= limit
-
-
-@pytest.mark.parametrize(("settings", "spread"), [(2, 0.005), (8, 0.003)])
-@pytest.mark.draws
-def test_equality_is_found_where_noise_is_small(settings, spread):
-    bounds, others = against_the_best(spread * np.random.default_rng(3).standard_normal((2000, settings, 5)))
-    found = intervals.verdicts(bounds, np.full(others.shape, 5), RELEVANCE) == Verdict.NO_LARGER
-    assert found[others].mean() > 0.9
 
 
 @pytest.mark.parametrize("settings", [1, 8])
@@ -153,10 +140,6 @@ def test_settings_before_and_after_err_on_at_most_one_page_in_20(settings):
     assert settings == 1 or likely[:, changed > 0].mean() > 0.6
 
 
-def test_two_figures_share_the_error_rate():
-    assert intervals.of_one_figure(0.95) == pytest.approx(0.975)
-
-
 def test_a_difference_of_percentages_by_hand():
     """Means 50 and 60; variances 8 and 8 over 4 runs: error 2, 6 degrees of freedom, t(6, 97.5 %) = 2.4469."""
     base = Moments(np.array([50.0]), np.array([8.0]), np.array([4.0]))
@@ -172,13 +155,11 @@ def test_a_difference_of_percentages_by_hand():
     assert np.isnan(idle.changes[0]).all()  # nothing is relative to 0
 
 
-@pytest.mark.parametrize("settings", [2, 8])
-@pytest.mark.parametrize(("low", "high"), [(40, 60), (90, 99)])
 @pytest.mark.draws
-def test_intervals_of_percentages_cover_the_true_difference(settings, low, high):
+def test_intervals_of_percentages_cover_the_true_difference():
     """Beta-distributed shares, as utilization is, with known means: 3 points of noise, less of it near 100; 5 runs."""
-    random, pages = np.random.default_rng(7), 3000
-    truth = random.uniform(low, high, (pages, settings, 1))
+    random, pages, settings = np.random.default_rng(7), 3000, 8
+    truth = random.uniform(90, 99, (pages, settings, 1))
     mean, noise_of = truth / 100, 0.03 * np.minimum(1, (100 - truth) / 5)
     size = mean * (1 - mean) / noise_of**2 - 1  # of a beta distribution with this mean and standard deviation
     shares = 100 * random.beta(mean * size, (1 - mean) * size, (pages, settings, 5))
@@ -187,3 +168,49 @@ def test_intervals_of_percentages_cover_the_true_difference(settings, low, high)
     actual = truth[..., 0] - np.take_along_axis(truth[..., 0], best, 1)
     missed = ((bounds.low > actual) | (bounds.high < actual)).any(-1)
     assert missed.mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / pages)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "probability", "t"),
+    [
+        (1, 0.05, 12.706), (2, 0.05, 4.303), (4, 0.05, 2.776), (10, 0.05, 2.228), (120, 0.05, 1.980),
+        (1, 0.01, 63.657), (5, 0.01, 4.032), (3, 0.001, 12.924), (30, 0.001, 3.646),
+    ],
+)  # fmt: skip
+def test_two_groups_are_students_t(degrees, probability, t):
+    """Abramowitz and Stegun (1964), table 26.10."""
+    assert intervals.quantile(probability, 2, degrees) / math.sqrt(2) == pytest.approx(t, rel=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("groups", "degrees", "q"),
+    [
+        (3, 2, 8.33), (3, 3, 5.91), (3, 10, 3.88), (5, 20, 4.23), (10, 5, 6.99), (10, 120, 4.56),
+        (20, 5, 8.21), (20, 20, 5.71), (20, 60, 5.24),
+    ],
+)  # fmt: skip
+def test_upper_five_per_cent(groups, degrees, q):
+    """Harter (1960), Tables of Range and Studentized Range, Annals of Mathematical Statistics 31."""
+    assert intervals.quantile(0.05, groups, degrees) == pytest.approx(q, abs=0.006)
+
+
+@pytest.mark.parametrize("value", [0.1, 1.0, 5.0, 300.0])
+def test_one_degree_of_freedom_is_cauchys_distribution(value):
+    exact = 1 - 2 / math.pi * math.atan(value / math.sqrt(2))
+    assert intervals.exceedance(value, 2, 1) == pytest.approx(exact, rel=2e-3)
+
+
+def test_the_ends():
+    assert intervals.exceedance(0, 5, 4) == 1
+    assert intervals.exceedance(math.inf, 5, 4) == 0
+    assert math.isnan(intervals.exceedance(math.nan, 5, 4))
+    assert intervals.exceedance(intervals.quantile(0.05, 300, 6), 300, 6) == pytest.approx(0.05)
+    assert intervals.quantile(1e-5, 2, 1) / math.sqrt(2) == pytest.approx(2 / math.pi / 1e-5, rel=1e-3)
+
+
+def test_two_runs_that_share_a_host_are_one():
+    """Shares 2/5, 1/5, 1/5, 1/5 on hosts of its own each: 0.56 of the hosts' variance is added, 0.36 is shown."""
+    one = Setting(np.array([0.0, 2, 3, 4, 5]), ("a", "a", "b", "c", "d"), 0, 0, 0)
+    other = Setting(np.arange(5.0), ("e", "e", "f", "g", "h"), 0, 0, 0)
+    assert is_confounded(one, other)
+    assert list(one.by_host()) == [1, 3, 4, 5]

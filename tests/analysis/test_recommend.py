@@ -85,12 +85,6 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
     assert not [one for one in short.sentences if "365" in one]
 
 
-def test_the_doubt_about_memory_is_the_error_of_memory():
-    found = dsnb.recommend([given(gpus=8, zero_stage=stage) for stage in (0, 3)], objective="memory")[0]
-    within = found.table["peak_allocated_error_pct"].max()
-    assert found.sentences[1].endswith(f"more than the error of {within:.1f} %.")
-
-
 def test_a_task_of_which_nothing_fits_says_what_would_and_the_others_are_answered():
     large = [given(gpus=8, zero_stage=3, micro_batch_size=size) for size in (2048, 4096)]
     without, fitting = dsnb.recommend([*large, given(gpus=8, model="opt-125m")], "H200")
@@ -116,8 +110,3 @@ def test_a_task_of_which_nothing_fits_says_what_would_and_the_others_are_answere
 def test_recommendations_are_refused_in_one_sentence(options, words):
     with pytest.raises(SettingsError, match=words):
         dsnb.recommend([given(zero_stage=0)], **options)
-
-
-def test_no_setting_at_all_is_refused():
-    with pytest.raises(SettingsError, match="there is no setting to choose from"):
-        dsnb.recommend([])

@@ -8,8 +8,6 @@ from dsnb.analysis import parity as of_parity
 from dsnb.analysis import unmeasured as module
 from dsnb.analysis.unmeasured import check, unmeasured
 from dsnb.errors import SettingsError
-from dsnb.explorer import data
-from dsnb.prediction.links import Link
 from tests.analysis.test_parity import runs
 from tests.prediction.made_up import TRACE
 
@@ -62,12 +60,6 @@ def test_only_a_run_that_has_ended_takes_its_setting_out(asked, status, left):
     assert len(unmeasured(table, asked).table) == left
 
 
-def test_runs_that_come_in_later_take_theirs_out(asked):
-    found = unmeasured(runs({"zero_stage": 0}), asked)
-    assert len(found.without(runs({"zero_stage": 0}, {"zero_stage": 3}))) == 2
-    assert len(found.table) == 3
-
-
 def test_fewer_than_three_settings_do_not_calibrate(asked):
     assert "fitted to dsnb's own runs on H200" in unmeasured(runs({}, {"zero_stage": 1}), asked).notes[0]
     every = runs({}).assign(status="oom")
@@ -108,15 +100,6 @@ def test_runs_on_no_known_gpu_are_one_sentence(asked, table, words):
         assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_used(tmp_path):
-    for path in (tmp_path / "missing.yaml", tmp_path):
-        with pytest.raises(SettingsError, match="cannot be read: No such file or directory"):
-            check(runs({}), path)
-    (tmp_path / "bad.yaml").write_text("name: x\ndefaults: {strategy: plain, gpus: 2}\n")
-    with pytest.raises(SettingsError, match="gpus is 2, but strategy is 'plain'"):
-        check(runs({}), tmp_path / "bad.yaml")
-
-
 def test_without_torch_speed_is_predicted_and_memory_is_unknown(asked, monkeypatch):
     def missing(_):
         raise SettingsError("torch or transformers is missing")
@@ -130,35 +113,6 @@ def test_without_torch_speed_is_predicted_and_memory_is_unknown(asked, monkeypat
     assert set(found.table["fits"]) == {None}
     why = "torch or transformers, with which models are traced, is missing"
     assert found.notes[-1] == f"The memory of 3 predicted settings is unknown: {why}."
-
-
-def test_at_most_so_many_are_predicted(asked, monkeypatch):
-    monkeypatch.setattr(module, "MOST", 2)
-    found = unmeasured(runs({}), asked)
-    assert len(found.table) == 2
-    assert "2 of 3 settings are predicted, the first of the file." in found.notes
-
-
-def test_everything_was_run(asked):
-    found = unmeasured(runs(*({"zero_stage": stage} for stage in range(4))), asked)
-    assert (len(found.table), found.notes) == (0, ())
-
-
-def test_a_predicted_setting_differs_from_runs_in_its_own_settings_alone():
-    """What load_runs writes of a setting and what a prediction has of it are the same values."""
-    for name in ("h200_memory", "h200_gpt2_zero_precision"):
-        table = dsnb.published(name)
-        before = data.read(table)
-        first = of_parity.by_setting(table, Link())[0][0]["asked"].model_copy(update={"grad_accum": 64})
-        found = unmeasured(table, [first])
-        assert len(found.table) == 1
-        after = data.read(table, found)
-        assert set(after.choices) == {*before.choices, "grad_accum"}
-        assert after.choices["grad_accum"].values[-1] == 64
-        for choice in before.choices.values():
-            assert choice.name == "grad_accum" or after.choices[choice.name].codes == choice.codes
-        assert after.figures.equals(before.figures)
-        assert after.experiments == before.experiments
 
 
 def test_several_nodes_are_predicted_with_a_network_only(asked):

@@ -16,18 +16,6 @@ QUICK = ["sweep", "params/quickstart.yaml", "--dry-run", "--only", "zs3_bf16*"]
 NOT_UTF_8 = os.fsdecode(b"\xff")
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("odd")
-    os.mkfifo(folder / "pipe")
-    (folder / "file").write_text("x")
-    (folder / "folder").mkdir()
-    made_up.write_folders(made_up.runs(3), folder / "sweep", steps=3)
-    made_up.write_folders(made_up.runs(3), folder / f"sweep{NOT_UTF_8}", steps=3)
-    made_up.write_folders(made_up.runs(3), folder / "sweep\nx", steps=3)
-    return folder
-
-
 def dsnb(monkeypatch, *words):
     """Run a command in this process; give its exit code and what it printed."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how) for how in ("strict", "backslashreplace"))
@@ -48,71 +36,37 @@ def dsnb(monkeypatch, *words):
 
 
 REFUSED = {
-    "--set": [
-        "self=1", "__class__=1", "model_fields=1", "cls=1", "_fields_set=1", "1=2", "null=3", "=3", " =1", "[",
-        "seed=1" + "0" * 5000, "seed=0x" + "f" * 200, "steps=2024-99-99", "model=" + "[" * 200, "steps={a: 1}",
-        "steps={1: 2}", "data=\x1b[31m", "data=" + NOT_UTF_8, "repeats=x", "steps=!!int x", "data=/dev/zero",
-        "data=PIPE",
-        "hostfile=/dev/zero", "hostfile=PIPE", "hostfile=FOLDER", "tokenizer=/dev/null/x", "model=PIPE", "model=a\nb",
-    ],
-    "--only": ["", "[", "[!", "*" * 3000 + "x", "[z-a]", "\x1b[31m", NOT_UTF_8],
-    "--output": ["a\nb", "\x1b[31mx", NOT_UTF_8, "a\u2028b"],
-    "--sub-cluster": ["0", "9" * 5000, "²"],
-    "--hostfile": [NOT_UTF_8, "/dev/zero", "PIPE", "FOLDER"],
+    "--set": ["self=1", "1=2", "=3", "[", "steps=2024-99-99", "data=\x1b[31m", "repeats=x", "model=a\nb"],
+    "--only": ["", "[", "\x1b[31m", NOT_UTF_8],
+    "--output": ["a\nb", "\x1b[31mx", NOT_UTF_8],
+    "--sub-cluster": ["0", "two", "1,1", "2,,4"],
+    "--hostfile": [NOT_UTF_8, "FOLDER"],
 }  # fmt: skip
 
 
-def placed(word, here):
-    return word.replace("PIPE", str(here / "pipe")).replace("FOLDER", str(here / "folder"))
-
-
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("option", REFUSED)
-def test_a_sweep_refuses_odd_words_in_one_sentence(monkeypatch, here, option):
+def test_a_sweep_refuses_odd_words_in_one_sentence(monkeypatch, option):
     for word in REFUSED[option]:
-        code, out, err = dsnb(monkeypatch, *QUICK, option, placed(word, here))
+        code, out, err = dsnb(monkeypatch, *QUICK, option, word)
         assert (code, out) == (1, ""), (word[:80], out, err)
         assert err.startswith("error: "), word[:80]
-        assert len(err) < 4_000
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("word", ["", ".", "/dev/zero", "PIPE", "FOLDER", "x" * 5000, "a\nb", NOT_UTF_8])
-def test_no_command_takes_what_is_no_file_for_one(monkeypatch, here, word):
-    word = placed(word, here)
-    outside = here / "folder"  # nothing in it is a run
-    monkeypatch.setenv("DSNB_OUTPUTS", str(here / "outputs"))
-    commands = [["sweep", word, "--dry-run"], ["prepare", word, "--cache", here / "cache"]]
-    commands += [[name, outside if word in {"", "."} else word] for name in ("summary", "report")]
-    commands += [["bandwidth", "--hostfile", word], ["doctor", "--hostfile", word]] if word else []
-    for words in commands:
-        code, out, err = dsnb(monkeypatch, *words)
-        assert (code, out) == (1, ""), words
-        assert err.startswith("error: "), words
-
-
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("command", ["sweep", "report", "bandwidth", "prepare"])
-@pytest.mark.parametrize("word", ["a\nb", "\x1b[31mx", NOT_UTF_8])
-def test_every_command_that_writes_refuses_the_same_names(monkeypatch, here, command, word):
-    words = {"sweep": QUICK, "report": ["report", here / "sweep"], "bandwidth": ["bandwidth", "--set", "gpus=2"]}
+def test_every_command_that_writes_refuses_the_same_names(monkeypatch, tmp_path, command):
+    made_up.write_folders(made_up.runs(3), tmp_path, steps=3)
+    words = {
+        "sweep": QUICK,
+        "report": ["report", tmp_path],
+        "bandwidth": ["bandwidth", "--set", "gpus=2"],
+        "prepare": ["prepare", "params/quickstart.yaml"],
+    }
     option = "--cache" if command == "prepare" else "--output"
-    code, out, err = dsnb(monkeypatch, *words.get(command, ["prepare", "params/quickstart.yaml"]), option, here / word)
-    assert (code, out) == (1, "")
-    assert err.startswith(f"error: {option} is ")
-    assert err.endswith("it contains a control character or is not UTF-8; choose another\n")
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", [f"sweep{NOT_UTF_8}", "sweep\nx"])
-def test_runs_in_a_folder_of_an_odd_name_can_be_read_but_not_reported_there(monkeypatch, here, name):
-    for format_ in ("table", "csv", "json", "markdown"):
-        code, out, err = dsnb(monkeypatch, "summary", here / name, "--format", format_)
-        assert (code, err) == (0, "")
-        assert out
-    code, out, err = dsnb(monkeypatch, "report", here / name)
-    assert (code, out) == (1, "")
-    assert "it contains a control character or is not UTF-8" in err
+    for word in ("a\nb", "\x1b[31mx", NOT_UTF_8):
+        code, out, err = dsnb(monkeypatch, *words[command], option, tmp_path / word)
+        assert (code, out) == (1, "")
+        assert err.startswith(f"error: {option} is ")
+        assert err.endswith("it contains a control character or is not UTF-8; choose another\n")
 
 
 @pytest.mark.parametrize("format_", ["table", "csv", "markdown", "json"])

@@ -6,8 +6,7 @@ import io
 import pandas as pd
 import pytest
 
-from dsnb.cli.printing import Format, print_summary, say, show, table_width
-from dsnb.files import plain_text
+from dsnb.cli.printing import Format, print_summary, show, table_width
 
 ODD = [
     "=1+1",
@@ -51,11 +50,6 @@ def test_csv_holds_no_formula_and_its_negative_numbers_are_numbers(capsys, table
         assert row[2] == "-1.5"
 
 
-def test_csv_keeps_missing_figures_empty(capsys):
-    show(pd.DataFrame({"x": [1.0, None]}, index=pd.Index(["a", "b"], name="experiment")), None, Format.csv)
-    assert capsys.readouterr().out == "experiment,x\na,1.0\nb,\n"
-
-
 def test_markdown_cells_stay_cells(capsys, table):
     lines = printed(capsys, table, Format.markdown).splitlines()
     assert len(lines) == len(ODD) + 2
@@ -77,28 +71,6 @@ def test_a_markdown_table_is_padded_to_be_read_as_it_stands(capsys):
         "| zs0      |   3 |       10 |",
         "| zs3_bf16 |  12 |    9,000 |",
     ]
-
-
-@pytest.mark.parametrize("format_", [Format.table, Format.json])
-def test_other_formats_hold_nothing_that_a_terminal_obeys(capsys, table, format_):
-    assert "j" in printed(capsys, table, format_)
-
-
-def test_markdown_does_not_calculate_with_names(capsys):
-    show(None, pd.DataFrame({"x": ["1e5"]}, index=pd.Index(["0012"], name="experiment")), Format.markdown)
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["|", "0012", "|", "1e5", "|"]
-
-
-def test_lines_are_printed_as_lines_of_harmless_characters(capsys):
-    say("a\x1b]0;title\x07b\tc\u202ed\udcff\nsecond \u00b1 \U0001f680", err=True)
-    assert capsys.readouterr().err == "a?]0;title?b c?d?\nsecond \u00b1 \U0001f680\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "fine"), [("données_日本", True), ("a b", True), ("a\u3000b", True), ("\u2028", False)]
-)
-def test_names_of_folders(text, fine):
-    assert plain_text.is_name(text) == fine
 
 
 class Terminal(io.StringIO):

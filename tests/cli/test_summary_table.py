@@ -74,29 +74,6 @@ def test_names_that_would_clash_stay_whole():
     assert summary_table.short_names(["a_x"]) == ("", ["a_x"])
 
 
-@pytest.mark.parametrize("columns", [None, "40"])
-def test_pipes_get_every_column_and_whole_names(monkeypatch, capsys, columns):
-    """Whatever COLUMNS says: nobody reads a pipe through a window."""
-    if columns:
-        monkeypatch.setenv("COLUMNS", columns)
-    runs = made_up.runs(60, model=["opt-350m"], seq_len=[512])
-    printing.print_summary(runs, Format.table)
-    out = capsys.readouterr().out
-    ((_, table),) = summary_table.blocks(runs)
-    for name, row in table.iterrows():
-        (line,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
-        assert all(text in line for text in row)
-    assert "…" not in out
-
-
-def test_each_task_has_a_table_of_its_own(capsys):
-    runs = made_up.runs(90, model=["gpt2", "opt-350m"], seq_len=[128])
-    printing.print_summary(runs, Format.table)
-    titles = [title for title, _ in summary_table.blocks(runs)]
-    assert len(titles) == 2
-    assert all(title in capsys.readouterr().out for title in titles[:1])
-
-
 def test_runs_that_failed_are_counted_and_last():
     runs = made_up.runs(12, model=["gpt2"], seq_len=[128], gpus=[1], micro_batch_size=[8], grad_accum=[1])
     figures = [name for name in runs if runs[name].dtype == float]
@@ -106,12 +83,6 @@ def test_runs_that_failed_are_counted_and_last():
     ((_, table),) = summary_table.blocks(runs)
     assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
     assert set(table.iloc[-1, 1:]) == {""}
-
-
-def test_a_speed_of_nothing_takes_for_ever():
-    assert summary_table._days(0.0) == ""
-    assert summary_table._days(float("nan")) == ""
-    assert summary_table._days(100e9 / 86_400) == "1"
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs, capsys):
@@ -142,24 +113,6 @@ def test_the_title_says_where_all_runs_ran(gpus, names, device, place):
     assert summary_table._place(pd.DataFrame({"gpus": gpus, "gpu_name": names, "device": device})) == place
 
 
-def test_all_columns_of_runs_without_gpus_speak_of_ranks(capsys):
-    runs = made_up.runs(6).assign(device="cpu", gpu_name=None)
-    printing.print_summary(
-        dsnb.published("h200_gpt2_zero_precision").head(0).pipe(lambda none: pd.concat([none, runs])),
-        Format.table,
-        wide=True,
-    )
-    assert "tokens/s/rank" in (shown := capsys.readouterr().out)
-    assert "GPU" not in shown
-
-
-def test_columns_without_any_figure_are_left_out(runs):
-    ((_, one),) = summary_table.blocks(runs.head(3))
-    assert list(one.columns[:3]) == ["runs", "tokens/s", "memory allocated (GiB)"]  # one setting: nothing to compare
-    ((_, none),) = summary_table.blocks(runs.head(3).assign(status="failed", cause="x"))
-    assert list(none.columns) == ["runs"]
-
-
 def test_unstable_settings_are_last_not_ranked_and_explained(capsys):
     one = {"sweep": "s", "status": "ok", "model": "gpt2", "gpus": 1, "device": "cpu"}
     rates = {"zs0": [21097.0, 2296.0], "zs1": [9000.0, 9100.0], "zs2": [8000.0, 8200.0]}
@@ -180,10 +133,6 @@ def test_unstable_settings_are_last_not_ranked_and_explained(capsys):
         "21,097). Measure it again while nothing else uses the machine (see docs/how-to/noise.md)."
     ) in capsys.readouterr().out.splitlines()
     assert not any("unstable" in line for line in summary_table.footnotes(runs[runs["experiment"] != "zs0"]))
-
-
-def test_days_have_no_exponent():
-    assert [summary_table._days(rate) for rate in (964.5, 60_916, 30_327_296)] == ["1,200", "19", "0.0382"]
 
 
 def test_failed_runs_are_below_the_task_that_they_concern(capsys):

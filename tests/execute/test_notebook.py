@@ -21,9 +21,7 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from dsnb.execute import notebook
 
-tidy, connect, process = (
-    KernelManager._async_cleanup_resources, NotebookClient.start_new_kernel_client, NotebookClient.process_message
-)
+tidy, connect = KernelManager._async_cleanup_resources, NotebookClient.start_new_kernel_client
 
 async def tidy_late(manager, restart=False):
     await asyncio.sleep(1.5)  # nbclient looks every second whether the kernel lives
@@ -33,13 +31,7 @@ def interrupted_connect(client):
     signal.raise_signal(signal.SIGINT)
     return connect(client)
 
-def interrupted_process(client, message, *rest):
-    if "amid" in str(message["content"]):
-        signal.raise_signal(signal.SIGINT)
-    return process(client, message, *rest)
-
 KernelManager._async_cleanup_resources = tidy_late
-NotebookClient.process_message = interrupted_process
 if "at the start" in Path(sys.argv[1]).read_text():
     NotebookClient.start_new_kernel_client = interrupted_connect
 try:
@@ -57,9 +49,8 @@ DIED = "the kernel of in.ipynb failed:"
         ("import os; os.kill(os.getpid(), 9)", f"KernelDiedError: {DIED} it was killed by signal 9 (SIGKILL)"),
         ("pass  # at the start", "KeyboardInterrupt: "),
         ("import os, time; os.kill(os.getppid(), 2); time.sleep(100)", "KeyboardInterrupt: "),
-        ("import time; print('amid', flush=True); time.sleep(100)", "KeyboardInterrupt: "),
     ],
-    ids=["killed", "interrupted while it starts", "interrupted while it works", "interrupted amid a message"],
+    ids=["killed", "interrupted while it starts", "interrupted while it works"],
 )
 @pytest.mark.process
 def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
@@ -99,10 +90,3 @@ def test_a_kernelspec_of_another_environment_is_found(tmp_path, monkeypatch, arg
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     said = kernels.foreign_kernelspec()
     assert said is None if found is None else said.startswith(found.format(spec=spec))
-
-
-def test_only_the_parameters_that_papermill_adds_are_folded():
-    cells = [nbf.new_code_cell("a = 1", metadata={"tags": tags}) for tags in (["injected-parameters"], ["other"], [])]
-    for cell in cells:
-        notebook.fold_parameters(cell)
-    assert [cell.metadata.get("jupyter") for cell in cells] == [{"source_hidden": True}, None, None]

@@ -121,17 +121,6 @@ def test_a_run_that_runs_out_later_than_its_probe_is_kept_and_a_smaller_one_made
 
 
 @pytest.mark.process
-def test_a_repeat_takes_the_probes_that_are_there(tmp_path, small):
-    auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run1"), Machine().once)
-    machine = Machine()
-    assert (
-        auto_batch_size.launch(small(**AUTO, steps=50), RunPaths(tmp_path / "exp" / "run2"), machine.once).status
-        == "ok"
-    )
-    assert machine.made == [(6, 50)]
-
-
-@pytest.mark.process
 def test_a_repeat_on_hosts_takes_the_probes_that_are_there(tmp_path, small):
     """Their device is known only when they are reached: it stands in the records, not yet in the settings."""
     (tmp_path / "hosts").write_text("n1 slots=2\nn2 slots=2\n")

@@ -35,28 +35,18 @@ def wait_for_ranks(folder):
     wait_until(lambda: len(pids(folder)) == 4, "two ranks have started a child each")
 
 
-@pytest.fixture(scope="module")
-def slept(small, tmp_path_factory):
-    """Let two ranks sleep, started by each launcher; give results and folders."""
-    folders = {launcher: tmp_path_factory.mktemp(launcher) / "run1" for launcher in ("fork", "deepspeed")}
-    return {
-        launcher: (
-            launch(small(launcher=launcher, gpus=2), folder, progress=False, worker="tests.workers.sleeper"),
-            folder,
-        )
-        for launcher, folder in folders.items()
-    }
-
-
-@BOTH
 @pytest.mark.alone
-def test_a_sleeper_reports_exactly_its_sleep(slept, launcher):
-    result, _ = slept[launcher]
+def test_a_sleeper_reports_exactly_its_sleep(run_small):
+    result, paths = run_small(worker="tests.workers.sleeper", gpus=2)
     tokens = 2 * 2 * 32
     assert result.status == "ok"
     assert result.summary["tokens_per_s"] == pytest.approx(4 * tokens / 2.56, rel=0.03)
     assert result.summary["step_time_s"] == pytest.approx(0.64, rel=0.03)
     assert result.summary["step_time_median_s"] == pytest.approx(0.48, rel=0.05)
+    facts = [json.loads((paths.dir / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert {"rank 0 was here", "rank 1 was here"} <= set(paths.console.read_text().splitlines())
+    assert [rank["cwd"] for rank in facts] == [os.getcwd()] * 2
+    assert facts[0]["group"] == facts[1]["group"] != os.getpgid(0)
 
 
 def test_three_silent_ranks_are_a_failure(run_small):
@@ -69,13 +59,11 @@ def test_three_silent_ranks_are_a_failure(run_small):
     assert json.loads(paths.result.read_text())["summary"]["tokens_per_s"] is None
 
 
-@BOTH
-def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, launcher, monkeypatch):
+def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, monkeypatch):
     monkeypatch.setenv("DSNB_TEST_KILL_RANK", "1")
     monkeypatch.setattr(run, "GRACE_PERIOD_S", 1.0)
-    result, paths = run_small(worker="tests.workers.hanger", gpus=2, launcher=launcher)
-    who = "rank 1" if launcher == "fork" else "a rank"
-    assert (result.status, result.cause) == ("failed", f"{who} was killed by signal 9 (SIGKILL)")
+    result, paths = run_small(worker="tests.workers.hanger", gpus=2)
+    assert (result.status, result.cause) == ("failed", "rank 1 was killed by signal 9 (SIGKILL)")
     left = pids(paths.dir)
     assert len(left) == 4
     wait_until_ended(left)
@@ -180,8 +168,7 @@ def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
     assert free(int((folder / "port").read_text()))
 
 
-@BOTH
-def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
+def test_an_interrupt_leaves_nothing_behind(small, tmp_path):
     folder = tmp_path / "run1"
 
     def interrupt():
@@ -190,24 +177,10 @@ def test_an_interrupt_leaves_nothing_behind(small, tmp_path, launcher):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        launch(small(gpus=2, launcher=launcher), folder, progress=False, worker="tests.workers.hanger")
+        launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
     record = records.read_json(folder / "result.json")
     assert (record["status"], record["cause"]) == ("interrupted", "stopped by the user")
     wait_until_ended(pids(folder))
-
-
-@pytest.mark.alone
-def test_ranks_are_like_those_of_the_deepspeed_launcher(slept):
-    facts = {}
-    for launcher, (_, folder) in slept.items():
-        facts[launcher] = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-        assert {"rank 0 was here", "rank 1 was here"} <= set((folder / "console.log").read_text().splitlines())
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "PATH", "DS_ACCELERATOR"]
-    names += ["OMP_NUM_THREADS"]
-    for ours, theirs in zip(facts["fork"], facts["deepspeed"], strict=True):
-        assert {name: ours["env"].get(name) for name in names} == {name: theirs["env"].get(name) for name in names}
-        assert ours["cwd"] == theirs["cwd"]
-    assert facts["fork"][0]["group"] == facts["fork"][1]["group"] != os.getpgid(0)
 
 
 @pytest.fixture(scope="module")

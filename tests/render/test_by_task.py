@@ -4,8 +4,7 @@ import re
 
 import pandas as pd
 
-import dsnb
-from dsnb.render import by_task, notes, tables
+from dsnb.render import by_task, notes
 from tests.support import made_up
 
 FAST, SLOW = "gpt2, sequence 512", "bloom-560m, sequence 512"
@@ -44,12 +43,6 @@ def test_a_setting_whose_repeats_do_not_agree_comes_last():
     assert names(by_task.medians(pd.concat([runs, again], ignore_index=True))) == ["a", "b"]
 
 
-def test_the_page_has_them_by_task(tmp_path):
-    page = dsnb.explore(two_tasks()).save(tmp_path / "page.html").read_text()
-    found = parts(page[page.index("<h2>Medians</h2>") :])
-    assert (names(found[FAST]), names(found[SLOW])) == (["b", "a"], ["d", "c", "e"])
-
-
 def test_settings_of_several_sweeps_have_one_name_on_the_page():
     runs = two_tasks().assign(sweep=["one", "two", "two", "two", "two"])
     found = parts(by_task.medians(runs))
@@ -69,18 +62,3 @@ def test_remarks_and_unusual_runs_are_below_their_task():
     found = parts(notes.runs_to_look_at(two_tasks()), "h4")
     assert list(found) == [SLOW]
     assert "first loss +5.0 %" in found[SLOW]
-
-
-def test_more_tasks_than_fit_are_counted(monkeypatch):
-    monkeypatch.setattr(by_task, "MOST", 1)
-    assert str(by_task.medians(two_tasks())).endswith("<p>1 more task not shown here.</p>")
-    assert list(parts(by_task.medians(two_tasks()))) == [SLOW]
-
-
-def test_wall_times_are_by_task_and_no_runs_are_no_exception():
-    timed = two_tasks().assign(
-        **{f"{name}_s": 1.0 for name in ["start", "build", "warmup", "timed", "stop", "wall", "notebook"]}
-    )
-    assert [names(part) for part in parts(by_task.wall_times(timed)).values()] == [["c", "d"], ["a", "b"]]
-    none = two_tasks().head(0)
-    assert str(by_task.medians(none)) == str(tables.summary_table(dsnb.summarize(none), none))

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from dsnb.analysis.parity import parity as compared
 from dsnb.render import parity
@@ -78,11 +77,3 @@ def test_hostile_names_stay_text():
     assert "<img src=x" not in shown
     assert "<b>" not in shown
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in shown
-
-
-@pytest.mark.parametrize("count", [99, 101])
-def test_a_long_list_is_cut(count):
-    table = runs(*({"micro_batch_size": size} for size in range(1, count + 1)))
-    details = parity.section(table)[-1].text
-    assert details.count("<tr>") - 1 == min(count, 100)
-    assert ("The 100 with the largest errors." in details) == (count > 100)

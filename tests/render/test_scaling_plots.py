@@ -36,18 +36,6 @@ def test_every_axis_of_scaling_has_its_unit(table):
         assert labels(scaling_plots.days(shown, 3e9)) == [(gpus, "days for 3 billion tokens")]
 
 
-def test_scaling_without_gpus_speaks_of_ranks():
-    table = scaling(runs("a", {1: 100, 2: 180}).assign(device="cpu"))
-    share = "efficiency (% of tokens/s/rank at the base)"
-    assert labels(scaling_plots.throughput(table)) == [
-        ("number of ranks", "tokens/s of all ranks"), ("number of ranks", share),
-    ]  # fmt: skip
-    assert "(base: 1 rank)" in scaling_plots.throughput(table).svg
-    shown = scaling_plots.numbers(table).text
-    assert '<th scope="col">ranks</th>' in shown
-    assert "<td>90</td>" in shown  # % efficiency
-
-
 @pytest.mark.parametrize(("low", "high"), [(130, 150), (99, 101), (20, 1999), (3, 1e6), (7, 7)])
 def test_a_logarithmic_axis_has_more_than_one_label(low, high):
     figure, axis = plt.subplots()
@@ -63,13 +51,6 @@ def test_remarks_on_scaling(table):
     assert "No workload was measured on two numbers of GPUs" in scaling_plots.remarks([]).text
     assert "No workload is more efficient on more GPUs" in scaling_plots.remarks([table]).text
     assert "super-linear" in scaling_plots.remarks([scaling(runs("a", {1: 100, 2: 280}))]).text
-
-
-def test_workloads_with_long_names_stay_apart_and_name_their_base(table):
-    figure = scaling_plots.throughput(table).figure
-    entries = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sorted(entries) == [f"{'a' * 120}\u2026 (base: {base})" for base in ("1 GPU", "2 GPUs")]
-    assert len({line.get_color() for line in figure.axes[0].get_lines() if len(line.get_xdata())}) == 2
 
 
 def test_every_axis_of_memory_and_steps_has_its_unit(tmp_path):

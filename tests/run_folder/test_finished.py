@@ -9,17 +9,15 @@ import pytest
 
 import dsnb
 from dsnb.errors import DsnbWarning, LaunchError, SettingsError
-from dsnb.execute import notebook
 from dsnb.explorer import payload
 from dsnb.explorer.data import read
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import prepare, write_experiment
-from dsnb.run_folder.paths import RunPaths, SweepPaths
+from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
-from dsnb.sweep import job, lock
 from dsnb.sweep.params import load_sweep
-from dsnb.sweep.run import is_finished, run_sweep
+from dsnb.sweep.run import is_finished
 from tests import ROOT
 from tests.support import whole
 from tests.support.waiting import WAIT_S, wait_until
@@ -174,15 +172,6 @@ def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):
     assert links["kinds"][0]["available"] == [int(place != str(folder / ZS3 / "run4")) for place in runs["run_dir"]]
 
 
-def test_a_copy_whose_number_is_taken_gets_another(sweep):
-    folder = sweep.paths.dir
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
-    shutil.copytree(folder / ZS3 / "run2", folder / ZS3 / "run9")
-    with pytest.warns(DsnbWarning):
-        runs = dsnb.load_runs(folder)
-    assert sorted(runs.loc[runs["experiment"] == ZS3, "repeat"]) == [1, 2, 3, 9, 10]
-
-
 @pytest.mark.parametrize("name", ["baseline", f"{ZS0}_old", "gpt2-tiny_" + ZS0])
 def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, name, recwarn):
     (sweep.paths.dir / ZS0).rename(sweep.paths.dir / name)
@@ -191,74 +180,16 @@ def test_an_experiment_that_was_renamed_as_a_whole_keeps_its_new_name(sweep, nam
     assert not recwarn.list
 
 
-def test_a_copy_of_another_model_is_told_apart_though_its_name_is_the_same(sweep):
-    copy = shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS0 / "run7")
-    change(copy / "experiment.json", model="opt-tiny")
+def test_copies_go_by_their_settings_under_numbers_of_their_own(sweep):
+    folder = sweep.paths.dir
+    other = shutil.copytree(folder / ZS0 / "run1", folder / ZS0 / "run7")
+    change(other / "experiment.json", model="opt-tiny")
+    shutil.copytree(folder / ZS3 / "run2", folder / ZS0 / "run9")
+    shutil.copytree(folder / ZS3 / "run2", folder / ZS3 / "run9")
     with pytest.warns(DsnbWarning, match=f"belongs to opt-tiny_{ZS0}, not to {ZS0}"):
-        runs = dsnb.load_runs(sweep.paths.dir)
-    assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 3}
-
-
-def test_a_lone_copy_goes_by_its_settings(sweep):
-    shutil.rmtree(sweep.paths.dir / ZS3)
-    shutil.copytree(sweep.paths.dir / ZS0 / "run1", sweep.paths.dir / ZS3 / "run5")
-    with pytest.warns(DsnbWarning, match=f"belongs to {ZS0}, not to {ZS3}"):
-        assert set(dsnb.load_runs(sweep.paths.dir)["experiment"]) == {ZS0}
-
-
-def removing(folder, calls):
-    """Give an `execute` for notebooks that removes a folder amid the first run, as somebody else might."""
-
-    def execute(template, target, values):
-        calls.append(values["run_dir"])
-        shutil.rmtree(folder)
-        raise FileNotFoundError(2, "No such file or directory", str(target))
-
-    return execute
-
-
-@pytest.mark.process
-def test_a_sweep_whose_folder_is_removed_ends_and_leaves_nothing_there(tmp_path, monkeypatch):
-    (tmp_path / "t.yaml").write_text(PARAMS)
-    calls = []
-    monkeypatch.setattr(notebook, "execute", removing(tmp_path / "out", calls))
-    with pytest.raises(LaunchError, match="was removed or replaced during the run: nothing more is written"):
-        run_sweep(tmp_path / "t.yaml", output=tmp_path / "out", progress=False)
-    assert len(calls) == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_second_sweep_under_the_same_name_ends_the_first(tmp_path):
-    """The folder is removed and made anew: the first sweep holds a lock that nobody can see any more."""
-    sweep = SweepPaths(tmp_path / "out")
-    with lock.locked(sweep) as first:
-        first.check()
-        shutil.rmtree(sweep.dir)
-        with lock.locked(sweep) as second:
-            second.check()
-            with pytest.raises(LaunchError) as caught:
-                first.check()
-        assert str(caught.value) == (
-            f"{sweep.dir} or its lock was removed or replaced while the sweep ran: nothing more is written there; "
-            "start the sweep again"
-        )
-
-
-@pytest.mark.process
-def test_no_run_is_started_under_a_lock_that_is_gone(sweep, monkeypatch):
-    for run in sweep.runs:
-        run.paths.result.unlink()
-    made = []
-
-    def execute(run):
-        made.append(run.name)
-        sweep.paths.lock.unlink()
-        return Result("failed", "by hand", {}, {}, {}, run.paths.dir)
-
-    monkeypatch.setattr(job, "execute", execute)
-    with pytest.raises(LaunchError, match="or its lock was removed or replaced while the sweep ran"):
-        run_sweep(sweep, progress=False)
-    assert len(made) == 1
+        runs = dsnb.load_runs(folder)
+    assert dsnb.summarize(runs)["n"].to_dict() == {ZS0: 3, f"opt-tiny_{ZS0}": 1, ZS3: 5}
+    assert sorted(runs.loc[runs["experiment"] == ZS3, "repeat"]) == [1, 2, 3, 9, 10]
 
 
 def test_a_result_is_not_written_into_a_folder_that_is_gone(tmp_path):

@@ -53,28 +53,9 @@ def edge_values(name, field):
     return list(dict.fromkeys([field.default, *literals, *numbers, *truths]))
 
 
-def test_edge_values_are_those_of_the_type():
-    fields = Experiment.model_fields
-    assert edge_values("offload", fields["offload"])[-1] == "all-nvme"
-    assert edge_values("bucket_elements", fields["bucket_elements"]) == [0, 1]
-    assert edge_values("micro_batch_size", fields["micro_batch_size"]) == [8, "auto"]
-    assert edge_values("profile", fields["profile"]) == [False, True]
-
-
 SAID_WITH_0 = {"zero_stage", "seed"}
 """Settings of which 0 is a value like any other."""
-ODD = [
-    r"\bnone\b",
-    r"\bauto\b",
-    r"\bgib\b",
-    r"_",
-    r"\s$",
-    r"^\s*$",
-    r"\s\s",
-    r"\b1 \w+s\b",
-    r"\bone block of 1\b",
-    r"-$",
-]
+ODD = [r"\b(none|auto|gib)\b", r"_", r"\s$", r"^\s*$", r"\s\s", r"\b1 \w+s\b", r"\bone block of 1\b", r"-$"]
 
 
 @pytest.mark.parametrize("name", [name for name in Experiment.model_fields if name not in {*SUPERVISION, "deepspeed"}])
@@ -89,17 +70,12 @@ def test_no_value_of_a_setting_is_said_as_nobody_would(name):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("bucket_elements", 0, "default bucket size"),
         ("bucket_elements", 1, "buckets of 1 element"),
-        ("checkpoint_every", 1, "every block recomputed"),
         ("checkpoint_every", 3, "one block of 3 recomputed"),
         ("checkpoint_offload", False, "checkpoints on the GPU"),
         ("memory_limit_gib", 0.0, "no memory limit"),
         ("memory_limit_gib", 79.5, "memory limit 79.5 GiB"),
-        ("lora_rank", 0, "no LoRA"),
-        ("gradient_clipping", 0.0, "no gradient clipping"),
         ("offload", "none", "no offload"),
-        ("zeropp", "none", "no ZeRO++"),
         ("overlap_comm", "auto", "default overlapped communication"),
         ("micro_batch_size", "auto", "the largest micro-batch that fits"),
         ("bucket_elements", None, "unknown bucket size"),

@@ -53,15 +53,8 @@ def test_every_alias_leads_to_a_setting_and_is_none():
 def test_an_experiment_takes_the_former_name():
     assert Experiment(hang_limit_s=5.0) == Experiment(step_timeout_s=5.0)
     assert "hang_limit_s" not in Experiment(hang_limit_s=5.0).model_dump()
-
-
-def test_a_wrong_value_is_reported_under_the_current_name():
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match=r"^step_timeout_s is 0: it must be more than 0\.0$"):
         Experiment(hang_limit_s=0)
-    assert str(caught.value) == "step_timeout_s is 0: it must be more than 0.0"
-
-
-def test_both_names_are_one_problem_beside_the_others():
     with pytest.raises(SettingsError) as caught:
         Experiment(hang_limit_s=5.0, step_timeout_s=6.0, zero_stage=4)
     assert caught.value.problems == [BOTH, "zero_stage is 4: allowed are 0, 1, 2 or 3"]
@@ -82,22 +75,17 @@ def test_a_params_file_takes_the_former_name(params, text, expected):
     assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
 
 
-@pytest.mark.parametrize("text", ["defaults: {}", "defaults: {step_timeout_s: 7}", "defaults: {hang_limit_s: 7}"])
+@pytest.mark.parametrize("text", ["defaults: {step_timeout_s: 7}", "defaults: {hang_limit_s: 7}"])
 @pytest.mark.parametrize("name", ["hang_limit_s", "step_timeout_s"])
 def test_set_takes_either_name_and_replaces_either(params, text, name):
     assert timeouts(load_sweep(params(text), parse_overrides([f"{name}=5"]))) == [5.0]
 
 
-@pytest.mark.parametrize("place", ["defaults: {%s}", "grid: {%s}", "include: [{%s}]", "exclude: [{%s}]"])
-def test_both_names_in_one_place_of_a_params_file_are_refused(params, place):
-    both = "hang_limit_s: [5], step_timeout_s: [6]"
-    path = params(place % both)
+def test_both_names_in_one_place_are_refused(params):
+    path = params("include: [{hang_limit_s: [5], step_timeout_s: [6]}]")
     with pytest.raises(SettingsError) as caught:
         load_sweep(path)
     assert str(caught.value) == f"params file {str(path)!r}: {BOTH}"
-
-
-def test_both_names_in_set_are_refused(params):
     with pytest.raises(SettingsError) as caught:
         load_sweep(params("defaults: {}"), {"hang_limit_s": 5, "step_timeout_s": 6})
     assert str(caught.value) == f"--set: {BOTH}"
@@ -108,9 +96,6 @@ def test_a_notebook_takes_the_former_name_instead_of_the_default():
     injected = {"hang_limit_s": 5.0, "step_timeout_s": default, "run_dir": ""}
     assert Experiment.from_namespace(injected).step_timeout_s == 5.0
     assert Experiment.from_namespace({"hang_limit_s": 5.0}).step_timeout_s == 5.0
-    with pytest.raises(SettingsError) as caught:
-        Experiment.from_namespace({"hang_limit_s": 5.0, "step_timeout_s": 6.0})
-    assert str(caught.value) == BOTH
 
 
 def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):

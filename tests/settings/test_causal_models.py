@@ -17,15 +17,9 @@ REFUSED = {
     ),
     "xlnet": ({"model_type": "xlnet"}, f"in xlnet, tokens also attend to later ones; {ALLOWED}"),
     "t5": ({"model_type": "t5", "is_encoder_decoder": True}, f"t5 is an encoder-decoder; {ALLOWED}"),
-    "bart": ({"model_type": "bart"}, f"bart is an encoder-decoder; {ALLOWED}"),
-    "whisper": ({"model_type": "whisper"}, f"whisper is an encoder-decoder; {ALLOWED}"),
     "vit": (
         {"model_type": "vit"},
         f"'vit' is not a type of causal language models in transformers; {ALLOWED}",
-    ),
-    "typo": (
-        {"model_type": "lama"},
-        f"'lama' is not a type of causal language models in transformers; {ALLOWED}",
     ),
     "list": ([1], f"its configuration is not a JSON object; {ALLOWED}"),
     "none": ({"hidden_size": 64}, f"its configuration has no model_type; {ALLOWED}"),

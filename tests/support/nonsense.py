@@ -117,15 +117,3 @@ def write_run(draw, folder, real):
                 written.append(spelled(draw, value(draw)))
         (folder / name).write_bytes(b"\n".join(written) + b"\n")
     return len(odd)
-
-
-def params(draw, file):
-    """Return the bytes of a params file in which something is nonsense."""
-    if draw.random() < 0.7:
-        return spelled(draw, mutated(draw, file))
-    pieces = [
-        "name: t", "defaults:", "grid:", "  model: gpt2-tiny", "  zero_stage: [0, 1]", "- x", "? y", "&a b", "*a",
-        "<<: {a: 1}", "!!python/name:os", "!!int", "2024-99-99", "'", '"', "{", "}", "[", "]", ":", "|", ">", "%TAG",
-        "\t", "#", "1: 2", "null: 3", "repeats: 0x" + "f" * 300, "1:" * 200, "\x00", "\x85", "---", "...", "!!set {a}",
-    ]  # fmt: skip
-    return "\n".join(draw.choices(pieces, k=draw.randrange(1, 12))).encode()

@@ -72,16 +72,6 @@ def test_a_folder_of_runs_has_the_same_names_wherever_it_is_read(made, home, tmp
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("name", ["models/llama.json", "models/llama/config.json", "models/llama", "hub/llama"])
-def test_runs_that_recorded_no_name_of_their_model_keep_that_of_their_folder(made, name, recwarn):
-    run = made.runs[0].paths
-    record = {key: value for key, value in records.read_json(run.experiment).items() if key != "model_name"}
-    records.write_json(run.experiment, {**record, "model": name})
-    run.dir.parent.rename(run.dir.parent.with_name(f"llama_{NAME}"))
-    assert set(dsnb.load_runs(made.paths.dir)["experiment"]) == {f"llama_{NAME}", *NAMES[1:]}
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize("name", ["models/llama.json", "models/qwen/config.json"])
 def test_a_sweep_does_not_go_on_with_an_edited_file(made, home, name):
     (home / name).write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
@@ -113,19 +103,11 @@ def test_a_failed_run_may_be_repeated_with_a_corrected_file(made, home):
         is_finished(now)
 
 
-def test_runs_recorded_without_digests_go_on(made, home):
-    for run in made.runs[:3]:
-        record = records.read_json(run.paths.experiment)
-        records.write_json(run.paths.experiment, {key: record[key] for key in record if key != "inputs"})
-    (home / "models/llama.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
-    assert all(is_finished(run) for run in with_inputs(load_sweep("files.yaml", output=home / "out")).runs[:3])
-
-
 @pytest.mark.process
 def test_three_architectures_are_trained_and_read_from_elsewhere(home, tmp_path_factory, monkeypatch, recwarn):
     """Parameters are counted by hand; without an index, from another folder, everything is the same."""
-    results = run_sweep("files.yaml", output=home / "out", progress=False)
-    assert [result.status for result in results] == ["ok"] * 6
+    results = run_sweep("files.yaml", overrides={"repeats": 1}, output=home / "out", progress=False)
+    assert [result.status for result in results] == ["ok"] * 3
     away = tmp_path_factory.mktemp("away")
     here = dsnb.load_runs("out")
     shutil.copytree(home / "out", away / "out")
@@ -134,7 +116,7 @@ def test_three_architectures_are_trained_and_read_from_elsewhere(home, tmp_path_
     steps = dsnb.load_steps("out")
     assert list(there["experiment"]) == list(here["experiment"])
     assert set(steps["experiment"]) == set(NAMES)
-    assert dsnb.summarize(there)["n"].to_dict() == dict.fromkeys(sorted(NAMES), 2)
+    assert dsnb.summarize(there)["n"].to_dict() == dict.fromkeys(sorted(NAMES), 1)
     embeddings, block = 2 * 256 * 32, 3 * 32 * 64 + 2 * 32 + 2 * 32 * 32  # untied; MLP, norms, query and output
     llama = embeddings + block + 2 * 32 * 32 + 32
     qwen = embeddings + block + 2 * 32 * 16 + (32 + 2 * 16) + 32  # one key and value head, with biases

@@ -47,8 +47,21 @@ def test_a_sweep_leaves_complete_folders_and_a_table(swept):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     html = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
     assert "tokens/s" in html
-    (given,) = [cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", [])]
-    assert given.metadata["jupyter"] == {"source_hidden": True}
+    (injected,) = [cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", [])]
+    given = dict(line.split(" = ") for line in injected.source.splitlines() if " = " in line)
+    assert given.pop("run_dir") == f'"{folder}"'
+    shown = {
+        "model",
+        "zero_stage",
+        "precision",
+        "micro_batch_size",
+        "seq_len",
+        "data",
+        "device",
+        "steps",
+        "time_limit_s",
+    }
+    assert given.keys() == shown | {"warmup_steps"}  # what differs from the defaults
     assert 'alt="Loss and step time of one run' in html
     assert "%|" not in json.dumps(outputs)  # the progress bar is gone, not frozen at 0 %
 
@@ -62,18 +75,6 @@ def test_a_second_sweep_repeats_nothing_and_failed_runs_only_on_demand(params, s
     assert statuses(run_sweep(sweep, progress=False)) == ["ok", "failed"]
     assert statuses(run_sweep(sweep, retry=True, progress=False)) == ["ok", "ok"]
     assert sweep.runs[0].paths.result.stat().st_mtime_ns == before[sweep.runs[0].paths.result]
-
-
-@pytest.mark.process
-def test_an_empty_result_counts_as_unfinished_and_a_folder_with_braces_is_taken_as_it_is(params, tmp_path):
-    out = tmp_path / "a {x} [b]"
-    sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=out)
-    sweep.runs[0].paths.dir.mkdir(parents=True)
-    sweep.runs[0].paths.result.write_text("")
-    with pytest.warns(UserWarning, match=r"result\.json is left out"):
-        results = run_sweep(sweep, progress=False)
-    assert statuses(results) == ["ok"]
-    assert (out / NAMES[0] / "run1" / "run.ipynb").exists()
 
 
 def test_other_settings_under_the_same_name_are_refused(params, swept, tmp_path):
@@ -132,28 +133,12 @@ def test_a_run_whose_kernel_was_killed_is_made_again_if_it_had_not_begun(params,
     assert is_finished(run) == (status == "failed")
 
 
-@pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/etc"])
-def test_no_experiment_leaves_the_sweeps_folder(tmp_path, name):
-    with pytest.raises(SettingsError, match=r"is not a plain folder name: leave out '/' and '\.\.'"):
-        paths.SweepPaths(tmp_path).run(name, 1)
-
-
-@pytest.mark.process
-def test_a_result_that_lacks_parts_does_not_stop_a_sweep(params, tmp_path):
-    sweep = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out")
-    records.write_json(sweep.runs[0].paths.result, {"status": "ok"})
-    assert statuses(run_sweep(sweep, progress=False)) == ["ok"]
-
-
-def test_a_notebook_without_a_setting_or_its_tag_is_refused(params, tmp_path, monkeypatch):
+def test_a_notebook_without_its_tag_is_refused(params, tmp_path, monkeypatch):
     template = tmp_path / "10_run.ipynb"
     text = paths.notebook_template("10_run").read_text()
     monkeypatch.setattr(paths, "notebook_template", lambda _: template)
-    template.write_text(text.replace("grad_accum: int", "gradaccum: int"))
-    with pytest.raises(SettingsError, match="does not take grad_accum: add it to the cell tagged 'parameters'"):
-        run_sweep(params, output=tmp_path / "out", progress=False)
     template.write_text(text.replace('"parameters"', '"params"'))
-    with pytest.raises(SettingsError, match="does not take model, weights, strategy, zero_stage, "):
+    with pytest.raises(SettingsError, match="has no cell tagged 'parameters' with 'run_dir': restore the tag"):
         run_sweep(params, output=tmp_path / "out", progress=False)
 
 
@@ -183,13 +168,3 @@ def test_a_full_disk_stops_the_sweep_in_one_sentence(params, tmp_path):
             run_sweep(sweep, progress=False)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_disk_that_fills_up_during_a_run(params, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    sweep = load_sweep(params, output=tmp_path / "out")
-    monkeypatch.setattr("dsnb.execute.notebook.execute", full)
-    with pytest.raises(LaunchError, match="the disk is full; make room and start the sweep again"):
-        execute(sweep.runs[0])

@@ -17,7 +17,7 @@ import pytest
 from dsnb.files import records
 from dsnb.runs.load import load_runs
 from tests import ROOT
-from tests.support.small_sweep import NAMES, PARAMS, command, light_server, own_server
+from tests.support.small_sweep import NAMES, PARAMS, command, light_server
 from tests.support.waiting import WAIT_S, is_running, wait_until, wait_until_ended
 
 
@@ -83,75 +83,22 @@ TRAPS = ("pandas", "torch", "random", "deepspeed", "json", "sitecustomize", "dsn
 KERNEL = {"argv": ["/bin/false", "{connection_file}"], "display_name": "another environment", "language": "python"}
 
 
-@pytest.fixture(scope="module")
-def crowded(tmp_path_factory):
-    """Let three sweeps start together, two of them on the same outputs; give their folder, exit codes and words.
-
-    The third one has a server without torch. Their working folder holds modules with the names of packages that they
-    use, their home is on a full disk (where one can be mounted), Jupyter's path has another kernel called `python3`,
-    and their umask keeps all to the user.
-    """
-    home = tmp_path_factory.mktemp("crowded")
-    work, kernels = home / "work", home / "jupyter" / "kernels" / "python3"
+@pytest.mark.process
+def test_modules_in_the_working_folder_and_other_kernels_are_not_used(params, tmp_path):
+    """The folder holds modules with the names of packages, and Jupyter's path another kernel called `python3`."""
+    work, kernels = tmp_path / "work", tmp_path / "jupyter" / "kernels" / "python3"
     work.mkdir()
     for name in TRAPS:
-        (work / f"{name}.py").write_text(f"open({str(home / 'executed')!r}, 'a').write('{name} ')\n")
+        (work / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n")
     kernels.mkdir(parents=True)
     (kernels / "kernel.json").write_text(json.dumps(KERNEL))
-    full = home / "full"
-    full.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], capture_output=True)
-    with contextlib.suppress(OSError):
-        (full / "file").write_bytes(bytes(2**17))
-    env = own_server() | {"HOME": str(full), "JUPYTER_PATH": str(home / "jupyter"), "DSNB_CACHE": "off"}
-    params = home / "small.yaml"
-    params.write_text(PARAMS.replace("repeats: 2", "repeats: 1").replace("[0, 3]", "[0]"))
-    light = env | {name: light_server()[name] for name in ("PYTHONPATH", "DSNB_TEST_STEP_S")}
-    other = [*command(params)[:-1], str(home / "other")]
-    started = [
-        subprocess.Popen(words, cwd=work, env=own, umask=0o077, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        for words, own in ((command(params), env), (command(params), env), (other, light))
-    ]
-    said = [sweep.communicate(timeout=WAIT_S)[1].decode() for sweep in started]
-    yield home, env, [sweep.returncode for sweep in started], said
-    if not mounted.returncode:
-        subprocess.run(["umount", str(full)], check=True)
-
-
-@pytest.mark.process
-def test_sweeps_at_once_in_one_folder_and_in_two(crowded):
-    home, _, codes, said = crowded
-    assert sorted(codes[:2]) == [0, 1], said
-    assert codes[2] == 0, said
-    refused = said[codes.index(1)]
-    assert refused.startswith(f"error: {home / 'out'} is in use by another sweep (process ")
-    assert len(refused.splitlines()) == 1
-
-
-@pytest.mark.process
-def test_runs_are_made_by_this_interpreter_whatever_kernelspecs_there_are_and_without_a_home(crowded):
-    for folder in ("out", "other"):
-        assert list(load_runs(crowded[0] / folder)["status"]) == ["ok"]
-
-
-@pytest.mark.process
-def test_modules_in_the_working_folder_are_never_imported(crowded):
-    home, env, *_ = crowded
-    for words in (["summary", home / "out"], ["report", home / "out"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "dsnb", *map(str, words)],
-            cwd=home / "work", env=env, umask=0o077, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+    env = light_server() | {"JUPYTER_PATH": str(tmp_path / "jupyter")}
+    one_run = ["--set", "repeats=1", "--only", "zs0*"]
+    for words in ([*command(params), *one_run], [sys.executable, "-m", "dsnb", "summary", str(tmp_path / "out")]):
+        done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, timeout=WAIT_S)
         assert done.returncode == 0, done.stderr
-    assert not (home / "executed").exists(), (home / "executed").read_text()
-
-
-@pytest.mark.process
-def test_what_a_sweep_writes_follows_the_umask(crowded):
-    home = crowded[0]
-    written = [path for folder in ("out", "other") for path in (home / folder, *(home / folder).rglob("*"))]
-    assert len(written) > 20
-    assert {path for path in written if path.stat().st_mode & 0o077} == set()
+    assert list(load_runs(tmp_path / "out")["status"]) == ["ok"]
+    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
 
 
 @pytest.mark.process

@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
-import papermill
 import psutil
 import pytest
 import yaml
@@ -19,10 +17,8 @@ from rich.console import Console
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.run_folder.result import Result
-from dsnb.settings.hostfile import Host
 from dsnb.sweep import job, progress, schedule, subclusters
 from dsnb.sweep.params import load_sweep
-from dsnb.system import signals
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
@@ -48,24 +44,6 @@ def load(params, *sizes, **overrides):
     return subclusters.load(params, sizes, overrides, output=params.parent / "out")
 
 
-def test_hosts_are_split_into_neighbours():
-    hosts = [Host(f"n{number}", (0, 1)) for number in range(64)]
-    began = time.process_time()
-    for size in (1, 2, 4, 8, 16, 32, 64, 5):
-        groups, left = subclusters.split(hosts, size)
-        assert [host for group in groups for host in group] + list(left) == hosts
-        assert {len(group) for group in groups} == {size}
-        assert len(left) == 64 % size
-    assert time.process_time() - began < 0.05
-    with pytest.raises(SettingsError, match="sub-cluster is 65: there are 64 hosts; give 1 to 64"):
-        subclusters.split(hosts, 65)
-
-
-@pytest.mark.parametrize(("text", "numbers"), [("2", [2]), ("1,2, 4", [1, 2, 4]), ("64,1", [64, 1])])
-def test_sizes(text, numbers):
-    assert subclusters.sizes(text) == numbers
-
-
 @pytest.mark.parametrize("text", ["", "0", "1,1", "2,,4", "two", "-1", "1.5", "9" * 9])
 def test_sizes_that_are_none(text):
     with pytest.raises(SettingsError) as caught:
@@ -74,17 +52,17 @@ def test_sizes_that_are_none(text):
 
 
 def test_every_experiment_is_made_on_every_group_repeats_outermost(params):
-    division = load(params, 2, 4, gpus=[1, 2])  # the groups say how many GPUs there are
-    runs = [(run.stage, run.lane, run.name, run.repeat) for run in division.sweep.runs]
+    sweep, notes = load(params, 2, 4, gpus=[1, 2])  # the groups say how many GPUs there are
+    runs = [(run.stage, run.lane, run.name, run.repeat) for run in sweep.runs]
     zs0, zs3 = ("zs0_fp32_gpus4_bs2_sl32_stdlib_nodes2", "zs3_fp32_gpus4_bs2_sl32_stdlib_nodes2")
     pairs = [(0, "n1@n2", zs0, 1), (0, "n3@n4", zs0, 2), (0, "n1@n2", zs3, 1), (0, "n3@n4", zs3, 2)]
     again = [(stage, lane, name, number + 2) for stage, lane, name, number in pairs]
     large = [(1, "n1@n2@n3@n4", name.replace("4_bs", "8_bs").replace("nodes2", "nodes4")) for name in (zs0, zs3)]
     assert runs == [*pairs, *again, *[(*one, number) for number in (1, 2) for one in large]]
-    experiment = division.sweep.runs[1].experiment
+    experiment = sweep.runs[1].experiment
     assert (experiment.include, experiment.gpus, experiment.nodes) == ("n3@n4", 4, 2)
     assert [host.name for host in experiment.hosts] == ["n3", "n4"]
-    assert list(division.notes()) == [
+    assert notes == [
         "sub-clusters of 2: unused hosts: n5",
         "sub-clusters of 4: unused hosts: n5",
     ]
@@ -92,8 +70,8 @@ def test_every_experiment_is_made_on_every_group_repeats_outermost(params):
 
 def test_filters_come_first_and_other_numbers_of_gpus_are_other_experiments(params):
     (params.parent / "hosts").write_text("n1 slots=2\nn2 slots=4\nn3 slots=4\nn4 slots=4\n")
-    division = load(params, 1, exclude="n4@n3:1")
-    assert {(run.lane, run.experiment.gpus, run.repeat) for run in division.sweep.runs} == {
+    sweep, _ = load(params, 1, exclude="n4@n3:1")
+    assert {(run.lane, run.experiment.gpus, run.repeat) for run in sweep.runs} == {
         *((lane, gpus, repeat) for lane, gpus in (("n1", 2), ("n2", 4), ("n3:0,2,3", 3)) for repeat in (1, 2)),
     }
     with pytest.raises(SettingsError, match="sub-cluster needs hosts: name them with --hostfile"):
@@ -101,30 +79,12 @@ def test_filters_come_first_and_other_numbers_of_gpus_are_other_experiments(para
 
 
 def test_the_params_file_that_is_kept_is_for_all_groups(params):
-    sweep = load(params, 1, 2, repeats=3, gpus=[1, 2]).sweep
+    sweep = load(params, 1, 2, repeats=3, gpus=[1, 2])[0]
     kept = params.with_name("kept.yaml")
     kept.write_text(yaml.safe_dump(sweep.params))
-    again = subclusters.load(kept, (1, 2), output=params.parent / "out").sweep
+    again = subclusters.load(kept, (1, 2), output=params.parent / "out")[0]
     assert again.runs == sweep.runs
     assert again.params == sweep.params
-
-
-def test_a_name_may_be_that_of_one_size(params):
-    hosts = {"hostfile": str(params.parent / "hosts")}
-    runs = subclusters.load(params, (1, 2), hosts, only="*gpus4*").sweep.runs
-    assert {(run.stage, run.lane) for run in runs} == {(1, "n1@n2"), (1, "n3@n4")}
-    with pytest.raises(SettingsError, match=r"no experiment's name matches '\*gpus5\*': there are zs0_fp32_gpus4_bs2"):
-        subclusters.load(params, (1, 2), hosts, only="*gpus5*")
-
-
-def test_sixty_four_hosts_take_seconds(params):
-    (params.parent / "hosts").write_text("".join(f"node{number:02} slots=8\n" for number in range(64)))
-    began = time.process_time()
-    division = load(params, 1, 2, 4, 8, 16, 32, 64)
-    assert time.process_time() - began < 2
-    assert len(division.sweep.runs) == 2 * 2 * 127
-    assert {run.experiment.gpus for run in division.sweep.runs} == {8 * 2**power for power in range(7)}
-    assert len({run.paths.dir for run in division.sweep.runs}) == len(division.sweep.runs)
 
 
 def times(runs):
@@ -140,7 +100,7 @@ def shown_of(sweep, monkeypatch):
 @pytest.mark.process
 def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("DSNB_TEST_MEETING", str(tmp_path_factory.mktemp("meeting")))
-    sweep = load(params, 2, 4, zero_stage=0).sweep
+    sweep = load(params, 2, 4, zero_stage=0)[0]
     shown, written = shown_of(sweep, monkeypatch)
     with shown:
         schedule.run_all(sweep.runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
@@ -162,7 +122,7 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
 
 @pytest.mark.process
 def test_a_job_that_fails_stops_no_other(params, monkeypatch):
-    sweep = load(params, 1).sweep
+    sweep = load(params, 1)[0]
     runs = [run for run in sweep.runs if run.lane in {"n1", "n2"} and run.repeat < 6]
     for run, how in zip(runs, ("die", "kill", "die_silently"), strict=False):
         run.paths.dir.mkdir(parents=True)
@@ -179,7 +139,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
 
 @pytest.mark.process
 def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(params, monkeypatch):
-    sweep = load(params, 1, micro_batch_size="auto", memory_limit_gib=1, zero_stage=0).sweep
+    sweep = load(params, 1, micro_batch_size="auto", memory_limit_gib=1, zero_stage=0)[0]
     runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
@@ -189,7 +149,7 @@ def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(pa
 
 
 def test_time_left_counts_the_lanes(params, monkeypatch):
-    sweep = load(params, 1, 2).sweep  # 2 experiments x 2 repeats on 5 hosts, then on 2 pairs
+    sweep = load(params, 1, 2)[0]  # 2 experiments x 2 repeats on 5 hosts, then on 2 pairs
     shown, _ = shown_of(sweep, monkeypatch)
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
@@ -209,7 +169,7 @@ SCRIPT = """
 import sys
 from dsnb.sweep import schedule, subclusters
 from dsnb.sweep.progress import Progress
-sweep = subclusters.load(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3]).sweep
+sweep = subclusters.load(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0]
 with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
     schedule.run_all(sweep.runs, schedule.LocalExecutor("tests.support.jobs"), shown)
 """
@@ -233,7 +193,7 @@ def test_jobs_end_with_the_sweep_however_it_ends(params, number):
 
 
 def test_a_run_of_a_group_is_not_taken_for_that_of_another(params):
-    sweep = load(params, 2).sweep
+    sweep = load(params, 2)[0]
     run = sweep.runs[0]
     records.write_json(run.paths.experiment, {**run.experiment.model_dump(), "include": "n4@n5"})
     assert job.changed_settings(run) == "include was 'n4@n5' and is 'n1@n2'"
@@ -248,36 +208,3 @@ def test_a_run_on_hosts_and_one_here_are_the_same_if_the_device_was(params):
         assert job.changed_settings(run) == ""
     records.write_json(run.paths.experiment, {**settings, "device": "cuda", "asked": {"device": "auto"}})
     assert job.changed_settings(run) == "device was 'cuda' and is 'cpu'"
-
-
-def test_kernels_that_start_all_at_once_may_take_minutes(params, monkeypatch):
-    """A kernel and its job take 3 s of a core: those of 64 groups 200 s, and papermill would wait for 60."""
-    asked = {}
-    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **options: asked.update(options))
-    job.execute(load_sweep(params, output=params.parent / "out").runs[0])
-    assert asked["start_timeout"] > 200
-
-
-@pytest.mark.process
-def test_a_job_that_is_told_to_end_leaves_its_steps_and_nothing_else(params):
-    (run, *_) = load_sweep(params, {"repeats": 1, "steps": 100_000}, output=params.parent / "out").runs
-    job.initialize(run)
-    words = [sys.executable, "-m", "dsnb.sweep.job", str(run.paths.dir)]
-    process = psutil.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
-    wait_until(lambda: records.read_lines(run.paths.steps), "the run trains")
-    family = process.children(recursive=True)
-    assert family
-    process.terminate()
-    process.terminate()
-    assert process.wait(WAIT_S) == signals.INTERRUPTED
-    assert json.loads(run.paths.result.read_text())["status"] == "interrupted"
-    assert records.read_lines(run.paths.steps)
-    wait_until_ended(one.pid for one in family)
-
-
-@pytest.mark.process
-def test_a_job_by_hand(params):
-    out = params.parent / "out"
-    done = subprocess.run([sys.executable, "-m", "dsnb.sweep.job", str(out)], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1
-    assert done.stderr == f"error: {out}/experiment.json holds no settings: start the run again\n"

@@ -1,13 +1,11 @@
 """Clocks that are set, machines that sleep: what ends a run and what it is said to have taken."""
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
 
-from dsnb.files import records
 from dsnb.launcher.run import Supervisor
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep.run import is_finished
@@ -73,18 +71,6 @@ def test_a_stopwatch_knows_work_from_sleep(clocks):
     assert (stopwatch.elapsed_s(), stopwatch.suspended_s()) == (7.0, 3602.0)
 
 
-def test_a_process_that_is_stopped_between_two_readings_has_not_slept(clocks, monkeypatch):
-    stopwatch = Stopwatch()
-    pauses = iter([100.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-
-    def monotonic():
-        clocks.monotonic_s += next(pauses, 0.0)
-        return clocks.monotonic_s
-
-    monkeypatch.setattr(launch_clock.time, "monotonic", monotonic)
-    assert stopwatch.suspended_s() == 0.0
-
-
 def test_a_run_that_the_machine_slept_through_is_interrupted(clocks, watch):
     ended = watch(lambda _: clocks.sleep(3600.0), time_limit_s=100.0, step_timeout_s=100.0)
     assert ended == ("interrupted", "the machine was suspended for 3,600 s during the run; start the sweep again")
@@ -107,28 +93,6 @@ def test_sleep_at_the_very_end_counts_too(clocks, watch):
 )
 def test_limits_are_of_the_time_that_passed(clocks, watch, limits, cause):
     assert watch(lambda _: clocks.work(1.0), **limits) == ("timeout", cause)
-
-
-def test_a_date_that_is_set_changes_no_run(run_small, monkeypatch):
-    """A real launch, during which this process's date goes back by three hours and then on by ten."""
-    date, began = time.time, time.monotonic()
-
-    def stepped():
-        passed = time.monotonic() - began
-        return date() + (-10_800.0 if passed % 2 < 1 else 36_000.0)
-
-    monkeypatch.setattr(time, "time", stepped)
-    result, run = run_small(worker="tests.workers.sleeper", time_limit_s=250.0, step_timeout_s=200.0)
-    took_s = time.monotonic() - began
-    assert result.status == "ok", result.message()
-    phases = json.loads(run.result.read_text())["phases_s"]
-    assert 0 < phases["wall"] < took_s
-    assert all(0 <= phases[name] <= phases["wall"] for name in ("start", "warmup", "timed", "stop"))
-    assert sum(phases[name] for name in ("start", "build", "warmup", "timed", "stop")) == pytest.approx(
-        phases["wall"], abs=5.0
-    )
-    times_s = [step["t_s"] for step in records.read_lines(run.steps)]
-    assert 0 < times_s[0] < times_s[-1] < phases["wall"]
 
 
 def test_an_interrupted_run_is_made_again(run_small, small, monkeypatch):

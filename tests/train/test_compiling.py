@@ -55,7 +55,7 @@ def test_compiled_blocks_share_one_graph(model):
     assert compiling.graph_breaks() == breaks
 
 
-def test_a_graph_break_is_counted():
+def test_graph_breaks_and_graphs_that_are_compiled_again_are_counted():
     import torch  # what is traced must not import it
 
     torch._dynamo.reset()
@@ -67,9 +67,6 @@ def test_a_graph_break_is_counted():
 
     torch.compile(broken, backend="eager")(torch.ones(2))
     assert compiling.graph_breaks() == breaks + 1
-
-
-def test_graphs_that_are_compiled_again_are_counted():
     compiled = torch.compile(lambda values: values * 2, backend="eager", dynamic=False)
     compiled(torch.ones(3))
     before = compiling.compiled_graphs()

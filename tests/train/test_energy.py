@@ -74,6 +74,8 @@ def test_power_is_the_counters_energy_over_time():
     assert (figures["energy_j"], figures["power_w"]) == (5600, 700)  # the samples would say 400 W
     assert figures["run_energy_kwh"] == pytest.approx(3600 / 3.6e6)
     assert power_note(figures, {**WORKER, "power_source": POWER_COUNTER}) is None
+    old = {name: value for name, value in WORKER.items() if name != "phases_s"} | {"timed_wall_s": 4.0}
+    assert gpu_figures([], {**old, "energy_j": 5600.0, "power_source": POWER_COUNTER}, gpus=2)["power_w"] == 700
 
 
 def test_a_short_timed_region_says_so():
@@ -81,12 +83,6 @@ def test_a_short_timed_region_says_so():
     figures = gpu_figures(samples((12, 0, 400, 2000, 40)), worker, gpus=1)
     assert (figures["energy_j"], figures["power_w"]) == (None, None)
     assert power_note(figures, worker) == "no power: the timed steps took 0.21 s, too short to measure it"
-
-
-def test_records_of_earlier_versions_name_the_timed_wall_time_otherwise():
-    old = {name: value for name, value in WORKER.items() if name != "phases_s"} | {"timed_wall_s": 4.0}
-    figures = gpu_figures([], {**old, "energy_j": 5600.0, "power_source": POWER_COUNTER}, gpus=2)
-    assert figures["power_w"] == 700
 
 
 def test_without_a_counter_only_settled_samples_count():

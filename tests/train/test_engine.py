@@ -4,6 +4,8 @@ import inspect
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
+
 from tests.support import lazy
 
 torch, engine = lazy.Module("torch"), lazy.Module("dsnb.train.engine")
@@ -28,3 +30,19 @@ def test_deepspeed_still_has_the_stream():
     """Its name is private, so another release may have another."""
     owner, _, name = engine.GATHERING_STREAM.removeprefix("_").partition("__")
     assert f"self.__{name} = " in inspect.getsource(getattr(offload, owner).__init__)
+
+
+def test_a_family_that_is_not_tested_is_refused_in_one_sentence(monkeypatch):
+    model = torch.nn.Module()
+    model.config = SimpleNamespace(model_type="gpt_neox", num_hidden_layers=2, num_attention_heads=2)
+    model.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
+    settings = SimpleNamespace(tensor_parallel=2, pipeline_parallel=2)
+    with pytest.raises(
+        ValueError, match="tensor_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt_"
+    ):
+        engine.parallel.prepare(settings, model)
+    monkeypatch.setattr("dsnb.train.engine.build_part", lambda experiment, device, part: part(model))
+    with pytest.raises(
+        ValueError, match="pipeline_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt"
+    ):
+        engine.build_stage(settings, 0, torch.device("cpu"))

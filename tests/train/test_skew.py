@@ -6,17 +6,17 @@ import dsnb
 from dsnb.files import records
 from tests.support import lazy
 
-torch, skew = lazy.Module("torch"), lazy.Module("dsnb.train.skew")
+torch, over_ranks = lazy.Module("torch"), lazy.Module("dsnb.train.over_ranks")
 
 
 def test_skew_by_hand():
     times_s = torch.tensor([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.5, 1.0, 4.0]])
     means_s = pytest.approx([1, 4 / 3, 6.5 / 3])
-    assert skew.compare(times_s) == {"skew": 1.0, "slowest": 2, "means_s": means_s}
-    two = skew.compare(torch.tensor([[1.0], [3.0]]))
+    assert over_ranks.compare(times_s) == {"skew": 1.0, "slowest": 2, "means_s": means_s}
+    two = over_ranks.compare(torch.tensor([[1.0], [3.0]]))
     assert (two["skew"], two["slowest"]) == (0.5, 1)  # the median of two is their mean
     nothing = {"skew": None, "slowest": None, "means_s": None}
-    assert skew.compare(torch.tensor([[1.0, 2.0]])) == skew.compare(torch.empty(2, 0)) == nothing
+    assert over_ranks.compare(torch.tensor([[1.0, 2.0]])) == over_ranks.compare(torch.empty(2, 0)) == nothing
 
 
 @pytest.mark.alone

@@ -64,15 +64,6 @@ def test_muon_trains_alike_with_every_stage(losses):
     assert first[-1] < first[0] - 0.1
 
 
-def test_a_key_of_deepspeed_is_compared_with_the_engine(run_small):
-    keys = {"zero_optimization": {"reduce_bucket_size": 12345}, "communication_data_type": "fp32"}
-    result, paths = run_small(zero_stage=1, deepspeed=keys)
-    assert result.status == "ok", result.message()
-    config = json.loads(paths.deepspeed.read_text())
-    assert config["zero_optimization"] == {"stage": 1, "reduce_bucket_size": 12345}
-    assert config["communication_data_type"] == "fp32"
-
-
 def test_the_comparison_would_notice_a_gradient_that_is_summed_instead_of_averaged(losses):
     """As Ulysses' gradients are at ZeRO 0 to 2: twice as large on two ranks."""
     curve = losses(worker=SGD, **SIX, micro_batch_size=4)
@@ -90,39 +81,33 @@ def test_adafactor_is_the_same_with_and_without_deepspeed(losses):
     settings = {"optimizer": "adafactor", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     curve = losses(**settings)
     assert losses(**settings, **DDP) == pytest.approx(curve, abs=ADAM)
-    assert curve != pytest.approx(losses(**{**settings, "optimizer": "adamw"}), abs=0.01)
 
 
-def test_autocast_keeps_fp32_weights_and_stays_near(run_small):
+def test_autocast_keeps_fp32_weights_and_stays_near(trained, losses):
     curves = {}
     for mixed, stage in (("native", 1), ("autocast", 0), ("autocast", 3)):
-        settings = {"precision": "bf16", "mixed_precision": mixed, "zero_stage": stage, "gpus": 2}
-        result, paths = run_small(**settings, **SIX)
-        result.raise_for_status()
-        curves[mixed, stage] = [row["loss"] for row in records.read_lines(paths.steps)]
+        settings = {"precision": "bf16", "mixed_precision": mixed, "zero_stage": stage, "gpus": 2, **SIX}
+        curves[mixed, stage] = losses(**settings)
         expected = "bfloat16" if mixed == "native" else "float32"
-        assert records.read_json(paths.worker)["parameter_dtype"] == expected
+        assert records.read_json(trained(**settings)[1].worker)["parameter_dtype"] == expected
     assert curves["autocast", 0] == pytest.approx(curves["native", 1], abs=BF16)
     assert curves["autocast", 3] == pytest.approx(curves["autocast", 0], abs=BF16)
 
 
-@pytest.mark.parametrize("settings", [DDP, {"zero_stage": 2}], ids=str)
-def test_lora_changes_adapters_alone(run_small, settings):
-    result, paths = run_small(worker="tests.workers.frozen", **SIX, **settings, lora_rank=4, precision="bf16", gpus=2)
-    result.raise_for_status()
-    found = records.read_json(paths.dir / "parameters.json")
-    assert {name for name, one in found.items() if one["changed"]} == {name for name in found if "lora_" in name}
-    assert {one["dtype"] for name, one in found.items() if "lora_" not in name} == {"torch.bfloat16"}
-    adapters = 4 * 4 * 128 * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)  # rank x blocks x (in + out of four layers), hidden 128
-    assert result.summary["trainable_parameters"] == adapters
-    assert result.summary["parameters"] > 10 * adapters
-
-
-def test_lora_trains_the_same_with_every_strategy(losses):
+def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
     settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
-    curve = losses(**settings)
+    adapters = 8 * 4 * 128 * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)  # rank x blocks x (in + out of four layers), hidden 128
+    for strategy in (DDP, {"zero_stage": 2}):
+        result, paths = trained("tests.workers.frozen", **settings, **strategy)
+        parameters = records.read_json(paths.dir / "parameters.json")
+        changed = {name for name, each in parameters.items() if each["changed"]}
+        assert changed == {name for name in parameters if "lora_" in name}
+        assert {each["dtype"] for name, each in parameters.items() if name not in changed} == {"torch.bfloat16"}
+        assert result.summary["trainable_parameters"] == adapters < result.summary["parameters"] / 5
+    curve = losses("tests.workers.frozen", **settings, zero_stage=2)
     assert curve[-1] < curve[0] - 0.3
-    for other in (DDP, FSDP, {"zero_stage": 3, **OFFLOADED}):
+    assert losses("tests.workers.frozen", **settings, **DDP) == pytest.approx(curve, abs=BF16)
+    for other in (FSDP, {"zero_stage": 3, **OFFLOADED}):
         assert losses(**settings, **other) == pytest.approx(curve, abs=BF16)
 
 

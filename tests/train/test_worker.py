@@ -1,11 +1,14 @@
 """The training itself is right: real DeepSpeed, real ranks, losses compared step by step."""
 
-import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
+from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware
 
 TWO = {"gpus": 2, "steps": 4, "seq_len": 48}
@@ -29,12 +32,6 @@ def test_zero_stages_agree_in_bf16(losses):
     curves = [losses(**TWO, precision="bf16", zero_stage=stage, learning_rate=1e-3) for stage in range(4)]
     for curve in curves[1:]:
         assert curve == pytest.approx(curves[0], abs=BF16)
-
-
-def test_the_first_step_of_bf16_zero_0_is_a_first_step(losses):
-    bf16 = losses(gpus=1, steps=3, precision="bf16", zero_stage=0, learning_rate=1e-3)
-    fp32 = losses(gpus=1, steps=3, precision="fp32", zero_stage=0, learning_rate=1e-3)
-    assert bf16[1] == pytest.approx(fp32[1], abs=5e-3)
 
 
 @pytest.mark.skipif(not hardware.cpu_supports_fp16(), reason="this CPU has no fp16 arithmetic")
@@ -76,25 +73,32 @@ def test_activation_checkpointing_changes_no_loss(losses, stage):
     assert losses(**TWO, zero_stage=stage, activation_checkpointing=True) == pytest.approx(plain, abs=FP32)
 
 
+def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
+    """The ranks need nothing but a run folder and the variables that torchrun sets."""
+    _, paths = trained(**TWO)
+    for path in (paths.experiment, paths.deepspeed):
+        shutil.copy(path, tmp_path)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*words, "-m", "dsnb.train.worker", str(tmp_path)], check=True, capture_output=True)
+    curve = [row["loss"] for row in records.read_lines(RunPaths(tmp_path).steps)]
+    assert curve == pytest.approx(losses(**TWO), abs=FP32)
+
+
 def test_attention_changes_no_loss(losses):
-    assert losses(**TWO, attention="eager") == pytest.approx(losses(**TWO, attention="sdpa"), abs=1e-4)
+    assert losses(**TWO, attention="eager") == pytest.approx(losses(**TWO), abs=1e-4)
 
 
-def test_step_times_are_the_timed_wall_time(run_small):
-    result, paths = run_small(steps=60, gpus=2, zero_stage=1)
+def test_step_times_are_the_timed_wall_time_and_a_cpu_gives_no_figures_of_gpus(trained):
+    result, paths = trained(steps=60, gpus=2, zero_stage=1)
     timed = [row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"]
     assert len(timed) == 60
     assert sum(timed) == pytest.approx(result.phases_s["timed"], rel=0.01)
     assert result.summary["tokens_per_s"] == pytest.approx(60 * 2 * 2 * 32 / sum(timed))
-
-
-def test_a_cpu_gives_what_it_can_and_nothing_else(run_small):
-    result, paths = run_small()
     for name in ("peak_allocated_gib", "device_memory_gib", "gpu_util_pct", "power_w", "mfu"):
         assert result.summary[name] is None
     assert result.summary["host_memory_gib"] > 0.1
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
-    assert (records.read_json(paths.worker) or {})["cpu_threads"] == hardware.cores()
+    assert (records.read_json(paths.worker) or {})["cpu_threads"] == max(1, hardware.cores() // 2)
     assert not paths.gpu.exists()
 
 
@@ -114,7 +118,7 @@ def test_pretrained_weights_are_the_stored_ones(losses, tmp_path):
     assert abs(stored[0][0] - drawn[0]) > 1e-3
 
 
-def test_a_text_with_its_own_tokenizer(losses, run_small, tmp_path):
+def test_a_text_with_its_own_tokenizer(losses, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -126,25 +130,10 @@ def test_a_text_with_its_own_tokenizer(losses, run_small, tmp_path):
     text.write_text("the cat sat on the mat " * 50)
     curve = losses(data=str(text), tokenizer=str(tmp_path / "tok"), steps=20, learning_rate=3e-3)
     assert curve[-1] < curve[0] - 2
-    text.write_text("the cat")
-    result, _ = run_small(data=str(text), tokenizer=str(tmp_path / "tok"))
-    assert result.status == "failed"
-    assert result.cause.endswith("has 2 tokens: seq_len 32 needs more text")
-
-
-def test_a_vocabulary_that_is_too_small(run_small, tmp_path):
-    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 50}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "text.txt").write_text("~" * 100)
-    result, _ = run_small(model=str(tmp_path / "config.json"), data=str(tmp_path / "text.txt"))
-    assert (result.status, result.cause.partition(": ")[2]) == (
-        "failed",
-        "ValueError: tokenizer 'bytes' gives token 126: the model's vocabulary ends at 49",
-    )
 
 
 def test_dropout_is_really_set(losses):
-    assert losses(gpus=1, dropout=0.5)[0] != losses(gpus=1)[0]
+    assert losses(**TWO, dropout=0.5)[0] != losses(**TWO)[0]
 
 
 def test_building_a_large_model_needs_a_part_of_it_per_rank(run_small, large):

@@ -9,7 +9,7 @@ from dsnb.train import flops, profiling, worker
 
 def main(run_dir: str) -> int:
     broken = os.environ["DSNB_TEST_PROFILE"]
-    profiling.MAX_S = 4.0 if broken == "hang" else profiling.MAX_S
+    profiling.MAX_S = 2.0 if broken == "hang" else profiling.MAX_S
     if os.environ["RANK"] == "0":
         if broken == "profilers":
             profiling._started = fail

@@ -9,11 +9,10 @@ from dsnb.errors import PublishedError
 from dsnb.formulas import metrics
 from dsnb.run_folder import paths
 from dsnb.run_folder.columns import RUN_COLUMNS, RUN_NUMBERS
-from dsnb.runs import sampled
 from dsnb.runs.literature import measured
 from dsnb.runs.logs import rows
 from dsnb.runs.logs.logged_run import DERIVED, PUBLISHED, LoggedRun
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, without_noise
 
 TOKENS = 100e9
 """Tokens that the days of the BLOOM-7B1 table refer to."""
@@ -67,7 +66,7 @@ def published(name: str) -> pd.DataFrame:
         If there is no such table.
     """
     if name in measured.OWN:
-        return as_runs(sampled.without_noise(measured.table(name)))
+        return as_runs(without_noise(measured.table(name)))
     if name not in TABLES:
         raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join(names())}")
     raw = pd.read_csv(paths.literature(name))
@@ -76,7 +75,7 @@ def published(name: str) -> pd.DataFrame:
     for column in RUN_NUMBERS:
         table[column] = pd.to_numeric(table[column])
     table["repeat"] += table.groupby("experiment").cumcount()  # the same settings were published twice
-    return as_runs(sampled.without_noise(table))
+    return as_runs(without_noise(table))
 
 
 def names() -> list[str]:

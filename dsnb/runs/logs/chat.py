@@ -2,7 +2,7 @@
 
 import re
 
-from dsnb.runs.logs.deepspeed_config import engine
+from dsnb.runs.logs.deepspeed import engine
 from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
 from dsnb.runs.logs.text import NUMBER, count, number, positive
 

@@ -1,35 +1,17 @@
-"""Reads a console log and splits it into training runs.
+"""Reads a console log and splits it into training runs."""
 
-A reader that raises costs one line, not the log: what was read before stays, and the rest of the log is read. A warning
-and the run's note name the line.
-"""
-
-import warnings
-from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 
-from dsnb.errors import DsnbWarning
-from dsnb.runs.logs import (
-    chat,
-    deepspeed,
-    deepspeed_config,
-    flags,
-    iterations,
-    launchers,
-    megatron,
-    topology,
-    trainer,
-    trainer_arguments,
-)
-from dsnb.runs.logs.lines import line_number, relevant_lines
-from dsnb.runs.logs.logged_run import LoggedRun, Steps
+from dsnb.errors import LogError
+from dsnb.runs.logs import chat, deepspeed, flags, launchers, megatron, trainer
+from dsnb.runs.logs.lines import relevant_lines
+from dsnb.runs.logs.logged_run import LoggedRun, Reader, Steps
 
-Reader = Callable[[LoggedRun, str], None]
-_MODULES = (
-    launchers, flags, deepspeed_config, deepspeed, topology, chat, megatron, iterations, trainer_arguments, trainer,
-)  # fmt: skip
 READERS: tuple[tuple[str, Reader], ...] = tuple(
-    (needle, reader) for module in _MODULES for needle, reader in module.READERS.items()
+    (needle, reader)
+    for module in (launchers, flags, deepspeed, chat, megatron, trainer)
+    for needle, reader in module.READERS.items()
 )
 """Search string -> reader, called only for lines that contain the string: this keeps logs of gigabytes fast."""
 LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ")
@@ -38,7 +20,8 @@ WORLD, TRAINING = "using world size: ", "***** Running training *****"
 BEGINNINGS = (*LAUNCHES, WORLD, TRAINING)
 """Only a line with one of these can begin a new run."""
 MAX_RUNS = 10_000
-_LONGEST_FORM, _MOST_FORMS = 1000, 5000
+_MAX_CACHED = 1000
+"""Characters of a line whose readers are kept for the next one of its form."""
 
 
 def read(path: Path) -> list[LoggedRun]:
@@ -48,72 +31,50 @@ def read(path: Path) -> list[LoggedRun]:
     -------
     list of LoggedRun
         In the order of the log; empty if no supported program wrote it.
+
+    Raises
+    ------
+    LogError
+        If a reader fails at a line.
     """
-    runs, classify = [LoggedRun()], _line_classifier()
-    for place, line in relevant_lines(path, {*(needle for needle, _ in READERS), *BEGINNINGS}):
-        may_begin, readers = classify(line)
-        if may_begin and len(runs) < MAX_RUNS and _begins_new_run(runs[-1], line):
-            runs.append(LoggedRun())
-        _set(runs[-1], place, line, readers)
-        if runs[-1].steps.restarted and len(runs) < MAX_RUNS:
-            runs.append(_restarted(runs[-1]))
-            _set(runs[-1], place, line, readers)
-    _report_reader_errors(path, runs)
-    return [_with_final_program(run) for run in runs if not run.is_empty]
+    runs = [LoggedRun()]
+    for number, line in relevant_lines(path, {*(needle for needle, _ in READERS), *BEGINNINGS}):
+        try:
+            _read_line(runs, line)
+        except (MemoryError, OSError):
+            raise
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise LogError(path, f"cannot be read: dsnb's reader failed ({what}); please report it", number) from error
+    return [_with_final_program(run) for run in runs if run.program]
 
 
-def _line_classifier() -> Callable[[str], tuple[bool, list[tuple[str, Reader]]]]:
-    """Return a function: line -> whether it may begin a new run, and the readers to call for it.
-
-    Its result is cached for all lines of one form, that is, lines that differ only in digits.
-    """
-    known: dict[bytes, tuple[bool, list[tuple[str, Reader]]]] = {}
-    beginnings, readers = [_form(text) for text in BEGINNINGS], [(_form(pair[0]), pair) for pair in READERS]
-
-    def classify(line: str) -> tuple[bool, list[tuple[str, Reader]]]:
-        form = _form(line)
-        if (answer := known.get(form)) is None:
-            answer = any(part in form for part in beginnings), [pair for part, pair in readers if part in form]
-            if len(form) < _LONGEST_FORM and len(known) < _MOST_FORMS:
-                known[form] = answer
-        return answer
-
-    return classify
+def _read_line(runs: list[LoggedRun], line: str) -> None:
+    form = line.encode("utf-8", "replace").translate(None, b"0123456789")
+    may_begin, readers = (_readers if len(form) < _MAX_CACHED else _readers.__wrapped__)(form)
+    if may_begin and len(runs) < MAX_RUNS and _begins_new_run(runs[-1], line):
+        runs.append(LoggedRun())
+    _set(runs[-1], line, readers)
+    if runs[-1].steps.restarted and len(runs) < MAX_RUNS:
+        runs.append(_restarted(runs[-1]))
+        _set(runs[-1], line, readers)
 
 
-def _form(text: str) -> bytes:
-    return text.encode().translate(None, b"0123456789")
+@lru_cache(maxsize=4096)
+def _readers(form: bytes) -> tuple[bool, list[tuple[str, Reader]]]:
+    """Return whether a line may begin a new run, and its readers; lines of one form differ only in digits."""
+    return any(_form(text) in form for text in BEGINNINGS), [one for one in READERS if _form(one[0]) in form]
 
 
-def _set(run: LoggedRun, place: int, line: str, readers: list[tuple[str, Reader]]) -> None:
+@cache
+def _form(needle: str) -> bytes:
+    return needle.encode().translate(None, b"0123456789")
+
+
+def _set(run: LoggedRun, line: str, readers: list[tuple[str, Reader]]) -> None:
     for needle, reader in readers:
         if needle in line:
-            try:
-                reader(run, line)
-            except MemoryError:
-                raise
-            except Exception as error:
-                run.reader_errors += 1
-                if run.first_reader_error is None:
-                    run.first_reader_error = place, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def _report_reader_errors(path: Path, runs: list[LoggedRun]) -> None:
-    """Warn once per log about lines at which a reader raised, and add a note to the runs."""
-    for run in runs:
-        if run.first_reader_error:
-            number = line_number(path, run.first_reader_error[0])
-            run.notes.append(f"line {number} could not be read" + (", among others" if run.reader_errors > 1 else ""))
-    faulty = [run for run in runs if run.first_reader_error]
-    if faulty:
-        place, error = faulty[0].first_reader_error or (0, "")
-        others = sum(run.reader_errors for run in faulty) - 1
-        warnings.warn(
-            f"{path}, line {line_number(path, place)} is left out{f', and {others} more' if others else ''}: "
-            f"dsnb's reader failed ({error}); please report it with the line",
-            DsnbWarning,
-            stacklevel=2,
-        )
+            reader(run, line)
 
 
 def _begins_new_run(run: LoggedRun, line: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsnb.errors import LogError
 from dsnb.runs.logs import console, step_csv, trainer_state
-from dsnb.runs.logs.encoding import decode, encoding
+from dsnb.runs.logs.lines import decode, encoding
 from dsnb.runs.logs.logged_run import LoggedRun
 
 HEAD_BYTES, TAIL_BYTES = 4 * 2**20, 2**20
@@ -27,20 +27,24 @@ KINDS = (
     "console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed and transformers' Trainer, "
     "trainer_state.json, and step_log.csv"
 )
-Reader = Callable[[Path], list[LoggedRun]]
+UNSUPPORTED = f"is not a log that dsnb can read: supported are {KINDS}"
 _STATE = re.compile(rb'^\s*\{.*"log_history"\s*:', re.DOTALL)
 
 
-def reader(path: Path) -> Reader | None:
-    """Return the function that can read this file; None if it is not a supported log.
+def read(path: Path) -> list[LoggedRun]:
+    """Read a log of any supported kind; no runs for a file that is none.
 
     Raises
     ------
     LogError
-        If it cannot be opened, or looks like a log in an unsupported encoding.
+        If it looks like a log and cannot be read.
     """
     with contained(path):
-        return _reader(path, _head(path))
+        if not (reader := _reader(_head(path))):
+            return []
+        if runs := reader(path):
+            return runs
+    raise LogError(path, UNSUPPORTED)
 
 
 def _head(path: Path) -> bytes:
@@ -54,34 +58,13 @@ def _head(path: Path) -> bytes:
     return head if encoding(head) == "utf-8" else decode(head).encode("utf-8", "replace")
 
 
-def _reader(path: Path, head: bytes) -> Reader | None:
+def _reader(head: bytes) -> Callable[[Path], list[LoggedRun]] | None:
     first = head.split(b"\n", 1)[0].strip().decode("utf-8", "replace").split(",")
     if set(step_csv.HEADER) <= set(first):
         return step_csv.read
     if _STATE.match(head):
         return trainer_state.read
-    if _CONSOLE.search(head):
-        return console.read
-    if b"\0" in head and _CONSOLE.search(head.replace(b"\0", b"")):
-        raise LogError(
-            path, "looks like a log in an unsupported encoding: save it as UTF-8, or as UTF-16 with a byte order mark"
-        )
-    return None
-
-
-def read(path: Path, read_it: Reader | None) -> list[LoggedRun]:
-    """Read a log with the function that `reader` returned for it.
-
-    Raises
-    ------
-    LogError
-        If it cannot be read, or is not a supported log.
-    """
-    with contained(path):
-        runs = read_it(path) if read_it else []
-    if not runs:
-        raise LogError(path, f"is not a log that dsnb can read: supported are {KINDS}")
-    return runs
+    return console.read if _CONSOLE.search(head) else None
 
 
 @contextlib.contextmanager

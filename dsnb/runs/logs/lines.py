@@ -1,41 +1,69 @@
-"""Stream of the lines of a log that a reader may understand, in constant memory.
+"""The text of a log: its encoding, and a stream of the lines that a reader may understand, in constant memory.
 
 Most lines contain nothing that a reader looks for. Blocks of many lines are searched for all search strings at once by
-pyarrow's regular expressions, and only matching lines are decoded. Without pyarrow every line is decoded: the result is
-the same, only slower.
+pyarrow's regular expressions, and only matching lines are decoded. Invalid bytes become U+FFFD.
 """
 
+import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
-
-from dsnb.runs.logs.encoding import utf8_pieces
+import pyarrow as pa
+from pyarrow import compute
 
 LONGEST_LINE = 64 * 1024
 """Characters; the rest of a longer line is ignored (binary garbage has lines of any length)."""
-BLOCK_BYTES = 4 * 2**20
-WORTH_BYTES = 16 * 2**10
-"""Below this size, searching line by line is faster."""
+BLOCK_SIZE = 4 * 2**20
 _LONGEST_BYTES = 4 * LONGEST_LINE + 4
 """At least `LONGEST_LINE` characters, however many bytes each has."""
-_LINE_FEED, _CARRIAGE_RETURN = 10, 13
-
+_HEAD_BYTES = 4096
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # begins with the UTF-16 mark, so it is tested first
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # The prefixes of pdsh and srun, `host: ` and `0: `, if a time stamp or Megatron's `iteration` follows.
 _PREFIX = re.compile(r"([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII)
 _ALWAYS = (r"\x1b\[[0-9;?]*[A-Za-z]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
 """Always decoded: a colour code may split a search string, and a host's prefix is learned from any line that has it."""
 
-Mask = Callable[[bytes, "np.ndarray"], "np.ndarray"]
+
+def encoding(head: bytes) -> str:
+    """Return the Python codec of a text from its beginning: UTF-8, or UTF-16 as Windows PowerShell writes it."""
+    for mark, name in _MARKS.items():
+        if head.startswith(mark):
+            return name
+    even, odd = head[:_HEAD_BYTES:2], head[1:_HEAD_BYTES:2]
+    if odd.count(0) > 0.7 * len(odd) and even.count(0) < 0.1 * len(even):
+        return "utf-16-le"  # without a mark: every other byte of Latin text is zero
+    if even.count(0) > 0.7 * len(even) and odd.count(0) < 0.1 * len(odd):
+        return "utf-16-be"
+    return "utf-8"
+
+
+def decode(raw: bytes) -> str:
+    """Decode a text, or the beginning of one."""
+    return raw.decode(encoding(raw), "replace")
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a file for reading as text, with its line endings unchanged."""
+    with open(path, "rb") as file:
+        name = encoding(file.read(_HEAD_BYTES))
+    return open(path, encoding=name, errors="replace", newline="")
 
 
 def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield every line that contains a search string, with its position; a few other lines may be included.
+    """Yield every line that contains a search string, with its number; a few other lines may be included.
 
-    A carriage return also ends a line, as in progress bars. A complete line ends with a line feed. Colour codes and
-    the prefix that names the host of a line are removed.
+    A carriage return also ends a line, as in progress bars, but is not counted. A complete line ends with a line feed.
+    Colour codes and the prefix that names the host of a line are removed.
 
     Parameters
     ----------
@@ -47,79 +75,38 @@ def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[tuple[int, st
     Yields
     ------
     tuple of int and str
-        Position of the line in bytes of UTF-8, for `line_number`, and the line.
+        The number of the line, from 1, and the line.
     """
-    mask = _searcher([*map(re.escape, needles), *_ALWAYS])
+    pattern = "|".join([*map(re.escape, needles), *_ALWAYS])
     hosts: set[str] = set()
-    for place, block in _blocks(path):
-        codes = np.frombuffer(block, np.uint8)
-        ends = np.flatnonzero((codes == _LINE_FEED) | (codes == _CARRIAGE_RETURN)) + 1
-        bounds = np.concatenate(([0], ends, [len(block)] if not len(ends) or ends[-1] != len(block) else []))
-        bounds = bounds.astype(np.int32)
-        found = np.flatnonzero(mask(block, bounds))
-        for first, last in zip(bounds[found].tolist(), bounds[found + 1].tolist(), strict=True):
-            yield place + first, _bare(_text(block[first:last]), hosts)
+    first = 1
+    for block in _blocks(path):
+        lines = block.splitlines(keepends=True)
+        table = pa.array(lines, pa.binary())
+        ends = np.cumsum(compute.ends_with(table, "\n").to_numpy(zero_copy_only=False))
+        for place in np.flatnonzero(compute.match_substring_regex(table, pattern).to_numpy(zero_copy_only=False)):
+            yield first + int(ends[place - 1] if place else 0), _bare(_text(lines[place]), hosts)
+        first += int(ends[-1])
 
 
-def line_number(path: Path, place: int) -> int:
-    """Return the line number, from 1, at a position from `relevant_lines`; counted by line feeds, as editors do."""
-    number = 1
-    for piece in utf8_pieces(path, BLOCK_BYTES):
-        number += piece.count(b"\n", 0, max(0, place))
-        place -= len(piece)
-        if place <= 0:
-            break
-    return number
-
-
-def _searcher(patterns: list[str]) -> Mask:
-    """Return a function that marks the lines of a block that match, or may match, one of the patterns."""
-    try:
-        import pyarrow as pa
-        from pyarrow import compute
-    except ImportError:  # a GPU host may lack it
-        return _every_line
-    pattern = "|".join(patterns)
-
-    def mask(block: bytes, bounds: np.ndarray) -> np.ndarray:
-        if len(block) < WORTH_BYTES:
-            return _every_line(block, bounds)
-        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(block)]
-        lines = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
-        return compute.match_substring_regex(lines, pattern).to_numpy(zero_copy_only=False)
-
-    return mask
-
-
-def _every_line(_block: bytes, bounds: np.ndarray) -> np.ndarray:
-    return np.ones(len(bounds) - 1, dtype=bool)
-
-
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield blocks of whole lines, about `BLOCK_BYTES` each, with their positions; an overlong line is cut."""
-    rest, place, skips = b"", 0, False
-    for piece in utf8_pieces(path, BLOCK_BYTES):
-        block = rest + piece
-        if skips:  # the rest of an overlong line
-            ends = [end for end in (block.find(b"\n"), block.find(b"\r")) if end >= 0]
-            skipped = min(ends) if ends else len(block)
-            place, block, skips = place + skipped, block[skipped:], not ends
-        end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
-        if end:
-            yield place, block[:end]
-        rest, place = block[end:], place + end
-        if len(rest) > _LONGEST_BYTES:
-            yield place, rest
-            rest, place, skips = b"", place + len(rest), True
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield blocks of whole lines in UTF-8; an overlong line is cut."""
+    rest = b""
+    with open_text(path) as file:
+        while piece := file.read(BLOCK_SIZE):
+            block = rest + piece.encode("utf-8", "replace")
+            end = max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1  # a line feed may follow the last character
+            if end:
+                yield block[:end]
+            rest = block[end:][:_LONGEST_BYTES]
     if rest:
-        yield place, rest
+        yield rest
 
 
 def _text(raw: bytes) -> str:
-    if len(raw) <= _LONGEST_BYTES:
-        text = raw.decode("utf-8", "replace")
-        return f"{text[:-1]}\n"[:LONGEST_LINE] if text.endswith("\r") else text[:LONGEST_LINE]
-    return raw[:_LONGEST_BYTES].decode("utf-8", "replace")[:LONGEST_LINE]
+    text = raw[:_LONGEST_BYTES].decode("utf-8", "replace")
+    is_complete = text.endswith(("\r", "\n"))
+    return (text.rstrip("\r\n") + "\n" * is_complete)[:LONGEST_LINE]
 
 
 def _bare(line: str, hosts: set[str]) -> str:

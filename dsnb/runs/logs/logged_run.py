@@ -1,7 +1,9 @@
 """A training run from another program's log, as the readers fill it in line by line."""
 
 import math
+import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,17 +86,8 @@ class LoggedRun:
     """The program printed its final figures."""
     began_s: float | None = None
     """The first time stamp, in seconds since 1970."""
-    reader_errors: int = 0
-    """Number of lines at which a reader raised."""
-    first_reader_error: tuple[int, str] | None = None
-    """Position of the first of them in the log, and the error."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """State that readers keep from one line to the next."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no supported program was recognized."""
-        return not self.program
 
     def set_requested(self, **settings: Any) -> None:
         """Set what a command line requests; a later command line overrides it, and so does `set_used`.
@@ -136,3 +129,39 @@ class LoggedRun:
     def has_failed(self) -> bool:
         """Whether it failed and did not continue; other ranks may still print one line of steps after a failure."""
         return self.failure is not None and len(self.steps) <= self.failed_after_steps + 1
+
+
+Reader = Callable[[LoggedRun, str], None]
+"""Takes from a line what it understands of it."""
+
+
+def used(pattern: str, **settings: Callable[[str], Any]) -> Reader:
+    """Return a reader of settings that a program used: one for each group of the pattern, with its parser."""
+    return _reader(pattern, LoggedRun.set_used, settings)
+
+
+def requested(pattern: str, **settings: Callable[[str], Any]) -> Reader:
+    """Return a reader of settings that were requested, as `used`."""
+    return _reader(pattern, LoggedRun.set_requested, settings)
+
+
+def _reader(pattern: str, set_: Callable[..., None], settings: dict[str, Callable[[str], Any]]) -> Reader:
+    compiled = re.compile(pattern)
+
+    def read(run: LoggedRun, line: str) -> None:
+        if found := compiled.search(line):
+            groups = zip(settings.items(), found.groups(), strict=True)
+            set_(run, **{name: parse(text) for (name, parse), text in groups})
+
+    return read
+
+
+def failure(status: str, cause: str = "", pattern: str = "") -> Reader:
+    """Return a reader of a message that reports a failure; without a `cause`, it is what the pattern matches."""
+    compiled = re.compile(pattern)
+
+    def read(run: LoggedRun, line: str) -> None:
+        if found := compiled.search(line):
+            run.fail(status, cause or found[0])
+
+    return read

@@ -19,8 +19,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.errors import DsnbWarning, LogError
-from dsnb.runs.logs.encoding import open_text
-from dsnb.runs.logs.lines import LONGEST_LINE
+from dsnb.runs.logs.lines import LONGEST_LINE, open_text
 from dsnb.runs.logs.logged_run import DERIVED, LOGGED, MISSING, LoggedRun
 from dsnb.runs.logs.text import number, positive
 
@@ -112,7 +111,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any] | None]:
 
     The last row may be cut off.
     """
-    with open_text(path, newline="") as file:
+    with open_text(path) as file:
         names = file.readline(LONGEST_LINE).strip().split(",")
         while line := file.readline(LONGEST_LINE):
             cells = line.rstrip("\r\n").split(",")
@@ -156,7 +155,7 @@ def load_gpu(path: Path) -> pd.DataFrame:
 
 
 def _samples(path: Path) -> pd.DataFrame:
-    with open_text(path, newline="") as file:
+    with open_text(path) as file:
         reader = csv.reader(line for line in file if "\0" not in line and len(line) < LONGEST_LINE)
         header = next(reader, [])
         places = {name: index for index, title in enumerate(header) if (name := _column(title))}

@@ -1,9 +1,12 @@
-"""Readers of what transformers' Trainer prints: settings, losses and final figures."""
+"""Readers of what transformers' Trainer and its examples print: arguments, settings, losses and final figures."""
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun
+from dsnb.runs.logs.flags import count_from_0, number_from_0
+from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, requested
 from dsnb.runs.logs.text import NUMBER, count, number
 
 _PAIR = re.compile(r"'(\w{1,60})': {0,20}'?" + NUMBER)
@@ -24,6 +27,30 @@ SETTINGS = {
     "gradient": "grad_accum",
     "total optimization": "steps",
 }
+_ARGUMENTS = re.compile(r"TrainingArguments\((.*)", re.DOTALL)
+_ARGUMENT = re.compile(r"(?:^|[\s,])(\w{1,60})=([^\s,()]{1,60}),")
+ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "per_device_train_batch_size": ("micro_batch_size", count),
+    "gradient_accumulation_steps": ("grad_accum", count),
+    "learning_rate": ("learning_rate", number_from_0),
+    "seed": ("seed", count_from_0),
+    "gradient_checkpointing": ("activation_checkpointing", {"True": True, "False": False}.get),
+    "fp16": ("precision", {"True": "fp16"}.get),
+    "bf16": ("precision", {"True": "bf16"}.get),
+}
+
+
+def arguments(run: LoggedRun, line: str) -> None:
+    """Read `TrainingArguments(..., per_device_train_batch_size=4, ...)`, in one line or with one line per argument."""
+    found = _ARGUMENTS.search(line)
+    if found:
+        run.scratch["trainer_arguments"] = True
+    elif not run.scratch.get("trainer_arguments") or line[:1].isspace():
+        return
+    for name, value in _ARGUMENT.findall(found[1] if found else line):
+        if name in ARGUMENTS:
+            setting, read = ARGUMENTS[name]
+            run.set_used(**{setting: read(value)})
 
 
 def settings(run: LoggedRun, line: str) -> None:
@@ -142,6 +169,9 @@ def take(run: LoggedRun, values: dict[str, float | None], origin: str = LOGGED) 
 
 
 READERS = {
+    "TrainingArguments(": arguments,
+    **{f"{name}=": arguments for name in ARGUMENTS},
+    "Grouping texts in chunks of ": requested(r"Grouping texts in chunks of (\d{1,9})\b", seq_len=count),
     "batch size per ": settings,
     "train batch size": settings,
     "ccumulation steps = ": settings,

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsnb.errors import LogError
 from dsnb.runs.logs import trainer
-from dsnb.runs.logs.encoding import decode
+from dsnb.runs.logs.lines import decode
 from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
 from dsnb.runs.logs.text import count, number
 

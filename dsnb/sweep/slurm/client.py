@@ -80,7 +80,7 @@ def submit(name: str, log: Path, options: Mapping[str, str], command: Sequence[s
 def _environment() -> dict[str, str]:
     """Return the environment variables that a job gets, without those of this allocation and its fork servers."""
     keep = {"SLURM_CONF", "SLURM_CLUSTERS"}
-    foreign = ("SLURM_", "DSNB_FORK_SERVER", "DSNB_NODE_SERVERS")
+    foreign = ("SLURM_", "DSNB_FORK_SERVER")
     return {name: value for name, value in os.environ.items() if name in keep or not name.startswith(foreign)}
 
 

@@ -53,7 +53,7 @@ class SlurmJobs:
         self.cancelled = False
         self._names: set[str] = set()
         self._jobs: dict[str, Record] = {}
-        self._polled_at = 0.0
+        self._polled_at, self._answers = time.monotonic(), True
         self._said: set[str] = set()
         try:
             self._jobs = client.jobs()
@@ -64,12 +64,12 @@ class SlurmJobs:
         """Ask Slurm if its last answer is too old; return whether it answers."""
         if anew or time.monotonic() > self._polled_at + self.poll_s:
             try:
-                self._jobs = client.jobs()
+                self._jobs, self._answers = client.jobs(), True
             except SlurmError as error:
+                self._answers = False
                 self.say_once(f"Slurm does not answer, asking again: {error}")
-                return False
             self._polled_at = time.monotonic()
-        return True
+        return self._answers
 
     def find(self, paths: RunPaths | SweepPaths) -> Record | None:
         """Return the job that was submitted last for a run or a sweep; None if Slurm does not know it."""

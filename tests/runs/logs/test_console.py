@@ -238,7 +238,7 @@ def test_no_number_is_taken_that_may_have_lost_its_end(tmp_path):
     """Cut at every byte of the last lines: a figure is the logged one, or missing."""
     text = logs.chat()
     logged = {"samples_per_s": {640.0, 650.25, 700.5}, "peak_allocated_gib": {33.5, 33.78}, "skipped_steps": {3}}
-    begin = text.index("[2024-07-08 05:17:02")
+    begin = text.index("[2024-07-08 05:17:04")
     path = tmp_path / "cut.log"
     for end in range(begin, len(text)):
         path.write_text(text[:end])

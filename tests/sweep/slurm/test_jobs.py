@@ -312,7 +312,7 @@ def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     assert notes == []
     (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
-    made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out").sweep
+    made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out")[0]
     assert [run.paths for run in planned.runs] == [run.paths for run in made.runs]
     assert len(made.runs) == 2 * (3 + 1)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dsnb.analysis.texts import fixed, significant
+from dsnb.analysis.texts import fill, fixed, significant
 from dsnb.runs.labels import span
 
 
@@ -46,3 +46,20 @@ def test_a_half_is_rounded_up_and_only_an_exact_one_is_a_half():
 )
 def test_a_range_has_as_many_digits_as_it_supports(low, high, text):
     assert span(low, high) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "facts", "text"),
+    [
+        ("Train [{model} ]on {place}.", {"model": "gpt2", "place": "1 GPU"}, "Train gpt2 on 1 GPU."),
+        ("Train [{model} ]on {place}.", {"model": "", "place": "1 GPU"}, "Train on 1 GPU."),
+        ("Train [{model} ]on {place}.", {"model": "gpt2"}, ""),
+        ("[{a}[ of {b}] GiB]", {"a": 1, "b": 2}, "1 of 2 GiB"),
+        ("[{a}[ of {b}] GiB]", {"a": 1}, "1 GiB"),
+        ("{n} {n:setting is|settings are} out", {"n": 1}, "1 setting is out"),
+        ("{n} {unit}{n:|s}", {"n": 2, "unit": "GPU"}, "2 GPUs"),
+        ("{name}", {"name": "[{other}]"}, "[{other}]"),  # what is filled in is no template
+    ],
+)
+def test_a_template_leaves_out_what_is_unknown(template, facts, text):
+    assert fill(template, facts) == text

@@ -1,12 +1,16 @@
-"""Six hundred damaged logs: no exception but `LogError`, and no number that is not in the log."""
+"""Logs that are damaged, in other encodings, or that a reader fails at."""
 
+import os
 import random
 import re
+import warnings
 
+import pandas as pd
 import pytest
 
-from dsnb.errors import LogError
-from dsnb.runs.logs import find, rows
+import dsnb
+from dsnb.errors import DsnbWarning, LogError
+from dsnb.runs.logs import console, find, rows
 from tests.support import foreign_logs as logs
 
 SAMPLES = {
@@ -79,13 +83,14 @@ def near(value: float, known: set[float]) -> bool:
 def test_damaged_logs(tmp_path, name):
     chance, whole = random.Random(name), SAMPLES[name].encode()
     path = tmp_path / name
-    read = 0
+    read, refusals = 0, []
     for _ in range(MUTATIONS_EACH):
         raw = mutated(whole, chance)
         path.write_bytes(raw)
         try:
-            runs = find.read(path, find.reader(path))
-        except LogError:
+            runs = find.read(path)
+        except LogError as error:
+            refusals.append(str(error))
             continue
         known = numbers(raw)
         for run in runs:
@@ -105,4 +110,67 @@ def test_damaged_logs(tmp_path, name):
             for value in steps["loss"].dropna():
                 assert near(value, known), value
             assert (steps["step_time_s"].dropna() > 0).all()
+    assert not [refusal for refusal in refusals if "reader failed" in refusal]
     assert read > MUTATIONS_EACH / (100 if name.endswith(".json") else 4)  # most damaged JSON cannot be parsed
+
+
+def folder_of_two(tmp_path, text, name="bad.log"):
+    (tmp_path / "bystander.log").write_text(logs.trainer())
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+def boom(*_):
+    raise RuntimeError("boom\nand more")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_reader_that_fails_names_the_log_and_the_line(tmp_path, monkeypatch, encoding):
+    """By line feeds, as editors count, whatever the progress bars do; other logs of the folder are read."""
+    path = folder_of_two(tmp_path, "")
+    bars = " 10%|# | 1/10 [00:01<00:09, 1.00s/it]\r" * 5
+    path.write_bytes(f"{bars}\r\nsecond\nSegmentation fault\n{logs.chat()}".encode(encoding))
+    failing = [(needle, boom if needle == "Segmentation fault" else reader) for needle, reader in console.READERS]
+    monkeypatch.setattr(console, "READERS", failing)
+    console._readers.cache_clear()
+    what = f"{path}, line 3 cannot be read: dsnb's reader failed (RuntimeError: boom and more); please report it"
+    with pytest.raises(LogError, match=re.escape(what)):
+        dsnb.load_runs(path)
+    for load in (dsnb.load_runs, dsnb.load_steps):
+        with pytest.warns(DsnbWarning, match=re.escape(f"left out: {what}")):
+            assert set(load(tmp_path)["experiment"]) == {"bystander"}
+    console._readers.cache_clear()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-32"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.log", logs.chat()), ("a.log", logs.with_hosts(logs.chat())), ("a.log", logs.megatron()),
+        ("trainer_state.json", logs.trainer_state()), ("step_log.csv", logs.step_csv()),
+    ],
+)  # fmt: skip
+def test_encodings(tmp_path, encoding, name, text):
+    """What PowerShell's `>` writes is read as if it were UTF-8; line ends are Windows' as well."""
+    tables = []
+    for codec in ("utf-8", encoding):
+        folder = tmp_path / codec / "sweep" / "zs0_fp16_gpus1_bs32_sl128" / "run1"
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(text.replace("\n", "\r\n").encode(codec))
+        (folder / "gpu_log.csv").write_bytes(logs.GPU_CSV.encode(codec))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tables.append((dsnb.load_runs(folder).drop(columns="run_dir"), dsnb.load_steps(folder)))
+    for plain, other in zip(*tables, strict=True):
+        assert len(plain) >= 1
+        pd.testing.assert_frame_equal(plain, other)
+
+
+def test_a_model_in_a_log_is_not_looked_for_on_this_machine(tmp_path, monkeypatch):
+    (tmp_path / "facebook").mkdir()
+    (tmp_path / "facebook" / "opt-350m").mkdir()
+    (tmp_path / "facebook" / "opt-350m" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").write_text(logs.chat().replace("opt-350m", f"opt-350m/{'x' * 300}", 1))
+    assert dsnb.load_runs("a.log")["model"].tolist() == ["x" * 80]
+    assert os.listdir("facebook") == ["opt-350m"]

@@ -1,12 +1,16 @@
 """What to train with: the published tables have a known answer to each question."""
 
+import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import Question, of_runs
+from dsnb.analysis.summary import repeat_ratios, unstable
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
+from dsnb.run_folder.columns import RUN_COLUMNS
 from tests.support import made_up
 
 
@@ -108,3 +112,37 @@ def test_the_best_of_several_sweeps_is_named_by_its_sweep():
     decision = of_runs(runs, Question(objective="gpu_hours", tokens=1e9))
     assert list(decision.options.index) == ["second/zs0", "first/zs0"]  # equal hours, fewer days
     assert decision.difference["change_pct"] == 0
+
+
+def runs_of(**rates):
+    """Give a run for each rate of each experiment, with as many GiB as letters in its name; None is a failed run."""
+    rows = [
+        {"sweep": "s", "experiment": name, "repeat": place, "status": "failed" if rate is None else "ok",
+         "tokens_per_s": rate, "tokens_per_s_per_gpu": rate, "gpus": 1, "zero_stage": stage, "model": "gpt2",
+         "peak_allocated_gib": float(len(name))}
+        for stage, (name, own) in enumerate(rates.items()) for place, rate in enumerate(own, 1)
+    ]  # fmt: skip
+    return pd.DataFrame(rows).reindex(columns=RUN_COLUMNS)
+
+
+SHAKY = {"odd": [21097.0, 2296], "steady": [9000.0, 9100], "slower": [8000.0, 7900]}
+
+
+def test_highest_over_lowest_of_the_ok_runs():
+    found = repeat_ratios(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], d=[100.0, None, 120], e=[None]))
+    assert found[["a", "b", "d"]].tolist() == pytest.approx([1.5, 1.505, 1.2])
+    assert found[["c", "e"]].isna().all()
+    assert unstable(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], e=[None])) == ["b"]  # more than 1.5 times
+
+
+@pytest.mark.parametrize("objective", ["time", "gpu_hours", "memory"])
+def test_an_unstable_setting_is_no_answer(objective):
+    decision = of_runs(runs_of(**SHAKY), Question(objective=objective, tokens=1e9))
+    assert list(decision.options.index) == ["steady", "slower"]
+    assert decision.unstable == 1
+
+
+def test_it_is_no_base():
+    runs = runs_of(**SHAKY)
+    assert set(differences(runs)["base"]) == {"steady"}
+    assert set(differences(runs[runs["experiment"] == "odd"])["base"]) == set()
