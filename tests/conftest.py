@@ -70,7 +70,7 @@ LONGEST = [
     "explorer/test_state.py",
     "explorer/test_live.py",
     "sweep/test_prepare.py",
-    "explorer/test_decisions.py",
+    "explorer/test_answer.py",
     "prediction/test_zero_memory.py",
     "explorer/test_predicted.py",
     "system/test_signals.py",

@@ -167,7 +167,7 @@ class Design:
         except (DsnbError, OSError) as error:
             self._say(f"There is no run to follow yet: {error}")
             return
-        self._below.children = [self.explorer.live.box]
+        self._below.children = [self.explorer.live]
 
     def look(self) -> None:
         """Show how far the sweep is; a running event loop does so once a second."""

@@ -1,13 +1,15 @@
 """Runs as the explorer uses them: settings as coded values, figures in the units of their columns."""
 
+import base64
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from dsnb.analysis.choices import SHARING, with_choices
@@ -15,7 +17,6 @@ from dsnb.analysis.choices import choices as choices_of
 from dsnb.analysis.tasks import TASK, tasks
 from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
-from dsnb.explorer import columns
 from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, named_runs
@@ -23,6 +24,13 @@ from dsnb.runs.table import as_runs, named_runs
 REQUIRED = ("experiment", "repeat", "status")
 MAX_EXACT_INTEGER = 2**53
 """The largest integer up to which JavaScript numbers are exact; a larger seed becomes text."""
+
+MANY = 1000
+"""From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
+MOST_FACTORS = 16
+CLOSE = 1e-15
+"""Largest relative error of such a figure: the CSV has 15 digits."""
+Numbers = npt.NDArray[np.float64]
 
 EVERY_TASK = "all"
 """Chosen in place of a task's title: all tasks side by side."""
@@ -70,7 +78,7 @@ class Data:
         The settings that are the same for all runs.
     columns
         The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, as the page holds them
-        (`dsnb.explorer.columns.stored`).
+        (`stored`).
     """
 
     runs: pd.DataFrame
@@ -90,7 +98,7 @@ class Data:
     @cached_property
     def figures(self) -> pd.DataFrame:
         """The figures as numbers, the very ones of the page, so that both select the same runs."""
-        return columns.restored(self.columns, self.runs.index)
+        return restored(self.columns, self.runs.index)
 
     @property
     def axes(self) -> list[str]:
@@ -102,11 +110,6 @@ class Data:
         """Return which runs, or which of these tasks, are a task or any of them: (runs,)."""
         known = self.task_codes if codes is None else codes
         return np.array([task in {self.tasks[code], EVERY_TASK} for code in known], dtype=bool)
-
-    def offered(self, name: str, task: str | None) -> list[int]:
-        """Return the codes of a setting that a filter offers: those of the task, or none if there is no choice."""
-        codes, values = self.codes_of(name, task), self.choices[name].values
-        return codes if sum(values[code] is not None for code in codes) > 1 else []
 
     def codes_of(self, name: str, task: str | None) -> list[int]:
         """Return the codes that a setting has among the runs and the predicted settings of a task, each once."""
@@ -143,7 +146,7 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
     titles, codes = _tasks(every, len(runs))
     return Data(
-        runs, named, {one.name: one for one in shown}, constant, columns.stored(figures(known)),
+        runs, named, {one.name: one for one in shown}, constant, stored(figures(known)),
         titles, codes[: len(runs)], expected, codes[len(runs) :], predicted.notes,
     )  # fmt: skip
 
@@ -227,3 +230,59 @@ def run_folder(data: Data, position: int) -> Path | None:
     """Return a run's folder, or None if the table names none that exists."""
     value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
     return Path(value) if isinstance(value, str) and Path(value).is_dir() else None
+
+
+def stored(figures: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return each column as the page holds it; `restored` reads it, and `columnOf` in `web/model.js`.
+
+    Returns
+    -------
+    dict
+        Name -> either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and for each
+        run the place of its own in `factors` (`codes`; None if there is one factor).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in figures:
+        values = figures[name].to_numpy()
+        whole = [other for other, one in found.items() if "values" in one] if len(values) >= MANY else []
+        multiples = (_multiple(values, figures[other].to_numpy(), other) for other in whole)
+        found[name] = next((one for one in multiples if one), {"values": _packed(values)})
+    return found
+
+
+def restored(columns: Mapping[str, Mapping[str, Any]], index: pd.Index) -> pd.DataFrame:
+    """Return the columns that `stored` returned as numbers: those that the page computes with."""
+    found: dict[str, Numbers] = {}
+    for name, one in columns.items():
+        if "of" in one:
+            found[name] = found[one["of"]] * np.array(one["factors"])[one["codes"] or 0]
+        else:
+            found[name] = np.frombuffer(base64.b64decode(one["values"]), dtype="<f8")
+    return pd.DataFrame(found, index=index, dtype=float)
+
+
+def _packed(values: Numbers) -> str:
+    """Return numbers as base64 of 8 bytes each."""
+    return base64.b64encode(values.astype("<f8").tobytes()).decode()
+
+
+def _multiple(values: Numbers, base: Numbers, name: str) -> dict[str, Any] | None:
+    """Return values as multiples of a base by a few factors; None if they are not."""
+    known = np.isfinite(values)
+    if not known.any() or not np.array_equal(known, np.isfinite(base)) or not (base[known] > 0).all():
+        return None
+    ratios = np.where(known, values, 1) / np.where(known, base, 1)
+    if not _distinct(ratios[known][:MANY]) or not (factors := _distinct(ratios[known])):
+        return None
+    codes = np.abs(ratios[:, None] - np.array(factors)).argmin(axis=1)
+    if not np.allclose(np.array(factors)[codes] * base, values, rtol=CLOSE, atol=0, equal_nan=True):
+        return None
+    return {"of": name, "factors": factors, "codes": codes.tolist() if len(factors) > 1 else None}
+
+
+def _distinct(ratios: Numbers) -> list[float]:
+    """Return the distinct ratios, those within rounding errors once; nothing if they are too many."""
+    ordered = np.unique(ratios)
+    apart = np.flatnonzero(np.diff(ordered) > 1e-12 * np.abs(ordered[1:])) + 1
+    groups = np.split(ordered, apart) if len(apart) < MOST_FACTORS else []
+    return [float(group[len(group) // 2]) for group in groups]

@@ -1,6 +1,9 @@
 """`explore` returns an explorer of runs, which displays itself in notebooks and in HTML pages without a kernel."""
 
+import asyncio
+import contextlib
 import html
+import weakref
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -10,17 +13,21 @@ import nbformat.v4 as nbf
 import pandas as pd
 
 from dsnb.analysis.unmeasured import Asked, Unmeasured, unmeasured
-from dsnb.errors import SettingsError
-from dsnb.explorer import data, decisions, page, question
-from dsnb.explorer.payload import payload
-from dsnb.explorer.state import State, change, default, mask
-from dsnb.explorer.watch import Watch, carried_over
+from dsnb.errors import DsnbError, SettingsError
+from dsnb.explorer import data, page
+from dsnb.explorer.data import Data
+from dsnb.explorer.payload import answered, payload
+from dsnb.explorer.state import State, change, default, mask, question
 from dsnb.files import records
 from dsnb.render import answer, by_task, notebook_page
 from dsnb.runs.load import load_runs
 
 if TYPE_CHECKING:
     from dsnb.explorer.live import Live
+
+EVERY_S = 2.0
+"""Time between two looks at the folder."""
+IDENTITY = ["sweep", "experiment", "repeat"]
 
 
 class Explorer:
@@ -78,11 +85,11 @@ class Explorer:
         self.data = data.read(runs, self.predicted)
         self._state = carried_over(before, state, self.data)
         if self._live:
-            self._live = self._live.replaced(self.data, self._state)
+            self._live.show(self.data, self._state)
 
     @property
     def live(self) -> "Live":
-        """The ipywidgets, created when they are first displayed."""
+        """The widget, created when it is first displayed."""
         if self._live is None:
             from dsnb.explorer.live import Live
 
@@ -100,12 +107,13 @@ class Explorer:
         return target
 
     def _fragment(self, home: Path) -> str:
-        said = answer.answer(decisions.answered(self.data), question.of(self.state))
+        said = answer.answer(answered(self.data), question(self.state))
         return page.fragment(payload(self.data, self.state, home), said.text)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the widget for notebooks with a kernel, and HTML for pages without."""
-        bundle, metadata = self.live.view_data()
+        found = self.live._repr_mimebundle_()
+        bundle, metadata = found if isinstance(found, tuple) else (found or {}, {})
         return {**bundle, "text/html": self._fragment(self.home)}, metadata
 
 
@@ -147,3 +155,74 @@ def explore(
     explorer = Explorer(table, home, unmeasured(table, predict, link) if predict else None)
     explorer.watch = Watch(explorer, Path(runs).absolute()) if watch and not isinstance(runs, pd.DataFrame) else None
     return explorer
+
+
+class Watch:
+    """The watch over one folder of runs; it ends when its explorer is gone, or with `stop`.
+
+    Without an event loop, as in a plain script, nothing happens by itself: call `look`.
+    """
+
+    def __init__(self, explorer: "Explorer", folder: Path) -> None:
+        self._explorer = weakref.ref(explorer)
+        self._folder = folder
+        self._seen = _summary(explorer.data.runs)
+        with contextlib.suppress(RuntimeError):  # no event loop is running
+            self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._explorer = lambda: None  # type: ignore[assignment]
+
+    async def _follow(self) -> None:
+        while self._explorer() is not None:
+            await asyncio.sleep(EVERY_S)
+            self.look()
+
+    def look(self) -> bool:
+        """Show the runs that are in the folder now, and return whether they are others than before."""
+        explorer = self._explorer()
+        if explorer is None:
+            return False
+        try:
+            runs = load_runs(self._folder)
+        except (DsnbError, OSError):  # the folder is being replaced
+            return False
+        seen = _summary(runs)
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        explorer.show(runs)
+        return True
+
+
+def _summary(runs: pd.DataFrame) -> list[tuple[object, ...]]:
+    return list(runs[[*IDENTITY, "status"]].astype(str).itertuples(index=False, name=None))
+
+
+def carried_over(before: Data, state: State, after: Data) -> State:
+    """Return the state for other runs: what the reader chose stays as far as it exists there.
+
+    A pinned or opened run is found again by its experiment and repeat, since its position may have changed.
+    """
+    usual, kept = default(before), default(after)
+    for name, value in state.items():
+        moved = _moved(before, after, value) if name in {"run", "pins"} else value
+        if value != usual.get(name) or name == "task":
+            with contextlib.suppress(DsnbError):  # not in these runs
+                kept = change(after, kept, {name: moved})
+    with contextlib.suppress(DsnbError):
+        kept = change(after, kept, {"brush": state["brush"]})  # a change of an axis clears the region
+    return kept
+
+
+def _moved(before: Data, after: Data, value: object) -> object:
+    if isinstance(value, list):
+        return [_moved(before, after, one) for one in value]
+    if not isinstance(value, int):
+        return value
+    identities = [
+        list(map(tuple, one.runs.reindex(columns=IDENTITY).astype(str).to_numpy())) for one in (before, after)
+    ]
+    wanted = identities[0][value]
+    return identities[1].index(wanted) if wanted in identities[1] else None

@@ -16,37 +16,8 @@ import vl_convert
 from dsnb.explorer.charts import VEGA_LITE
 from dsnb.run_folder import paths
 
-MODULES = [
-    "dom",
-    "rounding",
-    "memory",
-    "front",
-    "studentized_range",
-    "differences",
-    "predicted",
-    "model",
-    "export",
-    "chart",
-    "views",
-    "lines",
-]
-MODULES += [
-    "tables",
-    "run_table",
-    "legend",
-    "pins",
-    "link",
-    "decision",
-    "card",
-    "controls",
-    "anatomy",
-    "detail",
-    "theme",
-    "overview",
-    "painting",
-    "main",
-    "mount",
-]
+BESIDE = ("dom", "model", "answer", "predicted", "export", "link")
+VIEWS = ("chart", "pictures", "tables", "controls", "card", "detail", "main")
 WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this page work without it."
 
 
@@ -54,7 +25,7 @@ WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this 
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
-    return f"{bundle}\n{_own(*MODULES)}"
+    return f"{bundle}\n{_own(*BESIDE, *VIEWS)}"
 
 
 def _own(*names: str) -> str:
@@ -65,7 +36,7 @@ def _own(*names: str) -> str:
 
 def style() -> str:
     """Return the explorer's CSS."""
-    return "".join((paths.web() / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "answer"))
+    return (paths.web() / "style.css").read_text(encoding="utf-8")
 
 
 @cache
@@ -76,13 +47,8 @@ def script() -> str:
 
 
 def module() -> str:
-    """Return the explorer's JavaScript as a module for anywidget, without the card."""
+    """Return the explorer's JavaScript as a module for anywidget."""
     return f"{source()}\n{_own('widget')}"
-
-
-def card_module() -> str:
-    """Return the JavaScript of the card as a module for anywidget, without Vega."""
-    return _own(*MODULES, "card_widget")
 
 
 def policy() -> str:

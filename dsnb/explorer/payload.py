@@ -1,4 +1,4 @@
-"""What the browser receives: runs by column, controls, colours, rules, and the series of steps that fit.
+"""What the browser receives: runs by column, controls, colours, candidates, sentences, and the steps that fit.
 
 Figures are in the units of their columns; each comes with the factor, unit and digits to display it with.
 """
@@ -6,19 +6,20 @@ Figures are in the units of their columns; each comes with the factor, unit and 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from dsnb.analysis.comparisons import NO_SPREAD, VALUES
-from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, STEP, WIDEST, Verdict, of_one_figure
-from dsnb.analysis.intervals import hosts as hosts_of
-from dsnb.explorer import anatomy, charts, decisions, predicted, series, shortages
-from dsnb.explorer.data import Data, json_numbers, plain, run_folder
-from dsnb.explorer.state import DAYS, LABELS, OPEN_EDGE, State, default, options
-from dsnb.explorer.unusual import remarks
-from dsnb.render import palette
+from dsnb.analysis.decide import without_probes
+from dsnb.analysis.unmeasured import FIGURES, PER_GPU
+from dsnb.explorer import charts, single_runs
+from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_folder
+from dsnb.explorer.state import DAYS, INPUTS, LABELS, OPEN_EDGE, State, default, options
+from dsnb.render import answer, palette, templates, words
 from dsnb.render.changes import rate
+from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels, setting_words
+from dsnb.runs.columns import numbers
 from dsnb.runs.labels import Metric
 
 _RUN = RunPaths(Path())
@@ -30,26 +31,12 @@ FILES = {
 """The files of a run that the explorer links to, and the texts of the links."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right"]
 """Marks by value of the setting that is chosen for colour, so that colour is never the only difference."""
-
-
-METHOD = {
-    "confidence": of_one_figure(CONFIDENCE),
-    "fewestRuns": MIN_RUNS,
-    "noSpread": NO_SPREAD,
-    "step": STEP,
-    "widest": WIDEST,
-    "verdicts": {
-        "likely": Verdict.LIKELY.value,
-        "noLarger": Verdict.NO_LARGER.value,
-        "unclear": Verdict.UNCLEAR.value,
-        "tooFew": Verdict.TOO_FEW.value,
-    },
-    "values": VALUES,
-    "note": f"The unit is a run. A change is {Verdict.LIKELY.value} if its {100 * CONFIDENCE:g} % interval excludes 0 "
-    "and it is at least {relevance}. The intervals of speed and memory of all pairs of settings of the task hold "
-    "together, whatever is selected (Games and Howell 1976).",
-}
-"""The constants of `dsnb.analysis` that `web/differences.js` compares settings with."""
+NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
+ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
+"""Columns, and figures, that the answer may be about: all tables have them, if only missing values."""
+PREDICTED_DIGITS = 6
+CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepSpeed ", "cuda": "CUDA "}
+"""What a saved picture says about the runs: columns, and the words before their values."""
 
 
 def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
@@ -63,8 +50,8 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         The folder that links to the runs' files are relative to; None for no links.
     """
     names = list(dict.fromkeys(data.experiments))
-    shown = series.load_all(data)
-    unusual, alone = remarks(data, shown)
+    shown = single_runs.load_all(data)
+    unusual, alone = single_runs.remarks(data, shown)
     position = {name: code for code, name in enumerate(names)}
     named = _of_ranks if set(map(setting_words.unit, data.runs.to_dict("records"))) == {"rank"} else dict
     return {
@@ -82,31 +69,99 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "notes": _notes(data),
         "unusual": unusual,
         "alone": alone,
-        "memory": shortages.read(data),
-        "anatomy": anatomy.read(data),
+        "memory": single_runs.gpu_memory(data),
+        "anatomy": single_runs.anatomy(data, names),
         "cite": citation(data),
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
-        "decision": decisions.payload(data, names),
-        "predicted": predicted.payload(data),
+        **templates.PAGE,
+        **_tasks(data, names),
+        "taskCodes": data.task_codes,
+        "inputs": INPUTS,
+        "predicted": _predicted(data),
         "defaults": default(data),
         "state": state,
         "labels": LABELS,
         "rules": {"okStatus": "ok", "openEdge": OPEN_EDGE},
-        "method": METHOD,
-        "hosts": _hosts(data),
         "colours": {
             "unselected": palette.UNSELECTED, "predicted": palette.GREY,
             "run": palette.ONE_RUN, "exposed": palette.VERMILION},
         "series": shown,
-        "seriesCharts": series.CHARTS,
+        "seriesCharts": single_runs.CHARTS,
         "charts": charts.specifications(),
     }  # fmt: skip
 
 
-CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepSpeed ", "cuda": "CUDA "}
-"""What a saved picture says about the runs: columns, and the words before their values."""
+def answered(data: Data) -> pd.DataFrame:
+    """Return the runs that the answer is about, with the figures of the page, so that both say the same."""
+    runs = data.runs.reset_index(drop=True)
+    runs = runs.reindex(columns=[*runs, *(name for name in NEEDED if name not in runs)])
+    shown = {name: data.figures[name].to_numpy() for name in data.figures}
+    figures = {name: shown.get(name, np.full(len(runs), np.nan)) for name in dict.fromkeys([*ANSWERED, *shown])}
+    status = [labels.text(value) for value in runs["status"]]
+    runs = runs.assign(**figures, experiment=data.experiments, status=status, sweep="", gpus=numbers(runs, "gpus"))
+    return without_probes(runs) if len(runs) else runs
+
+
+def _tasks(data: Data, names: list[str]) -> dict[str, Any]:
+    """Return each task with its candidates, the controls that it sets, and remarks on its runs."""
+    runs = answered(data)
+    codes = [*data.task_codes, *data.predicted_tasks]  # there may be tasks without runs
+    shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
+    for code, task in enumerate(shipped["tasks"]):
+        own = np.array(data.task_codes) == code
+        mine = runs[own[runs.index]]
+        task["title"] = data.tasks[code]
+        task["controls"] = _controls(data, data.tasks[code])
+        task["remarks"] = answer.remarks(mine) if len(mine) else []
+        task["failed"] = words.memory_of_failed(data.runs[own])
+    every = {"title": EVERY_TASK, "controls": _controls(data, EVERY_TASK)} if len(data.tasks) > 1 else None
+    return {**shipped, "allTasks": every}
+
+
+def _controls(data: Data, task: str) -> dict[str, Any]:
+    """Return the axes and colours that a task starts with; all else that was chosen among its runs is cleared."""
+    fresh = default(data, task)
+    return {name: fresh[name] for name in ("colour", "along", "x", "y")}
+
+
+def _predicted(data: Data) -> dict[str, Any] | None:
+    """Return predicted settings by column, none of which is a run; None without any.
+
+    Returns
+    -------
+    dict
+        `names`, `settings` (in words), `kinds` (the GPU as prices name it), `gpus`, `tasks` (positions of titles),
+        `codes` (setting -> positions among the values of its axis), `figures` and `errors` (per cent) by column, `fits`
+        (None if unknown), `outside` (the place in `outsides` of the words on how a setting differs from all runs that
+        the time model is fitted to), `notes`.
+    """
+    table = data.predicted
+    if not len(table) and not data.predicted_notes:
+        return None
+    rows = table.to_dict("records")
+    outside = list(dict.fromkeys(row["outside"] for row in rows))  # many settings share theirs
+    known = [name for name in (*FIGURES, PER_GPU) if len(table) and table[name].notna().any()]
+    return {
+        "names": [labels.text(row["experiment"]) for row in rows],
+        "settings": [setting_words.setting(row) for row in rows],
+        "kinds": [str(row["gpu_name"]) for row in rows],
+        "gpus": [int(row["gpus"]) for row in rows],
+        "tasks": data.predicted_tasks,
+        "codes": {name: choice.predicted for name, choice in data.choices.items() if choice.predicted},
+        "figures": {name: _rounded(numbers(table, name)) for name in known},
+        "errors": {name: _rounded(numbers(table, f"{name}_error_pct")) for name in known},
+        "fits": [plain(row["fits"]) for row in rows],
+        "outside": [outside.index(row["outside"]) for row in rows],
+        "outsides": outside,
+        "notes": list(data.predicted_notes),
+    }
+
+
+def _rounded(values: pd.Series) -> list[float | int | None]:
+    """Return numbers as precise as a prediction can be."""
+    return json_numbers(float(f"{value:.{PREDICTED_DIGITS}g}") for value in values)
 
 
 def citation(data: Data) -> str:
@@ -185,13 +240,6 @@ def _notes(data: Data) -> dict[int, str]:
     if "note" not in data.runs:
         return {}
     return {position: str(note) for position, note in enumerate(map(plain, data.runs["note"])) if note is not None}
-
-
-def _hosts(data: Data) -> list[int | None]:
-    """Return the number of the host, or group of hosts, of each run; None if unknown, nothing if none is known."""
-    names = hosts_of(data.runs)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
-    return [numbers.get(name) if name else None for name in names] if numbers else []
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:

@@ -18,10 +18,14 @@ from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.render import words
 from dsnb.runs import labels
 
-MAX_PAIRS = 2000
-"""Pairs of settings of a task whose intervals the page has."""
+MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
+"""Pairs of settings of a task whose intervals the page has: all of so many; if there are more, so many of them."""
+MAX_INTERVALS = 9000
+"""Intervals of a task: of many pairs, the page has those of the first figures, speed and memory."""
+VALUE_DIGITS = 7
 DIGITS = 9
-"""Significant digits of medians and means in the page, which shows three."""
+"""Significant digits of medians in the page."""
+FACTOR_DIGITS = 6
 NUMBERS = {"rate": "tokens_per_s", "power": "power_w", "memory": "memory_gib", "capacity": "gpu_memory_gib"}
 
 
@@ -61,13 +65,13 @@ def tasks_payload(
         `n`, `failed`, `gpus`, `rate` (tokens/s), `power` (W of a GPU), `memory` and `capacity` (GiB), `unstable`; and
         places in `texts`: `kind`, `unit`, `model`, `setting`, `place`, `origin`, `basis`.
 
-        `pairs` (of settings with `MIN_RUNS` ok runs or more): `first` and `second` (numbers of experiments), and by
-        figure: `values` and `n` (experiment -> what is compared, and its runs), and for each pair `factor` (the
-        interval of the ratio second / first is ratio / factor to ratio * factor; of percentages, it is that of the
-        difference, less and more this much) and `note` (place in `texts`, None for none). `other`: place of a pair ->
-        its own `[n, n, value, value]`, where runs on one host count as one. A column of one value is
-        that value here, too. `of`: the figure that has the same
-        factors, notes and `other`, which are left out then.
+        `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs or more), their ok runs `n`, `first` and
+        `second` (places in `settings`), and by figure: `values` of each setting (what is compared), their runs `n`
+        where these are others, and for each pair `factor` (the interval of the ratio second / first is ratio / factor
+        to ratio * factor; of percentages, it is that of the difference, less and more this much). By the place of a
+        pair, where there is one: `note` (place in `texts`), `other` (its own `[n, n, value, value]`, where runs on one
+        host count as one). A column of one value is that value here, too. `of`: the figure that has the same factors,
+        notes and `other`, which are left out then.
     """
     texts = Texts()
     numbers = {name: code for code, name in enumerate(names)}
@@ -109,8 +113,8 @@ def _candidates(table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int]
     return {"length": len(table), "experiment": [numbers[name] for name in table.index], **shared}
 
 
-def _rounded(values: Iterable[float]) -> list[float | int | None]:
-    texts = (None if pd.isna(value) else float(f"{value:.{DIGITS}g}") for value in values)
+def _rounded(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:
+    texts = (None if pd.isna(value) else float(f"{value:.{digits}g}") for value in values)
     return [int(value) if value is not None and value.is_integer() else value for value in texts]
 
 
@@ -127,16 +131,19 @@ def _pairs(
     pairs = list(itertools.combinations(range(len(repeated)), 2))
     if len(pairs) > MAX_PAIRS:
         pairs = _most_useful(pairs, with_choices(runs), table, repeated, axes)
-    own = {figure: _compared(runs, repeated, pairs, figure, texts) for figure in figures if pairs}
+    named = [repeated[at] for at in sorted({at for pair in pairs for at in pair})]
+    places = {name: at for at, name in enumerate(named)}
+    pairs = [(places[repeated[a]], places[repeated[b]]) for a, b in pairs]
     shown: dict[str, dict[str, Any]] = {}
-    for figure, (values, counts, rest) in own.items():
+    for figure in figures if pairs else ():
+        values, counts, rest = _compared(runs, named, pairs, figure, texts)
         alike = next((name for name, one in shown.items() if all(one.get(key) == rest[key] for key in rest)), None)
-        by_number = {"values": values, "n": counts}
-        named = {key: {numbers[repeated[at]]: value for at, value in enumerate(one)} for key, one in by_number.items()}
-        shown[figure] = {"of": alike, **named, **({} if alike else rest)}
-    sides = zip(*pairs, strict=True) if pairs else ([], [])
-    first, second = ([numbers[repeated[at]] for at in side] for side in sides)
-    return {"first": first, "second": second, "figures": shown}
+        if alike or sum(one["of"] is None for one in shown.values()) * len(pairs) < MAX_INTERVALS:
+            counted = {} if counts == ok[named].tolist() else {"n": counts}
+            shown[figure] = {"of": alike, "values": values, **counted, **({} if alike else rest)}
+    first, second = zip(*pairs, strict=True) if pairs else ((), ())
+    numbered = {"settings": [numbers[name] for name in named], "n": ok[named].tolist()}
+    return {**numbered, "first": first, "second": second, "figures": shown}
 
 
 def _most_useful(
@@ -150,7 +157,7 @@ def _most_useful(
     ranks = [one.rank(ascending=False).fillna(len(names)) for one in (rates, rates / table["gpus"].reindex(names))]
     best = np.minimum(*(rank.to_numpy() for rank in ranks))
     order = sorted(range(len(pairs)), key=lambda at: (changes[at] != 1, best[list(pairs[at])].max()))
-    return [pairs[at] for at in sorted(order[:MAX_PAIRS])]
+    return [pairs[at] for at in sorted(order[:CHOSEN_PAIRS])]
 
 
 def _compared(
@@ -176,10 +183,10 @@ def _compared(
             if min(first_n, second_n) < MIN_RUNS:
                 shown = [settings[place].median for place in pairs[at]]
             other[at] = [int(first_n), int(second_n), *_rounded(shown)]
-    notes = [texts[note] if note else None for note in own.notes]
-    factor = [None if pd.isna(value) else float(f"{value:.6g}") for value in factors]
-    rest = {"factor": _one_or_all(factor), "note": _one_or_all(notes), "other": other}
-    return _rounded(values), [int(count) for count in every.count], rest
+    notes = {at: texts[note] for at, note in enumerate(own.notes) if note}
+    factor = [None if pd.isna(value) else float(f"{value:.{FACTOR_DIGITS}g}") for value in factors]
+    rest = {"factor": _one_or_all(factor), "note": notes, "other": other}
+    return _rounded(values, VALUE_DIGITS), [int(count) for count in every.count], rest
 
 
 def _one_or_all(values: list[Any]) -> Any:

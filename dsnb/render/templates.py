@@ -25,6 +25,7 @@ SHOWN_GIB = 0.05
 EQUAL_PCT = 0.005
 """Smaller changes are rounding errors of equal figures."""
 NO_RUNS = "There are no runs here yet: start the sweep first."
+ASSUMED = "an assumed"
 NO_ANSWER = "No setting can be recommended: "
 BEYOND = "No {what} trains [{model} ]on {tokens} tokens within {max_days} days on {place}."
 NEEDED = (
@@ -48,7 +49,7 @@ TEMPLATES = {
     "costs": "{rate} tokens/s; {tokens} tokens: {duration}, {hours} {unit}-hours[, {energy} kWh], {cost}"
     "[; {memory_name} {memory}[ of {capacity}] GiB].",
     "costs.beyond": "{kicker}: [{setting}, ]on {place}, {rate} tokens/s. " + NEEDED,
-    "cost": "{currency}{cost} at [{assumed} ]{currency}{price} a {unit}-hour",
+    "cost": "[{currency}]{cost} at [{assumed} ][{currency}]{price} a {unit}-hour",
     "no_cost": "cost unknown without a price",
     "note.only_measured": "Only {measured} {unit}{measured:|s} {measured:was|were} measured, fewer than the {at_hand} "
     "at hand: this answer is for {gpus} {unit}{gpus:|s}. {more}",
@@ -108,6 +109,7 @@ PAGE: dict[str, Any] = {
         "at least {relevance}. The intervals of speed and memory of all pairs of settings of the task hold together, "
         "whatever is selected (Games and Howell 1976).",
         "noRuns": NO_RUNS,
+        "assumed": ASSUMED,
     },
     "limits": {
         "maxDays": MOST_DAYS,

@@ -14,7 +14,19 @@ from dsnb.analysis.decide import MEASURED, PUBLISHED, Decision, Question, basis,
 from dsnb.analysis.intervals import MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.texts import MINUS, amount, duration, fill, fixed, significant
-from dsnb.render.templates import BEST, BEYOND, BY_MEAN, EQUAL_PCT, NEEDED, PLACE, SHOWN_GIB, TEMPLATES, VERDICTS, WORSE
+from dsnb.render.templates import (
+    ASSUMED,
+    BEST,
+    BEYOND,
+    BY_MEAN,
+    EQUAL_PCT,
+    NEEDED,
+    PLACE,
+    SHOWN_GIB,
+    TEMPLATES,
+    VERDICTS,
+    WORSE,
+)
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.runs.literature.measured import SOURCE, is_own
@@ -118,7 +130,7 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
     """Return what an option costs and at which price; empty without a price."""
     if not option["price"] > 0:
         return ""
-    assumed = "" if {option["kind"], ""} & set(question.prices) else "an assumed"
+    assumed = "" if {option["kind"], ""} & set(question.prices) else ASSUMED
     price = {"currency": question.currency, "price": fixed(option["price"], 2), "unit": unit, "assumed": assumed}
     return say("cost", {**price, "cost": significant(option["cost"])})
 
@@ -241,7 +253,7 @@ def _following(decision: Decision, unit: str) -> str:
     row, gib = decision.difference, second["memory_gib"] - first["memory_gib"]
     facts = {"changes": _changes(decision)}
     if row is not None and not pd.isna(row["change_pct"]):
-        facts["difference"] = _difference(row, decision.question, unit)
+        facts["difference"] = _difference(row, decision, unit)
     if abs(gib) >= SHOWN_GIB:  # false where it is unknown
         facts |= {"gib": significant(abs(gib)), "more": "more" if gib > 0 else "less"}
     return say("following", facts)
@@ -276,19 +288,22 @@ def axis_title(name: str, unit: str) -> str:
     return f"{unit}s" if name == "gpus" else labels.axis(name).title
 
 
-def _difference(row: "pd.Series[Any]", question: Question, unit: str) -> str:
+def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     """Return how much worse the mean of a setting is, with the interval of that; of too few runs, their median.
 
     The best setting has the best median; by the mean of its runs, another one may be better.
     """
+    question = decision.question
     worse = worsening(row["change_pct"], question.objective)
     is_better, is_few = int(worse <= -EQUAL_PCT), row["verdict"] == Verdict.TOO_FEW
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
     size = {"by": by, "worse": _unit(WORSE[question.objective][is_better], unit)}
     facts = {"size": say("size", {**size, "mean": "" if is_few else BY_MEAN[is_better]}), "needed": MIN_RUNS}
     if is_few:
-        one_each = row["n"] == row["base_n"] == 1
-        runs = say("runs.one_each" if one_each else "runs.both", {"n": row["n"], "base_n": row["base_n"]})
+        base_n, n = (int(number) for number in decision.options["n"].iloc[:2])
+        if min(base_n, n) >= MIN_RUNS:  # too few hosts, each of which counts as one
+            base_n, n = row["base_n"], row["n"]
+        runs = say("runs.one_each" if n == base_n == 1 else "runs.both", {"n": n, "base_n": base_n})
         is_same = abs(worse) < 100 * question.relevance
         return say("difference.few_same" if is_same else "difference.few", {**facts, "runs": runs})
     flip = -1 if worse < 0 else 1

@@ -1,10 +1,8 @@
 """The explorer in a real Chromium with no network: it selects what pandas selects, and lets nobody out or in."""
 
-import collections
 import csv
 import io
 import json
-import math
 import random
 import re
 
@@ -13,12 +11,8 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import studentized_range, tradeoffs
-from dsnb.analysis.comparisons import MINUS, differences, signed
-from dsnb.analysis.decide import decide
-from dsnb.analysis.intervals import Verdict
-from dsnb.analysis.summary import summarize
-from dsnb.explorer import question, series
+from dsnb.analysis.comparisons import differences
+from dsnb.explorer import single_runs
 from dsnb.explorer.state import options, values
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -63,16 +57,6 @@ def saved(runs, tmp_path_factory):
     return dsnb.explore(runs).save(tmp_path_factory.mktemp("page") / "page.html")
 
 
-@pytest.fixture(scope="module")
-def repeated():
-    """Give settings with one to six runs that count, on one host or on several."""
-    few = {"seq_len": [1024], "micro_batch_size": [8, 64], "gpus": [1], "model": ["gpt2"], "grad_accum": [1]}
-    table = made_up.runs(240, seed=2, repeats=6, **few).sample(frac=0.8, random_state=3).sort_index()
-    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
-    table["peak_allocated_gib"] = table["peak_allocated_gib"].round(2)
-    return table.assign(host=[f"h{host}" for host in hosts])
-
-
 def chosen(random_state, explorer):
     """Draw a state: some filters with one or more values, figures, axes and scales."""
     choices = explorer.data.choices
@@ -83,9 +67,7 @@ def chosen(random_state, explorer):
     }
     picked = {name: random_state.choice(allowed) for name, allowed in options(explorer.data).items()}
     state = {**{name: [] for name in choices}, **filters, **picked, "train_tokens": random_state.choice([300e9, 1e9])}
-    pinned = [*range(len(explorer.data.runs)), *explorer.data.experiments]
-    pins = random_state.sample(pinned, random_state.randint(0, 2))
-    return {**state, "pins": pins, "brush": random_state.choice([None, region(random_state, explorer, state)])}
+    return {**state, "brush": random_state.choice([None, region(random_state, explorer, state)])}
 
 
 def region(random_state, explorer, state):
@@ -103,8 +85,8 @@ def test_sixty_states_select_in_the_page_what_they_select_in_pandas(runs, saved,
     explorer, draw = dsnb.explore(runs), random.Random(0)
     sizes = set()
     select = f"(states) => states.map((state) => ({ROOT}.set(state), [...{ROOT}.selected]))"
-    for _ in range(6):  # ten at a time: the page draws what the last of them selects
-        changes = [chosen(draw, explorer) for _ in range(10)]
+    for _ in range(4):  # fifteen at a time: the page draws what the last of them selects
+        changes = [chosen(draw, explorer) for _ in range(15)]
         for change, selected in zip(changes, page.tab.evaluate(select, changes), strict=True):
             explorer.set(**change)
             assert selected == positions(explorer)
@@ -113,123 +95,98 @@ def test_sixty_states_select_in_the_page_what_they_select_in_pandas(runs, saved,
     assert page.said == []
 
 
-def test_the_fronts_and_the_costs_are_those_of_pandas(repeated, tmp_path, watched):
-    explorer, draw = dsnb.explore(repeated), random.Random(1)
+def settings(rates, memory):
+    """Give one ok run for each setting, which differ in their micro-batch."""
+    table = made_up.runs(len(rates), repeats=1, micro_batch_size=list(range(1, 1 + len(rates))), **ONE_OF_EACH)
+    table = table.sort_values("micro_batch_size").assign(
+        status="ok", tokens_per_s=rates, tokens_per_s_per_gpu=rates, peak_allocated_gib=memory
+    )
+    return table.assign(experiment=[chr(97 + place) for place in range(len(rates))]).reset_index(drop=True)
+
+
+ONE_OF_EACH = {
+    "zero_stage": [1],
+    "precision": ["bf16"],
+    "grad_accum": [1],
+    "activation_checkpointing": [False],
+    "gpus": [1],
+}
+
+
+def test_the_front_is_what_nothing_else_beats(tmp_path, watched):
+    rates, memory = [100.0, 101.0, 110.0, 111.0, 130.0, 90.0], [10.0, 10.1, 10.15, 20.0, 20.1, 15.0]
+    page = watched(dsnb.explore(settings(rates, memory)).save(tmp_path / "page.html"))
+    names = f"{ROOT}.frontier.map((point) => {ROOT}.model.experiments.names[point.experiment])"
+    front = f"(state) => ({ROOT}.set(state), {names})"
+    assert page.tab.evaluate(front, {"relevance": 0}) == list("abcde")  # f is slower than a
+    # c takes 1.5 % more than a and is 10 % faster; d is 0.9 % faster than c for twice the memory
+    assert page.tab.evaluate(front, {"relevance": 0.02}) == ["c", "e"]
+    assert page.tab.evaluate(front, {"micro_batch_size": [1, 2, 4, 6]}) == ["a", "b", "d"]
+    assert page.tab.evaluate(front, {"micro_batch_size": [], "y": "peak_allocated_gib"}) == []  # one figure
+    assert "choose two different metrics" in page.tab.locator(".dsnb-front").inner_text()
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    """Give settings with one to six runs that count, on one host or on several."""
+    few = {"seq_len": [1024], "micro_batch_size": [8, 64], "gpus": [1], "model": ["gpt2"], "grad_accum": [1]}
+    table = made_up.runs(240, seed=2, repeats=6, **few).sample(frac=0.8, random_state=3).sort_index()
+    hosts = np.where(table["zero_stage"] == 3, table["repeat"] % 2, 0)
+    table = table.assign(host=[f"h{host}" for host in hosts], gpu_util_pct=table["gpu_util_pct"].round(0))
+    return table.assign(peak_allocated_gib=table["peak_allocated_gib"].round(2))
+
+
+def compared(tab, base):
+    """Give the cells of the table of single changes by setting: the change, and the verdict with its interval."""
+    return tab.evaluate(
+        f"""(base) => {{
+          {ROOT}.set({{ base }});
+          const cells = ({{ changes }}) => changes.map(({{ text, reason }}) => [text, reason]);
+          return {ROOT}.effects.map((one) => [{ROOT}.model.experiments.names[one.experiment], cells(one)]);
+        }}""",
+        base,
+    )  # fmt: skip
+
+
+def test_changes_are_shown_with_the_intervals_of_python(repeated, tmp_path, watched):
+    """In the table of single changes with filters, and of two pins; as ratios, and as points of percentages."""
+    explorer = dsnb.explore(repeated)
     page = watched(explorer.save(tmp_path / "page.html"))
-    fronts, verdicts, points, notes = 0, collections.Counter(), 0, set()
-    for _ in range(16):
-        changes = {**chosen(draw, explorer), "y": draw.choice(["tokens_per_s_per_gpu", "step_time_s", "mfu"])}
-        changes["x"] = draw.choice(["peak_allocated_gib", "power_w", "device_memory_gib"])
-        changes["brush"] = draw.choice([None, None, None, region(draw, explorer, changes)])
-        changes["relevance"] = relevance = draw.choice([0, 0.02, 0.02, 0.1])
-        filtered = summarize(exact(explorer.set(**{**changes, "brush": None})))
-        explorer.set(**changes)
-        page.tab.evaluate(f"(state) => {ROOT}.set(state)", changes)
-        found = page.tab.evaluate(
-            f"(({{ frontier, effects, compared, base, model, effectBox }}) => ({{ compared, base: base.value,"
-            " front: frontier.map((point) => model.experiments.names[point.experiment]),"
-            " effects: effects.map((one) => [one.axis, model.experiments.names[one.experiment], one.changes]),"
-            " texts: [...effectBox.querySelectorAll('.dsnb-figure')].map((node) => node.textContent),"
-            " reasons: [...effectBox.querySelectorAll('.dsnb-verdict')].map((node) => node.textContent) }))"
-            f"({ROOT})"
-        )
-        selection = exact(explorer)
-        if selection.empty:
-            continue
-        better = [METRIC_LABELS[changes[side]].better for side in ("x", "y")]
-        medians = [filtered[f"{changes[side]}_median"] for side in ("x", "y")]
-        plain = tradeoffs.pareto_front(*medians, *better, relevance)
-        assert found["front"] == plain
-        fronts += len(plain)
-        everything = explorer.data.runs.assign(**explorer.data.figures)  # of the one task
-        axes = explorer.data.axes
-        table = tradeoffs.effects(selection, found["base"], axes, found["compared"], relevance, task_runs=everything)
-        assert [row[:2] for row in found["effects"]] == table[["axis", "experiment"]].to_numpy().tolist()
-        for (_, _, changed), row in zip(found["effects"], table.to_dict("records"), strict=True):
-            for name, one in zip(found["compared"], changed, strict=True):
-                bounds = (("low", "low_pct"), ("high", "high_pct")) if one["verdict"] != Verdict.TOO_FEW else ()
-                for mine, column in (("change", "change_pct"), *bounds):
-                    own = math.nan if one[mine] is None else 100 * one[mine]
-                    assert own == pytest.approx(row[f"{name}_{column}"], rel=1e-6, abs=1e-9, nan_ok=True)
-                assert (one["verdict"], one["note"]) == (row[f"{name}_verdict"], row[f"{name}_note"])
-                if not math.isnan(row[f"{name}_change"]):
-                    assert words(found["texts"].pop(0), found["reasons"].pop(0)) == row[f"{name}_words"]
-                    verdicts[one["verdict"]] += 1
-                    points += row[f"{name}_words"].endswith("points)")
-                    notes.add(one["note"])
-        assert found["texts"] == found["reasons"] == []
-    assert fronts > 15
-    assert set(verdicts) == set(Verdict)
-    assert verdicts.total() > 60
-    assert points > 3
-    assert len(notes) > 2
-
-
-def words(text, reason):
-    """Put the parts of a cell together as `dsnb.analysis.comparisons` words them."""
-    verdict, bracket, rest = reason.partition(" (")
-    return f"{verdict}: {text}{bracket}{rest}" if text and not verdict.startswith("no difference") else reason
+    tab = page.tab
+    runs = explorer.data.runs.assign(**explorer.data.figures)
+    base = repeated.groupby("experiment")["tokens_per_s"].median().idxmax()
+    tab.evaluate(f"{ROOT}.set({{ y: 'gpu_util_pct', precision: ['bf16', 'fp16'] }})")
+    figures = tab.evaluate(f"{ROOT}.compared")
+    assert figures == ["tokens_per_s_per_gpu", "peak_allocated_gib", "gpu_util_pct"]
+    tables = [differences(runs, figure=figure, baseline=base) for figure in figures]
+    kinds = set()
+    shown = compared(tab, base)
+    for name, cells in shown:
+        for (change, reason), table in zip(cells, tables, strict=True):
+            row = table.loc[name]
+            kinds.add((row["verdict"], change.partition(" ")[2]))
+            verdict, bracket, rest = reason.partition(" (")
+            said = reason if verdict.startswith("no difference") else f"{verdict}: {change}{bracket}{rest}"
+            assert said == row["words"] or row["verdict"] == "too few runs"
+    assert len(shown) > 2
+    assert len(kinds) > 3
+    other = next(name for name, cells in shown if not cells[0][1].startswith("too few"))
+    rows = pinned_rows(tab, [base, other])
+    row, metric = tables[0].loc[other], METRIC_LABELS["tokens_per_s_per_gpu"]
+    assert rows["tokens/s/GPU"][:2] == [f"{row[name]:,.{metric.digits}f}" for name in ("base_value", "value")]
+    assert rows["tokens/s/GPU"][2] == "".join(dict(shown)[other][0])
+    swapped = compared(tab, other)
+    assert dict(swapped)[base][0][0] != dict(shown)[other][0][0]
+    assert page.said == []
 
 
 def pinned_rows(tab, pins):
     """Give the cells of the comparison of two pins by the heading of their row."""
     tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", pins)
     rows = tab.locator(".dsnb-pins tbody tr").evaluate_all(
-        "(rows) => rows.map((row) => [...row.cells].map((cell) => [...cell.childNodes].map((one) => one.textContent)))"
+        "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
     )
-    return {"".join(head): cells for head, *cells in rows}
-
-
-def test_a_pair_has_one_value_and_one_interval_wherever_it_is_shown(repeated, tmp_path, watched):
-    """In the pins, the table of single changes with filters, the answer, and in Python, in words and numbers."""
-    explorer = dsnb.explore(repeated.assign(gpu_util_pct=repeated["gpu_util_pct"].round(0)))
-    page = watched(explorer.save(tmp_path / "page.html"))
-    runs = explorer.data.runs.assign(**explorer.data.figures)
-    best, second = decide(runs, question.of(explorer.state)).options.index[:2]
-    figures = {
-        "tokens_per_s": "tokens/s",
-        "gpu_util_pct": "utilization (%)",
-        "peak_allocated_gib": "memory allocated (GiB)",
-    }
-    own = pinned_rows(page.tab, [best, second])
-    for figure, heading in figures.items():
-        row = differences(runs, figure=figure, baseline=best).loc[second]
-        metric = METRIC_LABELS[figure]
-        values = [f"{row[name] * metric.factor:,.{metric.digits}f}" for name in ("base_value", "value")]
-        first, other, (change, *reason) = own[heading]
-        assert [first, other] == [[values[0]], [values[1]]]
-        assert words(change, reason[0]) == row["words"]
-        if figure == "gpu_util_pct":
-            assert change.endswith(" points")
-            assert float(change.split()[0].replace(MINUS, "-")) == pytest.approx(
-                row["value"] - row["base_value"], abs=0.06
-            )
-    speed = differences(runs, baseline=best).loc[second]
-    assert not math.isnan(speed["low_pct"])
-    ends = [f"{-speed[name]:,.1f}".replace("-", MINUS) for name in ("high_pct", "low_pct")]
-    assert f"95 % interval {' to '.join(ends)}" in page.tab.locator(".dsnb-following").inner_text()
-    precision = runs.loc[runs["experiment"] == best, "precision"].iloc[0]
-    page.tab.evaluate(f"(state) => {ROOT}.set(state)", {"precision": [precision], "base": best})
-    changed = page.tab.evaluate(
-        f"({ROOT}).effects.map((one) => [{ROOT}.model.experiments.names[one.experiment], one.changes[0]])"
-    )
-    assert len(changed) > 2
-    table = differences(runs, figure="tokens_per_s_per_gpu", baseline=best)
-    for name, found in changed:
-        assert words(found["text"], found["reason"]) == table.loc[name, "words"]
-    assert page.said == []
-
-
-def test_two_pins_of_few_runs_show_medians_and_their_difference(saved, runs, watched):
-    """Three runs of each setting: medians, and no interval."""
-    page = watched(saved)
-    ok = runs[runs["status"] == "ok"].groupby("experiment")["power_w"]
-    names = list(ok.count().index[ok.count() == 3])[:2]
-    one, other = (ok.median()[name] for name in names)
-    first, second, (change, reason) = pinned_rows(page.tab, names)["power (W)"]
-    assert [first, second] == [[f"{one:.0f}"], [f"{other:.0f}"]]
-    assert change == signed(100 * (other / one - 1))
-    assert reason == "too few runs (3 and 3 runs; 4 of each are needed)"
+    return {head: cells for head, *cells in rows}
 
 
 def test_unstable_settings_are_named_first_and_are_on_no_front(tmp_path, watched):
@@ -250,26 +207,12 @@ def test_unstable_settings_are_named_first_and_are_on_no_front(tmp_path, watched
     assert front
     assert not {fast, other} & set(front)
     assert page.tab.evaluate(f"{ROOT}.base.value") not in {fast, other}
-    assert "the setting's runs differ by" in " ".join(explorer_unusual(page.tab))
+    unusual = page.tab.evaluate(f"Object.values({ROOT}.model.unusual)")
+    assert "the setting's runs differ by" in " ".join(unusual)
     mark = f"{ROOT}.describe({{ id: {names.index(fast)}, isExperiment: true }}).join('\\n')"
     spread = table[table["experiment"] == fast]["tokens_per_s_per_gpu"]
-    assert f"{spread.median():,.0f} ± {spread.std():,.0f} tokens/s/GPU (median and standard" in page.tab.evaluate(mark)
+    assert f"{spread.median():,.0f} tokens/s/GPU (median of 4 runs: {spread.min():,.0f} to" in page.tab.evaluate(mark)
     assert page.said == []
-
-
-def explorer_unusual(tab):
-    return tab.evaluate(f"Object.values({ROOT}.model.unusual)")
-
-
-def test_critical_values_are_those_of_python(saved, watched):
-    page = watched(saved)
-    asked = [
-        (probability, groups, degrees)
-        for probability, groups in ((0.05, 2), (0.025, 9), (0.05 / 3, 120))
-        for degrees in (1, 2, 3, 7, 30)
-    ]
-    found = page.tab.evaluate(f"(asked) => asked.map((one) => {ROOT}.model.differences.range.quantile(...one))", asked)
-    assert found == pytest.approx([studentized_range.quantile(*one) for one in asked], rel=1e-6)
 
 
 def test_the_page_has_seconds_and_shows_milliseconds(tmp_path, watched):
@@ -296,12 +239,6 @@ def test_the_page_has_seconds_and_shows_milliseconds(tmp_path, watched):
     assert [row["step time (ms)"] for row in rows] == ["12.3", "12.9"]
 
 
-def exact(explorer):
-    """Give the selection with the very figures that the page has, without the last digits."""
-    figures = explorer.data.figures
-    return explorer.selection.assign(**{name: figures[name][explorer.selection.index] for name in figures})
-
-
 def test_the_pages_own_controls_set_the_same_states(runs, saved, watched):
     page = watched(saved)
     explorer = dsnb.explore(runs)
@@ -322,45 +259,6 @@ def test_the_pages_own_controls_set_the_same_states(runs, saved, watched):
     assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(explorer.selection)} of 300 runs")
     tab.get_by_role("button", name="Reset").click()
     assert tab.evaluate(f"{ROOT}.selected.length") == 300
-
-
-def test_ten_brushes_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
-    page = watched(saved)
-    explorer, draw = dsnb.explore(runs), random.Random(2)
-    tab = page.tab
-    canvas = tab.locator(".dsnb-chart canvas").first
-    sizes = []
-    for number in range(10):
-        changes = {"x": draw.choice(["peak_allocated_gib", "power_w", "strategy"]), "brush": None}
-        changes["y_scale"] = draw.choice(["linear", "log"])
-        tab.evaluate(f"(state) => {ROOT}.set(state)", changes)
-        tab.evaluate(SETTLED)
-        explorer.set(**changes)
-        if number % 2:
-            box = canvas.bounding_box()
-            corners = [draw.uniform(0.2, 0.9) for _ in range(4)]
-            tab.mouse.move(box["x"] + corners[0] * box["width"], box["y"] + corners[1] * box["height"] * 0.8)
-            tab.mouse.down()
-            tab.mouse.move(box["x"] + corners[2] * box["width"], box["y"] + corners[3] * box["height"] * 0.8, steps=4)
-            tab.mouse.up()
-            tab.evaluate(CALM)
-        else:
-            page.tab.evaluate("document.querySelector('.dsnb-region').open = true")
-            found = [values(explorer.data, explorer.state, explorer.state[side]) for side in ("y", "x")]
-            edges = [edge for side in found for edge in sorted(draw.sample(list(side[np.isfinite(side)]), 2))]
-            for place, edge in enumerate(edges):
-                tab.locator(".dsnb-region input").nth(place).fill(f"{edge}")
-                tab.locator(".dsnb-region input").nth(place).press("Enter")
-        brush = tab.evaluate(f"{ROOT}.state.brush")
-        assert brush is not None
-        if number % 2 == 0:  # what was typed, not what the page made of it
-            assert [*brush["y"], *brush["x"]] == [pytest.approx(edge, rel=1e-6) for edge in edges]
-        explorer.set(brush=brush)
-        assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
-        assert tab.locator(".dsnb-explorer table caption", has_text="The selected runs").count() == 1
-        sizes.append(len(explorer.selection))
-    assert sum(0 < size < 280 for size in sizes) > 5
-    assert page.said == []
 
 
 def drag(tab, start, end):
@@ -407,30 +305,41 @@ def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(runs, saved, w
     assert page.said == []
 
 
-def test_a_saved_region_opens_as_it_was_saved(runs, tmp_path, watched):
+def test_a_region_is_typed_saved_and_snaps_to_the_values_of_a_setting(runs, tmp_path, watched):
     explorer = dsnb.explore(runs).set(brush={"x": [0, float("inf")], "y": [5e4, 1e9]})
     page = watched(explorer.save(tmp_path / "page.html"))
-    page.tab.locator(".dsnb-chip", has_text="bf16").click()
-    page.tab.locator(".dsnb-chip", has_text="bf16").click()
-    page.tab.evaluate(CALM)
-    assert page.tab.evaluate(f"{ROOT}.state") == explorer.state
-    assert page.tab.evaluate(f"{ROOT}.selected") == positions(explorer)
-    page.tab.get_by_role("button", name="Reset").click()
-    assert page.tab.evaluate(f"{ROOT}.state") == dsnb.explore(runs).state
+    tab = page.tab
+    assert tab.evaluate(f"{ROOT}.state") == explorer.state
+    assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
+    tab.get_by_role("button", name="Reset").click()
+    assert tab.evaluate(f"{ROOT}.state") == dsnb.explore(runs).state
 
+    tab.evaluate(f"{ROOT}.set({{ x: 'power_w' }})")
+    tab.locator(".dsnb-region summary").click()
+    explorer = dsnb.explore(runs).set(x="power_w")
+    found = [values(explorer.data, explorer.state, explorer.state[side]) for side in ("y", "x")]
+    draw = random.Random(2)
+    edges = [edge for side in found for edge in sorted(draw.sample(list(side[np.isfinite(side)]), 2))]
+    for place, edge in enumerate(edges):
+        tab.locator(".dsnb-region input").nth(place).fill(f"{edge}")
+        tab.locator(".dsnb-region input").nth(place).press("Enter")
+    brush = tab.evaluate(f"{ROOT}.state.brush")
+    assert [*brush["y"], *brush["x"]] == pytest.approx(edges, rel=1e-6)
+    explorer.set(brush=brush)
+    assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
+    assert 0 < len(explorer.selection) < 280
 
-def test_a_region_over_a_setting_selects_whole_values(runs, saved, watched):
-    page = watched(saved)
-    page.tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
-    page.tab.evaluate(SETTLED)
-    box = page.tab.evaluate(
+    tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
+    tab.evaluate(SETTLED)
+    box = tab.evaluate(
         f"(({{ scatter }}) => [1.02, 1.4].map((at) => (scatter.view.origin()[0] + 5 + scatter.view.scale('x')(at))"
         f" / scatter.canvas.clientWidth))({ROOT})"
     )
-    drag(page.tab, (box[0], 0.03), (box[1], 0.85))
-    chosen_runs = runs.iloc[page.tab.evaluate(f"{ROOT}.selected")]
+    drag(tab, (box[0], 0.03), (box[1], 0.85))
+    chosen_runs = runs.iloc[tab.evaluate(f"{ROOT}.selected")]
     assert set(chosen_runs["zero_stage"]) == {1}
     assert len(chosen_runs) == (runs.query("status == 'ok'")["zero_stage"] == 1).sum()
+    assert page.said == []
 
 
 def test_a_page_asks_for_nothing_and_may_not(saved, watched):
@@ -521,19 +430,9 @@ def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, wat
     assert (page.said, page.outside) == ([], [])
 
 
-def test_two_settings_are_compared_and_charts_are_saved(runs, saved, watched):
+def test_charts_are_saved_with_their_legend(runs, saved, watched):
     page = watched(saved)
     tab = page.tab
-    plain = runs[runs["status"] == "ok"].groupby("experiment")["tokens_per_s"].median()
-    first, second = plain.index[0], plain.index[-1]
-    tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", [first, second])
-    row = tab.locator(".dsnb-pins tr", has=tab.get_by_role("rowheader", name="tokens/s", exact=True))
-    cells = row.locator("td").all_inner_texts()
-    assert [float(text.replace(",", "")) for text in cells[:2]] == pytest.approx([plain[first], plain[second]], abs=1)
-    assert cells[2].startswith(f"{signed(100 * (plain[second] / plain[first] - 1))}\ntoo few runs (")
-    differing = tab.locator(".dsnb-pins .dsnb-differs th").count()
-    one, other = (runs[runs["experiment"] == name].iloc[0] for name in (first, second))
-    assert differing == sum(str(one[name]) != str(other[name]) for name in made_up.GRID)
     tab.locator(".dsnb-legend button", has_text="bf16").click()
     assert tab.evaluate(f"{ROOT}.state.precision") == ["bf16"]
     tab.get_by_label("Save: All runs; the tables below contain the same data").click()
@@ -549,23 +448,9 @@ def test_two_settings_are_compared_and_charts_are_saved(runs, saved, watched):
     assert (page.said, page.outside) == ([], [])
 
 
-def test_links_to_notebooks_lead_into_the_folder_whatever_its_name(tmp_path, watched):
+def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, watched):
     folder = tmp_path / "made_up"
-    table = made_up.runs(3).assign(experiment="javascript:alert(1)#?")
-    made_up.write_folders(table, folder)
-    explorer = dsnb.explore(dsnb.load_runs(folder), home=folder)
-    page = watched(explorer.save(folder / "page.html"))
-    page.tab.evaluate(f"{ROOT}.open(1)")
-    link = page.tab.get_by_role("link", name="Executed notebook")
-    target = link.evaluate("(node) => node.href")
-    assert target == (folder / "javascript:alert(1)#?" / "run2" / "run.ipynb").as_uri().replace("%28", "(").replace(
-        "%29", ")"
-    )
-
-
-def test_a_profiled_run_leads_to_its_trace_and_flops(tmp_path, watched):
-    folder = tmp_path / "made_up"
-    made_up.write_folders(made_up.runs(3), folder)
+    made_up.write_folders(made_up.runs(3).assign(experiment="javascript:alert(1)#?"), folder)
     plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
     for path in (profiled.trace, profiled.flops, plain.trace):  # that of a run without a profile is not its own
         path.write_text("x")
@@ -575,8 +460,8 @@ def test_a_profiled_run_leads_to_its_trace_and_flops(tmp_path, watched):
     page.tab.evaluate(f"{ROOT}.open(1)")
     links = page.tab.locator(".dsnb-bar a")
     assert links.all_inner_texts() == ["Trace of one step", "FLOPs by module"]
-    found = links.evaluate_all("(nodes) => nodes.map((node) => node.href)")
-    assert found == [profiled.trace.as_uri(), profiled.flops.as_uri()]
+    targets = links.evaluate_all("(nodes) => nodes.map((node) => decodeURIComponent(node.href))")
+    assert targets == [f"file://{path}" for path in (profiled.trace, profiled.flops)]
     page.tab.evaluate(f"{ROOT}.open(0)")
     assert links.all_inner_texts() == ["Executed notebook"]
     assert (page.outside, page.said) == ([], [])
@@ -628,46 +513,39 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, sa
     assert page.tab.locator("td.dsnb-bad", has_text="oom").count() > 0
 
 
-@pytest.fixture(scope="module")
-def recompiled(tmp_path_factory):
-    home = tmp_path_factory.mktemp("recompiled")
-    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), home / "s")
-    return dsnb.explore(dsnb.load_runs(home)).save(home / "page.html")
+POINT = f"""(front) => {{
+  const {{ scatter }} = {ROOT};
+  const [across, up] = [scatter.view.scale("x"), scatter.view.scale("y")];
+  const at = ({{ x, y }}) => ({{ x: across(x), y: up(y) }});
+  const placed = scatter.view.data("points").map((one) => ({{ id: one.id, ...at(one) }}));
+  const rings = scatter.view.data("front").map(at);
+  const close = (one, other) => Math.hypot(one.x - other.x, one.y - other.y) < 12;
+  const near = (one, others) => others.filter((other) => close(one, other)).length;
+  const item = placed.find((one) => near(one, placed) === 1 && near(one, rings) === front);
+  const box = scatter.canvas.querySelector("canvas").getBoundingClientRect();
+  const [left, top] = scatter.view.origin();
+  const pad = scatter.view.padding();
+  return [box.left + pad.left + left + item.x, box.top + pad.top + top + item.y, item.id];
+}}"""
 
 
-@pytest.mark.parametrize("where", ["front", "points"])
-@pytest.mark.parametrize("region", [False, True])
-def test_a_click_on_a_point_opens_the_run(recompiled, watched, where, region):
+def test_a_click_on_a_point_opens_the_run(tmp_path, watched):
     """On the front or off it, under a region or not."""
-    page = watched(recompiled)
-    if region:
-        page.tab.evaluate(f"{ROOT}.set({{ brush: {{ x: [-1, 1e9], y: [-1, 1e9] }} }})")
-    place = page.tab.evaluate(
-        f"""(({{ scatter }}) => {{
-          const [across, up] = [scatter.view.scale("x"), scatter.view.scale("y")];
-          const at = ({{ x, y }}) => ({{ x: across(x), y: up(y) }});
-          const placed = scatter.view.data("points").map((one) => ({{ id: one.id, ...at(one) }}));
-          const rings = scatter.view.data("front").map(at);
-          const close = (one, other) => Math.hypot(one.x - other.x, one.y - other.y) < 12;
-          const near = (one, others) => others.filter((other) => close(one, other)).length;
-          const front = {int(where == "front")};
-          const wanted = placed.filter((one) => near(one, placed) === 1 && near(one, rings) === front);
-          const item = wanted[0];
-          const box = scatter.canvas.querySelector("canvas").getBoundingClientRect();
-          const [left, top] = scatter.view.origin();
-          const pad = scatter.view.padding();
-          return [box.left + pad.left + left + item.x, box.top + pad.top + top + item.y, item.id];
-        }})({ROOT})"""
-    )
-    page.tab.mouse.move(place[0], place[1])
-    assert page.tab.locator(".dsnb-tip").first.is_visible()
-    page.tab.mouse.click(place[0], place[1])
-    page.tab.evaluate(CALM)
-    assert page.tab.evaluate(f"{ROOT}.state.run") == place[2]
-    assert page.tab.evaluate(f"{ROOT}.state.brush") == ({"x": [-1, 1e9], "y": [-1, 1e9]} if region else None)
-    page.tab.evaluate(SETTLED)
-    assert page.tab.locator(".dsnb-series canvas").count() == 6
-    assert page.tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
+    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), tmp_path / "s")
+    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
+    tab = page.tab
+    for front, brush in ((0, None), (1, {"x": [-1, 1e9], "y": [-1, 1e9]})):
+        tab.evaluate(f"(state) => {ROOT}.set(state)", {"run": None, "brush": brush})
+        tab.evaluate(CALM)
+        across, down, run = tab.evaluate(POINT, front)
+        tab.mouse.move(across, down)
+        assert tab.locator(".dsnb-tip").first.is_visible()
+        tab.mouse.click(across, down)
+        tab.evaluate(CALM)
+        assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
+    tab.evaluate(SETTLED)
+    assert tab.locator(".dsnb-series canvas").count() == 6
+    assert tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
     assert page.said == []
 
 
@@ -680,7 +558,7 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
     pins = list(dict.fromkeys(explorer.selection["experiment"]))[:2]
     run = int(np.flatnonzero(explorer.selection["status"] == "ok")[0])
     one = {"run": run, "pins": pins, "strategy": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
-    looks = [(1280, "light"), (390, "dark")], [(1280, "dark"), (390, "light")]
+    looks = [(1280, "light"), (390, "dark")], [(390, "light")]
     for state, seen in zip((one, {"task": "all"}), looks, strict=True):
         tab.evaluate(f"(state) => {ROOT}.set(state)", state)
         tab.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
@@ -794,7 +672,7 @@ def test_odd_tables_give_a_sensible_page(kind, tmp_path, watched):
     assert words in page.tab.locator(".dsnb-count").inner_text()
     assert page.said == []
     for name in ("x", "y", "colour", "along"):
-        for value in page.tab.evaluate(f"{ROOT}.model.options.{name}"):
+        for value in page.tab.evaluate(f"{ROOT}.model.options.{name}")[:: 1 if name == "y" else 4]:
             page.tab.evaluate(f"{ROOT}.set({{ {name}: '{value}' }})")
     page.tab.evaluate(SETTLED)
     if len(table):
@@ -810,12 +688,12 @@ def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
     saved = dsnb.explore(table).save(tmp_path / "page.html")
     assert saved.stat().st_size < 3_000_000
     page = watched(saved)
-    rows = list(csv.reader(io.StringIO(page.tab.evaluate(f"{ROOT}.table.csv()"))))
+    rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
     found = pd.DataFrame(rows[1:], columns=rows[0])
     for name in ("tokens_per_s", "peak_allocated_gib", "step_time_s"):
         label = METRIC_LABELS[name]
         figures = pd.to_numeric(found[label.heading]).to_numpy()
-        assert figures == pytest.approx(label.factor * table[name].to_numpy(), rel=1e-14, nan_ok=True)
+        assert figures == pytest.approx(label.factor * table[name].to_numpy()[:300], rel=1e-14, nan_ok=True)
     first = page.tab.locator(".dsnb-runs tbody tr", has_text=table["experiment"][0]).first
     assert f"{table['tokens_per_s'][0]:,.0f}" in first.inner_text()
     page.tab.locator(".dsnb-chip", has_text="bf16").click()
@@ -824,7 +702,7 @@ def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
 
 
 def test_the_series_of_a_large_sweep_are_thinned_and_the_page_says_so(tmp_path, watched, monkeypatch):
-    monkeypatch.setattr(series, "MAX_NUMBERS", 9 * series.MIN_POINTS * 4)
+    monkeypatch.setattr(single_runs, "MAX_NUMBERS", 9 * single_runs.MIN_POINTS * 4)
     made_up.write_folders(made_up.runs(9), tmp_path / "s")
     page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
     page.tab.evaluate(f"{ROOT}.open(8)")
@@ -857,13 +735,6 @@ def test_the_series_of_a_large_sweep_are_thinned_and_the_page_says_so(tmp_path, 
     )
 
 
-def test_only_failed_runs_are_crosses(tmp_path, watched):
-    page = watched(dsnb.explore(made_up.runs(30).assign(status="failed")).save(tmp_path / "page.html"))
-    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').length") == 30
-    assert page.tab.evaluate(f"{ROOT}.medians.view.data('failed').length") == 10
-    assert page.tab.locator(".dsnb-chart canvas").first.is_visible()
-
-
 def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, saved, watched):
     page = watched(saved)
     mark, place = page.tab.evaluate(
@@ -881,7 +752,7 @@ def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, s
     count = runs.loc[runs["experiment"] == name, "tokens_per_s_per_gpu"].notna().sum()
     lines = page.tab.evaluate(f"(mark) => {ROOT}.describe(mark)", mark)
     assert lines[0] == name
-    assert any(re.search(rf"[\d,.]+ to [\d,.]+ .*\(range of {count} runs\)", line) for line in lines)
+    assert any(re.search(rf"\(median of {count} runs: [\d,.]+ to [\d,.]+\)", line) for line in lines)
     page.tab.evaluate(f"{ROOT}.set({{ base: null }})")
     page.tab.mouse.click(*place)
     page.tab.evaluate(CALM)
@@ -889,7 +760,7 @@ def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, s
     assert page.said == []
 
 
-def test_printed_it_is_light_and_complete(saved, watched, tmp_path):
+def test_printed_it_is_light_and_complete(saved, watched):
     page = watched(saved, color_scheme="dark")
     page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
@@ -900,8 +771,6 @@ def test_printed_it_is_light_and_complete(saved, watched, tmp_path):
     page.tab.emulate_media(media="screen")
     page.tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#e6e9ed"
-    page.tab.pdf(path=tmp_path / "page.pdf")
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
 OUT_OF_VIEW = """async () => {
@@ -932,21 +801,6 @@ def test_tables_out_of_view_are_painted_later_but_can_always_be_read(saved, watc
     assert found["afterwards"] == found["now"]
     assert found["height"] == found["now"][1]  # the page does not jump
     assert page.said == []
-
-
-def test_the_widgets_offer_the_values_that_the_page_offers(tmp_path, watched):
-    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt"))
-    page = watched(explorer.save(tmp_path / "page.html"))
-    visible = "(nodes) => nodes.filter((node) => node.checkVisibility()).map((node) => node.textContent)"
-    every = []
-    for task in [*explorer.data.tasks, "all"]:
-        page.tab.evaluate(f"(task) => {ROOT}.set({{ task }})", task)
-        explorer.set(task=task)
-        lines = [line.children for line in explorer.live.lines.children]
-        offered = [text for title, *buttons in lines for text in [title.value, *(one.description for one in buttons)]]
-        assert page.tab.locator(".dsnb-controls :is(legend, .dsnb-chip)").evaluate_all(visible) == offered
-        every.append(offered)
-    assert len(every[0]) < len(every[-1])
 
 
 def test_without_scripts_the_page_says_what_it_needs(saved, chromium):

@@ -9,7 +9,7 @@ import pytest
 
 import dsnb
 from dsnb.errors import SettingsError
-from dsnb.explorer import data, page, payload, series, state
+from dsnb.explorer import data, page, payload, single_runs, state
 from tests.support import made_up
 
 
@@ -93,7 +93,7 @@ def test_days_follow_from_the_tokens(explorer):
         ),
         ({"brush": 3}, "brush 3 is not a region"),
         ({"brush": {"x": [math.nan, 1], "y": [0, 1]}}, "is not a region"),
-        ({"run": 300}, "run 300 is not the position of a run: set it to 0 to 299, or to None"),
+        ({"run": 300}, "run 300 is not the position of a run of this table: set it to 0 or more and less"),
         ({"base": "x"}, "base 'x' is not an experiment of these runs"),
     ],
 )
@@ -190,13 +190,13 @@ def test_no_path_of_the_machine_is_in_a_page(tmp_path):
 def test_series_are_thinned_where_there_are_many_runs(tmp_path):
     made_up.write_folders(made_up.runs(30), tmp_path / "made_up", steps=500)
     shown = data.read(dsnb.load_runs(tmp_path))
-    found = series.load_all(shown)
+    found = single_runs.load_all(shown)
     assert 20 < len(found) <= 30
     found = {position: one for position, one in found.items() if one}  # those that failed have written none
     sizes = {len(one["step"]) for one in found.values()}
-    assert max(sizes) <= series.MAX_NUMBERS / series.COLUMNS / 30
+    assert max(sizes) <= single_runs.MAX_NUMBERS / single_runs.COLUMNS / 30
     assert all(one["step"][-1] == 500 for one in found.values())
-    whole = series.load(shown, next(iter(found)), points=500)
+    whole = single_runs.load(shown, next(iter(found)), points=500)
     assert whole["step"] == list(range(1, 501))
     assert whole["warm_steps"] == 5
 
@@ -208,24 +208,6 @@ def test_the_policy_allows_one_script_and_no_connection():
     assert "unsafe-inline" not in rules["script-src"]
     assert rules["script-src"].startswith("'sha256-")
     assert page.script().lower().count("</script") == 0
-
-
-def test_the_widgets_follow_and_lead(runs):
-    explorer = dsnb.explore(runs)
-    live = explorer.live
-    explorer.set(strategy=["ZeRO 1", "ZeRO 3"], y="power_w")
-    pressed = [button.value for button in live.filters["strategy"].values()]
-    assert pressed == [False, True, False, True]
-    assert live.selects["y"].value == "power_w"
-    live.filters["strategy"][1].value = False
-    live.filters["precision"][2].value = True
-    assert explorer.state["strategy"] == ["ZeRO 3"]
-    assert set(explorer.selection["precision"]) == {"bf16"}
-    live.selects["x"].value = "strategy"
-    assert explorer.state["x"] == "strategy"
-    live.reset.click()
-    assert explorer.state == state.default(explorer.data)
-    assert not any(button.value for button in live.filters["strategy"].values())
 
 
 def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
@@ -244,10 +226,10 @@ def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
     assert len(explorer.data.runs) > count
     assert explorer.state == {**chosen, "run": explorer.state["run"], "pins": [explorer.state["run"]]}
     assert explorer.data.runs.iloc[explorer.state["run"]][["experiment", "repeat"]].tolist() == opened
-    assert explorer.live.view is live.view
-    assert explorer.live.view.payload["runs"] == len(explorer.data.runs)
-    explorer.live.filters["precision"][0].value = True
-    assert explorer.state["precision"] == ["fp32", "bf16"]
+    assert explorer.live is live
+    assert live.payload["runs"] == len(explorer.data.runs)
+    live.state = {**live.state, "precision": ["fp32"]}  # as the page does
+    assert explorer.state["precision"] == ["fp32"]
     explorer.watch.stop()
     assert not explorer.watch.look()
     with pytest.raises(SettingsError, match="can watch a folder of runs, not a table"):
@@ -255,14 +237,14 @@ def test_a_watched_sweep_brings_its_runs_and_keeps_what_was_chosen(tmp_path):
 
 
 def test_a_run_that_is_opened_brings_its_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(series, "MAX_NUMBERS", series.COLUMNS * series.MIN_POINTS)
+    monkeypatch.setattr(single_runs, "MAX_NUMBERS", single_runs.COLUMNS * single_runs.MIN_POINTS)
     made_up.write_folders(made_up.runs(3), tmp_path / "made_up")
     explorer = dsnb.explore(dsnb.load_runs(tmp_path))
-    assert list(explorer.live.view.payload["series"]) == [0]
+    assert list(explorer.live.payload["series"]) == [0]
     explorer.set(run=0)
-    assert explorer.live.view.series == {}
+    assert explorer.live.series == {}
     explorer.set(run=1)
-    assert explorer.live.view.series["1"]["step"][0] == 1
+    assert explorer.live.series["1"]["step"][0] == 1
 
 
 def test_another_task_starts_with_all_of_its_runs():
@@ -318,7 +300,7 @@ def test_few_runs_are_no_exception(runs, tmp_path, count):
     explorer = dsnb.explore(runs.head(count))
     assert len(explorer.selection) == count
     assert explorer.save(tmp_path / "page.html").stat().st_size > 900_000
-    assert explorer.live.box
+    assert explorer.live.payload["runs"] == len(explorer.selection)
 
 
 def test_an_empty_folder_can_be_explored(tmp_path):
@@ -326,7 +308,7 @@ def test_an_empty_folder_can_be_explored(tmp_path):
     explorer = dsnb.explore(dsnb.load_runs(tmp_path / "empty"))
     assert explorer.selection.empty
     assert explorer.state["y"] is None
-    assert explorer.live.box
+    assert explorer.live.payload["runs"] == len(explorer.selection)
 
 
 def test_numbers_of_the_payload_are_plain():

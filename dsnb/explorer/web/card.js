@@ -1,10 +1,11 @@
-// The answer to the selected task, and the question: what is to be least, for how many tokens, at which price.
+// The card: the answer to the selected task, and the question: what is to be least, for how many tokens, at which price. Then all
+// tasks side by side.
 
 const ALL_TASKS = "One panel for each task, ★ at its answer. Runs of different tasks are never compared.";
 
 // A field for a number. What is entered and not allowed is put back, with a sentence that names it and says what is allowed.
 class NumberField {
-  // `rule` is one of `INPUTS` in dsnb/explorer/question.py.
+  // `rule` is one of `INPUTS` in dsnb/explorer/state.py.
   constructor(label, rule, attributes) {
     this.rule = rule;
     this.input = element("input", { type: "text", inputmode: "decimal", class: "dsnb-number", ...attributes });
@@ -39,24 +40,24 @@ class NumberField {
 class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
-    const { labels, decision } = model;
+    const { labels } = model;
     const entered = { onchange: ({ target }) => this.read(target), onkeydown: ({ key, target }) => key === "Enter" && this.read(target) }; // JupyterLab may keep Enter
-    const number = (name, label, attributes) => new NumberField(label, decision.inputs[name], { ...entered, ...attributes });
+    const number = (name, label, attributes) => new NumberField(label, model.inputs[name], { ...entered, ...attributes });
     const group = newId();
-    this.choices = [decision.allTasks, ...decision.tasks].filter(Boolean);
+    this.choices = [model.allTasks, ...model.tasks].filter(Boolean);
     this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
     const chips = this.choices.map((task, index) => {
-      const title = task === decision.allTasks ? labels.all_tasks : task.title;
+      const title = task === model.allTasks ? labels.all_tasks : task.title;
       return element("label", { class: "dsnb-chip", title }, this.tasks[index], element("span", {}, title));
     });
     const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, labels.task), ...chips) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
-    const options = decision.objectives.map((value) => element("option", { value }, ""));
+    const options = Object.keys(model.words.best).map((value) => element("option", { value }, ""));
     this.objective = element("select", { onchange: ({ target }) => this.read(target) }, ...options);
     this.tokens = number("train_tokens", labels.train_tokens);
     this.gpus = number("gpus_at_hand", labels.gpus_at_hand, { placeholder: "any" });
     this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...entered });
-    this.kinds = [...new Set(decision.settings.filter(Boolean).map(({ kind }) => kind))];
+    this.kinds = [...new Set(model.tasks.flatMap(({ candidates }) => candidates.map(({ kind }) => kind)))];
     this.prices = this.kinds.map((kind) => number("price", `${labels.price} (${kind})`));
     this.relevance = number("relevance", labels.relevance);
     this.numbers = [this.tokens, this.gpus, ...this.prices, this.relevance];
@@ -96,10 +97,6 @@ class Card {
     this.asked = asked;
   }
 
-  decide(state) {
-    return new Decision(this.model, this.model.task(state), state);
-  }
-
   show(state) {
     this.state = state;
     const { model } = this;
@@ -109,15 +106,15 @@ class Card {
     });
     this.form.hidden = !task;
     if (!task) {
-      this.text.replaceChildren(element("p", {}, model.decision.noRuns));
+      this.text.replaceChildren(element("p", {}, model.words.noRuns));
       return;
     }
-    this.decision = this.decide(state);
     this.forget(state);
-    this.showQuestion(state);
+    this.showQuestion(state, task);
     this.remarks.replaceChildren(...(task.remarks ?? []).map((remark) => element("li", {}, remark)));
-    if (model.showsAllTasks(state)) this.text.replaceChildren(element("p", {}, ALL_TASKS));
-    else this.showAnswer(task, { ...this.decision.words(), worth: model.predictions.worthMeasuring(this.decision) });
+    this.answer = task === model.allTasks ? null : new Answer(model, task, state);
+    if (this.answer) this.showAnswer(task, { ...this.answer.words(), worth: model.predictions.worthMeasuring(this.answer) });
+    else this.text.replaceChildren(element("p", {}, ALL_TASKS));
   }
 
   // Move the focus to the task that is shown.
@@ -125,20 +122,20 @@ class Card {
     this.tasks.find((input) => input.checked)?.focus();
   }
 
-  showQuestion(state) {
-    const own = new Set(this.decision.settings().map(({ kind }) => kind));
-    const units = new Set(this.decision.settings().map((setting) => setting.unit));
+  showQuestion(state, task) {
+    const { model } = this;
+    const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
+    const own = new Set(candidates.map(({ kind }) => kind));
+    const units = new Set(candidates.map(({ unit }) => unit));
     const unit = units.size === 1 ? [...units][0] : "GPU";
-    [...this.objective.options].forEach((option) => {
-      option.textContent = this.model.decision.best[option.value].replace("{unit}", unit);
-    });
+    for (const option of this.objective.options) option.textContent = fill(model.words.best[option.value], { unit });
     this.objective.value = state.objective;
     this.tokens.input.value = Number((state.train_tokens / this.tokens.rule.factor).toPrecision(15));
     this.gpus.input.value = state.gpus_at_hand || "";
-    this.gpus.node.firstChild.textContent = this.model.labels.gpus_at_hand.replace("{unit}", unit === "rank" ? "Rank" : unit);
+    this.gpus.node.firstChild.textContent = fill(model.labels.gpus_at_hand, { unit: unit === "rank" ? "Rank" : unit });
     this.currency.value = state.currency;
     this.relevance.input.value = Number((100 * state.relevance).toPrecision(12));
-    this.shown = this.kinds.map((kind) => this.decision.price(kind) ?? "");
+    this.shown = this.kinds.map((kind) => priceOf(model, state, kind) ?? "");
     this.kinds.forEach((kind, index) => {
       this.prices[index].input.value = this.shown[index];
       this.prices[index].node.hidden = !own.has(kind);
@@ -153,10 +150,65 @@ class Card {
   }
 
   // The settings in which the best and the next differ.
-  table(rows) {
+  table(rows = []) {
     if (!rows.length) return null;
-    const head = ["differs in", "best", "runner-up"].map((text) => element("th", { scope: "col" }, text));
-    const body = rows.map(([title, ...cells]) => element("tr", {}, element("th", { scope: "row" }, title), ...cells.map((text) => element("td", {}, text))));
+    const head = ["differs in", "best", "runner-up"].map((text) => heading(text));
+    const body = rows.map(({ title, from, to }) => element("tr", {}, element("th", { scope: "row" }, title), element("td", {}, from), element("td", {}, to)));
     return element("table", { class: "dsnb-differs" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
+  }
+}
+
+const MOST_PANELS = 12;
+
+class TaskPanel {
+  // `open()` shows the task alone; the button is for the keyboard, the whole panel for the mouse.
+  constructor(model, task, open) {
+    Object.assign(this, { model, task });
+    const box = element("div", { class: "dsnb-box" });
+    const button = element("button", { type: "button", class: "dsnb-link" }, task.title);
+    this.headline = element("p");
+    this.costs = element("p", { class: "dsnb-soft" });
+    this.note = element("p", { class: "dsnb-soft" });
+    const remarks = element("ul", { class: "dsnb-remarks" }, ...task.remarks.map((remark) => element("li", {}, remark)));
+    this.node = element("section", { class: "dsnb-card dsnb-panel", onclick: open }, element("h3", {}, button), this.headline, this.costs, box, this.note, remarks);
+    this.chart = new Chart(box, model.charts.scatter, `Runs of ${task.title}`, {}, 190);
+  }
+
+  show(state) {
+    const { model, task } = this;
+    const own = { ...state, task: task.title, ...model.measuredAxes(state, task) };
+    const answer = new Answer(model, task, own);
+    const { headline, costs, note } = answer.words();
+    [this.headline.textContent, this.costs.textContent] = [headline, [costs, note].filter(Boolean).join(" ")];
+    const runs = model.filtered(own);
+    const front = model.front(model.grouped(runs), own);
+    const picture = scatter(model, own, runs, runs, front, answer.best?.experiment);
+    this.chart.draw(picture);
+    this.note.textContent = picture.message ? "" : picture.note;
+  }
+}
+
+class Overview {
+  // `open(title)` shows one task alone.
+  constructor(model, open) {
+    const { tasks } = model;
+    Object.assign(this, { model, open, tasks: tasks.slice(0, MOST_PANELS), panels: [] });
+    const others = tasks.slice(MOST_PANELS);
+    const runs = others.flatMap((task) => model.runsOf(task)).length;
+    const more = `${count(others.length, "more task")} with ${count(runs, "run")} ${others.length === 1 ? "has" : "have"} no panel: choose one above.`;
+    this.grid = element("div", { class: "dsnb-panels" });
+    this.node = element("div", { hidden: true }, this.grid, others.length ? element("p", { class: "dsnb-soft" }, more) : null);
+  }
+
+  get charts() {
+    return this.panels.map(({ chart }) => chart);
+  }
+
+  show(state) {
+    if (!this.panels.length) {
+      this.panels = this.tasks.map((task) => new TaskPanel(this.model, task, () => this.open(task.title)));
+      this.grid.append(...this.panels.map(({ node }) => node));
+    }
+    for (const panel of this.panels) panel.show(state);
   }
 }

@@ -1,4 +1,4 @@
-// The controls of a page. In JupyterLab, ipywidgets with the same labels replace them (dsnb/explorer/live.py).
+// The controls: filters and axes, the region as numbers, and the legend, whose entries are filters.
 
 class Controls {
   constructor(model, set) {
@@ -6,7 +6,7 @@ class Controls {
     this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
     const { labels } = model;
     this.selects = Object.keys(model.options).map((name) => this.select(name, labels[name]));
-    const reset = element("button", { type: "button", onclick: () => this.reset() }, labels.reset);
+    const reset = button(labels.reset, () => this.reset());
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
     const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), reset);
     this.node = element("div", { class: "dsnb-controls" }, filters, fields);
@@ -32,7 +32,7 @@ class Controls {
 
   reset() {
     const { model, state } = this;
-    this.set({ ...model.defaults, ...model.task(state)?.controls, task: state.task });
+    this.set({ ...model.defaults, ...model.cleared(state), task: state.task });
   }
 
   show(state) {
@@ -66,7 +66,7 @@ class Region {
       const [low, high] = this.inputs[side];
       return element("div", { class: "dsnb-range" }, this.titles[side], element("label", {}, "from", low), element("label", {}, "to", high));
     };
-    this.clear = element("button", { type: "button", onclick: () => this.set({ brush: null }) }, labels.clear);
+    this.clear = button(labels.clear, () => this.set({ brush: null }));
     this.node = element(
       "details", { class: "dsnb-region" }, element("summary", {}, labels.region), row("y"), row("x"), this.clear,
     );
@@ -95,5 +95,52 @@ class Region {
       });
     }
     this.clear.disabled = !state.brush;
+  }
+}
+
+// The values that occur among the runs which pass the other filters.
+const legendEntries = (model, state) => {
+  const axis = model.axis.get(state.colour);
+  const others = { ...state, [axis.name]: [] };
+  const present = new Set([...model.filtered(others).map((run) => axis.codes[run]), ...model.predictions.codesOf(axis, others)]);
+  return axis.labels
+    .map((label, code) => ({ label, code, value: axis.values[code], shape: axis.shapes[code], fill: axis.colours[code] }))
+    .filter(({ code }) => present.has(code));
+};
+
+// The statuses of runs that are not ok.
+const statusEntries = (model, runs) => {
+  const codes = new Set(runs.filter((run) => !model.ok[run]).map((run) => model.status.codes[run]));
+  const label = (code) => `not ok: ${model.status.labels[code]}`;
+  return [...codes].sort((a, b) => a - b).map((code) => ({ label: label(code), shape: "cross", fill: model.status.colours[code] }));
+};
+
+class Legend {
+  constructor(model, set) {
+    Object.assign(this, { model, set });
+    this.node = element("ul", { class: "dsnb-legend" });
+  }
+
+  // A press shows the runs of this value alone, or those of several; a second press takes it out again.
+  toggle(axis, value) {
+    const chosen = this.state[axis.name];
+    const values = chosen.includes(value) ? chosen.filter((one) => one !== value) : [...chosen, value];
+    this.set({ [axis.name]: axis.values.filter((one) => values.includes(one)) });
+  }
+
+  show(state, runs) {
+    this.state = state;
+    const axis = this.model.axis.get(state.colour);
+    const focused = [...this.node.querySelectorAll("button")].indexOf(document.activeElement);
+    const entries = legendEntries(this.model, state).map(({ label, value, shape, fill }) => {
+      const chosen = state[axis.name].includes(value);
+      const entry = button(mark(shape, fill), () => this.toggle(axis, value), { "aria-pressed": String(chosen), title: `Only ${label}` });
+      entry.append(label);
+      return element("li", {}, entry);
+    });
+    const others = [...statusEntries(this.model, runs), ...this.model.predictions.legend(state)];
+    const statuses = others.map(({ label, shape, fill, hollow }) => element("li", {}, mark(shape, fill, hollow), label));
+    this.node.replaceChildren(element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...entries, ...statuses);
+    this.node.querySelectorAll("button")[focused]?.focus();
   }
 }

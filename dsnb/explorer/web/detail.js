@@ -1,4 +1,61 @@
-// One run: its status, its steps and samples over time, and links to its executed notebook and profile.
+// One run: its status, what its step time and its memory consist of, its steps and samples over time, links to its notebook and
+// profile.
+
+// One bar: parts {title, value, colour} as shares of `scale`; what is 0 or unknown is left out.
+const stackedBar = (title, parts, scale, text) => {
+  const known = parts.filter(({ value }) => value > 0);
+  if (!known.length) return null;
+  const pieces = known.map(({ title: name, value, colour }) => {
+    const piece = element("span", { title: `${name}: ${text(value)}` });
+    piece.style.background = colour;
+    piece.style.width = `${(100 * value) / scale}%`;
+    return piece;
+  });
+  const items = known.map(({ title: name, value, colour }) => element("li", {}, mark("square", colour), `${name} ${text(value)}`));
+  return element(
+    "div", { class: "dsnb-stack" }, element("h4", {}, title), element("div", { class: "dsnb-pieces", "aria-hidden": "true" }, ...pieces),
+    element("ul", { class: "dsnb-legend" }, ...items),
+  );
+};
+
+const total = (parts) => parts.reduce((sum, { value }) => sum + (value > 0 ? value : 0), 0);
+
+// The parts of a profiled step, and the communication that nothing else hid.
+const stepAnatomy = (model, run) => {
+  const measured = model.anatomy.steps[run];
+  if (!measured) return null;
+  const parts = model.anatomy.stepParts.map(({ name, title, colour }) => ({ title, colour, value: measured[name] ?? 0 }));
+  const text = (seconds) => `${(1000 * seconds).toFixed(1)} ms`;
+  const scale = total(parts);
+  const exposed = { title: "exposed communication", colour: model.colours.exposed, value: measured.exposed_communication_s ?? 0 };
+  return [stackedBar("Parts of a profiled step", parts, scale, text), stackedBar("Of it, communication that nothing hides", [exposed], scale, text)];
+};
+
+// Memory as measured and in theory, on one scale.
+const memoryAnatomy = (model, run) => {
+  const measured = (name) => model.columns.get(name)?.[run] ?? NaN;
+  const [allocated, reserved, device] = ["peak_allocated_gib", "peak_reserved_gib", "device_memory_gib"].map(measured);
+  const own = model.anatomy.theory[model.experiments.codes[run]] ?? [];
+  const [first, second, third] = model.anatomy.memoryParts;
+  const above = (value, below) => (Number.isNaN(value) ? 0 : value - (Number.isNaN(below) ? 0 : below));
+  const bars = [
+    ["Memory, measured", [
+      { title: "allocated", colour: first.colour, value: above(allocated, 0) },
+      { title: "reserved, unused", colour: second.colour, value: above(reserved, allocated) },
+      { title: "CUDA context and others", colour: third.colour, value: above(device, Number.isNaN(reserved) ? allocated : reserved) },
+    ]],
+    ["Memory allocated, in theory", model.anatomy.memoryParts.map(({ title, colour }, part) => ({ title, colour, value: own[part] ?? 0 }))],
+  ];
+  const scale = Math.max(...bars.map(([, parts]) => total(parts)));
+  return bars.map(([title, parts]) => stackedBar(title, parts, scale, (gib) => `${gib.toFixed(2)} GiB`));
+};
+
+// Everything that was measured of a run, in its display units.
+const runFigures = (model, run, state) => {
+  const known = model.figures.filter(({ name }) => !Number.isNaN(model.values(name, state)[run]));
+  const items = known.map(({ name }) => element("div", {}, element("dt", {}, model.heading(name)), element("dd", {}, model.number(name, model.values(name, state)[run]))));
+  return known.length ? element("dl", { class: "dsnb-facts" }, ...items) : null;
+};
 
 class Detail {
   constructor(model, set, pins) {
@@ -64,7 +121,7 @@ class Detail {
 
   buttons(run, experiment) {
     const { model } = this;
-    const base = element("button", { type: "button", onclick: () => this.set({ base: model.experiments.names[experiment] }) }, "Use as baseline");
+    const base = button("Use as baseline", () => this.set({ base: model.experiments.names[experiment] }));
     const pin = this.pins.button(run, "Pin this run");
     const pinSetting = this.pins.button(model.experiments.names[experiment], "Pin its setting");
     const parent = model.files.parents[experiment] ?? model.experiments.names[experiment];
@@ -72,7 +129,6 @@ class Detail {
       const address = model.link([...parent.split("/"), `run${model.repeats[run]}`, kind.name]);
       return address ? element("a", { href: address, target: "_blank", rel: "noopener" }, kind.title) : null;
     });
-    const close = element("button", { type: "button", onclick: () => this.set({ run: null }) }, "Close");
-    return element("p", { class: "dsnb-bar" }, base, pin, pinSetting, ...links, close);
+    return element("p", { class: "dsnb-bar" }, base, pin, pinSetting, ...links, button("Close", () => this.set({ run: null })));
   }
 }

@@ -1,4 +1,4 @@
-// Helpers that build DOM nodes. Text is only ever set as text, never as HTML.
+// Helpers that build DOM nodes and write numbers. Text is only ever set as text, never as HTML.
 
 const element = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -11,8 +11,7 @@ const element = (tag, attributes = {}, ...children) => {
   return node;
 };
 
-// A count with its noun: "1 run", "2 runs".
-const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+const button = (label, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, label);
 
 // A new id. In a notebook, every widget loads this script anew, so a count alone would not be unique in the document.
 const LOADED = Math.random().toString(36).slice(2, 8);
@@ -28,22 +27,60 @@ const field = (label, input) => {
   return element("div", { class: "dsnb-field" }, element("label", { for: input.id }, label), input);
 };
 
+const heading = (text, isText) => element("th", { scope: "col", class: isText ? "dsnb-text" : null }, text);
+
+// A table that scrolls sideways in a region of its own. `head` is a row or its cells, `body` rows or their element.
+const scrollTable = (caption, head, body, style = "") => {
+  const top = Array.isArray(head) ? element("tr", {}, ...head) : head;
+  const rows = Array.isArray(body) ? element("tbody", {}, ...body) : body;
+  const table = element("table", {}, element("caption", {}, caption), element("thead", {}, top), rows);
+  return element("div", { class: `dsnb-scroll ${style}`, tabindex: "0", role: "region", "aria-label": caption }, table);
+};
+
 // A mark as drawn in the charts, for legends: shape and colour.
+const MARKS = {
+  circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z", square: "M2 2h8v8h-8z", diamond: "M6 .8l4 5.2-4 5.2-4-5.2z",
+  "triangle-up": "M6 1.5l5 9h-10z", "triangle-down": "M6 10.5l5-9h-10z", "triangle-right": "M10.5 6l-9 5v-10z",
+  cross: "M2.5 1L6 4.5 9.5 1 11 2.5 7.5 6 11 9.5 9.5 11 6 7.5 2.5 11 1 9.5 4.5 6 1 2.5z",
+};
+
+const SVG = "http://www.w3.org/2000/svg";
+const svgElement = (tag, attributes, text = null) => {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== null) node.textContent = text;
+  return node;
+};
+
 const mark = (shape, colour, hollow = false) => {
-  const paths = {
-    circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z", square: "M2 2h8v8h-8z", diamond: "M6 .8l4 5.2-4 5.2-4-5.2z",
-    "triangle-up": "M6 1.5l5 9h-10z", "triangle-down": "M6 10.5l5-9h-10z", "triangle-right": "M10.5 6l-9 5v-10z",
-    cross: "M2.5 1L6 4.5 9.5 1 11 2.5 7.5 6 11 9.5 9.5 11 6 7.5 2.5 11 1 9.5 4.5 6 1 2.5z",
-  };
-  const space = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(space, "svg");
-  const path = document.createElementNS(space, "path");
-  for (const [name, value] of [["viewBox", "0 0 12 12"], ["width", "12"], ["height", "12"], ["aria-hidden", "true"]]) {
-    svg.setAttribute(name, value);
-  }
-  path.setAttribute("d", paths[shape]);
-  path.setAttribute("fill", hollow ? "none" : colour);
-  if (hollow) path.setAttribute("stroke", colour);
-  svg.append(path);
+  const svg = svgElement("svg", { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" });
+  svg.append(svgElement("path", { d: MARKS[shape], fill: hollow ? "none" : colour, ...(hollow ? { stroke: colour } : {}) }));
   return svg;
 };
+
+// A count with its noun: "1 run", "2 runs".
+const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+
+const formats = new Map();
+const formatted = (value, options) => {
+  const key = JSON.stringify(options);
+  if (!formats.has(key)) formats.set(key, new Intl.NumberFormat("en-US", options));
+  return formats.get(key).format(value);
+};
+
+// A number with a fixed number of decimal places.
+const fixed = (value, places) => formatted(value, { minimumFractionDigits: places, maximumFractionDigits: places });
+
+// A number with as many significant digits, or all before the point.
+const significant = (value, digits = 3) =>
+  formatted(value, { maximumSignificantDigits: digits, maximumFractionDigits: 0, roundingPriority: "morePrecision" });
+
+const percent = (share) => `${significant(100 * share)} %`;
+
+// A change or an end of its interval: one decimal place below 100; with its sign, unless it rounds to 0.
+const signed = (value, plus = "") => {
+  const text = fixed(Math.abs(value), Math.abs(value) < 99.95 ? 1 : 0);
+  return text === "0.0" ? text : `${value < 0 ? "−" : plus}${text}`;
+};
+
+const cut = (line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line);

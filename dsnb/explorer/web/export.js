@@ -12,9 +12,7 @@ const saveFile = (name, content) => {
 const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 60);
 
 // A name for a file: the title of the page, what is saved, the ending.
-const fileName = (model, what, ending) => `${[slug(document.title), slug(what)].filter(Boolean).join("-")}.${ending}`;
-
-const saveCsv = (name, text) => saveFile(name, new Blob([text], { type: "text/csv;charset=utf-8" }));
+const fileName = (what, ending) => `${[slug(document.title), slug(what)].filter(Boolean).join("-")}.${ending}`;
 
 // Format one CSV cell; a text that a spreadsheet would evaluate as a formula is quoted.
 const cell = (value) => {
@@ -23,13 +21,8 @@ const cell = (value) => {
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 };
 
-const SVG = "http://www.w3.org/2000/svg";
-const svgElement = (tag, attributes, text = null) => {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== null) node.textContent = text;
-  return node;
-};
+const csv = (lines) => lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
+const saveCsv = (what, lines) => saveFile(fileName(what, "csv"), new Blob([csv(lines)], { type: "text/csv;charset=utf-8" }));
 
 // Break words into lines of at most `width` characters.
 const wrapped = (text, width) => {
@@ -89,10 +82,9 @@ const chartPng = async (chart, scale = 2) => {
 };
 
 // The two buttons of a chart, folded away.
-const saveMenu = (chart, model) => {
-  const svg = async () => saveFile(fileName(model, chart.about().title, "svg"), new Blob([(await chartSvg(chart)).text], { type: "image/svg+xml" }));
-  const png = async () => saveFile(fileName(model, chart.about().title, "png"), await chartPng(chart));
-  const button = (label, onclick) => element("button", { type: "button", onclick }, label);
+const saveMenu = (chart) => {
+  const svg = async () => saveFile(fileName(chart.about().title, "svg"), new Blob([(await chartSvg(chart)).text], { type: "image/svg+xml" }));
+  const png = async () => saveFile(fileName(chart.about().title, "png"), await chartPng(chart));
   return element(
     "details", { class: "dsnb-more dsnb-save" }, element("summary", { "aria-label": `Save: ${chart.label}` }, "Save"),
     element("div", { class: "dsnb-bar" }, button("SVG", svg), button("PNG", png)),

@@ -2,67 +2,51 @@
 // explorer. Nothing leaves the browser with it. An address may come from anywhere: what this page cannot have is ignored.
 
 const isOneOf = (values) => (value) => values.includes(value);
-const isRun = (model) => (value) => Number.isInteger(value) && value >= 0 && value < model.runs;
-const isExperiment = (model) => (value) => typeof value === "string" && model.experiments.names.includes(value);
-const isRange = (value) => Array.isArray(value) && value.length === 2 && value.every(Number.isFinite) && value[0] <= value[1];
-const MOST_PINS = 2;
-const isWithin = (value, { least, most }) => Number.isFinite(value) && value >= least && value <= most;
+const isList = (isItem) => (value) => Array.isArray(value) && value.every(isItem);
+const isWithin = ({ least, most, isWhole }) => (value) => Number.isFinite(value) && value >= least && value <= most && (!isWhole || Number.isInteger(value));
+const orNull = (check) => (value) => value === null || check(value);
 
-// For each control that is neither a setting nor a choice from `options`: whether a value can be set in this page.
-// Controls that are not listed may have any value of the kind of their default.
-const STATE_CHECKS = {
-  base: (model) => (value) => value === null || isExperiment(model)(value),
-  run: (model) => (value) => value === null || isRun(model)(value),
-  brush: () => (value) => value === null || (isRange(value.x) && isRange(value.y)),
-  task: (model) => (value) => model.task({ task: value }) !== undefined,
-  objective: (model) => isOneOf(model.decision.objectives),
-  gpus_at_hand: ({ decision }) => (value) => value === 0 || (Number.isInteger(value) && isWithin(value, decision.inputs.gpus_at_hand)),
-  prices: ({ decision }) => (value) =>
-    typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every((price) => isWithin(price, decision.inputs.price)),
-  currency: () => (value) => typeof value === "string" && value.length <= 8,
-  relevance: () => (value) => Number.isFinite(value) && value >= 0 && value < 1,
-  train_tokens: ({ decision }) => (value) => isWithin(value, decision.inputs.train_tokens),
-  pins: (model) => (value) =>
-    Array.isArray(value) && value.length <= MOST_PINS && value.every((pin) => isRun(model)(pin) || isExperiment(model)(pin)),
-  sort: (model) => (value) =>
-    value === null || (Array.isArray(value) && value.length === 2 && ["experiment", ...tableColumns(model)].includes(value[0]) &&
-      ["ascending", "descending"].includes(value[1])),
-  columns: (model) => (value) => Array.isArray(value) && value.every(isOneOf(tableColumns(model))),
-};
-
-const sameKind = (value, initial) => {
-  if (typeof initial === "object" && initial !== null) {
-    const plain = typeof value === "object" && value !== null && Array.isArray(value) === Array.isArray(initial);
-    return plain && Object.values(value).every((one) => ["string", "number", "boolean"].includes(typeof one));
-  }
-  return typeof value === typeof initial;
-};
-
-const canBe = (model, name, value) => {
-  const axis = model.axis.get(name);
-  if (axis) return Array.isArray(value) && value.every(isOneOf(axis.values));
-  if (model.options[name]) return model.options[name].includes(value);
-  if (STATE_CHECKS[name]) return STATE_CHECKS[name](model)(value);
-  return sameKind(value, model.defaults[name]);
+// For each control, whether a value can be set in this page.
+const stateChecks = (model) => {
+  const isRun = isWithin({ least: 0, most: model.runs - 1, isWhole: true });
+  const isExperiment = isOneOf(model.experiments.names);
+  const isRange = (value) => isList(Number.isFinite)(value) && value.length === 2 && value[0] <= value[1];
+  const { train_tokens, gpus_at_hand, price, relevance } = model.inputs;
+  const columns = tableColumns(model);
+  return {
+    ...Object.fromEntries(model.axes.map(({ name, values }) => [name, isList(isOneOf(values))])),
+    ...Object.fromEntries(Object.entries(model.options).map(([name, values]) => [name, isOneOf(values)])),
+    task: (value) => model.task({ task: value }) !== undefined,
+    base: orNull(isExperiment),
+    run: orNull(isRun),
+    brush: orNull(({ x, y }) => isRange(x) && isRange(y)),
+    objective: isOneOf(Object.keys(model.words.best)),
+    train_tokens: isWithin(train_tokens),
+    gpus_at_hand: isWithin({ ...gpus_at_hand, least: 0 }),
+    prices: (value) => value.constructor === Object && Object.values(value).every(isWithin(price)),
+    currency: (value) => typeof value === "string" && value.length <= 8,
+    relevance: isWithin(relevance),
+    pins: (value) => isList((pin) => isRun(pin) || isExperiment(pin))(value) && value.length <= 2,
+    sort: orNull(([name, direction, ...more]) => ["experiment", ...columns].includes(name) && ["ascending", "descending"].includes(direction) && !more.length),
+    columns: isList(isOneOf(columns)),
+  };
 };
 
 // What a text from an address sets, without what this page cannot have.
 const stateOfText = (model, text) => {
-  let given = null;
-  try {
-    given = JSON.parse(decodeURIComponent(text));
-  } catch {
-    return {};
-  }
-  if (typeof given !== "object" || given === null) return {};
-  const valid = ([name, value]) => {
+  const checks = stateChecks(model);
+  const isValid = ([name, value]) => {
     try {
-      return Object.hasOwn(model.defaults, name) && canBe(model, name, value);
+      return Object.hasOwn(checks, name) && checks[name](value);
     } catch {
       return false; // a value of a kind that a check cannot look into
     }
   };
-  return Object.fromEntries(Object.entries(given).filter(valid));
+  try {
+    return Object.fromEntries(Object.entries(JSON.parse(decodeURIComponent(text)) ?? {}).filter(isValid));
+  } catch {
+    return {};
+  }
 };
 
 const textOfState = (model, state) => {
@@ -127,5 +111,5 @@ const copyButton = (label, text) => {
       said.textContent = "Copy the selected address.";
     }
   };
-  return element("span", { class: "dsnb-copy" }, element("button", { type: "button", onclick: copy }, label), said, shown);
+  return element("span", { class: "dsnb-copy" }, button(label, copy), said, shown);
 };

@@ -1,18 +1,17 @@
 // The explorer: it keeps the state and redraws what a change affects.
 
 class Explorer {
-  // `changed(state)` is called after every change made here; `controls` is false where ipywidgets are the controls, with
-  // the card above them.
-  constructor(root, payload, { controls = true, changed = () => {}, link = relativeLink } = {}) {
+  // `live` is what a widget gives: `changed(state)`, called after every change made here, and `link(path)`, the address of a file.
+  constructor(root, payload, live = null) {
     this.model = new Model(payload);
-    Object.assign(this.model, { link, leftOut: payload.live ? NOT_LOADED : LEFT_OUT });
-    this.changed = changed;
-    this.address = controls ? new AddressState(this.model, mounted) : null;
+    Object.assign(this.model, { link: live?.link ?? relativeLink, leftOut: live ? NOT_LOADED : LEFT_OUT });
+    this.changed = live?.changed ?? (() => {});
+    this.address = live ? null : new AddressState(this.model, mounted);
     if (this.address) mounted.push(this);
     this.state = { ...payload.state, ...this.address?.read() };
     const set = (patch) => this.set(patch);
     this.card = new Card(this.model, set);
-    this.controls = controls ? new Controls(this.model, set) : null;
+    this.controls = new Controls(this.model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(this.model, set);
     this.pins = new Pins(this.model, set);
@@ -45,7 +44,7 @@ class Explorer {
     const lossesBox = element("div", { class: "dsnb-box" });
     const base = field("Baseline", this.base);
     root.replaceChildren(
-      ...(this.controls ? [this.card.node, folded("Filters and axes", this.controls.node)] : []),
+      this.card.node, folded("Filters and axes", this.controls.node),
       element("div", { class: "dsnb-bar dsnb-top" }, this.count, this.link), this.legend.node,
       this.overview.node, this.single,
     );
@@ -70,12 +69,12 @@ class Explorer {
     this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs", { tooltip, click, highlight: true });
     this.charts().forEach((chart) => {
       chart.about = () => this.describePicture(chart);
-      chart.menu.append(saveMenu(chart, this.model));
+      chart.menu.append(saveMenu(chart));
     });
   }
 
   charts() {
-    return [this.scatter, this.medians, this.losses, ...this.pins.charts, ...this.detail.charts, ...this.overview.charts];
+    return [this.scatter, this.medians, this.losses, ...this.detail.charts, ...this.overview.charts];
   }
 
   // What a saved picture of a chart says besides: title, legend, and what was measured with what.
@@ -105,7 +104,7 @@ class Explorer {
   redraw() {
     const { model, state } = this;
     this.card.show(state);
-    this.controls?.show(state);
+    this.controls.show(state);
     this.region.show(state);
     this.filtered = model.filtered(state);
     this.selected = model.brushed(this.filtered, state);
@@ -145,7 +144,7 @@ class Explorer {
 
   draw() {
     const { model, state, selected } = this;
-    const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.decision?.best?.experiment);
+    const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer?.best?.experiment);
     this.scatter.draw({ ...picture, brush: state.brush });
     const star = picture.data.best.length ? "★ is the setting of the answer." : "";
     this.laneNote.textContent = picture.message ? "" : [star, picture.note].filter(Boolean).join(" ");
@@ -187,12 +186,13 @@ class Explorer {
     for (const name of new Set([state.y, state.x])) {
       if (model.axis.has(name)) continue;
       const spread = model.spread(model.values(name, state), runs);
-      const of = { 0: "", 1: "" }[spread.n] ?? (spread.n < model.method.fewestRuns ? ` (range of ${spread.n} runs)` : ` (median and standard deviation of ${spread.n} runs)`);
-      if (spread.n) lines.push(`${model.labelledText(name, model.repeatsText(name, spread))}${of}`);
+      const [middle, low, high] = [spread.median, spread.low, spread.high].map((value) => model.number(name, value));
+      const range = spread.n > 1 ? ` (median of ${spread.n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
+      if (spread.n) lines.push(`${model.labelled(name, middle)}${range}`);
     }
     if (!isExperiment) lines.push(...model.memory.sentences(id));
     if (!isExperiment) lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
-    return [...new Set(lines)].map((line) => (line.length > 160 ? `${line.slice(0, 159)}…` : line));
+    return [...new Set(lines)].map(cut);
   }
 
   // A click on an experiment makes it the baseline; a click on a run opens it.
@@ -245,3 +245,46 @@ const snapToValues = ([low, high]) => {
 
 // A part that a small screen shows folded, so that the first chart comes soon.
 const folded = (title, content) => element("details", { class: "dsnb-fold", open: !matchMedia("(max-width: 640px)").matches }, element("summary", {}, title), content);
+
+// In the next frame, tables out of view are skipped (style.css) and laid out after it. The class is there only while the browser
+// paints, so scripts that read the page, such as `innerText`, find all text at any other time.
+const paintViewFirst = (root) => requestAnimationFrame(() => {
+  root.classList.add("dsnb-painting");
+  setTimeout(() => root.classList.remove("dsnb-painting"));
+});
+
+// Follow the light or dark theme of the system and of JupyterLab; print is always light.
+const watchTheme = (root, recolour, printed) => {
+  const print = (printing) => {
+    root.classList.toggle("dsnb-print", printing);
+    recolour();
+    printed(printing);
+  };
+  const listeners = new AbortController();
+  const { signal } = listeners;
+  const lab = new MutationObserver(recolour);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
+  lab.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
+  addEventListener("beforeprint", () => print(true), { signal });
+  addEventListener("afterprint", () => print(false), { signal });
+  return () => {
+    listeners.abort();
+    lab.disconnect();
+  };
+};
+
+// A link relative to the page; each part is encoded, so that none can start another scheme.
+const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;
+
+const LEFT_OUT = "are left out of this file to keep it small; they are in the run folders.";
+const NOT_LOADED = "are not loaded yet: open a run to load its steps.";
+
+const mounted = []; // the explorers of a page, in their order
+
+// In a page: create every explorer from the data beside it.
+const mountAll = () => {
+  for (const root of document.querySelectorAll(".dsnb-explorer")) {
+    const data = root.parentNode.querySelector("script[type='application/json']");
+    if (data && !root.dsnb) new Explorer(root, JSON.parse(data.textContent));
+  }
+};

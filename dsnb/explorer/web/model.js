@@ -1,5 +1,5 @@
-// The runs, and what a state selects of them, without any drawing. The rules are those of dsnb/explorer/state.py and
-// dsnb/analysis/tradeoffs.py; tests compare both sides. Values are in the units of the columns; `displayed` converts them.
+// The runs, and what a state selects of them, without any drawing. Values are in the units of the columns; `displayed`
+// converts them.
 
 const median = (values) => {
   const sorted = Float64Array.from(values).sort();
@@ -7,14 +7,37 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// The numbers of a figure, as dsnb/explorer/columns.py stores them, from the columns before it; NaN where one is missing.
+// The numbers of a figure, as `stored` in dsnb/explorer/data.py packs them, from the columns before it; NaN where one is missing.
 const columnOf = ({ values, of, factors, codes }, columns) => {
   if (of) return columns.get(of).map((value, run) => value * factors[codes ? codes[run] : 0]);
   return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
 };
 
-// Each experiment's setting in words, as `_shared` in dsnb/explorer/decisions.py stores them; null for none.
-const settingsOf = ({ texts, places, codes }) => codes.map((code) => code && { ...places[code[1]], setting: texts[code[0]] });
+// The Pareto front of points {x, y}, from best x to best y, with a tolerance: a point beats another one if it is better by
+// more than the tolerance in one figure, and worse by no more than it in the other.
+const paretoFront = (points, xBetter, yBetter, tolerance) => {
+  const [signX, signY] = [xBetter, yBetter].map((better) => (better === "higher" ? -1 : 1));
+  const sorted = [...points].sort((a, b) => signX * (a.x - b.x) || signY * (a.y - b.y));
+  let best = Infinity;
+  const strict = sorted.filter((point) => {
+    const isBetter = signY * point.y < best;
+    if (isBetter) best = signY * point.y;
+    return isBetter;
+  });
+  if (!tolerance || points.some(({ x, y }) => x <= 0 || y <= 0)) return strict;
+  const margin = -Math.log1p(-tolerance);
+  const logs = new Map(strict.map((point) => [point, [signX * Math.log(point.x), signY * Math.log(point.y)]]));
+  const total = (point) => logs.get(point)[0] + logs.get(point)[1];
+  const kept = [];
+  for (const point of [...strict].sort((a, b) => total(a) - total(b))) { // nothing is beaten by what follows it
+    const beats = (other) => {
+      const gains = [0, 1].map((side) => logs.get(point)[side] - logs.get(other)[side]);
+      return Math.max(...gains) > margin && Math.min(...gains) >= -margin;
+    };
+    if (!kept.some(beats)) kept.push(point);
+  }
+  return strict.filter((point) => kept.includes(point));
+};
 
 class Axis {
   constructor(axis) {
@@ -30,13 +53,11 @@ class Axis {
 class Model {
   constructor(payload) {
     Object.assign(this, payload);
-    this.decision = { ...payload.decision, settings: settingsOf(payload.decision.settings) };
     this.axes = payload.axes.map((axis) => new Axis(axis));
     this.axis = new Map(this.axes.map((axis) => [axis.name, axis]));
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
     this.status = this.axis.get("status");
-    this.columns = new Map();
-    for (const axis of payload.axes) this.columns.set(axis.name, Float64Array.from(axis.codes));
+    this.columns = new Map(this.axes.map((axis) => [axis.name, Float64Array.from(axis.codes)]));
     for (const figure of payload.figures) {
       if (figure.name !== "days") this.columns.set(figure.name, columnOf(figure, this.columns));
     }
@@ -45,9 +66,10 @@ class Model {
     payload.experiments.codes.forEach((experiment, run) => {
       this.settings[experiment] ??= payload.experimentAxes.map((name) => this.axis.get(name).codes[run]);
     });
-    this.unstable = new Set(payload.decision.unstable); // experiments whose repeats do not agree
+    this.whole = this.grouped([...this.experiments.codes.keys()]); // all runs of each experiment
+    this.tasks = payload.tasks.map((task) => new Task(this, task));
+    this.candidates = new Map(this.tasks.flatMap(({ candidates }) => candidates.map((one) => [one.experiment, one])));
     this.short = this.shortNames();
-    this.differences = new Differences(this);
     this.memory = new GpuMemory(this, payload.memory);
     this.predictions = new Predictions(this, payload.predicted);
   }
@@ -56,7 +78,7 @@ class Model {
   // in "ZeRO 3, bf16"; by its full name where another one of the task has the same.
   shortNames() {
     const names = [...this.experiments.names];
-    for (const task of this.decision.tasks) {
+    for (const task of this.tasks) {
       const own = [...this.grouped(this.runsOf(task)).keys()];
       const varies = this.experimentAxes.map((name, index) => this.axis.get(name).isChoice(own.map((experiment) => this.settings[experiment][index])));
       const labels = (codes) => codes.map((code, index) => varies[index] && this.axis.get(this.experimentAxes[index]).shortLabels[code]);
@@ -84,17 +106,25 @@ class Model {
 
   // The task that is shown, or all of them; undefined without runs.
   task(state) {
-    const { tasks, allTasks } = this.decision;
-    return [...tasks, allTasks].find((task) => task?.title === state.task);
+    return [...this.tasks, this.allTasks].find((task) => task?.title === state.task);
+  }
+
+  taskOf(experiment) {
+    return this.tasks[this.taskCodes[this.whole.get(experiment)[0]]];
   }
 
   // A state with some controls changed, as by `change` in dsnb/explorer/state.py.
   changed(before, patch) {
-    const isOther = "task" in patch && patch.task !== before.task; // then what was chosen among other runs is given up
-    const controls = isOther ? { ...this.task(patch).controls, ...this.measuredAxes(before, this.task(patch)) } : {};
-    const state = { ...before, ...controls, ...patch };
+    const isOther = "task" in patch && patch.task !== before.task;
+    const state = { ...before, ...(isOther ? { ...this.cleared(patch), ...this.measuredAxes(before, this.task(patch)) } : {}), ...patch };
     if (!("brush" in patch) && (before.x !== state.x || before.y !== state.y)) state.brush = null;
     return state;
+  }
+
+  // What a task starts with in place of what was chosen among other runs.
+  cleared(state) {
+    const filters = Object.fromEntries(this.axes.map(({ name }) => [name, []]));
+    return { ...filters, base: null, brush: null, run: null, ...this.task(state)?.controls };
   }
 
   // The x and the y of a state, or the usual ones of a task whose runs did not measure them.
@@ -104,14 +134,14 @@ class Model {
   }
 
   showsAllTasks(state) {
-    return Boolean(this.decision.allTasks) && this.task(state) === this.decision.allTasks;
+    return Boolean(this.allTasks) && this.task(state) === this.allTasks;
   }
 
   // The runs of a task, or of all, in order.
   runsOf(task) {
-    if (task && task === this.decision.allTasks) return [...this.decision.taskCodes.keys()];
-    const code = this.decision.tasks.indexOf(task);
-    return this.decision.taskCodes.flatMap((own, run) => (own === code ? [run] : []));
+    if (task && task === this.allTasks) return [...this.taskCodes.keys()];
+    const code = this.tasks.indexOf(task);
+    return this.taskCodes.flatMap((own, run) => (own === code ? [run] : []));
   }
 
   // The runs of the task that pass the filters, in order.
@@ -142,33 +172,28 @@ class Model {
     return groups;
   }
 
-  // Count, median, standard deviation, minimum and maximum of a figure over runs.
+  // Number, median, minimum and maximum of a figure over runs.
   spread(values, runs) {
     const known = [];
     for (const run of runs) if (!Number.isNaN(values[run])) known.push(values[run]);
-    if (!known.length) return { n: 0, median: NaN, deviation: NaN, low: NaN, high: NaN };
-    const deviation = Math.sqrt(moments(known).variance);
-    return { n: known.length, median: median(known), deviation, low: Math.min(...known), high: Math.max(...known) };
-  }
-
-  // A figure over runs as text: a single value, the range of two or three, median ± standard deviation of more; the same
-  // as repeats_text in dsnb/render/tables.py.
-  repeatsText(name, { n, median: middle, deviation, low, high }) {
-    const ends = [...new Set([low, high].map((value) => this.number(name, value)))];
-    return n < this.method.fewestRuns ? ends.join(" to ") : `${this.number(name, middle)} ± ${this.number(name, deviation)}`;
+    if (!known.length) return { n: 0, median: NaN, low: NaN, high: NaN };
+    return { n: known.length, median: median(known), low: Math.min(...known), high: Math.max(...known) };
   }
 
   better(name) {
     return this.figure.get(name)?.better || null;
   }
 
-  // The Pareto front of the stable settings with a tolerance, as dsnb/analysis/tradeoffs.py, from best x to best y:
-  // [{experiment, x, y}].
+  isUnstable(experiment) {
+    return Boolean(this.candidates.get(experiment)?.unstable);
+  }
+
+  // The Pareto front of the stable settings: [{experiment, x, y}].
   front(groups, state) {
     if (!this.better(state.x) || !this.better(state.y) || state.x === state.y) return [];
     const [xs, ys] = [this.values(state.x, state), this.values(state.y, state)];
     const points = [...groups]
-      .filter(([experiment]) => !this.unstable.has(experiment))
+      .filter(([experiment]) => !this.isUnstable(experiment))
       .map(([experiment, runs]) => ({ experiment, x: this.spread(xs, runs).median, y: this.spread(ys, runs).median }))
       .filter((point) => !Number.isNaN(point.x) && !Number.isNaN(point.y));
     return paretoFront(points, this.better(state.x), this.better(state.y), state.relevance);
@@ -183,7 +208,7 @@ class Model {
     const sign = this.better(state.y) === "lower" ? 1 : -1;
     let best = null;
     let least = Infinity;
-    const stable = [...groups].filter(([experiment]) => !this.unstable.has(experiment));
+    const stable = [...groups].filter(([experiment]) => !this.isUnstable(experiment));
     for (const [experiment, runs] of stable.length ? stable : groups) {
       const value = sign * this.spread(values, runs).median;
       if (value < least || best === null) [best, least] = [experiment, Number.isNaN(value) ? Infinity : value];
@@ -192,20 +217,18 @@ class Model {
   }
 
   // The effect of changing one setting: [{axis, before, after, experiment, runs, changes}], a change for each figure.
-  effects(groups, base, metrics, state) {
+  effects(groups, base, figures, state) {
     const own = this.settings[base];
-    const found = [];
+    const effects = [];
     for (const [experiment, runs] of groups) {
       const other = this.settings[experiment];
       const changed = own.flatMap((code, index) => (code === other[index] ? [] : [index]));
       if (changed.length !== 1) continue;
       const [index] = changed;
-      found.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs });
+      const changes = figures.map((name) => compared(this, name, base, experiment, state));
+      effects.push({ axis: this.experimentAxes[index], index, before: own[index], after: other[index], experiment, runs, changes });
     }
-    found.sort((a, b) => a.index - b.index || a.after - b.after);
-    const others = found.map(({ runs }) => runs);
-    const compared = metrics.map((name) => this.differences.compare(groups.get(base), others, name, this.values(name, state), state.relevance));
-    return found.map((one, row) => ({ ...one, changes: compared.map((changes) => changes[row]) }));
+    return effects.sort((a, b) => a.index - b.index || a.after - b.after);
   }
 
   // The value of an axis or figure of one run, as text.
@@ -215,11 +238,7 @@ class Model {
   }
 
   // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
-  labelled(name, value) {
-    return this.labelledText(name, this.number(name, value));
-  }
-
-  labelledText(name, text) {
+  labelled(name, text) {
     const { title, unit } = this.figure.get(name);
     return title.includes("/") ? `${text} ${title}` : `${title} ${text} ${unit}`.trim();
   }
@@ -242,7 +261,67 @@ class Model {
   number(name, value) {
     if (value === undefined || Number.isNaN(value)) return "";
     const shown = this.displayed(name, value);
-    const digits = (this.figure.get(name)?.digits ?? 0) + (shown !== 0 && Math.abs(shown) < 1 ? 2 : 0);
-    return fixed(shown, digits);
+    return fixed(shown, (this.figure.get(name)?.digits ?? 0) + (shown !== 0 && Math.abs(shown) < 1 ? 2 : 0));
+  }
+}
+
+// Memory beside what a GPU has: the line of its capacity, runs that did not fit, headroom.
+class GpuMemory {
+  constructor(model, { figures, fullest, capacity_gib, allocated_gib, requested_gib, advice, texts }) {
+    Object.assign(this, { model, fullest, allocated: allocated_gib, requested: requested_gib, advice, texts });
+    this.figures = new Set(figures);
+    this.perRun = Array.isArray(capacity_gib) ? capacity_gib : null;
+    this.common = this.perRun ? null : capacity_gib;
+  }
+
+  // What the GPU of a run has in GiB, null if unknown.
+  capacity(run) {
+    return (this.perRun ? this.perRun[run] : this.common) ?? null;
+  }
+
+  // What a run that ran out of memory would have needed at least, in GiB; NaN if unknown.
+  needed(run) {
+    return this.allocated[run] + (this.requested[run] ?? 0);
+  }
+
+  // The share of the GPU that a run left free; NaN if unknown.
+  headroom(run) {
+    const figure = this.fullest.find((name) => !Number.isNaN(this.model.columns.get(name)?.[run] ?? NaN));
+    const capacity = this.capacity(run);
+    return figure && capacity ? 1 - this.model.columns.get(figure)[run] / capacity : NaN;
+  }
+
+  // Where to draw each of the runs that did not fit, on an axis that shows memory: [{run, gib}].
+  shortages(name, runs) {
+    if (!this.figures.has(name)) return [];
+    return runs.map((run) => ({ run, gib: this.needed(run) })).filter(({ gib }) => !Number.isNaN(gib));
+  }
+
+  // The capacities of an axis whose values are these: those to draw, which do not squash the rest, and a sentence about others.
+  lines(name, runs, values) {
+    if (!this.figures.has(name)) return { drawn: [], note: "" };
+    const most = values.reduce((a, b) => Math.max(a, b), 0);
+    const known = [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b);
+    const others = known.filter((capacity) => capacity > 2 * most).map((gib) => significant(gib));
+    const note = others.length ? `The GPU has ${others.join(" or ")} GiB, which is outside the chart.` : "";
+    return { drawn: known.filter((capacity) => capacity <= 2 * most), note };
+  }
+
+  // The data of the lines of an axis, for the chart.
+  marks(side, capacities) {
+    return capacities.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` }));
+  }
+
+  // A run's headroom and shortage as sentences, for its tooltip and its details.
+  sentences(run) {
+    const capacity = this.capacity(run);
+    const text = (gib) => `${gib.toFixed(2)} GiB`;
+    const headroom = this.headroom(run);
+    const lines = Number.isNaN(headroom) ? [] : [`${(100 * headroom).toFixed(0)} % of the GPU's ${text(capacity)} left`];
+    if (this.allocated[run] !== undefined) {
+      const requested = this.requested[run] === undefined ? "" : `, ${text(this.requested[run])} more requested`;
+      lines.push(`${text(this.allocated[run])} allocated${requested}${capacity ? `; the GPU has ${text(capacity)}` : ""}`);
+    }
+    return lines;
   }
 }

@@ -1,32 +1,301 @@
-// The tables beside the charts: effects of one change, the Pareto front.
+// The tables: runs, effects of one change, the Pareto front, two pinned settings or runs side by side.
+
+const ROWS_PER_PAGE = 25;
+
+// The columns that the table may have besides the experiment's name: figures before settings.
+const tableColumns = (model) => ["repeat", "headroom", ...model.figures.map(({ name }) => name), ...model.axes.map(({ name }) => name)];
+
+// Whether a column says the same of all runs, or nothing.
+const isConstant = (values) => {
+  const known = values.filter((value) => !Number.isNaN(value));
+  return known.length === 0 || (known.length === values.length && known.every((value) => value === known[0]) && values.length > 1);
+};
+
+class RunTable {
+  constructor(model, open, set) {
+    Object.assign(this, { model, open, set, page: 0, printing: false });
+    this.head = element("tr");
+    this.body = element("tbody");
+    this.range = element("span", { class: "dsnb-range-shown" });
+    this.back = button("Previous", () => this.turnPage(-1));
+    this.next = button("Next", () => this.turnPage(1));
+    this.save = button("Save as CSV", () => saveCsv("runs", this.lines()));
+    this.boxes = this.picker();
+    this.node = element(
+      "div", { class: "dsnb-later" },
+      scrollTable("The selected runs", this.head, this.body, "dsnb-runs"),
+      element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save),
+      this.boxes.node,
+    );
+  }
+
+  heading(name) {
+    return { experiment: "experiment", repeat: "repeat", headroom: "GPU memory left (%)" }[name] ?? this.model.heading(name);
+  }
+
+  isNumber(name) {
+    return !this.model.axis.has(name) && name !== "experiment";
+  }
+
+  // One figure of every run; NaN where it is missing.
+  values(name, run) {
+    if (name === "experiment") return this.model.experiments.codes[run];
+    if (name === "repeat") return this.model.repeats[run] ?? NaN;
+    if (name === "headroom") return 100 * this.model.memory.headroom(run);
+    return (this.cached[name] ??= this.model.values(name, this.state))[run];
+  }
+
+  text(name, run) {
+    const value = this.values(name, run);
+    if (name === "repeat") return String(this.model.repeats[run] ?? "");
+    if (name === "headroom") return Number.isNaN(value) ? "" : value.toFixed(0);
+    return this.model.cellText(name, run, this.state);
+  }
+
+  // Without a choice, all columns in which the runs of the task differ.
+  shownColumns() {
+    if (this.state.columns.length) return tableColumns(this.model).filter((name) => this.state.columns.includes(name));
+    const { task } = this.state;
+    if (this.varying?.task !== task) {
+      const runs = this.model.runsOf(this.model.task(this.state));
+      const columns = tableColumns(this.model).filter((name) => !isConstant(runs.map((run) => this.values(name, run))));
+      this.varying = { task, columns };
+    }
+    return this.varying.columns;
+  }
+
+  picker() {
+    const inputs = new Map(tableColumns(this.model).map((name) => [name, element("input", { type: "checkbox", onchange: () => this.pick() })]));
+    const labels = [...inputs].map(([name, input]) => element("label", { class: "dsnb-tick" }, input, this.heading(name)));
+    const usual = button("Usual columns", () => this.set({ columns: [] }));
+    const node = element("details", { class: "dsnb-more" }, element("summary", {}, "Columns"), element("div", { class: "dsnb-ticks" }, ...labels), usual);
+    return { inputs, node };
+  }
+
+  pick() {
+    this.set({ columns: [...this.boxes.inputs].filter(([, input]) => input.checked).map(([name]) => name) });
+  }
+
+  show(runs, state) {
+    [this.runs, this.state, this.page, this.cached] = [runs, state, 0, {}];
+    const columns = this.shownColumns();
+    for (const [name, input] of this.boxes.inputs) input.checked = columns.includes(name);
+    this.headers = ["experiment", ...columns].map((name) => {
+      const direction = state.sort?.[0] === name ? state.sort[1] : "none";
+      const content = button(this.heading(name), () => this.sortBy(name));
+      return element("th", { scope: "col", "aria-sort": direction, class: this.isNumber(name) ? null : "dsnb-text", "data-name": name }, content);
+    });
+    const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
+    this.head.replaceChildren(...this.headers);
+    if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
+    this.draw();
+  }
+
+  turnPage(pages) {
+    this.page += pages;
+    this.draw();
+  }
+
+  sortBy(name) {
+    const [before, direction] = this.state.sort ?? [];
+    const first = this.model.figure.has(name) ? "descending" : "ascending";
+    const other = direction === "ascending" ? "descending" : "ascending";
+    this.set({ sort: [name, before === name ? other : first] });
+  }
+
+  // The runs in the order of the table; settings sort in the order of their values.
+  sorted() {
+    if (!this.state.sort) return this.runs;
+    const [name, direction] = this.state.sort;
+    const sign = direction === "descending" ? -1 : 1;
+    const keyed = this.runs.map((run) => [this.values(name, run), run]);
+    const missing = ([key]) => Number(Number.isNaN(key));
+    keyed.sort((a, b) => missing(a) - missing(b) || sign * (a[0] - b[0]) || a[1] - b[1]);
+    return keyed.map(([, run]) => run);
+  }
+
+  // For each figure: the largest value, and the best if one direction is better and the runs differ.
+  ranges() {
+    return new Map(this.shownColumns().filter((name) => this.model.figure.has(name)).map((name) => {
+      let [low, high] = [Infinity, -Infinity];
+      for (const run of this.runs) {
+        const value = this.values(name, run);
+        if (value < low) low = value;
+        if (value > high) high = value;
+      }
+      const better = this.model.better(name);
+      return [name, { low, high, best: !better || low === high ? NaN : better === "higher" ? high : low }];
+    }));
+  }
+
+  draw() {
+    const sorted = this.sorted();
+    const size = this.printing ? Math.max(sorted.length, 1) : ROWS_PER_PAGE;
+    const pages = Math.max(1, Math.ceil(sorted.length / size));
+    this.page = Math.min(Math.max(this.page, 0), pages - 1);
+    const ranges = this.ranges();
+    this.body.replaceChildren(...sorted.slice(this.page * size, (this.page + 1) * size).map((run) => this.row(run, ranges)));
+    this.range.textContent = `${sorted.length ? this.page * size + 1 : 0} to ${Math.min((this.page + 1) * size, sorted.length)} of ${sorted.length}`;
+    this.back.disabled = this.page === 0;
+    this.next.disabled = this.page >= pages - 1;
+    this.save.disabled = sorted.length === 0;
+  }
+
+  row(run, ranges) {
+    const { model } = this;
+    const name = model.experiments.names[model.experiments.codes[run]];
+    const link = button(name, () => this.open(run), { class: "dsnb-link", title: `${name}: show this run's steps` });
+    const cells = this.shownColumns().map((column) => this.cell(column, run, ranges.get(column)));
+    return element("tr", {}, element("th", { scope: "row" }, link), ...cells);
+  }
+
+  // A figure has a bar from 0 to its share of the largest; the best one is marked.
+  cell(name, run, range) {
+    const bad = name === "status" && !this.model.ok[run];
+    const value = this.values(name, run);
+    const best = range && value === range.best;
+    const classes = [bad && "dsnb-bad", !this.isNumber(name) && "dsnb-text", best && "dsnb-best", range && range.low >= 0 && "dsnb-filled"];
+    const node = element("td", { class: classes.filter(Boolean).join(" ") || null, title: best ? "best of the selected runs" : null }, this.text(name, run));
+    if (range && range.low >= 0 && range.high > 0 && !Number.isNaN(value)) node.style.setProperty("--share", value / range.high);
+    return node;
+  }
+
+  // All rows while the page is printed.
+  print(printing) {
+    this.printing = printing;
+    if (this.runs) this.draw();
+  }
+
+  // For a file: all selected runs in table order, all columns, headings with units, numbers in those units as precise as the page has
+  // them; then the settings that are the same for all.
+  lines() {
+    const { model } = this;
+    const constants = Object.entries(model.constants);
+    const columns = ["repeat", "headroom", ...model.axes.map(({ name }) => name), ...model.figures.map(({ name }) => name)];
+    const value = (name, run) => {
+      const axis = model.axis.get(name);
+      if (axis) return axis.values[axis.codes[run]];
+      return model.figure.has(name) ? model.displayed(name, this.values(name, run)) : this.values(name, run);
+    };
+    const rows = this.sorted().map((run) => [
+      model.experiments.names[model.experiments.codes[run]], ...columns.map((name) => value(name, run)), model.causes[run] ?? "", ...constants.map(([, one]) => one),
+    ]);
+    return [["experiment", ...columns.map((name) => this.heading(name)), "cause", ...constants.map(([name]) => name)], ...rows];
+  }
+}
+
+// A change with a bar, coloured by whether it is for the better; grey unless the verdict is that there is one.
+const changeCell = (model, name, { values, change, text, verdict, reason, note, within }) => {
+  if (!text) return element("td", {}, "");
+  const good = (values[1] > values[0]) === (model.better(name) === "higher");
+  const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
+  const bar = element("span", { class: `dsnb-change ${kind}`, "aria-hidden": "true" });
+  bar.style.setProperty("--share", Math.min(Math.abs(change) || 0, 1));
+  const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
+  return element("td", {}, element("span", { class: "dsnb-figure" }, text), bar, ...underChange(reason, [note, timed && within]));
+};
+
+const underChange = (reason, remarks) => {
+  const known = remarks.filter(Boolean).join("; ");
+  return [element("span", { class: "dsnb-verdict" }, reason), known ? element("span", { class: "dsnb-remark" }, known) : null];
+};
+
+// What the verdicts of the table rely on, and how many runs are missing for them.
+const verdictNotes = (model, effects, relevance) => {
+  const { fewestRuns } = model.limits;
+  const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
+  const few = all.filter(({ verdict }) => verdict === "few");
+  const least = Math.min(...few.map(({ n, baseN }) => Math.min(n, baseN)));
+  const advice = few.length
+    ? `Too few runs for ${few.length === all.length ? "any verdict" : `${few.length} of ${all.length} verdicts`}: ${fewestRuns} of each setting are needed, ` +
+      `up to ${fewestRuns - least} more than there are (dsnb sweep PARAMS --set repeats=${fewestRuns} adds them). `
+    : "";
+  return element("p", { class: "dsnb-soft" }, `${advice}${fill(model.words.method, { relevance: percent(relevance) })}`);
+};
 
 // The effect of changing one setting on these figures.
-const effectTable = (model, effects, metrics, relevance) => {
+const effectTable = (model, effects, figures, relevance) => {
   if (!effects.length) return element("p", { class: "dsnb-empty" }, "No selected experiment differs from the baseline in exactly one setting.");
-  const head = ["change", ...metrics.map((name) => model.title(name))];
   const rows = effects.map((effect) => {
     const axis = model.axis.get(effect.axis);
     const text = `${axis.title}: ${axis.labels[effect.before]} → ${axis.labels[effect.after]}`;
     const failed = effect.runs.filter((run) => !model.ok[run]);
     const statuses = [...new Set(failed.map((run) => model.status.labels[model.status.codes[run]]))].join(", ");
     const note = failed.length ? element("span", { class: "dsnb-bad" }, ` ${failed.length} of ${effect.runs.length} ${statuses}`) : null;
-    return element("tr", {}, element("th", { scope: "row" }, text, note), ...metrics.map((name, index) => changeCell(model, name, effect.changes[index])));
+    return element("tr", {}, element("th", { scope: "row" }, text, note), ...figures.map((name, index) => changeCell(model, name, effect.changes[index])));
   });
-  const top = element("tr", {}, ...head.map((name, index) => element("th", { scope: "col", class: index ? null : "dsnb-text" }, name)));
-  const table = element("table", {}, element("caption", {}, "Effect of one change"), element("thead", {}, top), element("tbody", {}, ...rows));
-  const box = element("div", { class: "dsnb-scroll", tabindex: "0", role: "region", "aria-label": "Effect of one change" }, table);
-  return element("div", {}, box, verdictNotes(model, effects, relevance));
+  const head = ["change", ...figures.map((name) => model.title(name))].map((title, index) => heading(title, !index));
+  return element("div", {}, scrollTable("Effect of one change", head, rows), verdictNotes(model, effects, relevance));
 };
 
 // The Pareto front as a list, numbered as its points are in the chart.
 const frontList = (model, front, state, pins) => {
   const reason = model.figures.length ? "choose two different metrics for which higher or lower is better." : "nothing was measured.";
   if (!front.length) return element("p", { class: "dsnb-soft" }, `No Pareto front: ${reason}`);
+  const figure = (point, side) => model.labelled(state[side], model.number(state[side], point[side]));
   const items = front.map((point) => {
-    const figures = `${model.labelled(state.y, point.y)}, ${model.labelled(state.x, point.x)}`;
     const pin = pins.button(model.experiments.names[point.experiment], "Pin");
     pin.setAttribute("aria-label", `Pin ${model.short[point.experiment]}`);
-    return element("li", {}, element("strong", {}, model.short[point.experiment]), `: ${figures} `, pin);
+    return element("li", {}, element("strong", {}, model.short[point.experiment]), `: ${figure(point, "y")}, ${figure(point, "x")} `, pin);
   });
   return element("ol", {}, ...items);
 };
+
+const PIN_COLOURS = ["#0072b2", "#d55e00"];
+// Two pinned settings or runs side by side. A pin is the name of an experiment, or the position of a run.
+class Pins {
+  constructor(model, set) {
+    Object.assign(this, { model, set });
+    this.table = element("div");
+    this.note = element("p", { class: "dsnb-soft" }, "Pin a second setting or run to compare it with A.");
+    const clear = button("Remove pins", () => set({ pins: [] }));
+    const swap = button("Swap A and B", () => set({ pins: [...this.pins].reverse() }));
+    this.node = element(
+      "section", { class: "dsnb-card", hidden: true }, element("h3", {}, "A and B"), this.table, this.note, element("div", { class: "dsnb-bar" }, swap, clear),
+    );
+  }
+
+  // A button that pins an experiment or a run: as A, then B, then in place of the last one.
+  button(pin, label) {
+    return button(label, () => this.set({ pins: [...(this.pins ?? []).filter((one) => one !== pin).slice(0, 1), pin] }));
+  }
+
+  name(pin) {
+    const { model } = this;
+    if (typeof pin === "string") return model.short[model.experiments.names.indexOf(pin)];
+    return `${model.short[model.experiments.codes[pin]]}, run ${model.repeats[pin] ?? "?"}`;
+  }
+
+  show(state) {
+    this.pins = state.pins;
+    this.node.hidden = !this.pins.length;
+    this.note.hidden = this.pins.length > 1;
+    if (this.pins.length) this.table.replaceChildren(this.compare(state));
+  }
+
+  // Settings that differ on top, then the figures that either of them measured.
+  compare(state) {
+    const { model } = this;
+    const runs = this.pins.map((pin) => (typeof pin === "number" ? [pin] : model.whole.get(model.experiments.names.indexOf(pin))));
+    const first = runs.map(([run]) => run);
+    const settings = model.axes.filter((axis) => axis.name !== "status" && new Set(first.map((run) => axis.codes[run])).size > 1);
+    const figures = model.figures.filter(({ name }) => runs.flat().some((run) => !Number.isNaN(model.values(name, state)[run])));
+    const cells = (texts) => texts.map((text) => element("td", {}, text));
+    const blank = runs.length > 1 ? [element("td", {}, "")] : [];
+    const rows = settings.map((axis) =>
+      element("tr", { class: "dsnb-differs" }, element("th", { scope: "row" }, axis.title), ...cells(first.map((run) => axis.labels[axis.codes[run]])), ...blank));
+    const counts = runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`);
+    rows.push(element("tr", {}, element("th", { scope: "row" }, "runs that are ok"), ...cells(counts), ...blank));
+    for (const { name } of figures) {
+      const [ours, theirs] = [this.pins[0], this.pins.at(-1)].map((pin) => model.experiments.names.indexOf(pin));
+      const isPair = this.pins.length > 1 && ours >= 0 && theirs >= 0;
+      const found = isPair ? compared(model, name, ours, theirs, state) : inWords(model, name, ofRuns(model, name, runs[0], runs.at(-1), state), state);
+      const cell = found.text ? [element("span", { class: "dsnb-figure" }, found.text), ...underChange(found.reason, [found.note])] : [found.note];
+      const texts = runs.map((own, side) => model.number(name, found.values[side]));
+      rows.push(element("tr", {}, element("th", { scope: "row" }, model.heading(name)), ...cells(texts), ...(blank.length ? [element("td", {}, ...cell)] : [])));
+    }
+    const heads = this.pins.map((pin, index) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[index]), ` ${"AB"[index]}: ${this.name(pin)}`));
+    const head = [heading("figure", true), ...heads, ...(blank.length ? [heading("B against A")] : [])];
+    return element("div", {}, scrollTable("A and B", head, rows, "dsnb-pins"), blank.length ? element("p", { class: "dsnb-soft" }, model.words.values) : null);
+  }
+}

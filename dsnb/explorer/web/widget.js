@@ -23,8 +23,8 @@ const render = ({ model, el }) => {
     if (model.get("payload") === shown) return act();
     explorer?.destroy();
     shown = model.get("payload");
-    const payload = { ...shown, series: { ...shown.series }, state: model.get("state"), live: true };
-    explorer = new Explorer(root, payload, { controls: false, changed, link: labLink(model.get("user_home")) });
+    const payload = { ...shown, series: { ...shown.series }, state: model.get("state") };
+    explorer = new Explorer(root, payload, { changed, link: labLink(model.get("user_home")) });
     return explorer.addSeries(model.get("series"));
   };
   const followed = {

@@ -6,7 +6,7 @@ import pytest
 
 import dsnb
 from benchmarks import dataset
-from dsnb.explorer import series
+from dsnb.explorer import single_runs
 from dsnb.explorer.data import read
 from dsnb.run_folder.columns import KEYS, RUN_COLUMNS
 from dsnb.runs.literature import measured
@@ -51,7 +51,7 @@ def test_a_published_run_opens_with_its_steps(runs):
     data = read(runs)
     position = int(np.flatnonzero(data.runs["status"] == "ok")[0])
     row = data.runs.iloc[position]
-    shown = series.load(data, position)
+    shown = single_runs.load(data, position)
     assert len(shown["step"]) == row["warmup_steps"] + row["timed_steps"]
     assert shown["warm_steps"] == row["warmup_steps"]
 

@@ -3,7 +3,7 @@
 import dsnb
 from dsnb.analysis.flags import flags, load_samples
 from dsnb.explorer import data
-from dsnb.explorer.unusual import remarks
+from dsnb.explorer.single_runs import remarks
 from dsnb.files import records
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs.load import load_runs, load_steps

@@ -58,11 +58,11 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const short = { x: model.memory.shortages(state.x, failed), y: nominal ? model.memory.shortages(state.y, failed) : [] };
   const along = { x: measured.map((run) => x[run]), y: measured.map((run) => y[run]) };
   for (const side of ["x", "y"]) along[side].push(...short[side].map(({ gib }) => gib));
-  const predicted = model.predictions.scatter(state);
+  const predicted = model.predictions.marks(state, state.x, state.y);
   along.x.push(...predicted.flatMap((mark) => [mark.x, mark.left, mark.right]));
   along.y.push(...predicted.flatMap((mark) => [mark.y, mark.low, mark.high]));
   const capacities = { x: model.memory.lines(state.x, filtered, along.x), y: model.memory.lines(state.y, filtered, along.y) };
-  const { signals, types } = frame(model, state, state.x, state.y, [...along.x, ...capacities.x], [...along.y, ...capacities.y]);
+  const { signals, types } = frame(model, state, state.x, state.y, [...along.x, ...capacities.x.drawn], [...along.y, ...capacities.y.drawn]);
   const floor = signals.y_high - signals.y_low;
   if (types.y === "linear") signals.y_low -= 0.08 * floor; // room for the lane of runs without this figure
   else signals.y_low /= (signals.y_high / signals.y_low) ** 0.08;
@@ -93,9 +93,9 @@ const scatter = (model, state, filtered, selected, front, best) => {
     needed.size || placed.size ? "Crosses ran out of memory: they are at what they needed at least." : "",
     unknown.length && !nominal ? `${needed.size ? "Other crosses" : "Crosses"} were not measured: their position along the axis has no meaning.` : "",
     unreported(model, state, filtered.filter((run) => model.ok[run] && (Number.isNaN(x[run]) || Number.isNaN(y[run])))),
-    model.memory.note(state.x, filtered, along.x), model.memory.note(state.y, filtered, along.y), model.predictions.note(state, predicted),
+    capacities.x.note, capacities.y.note, model.predictions.note(state, predicted),
   ];
-  const lines = { capacity_x: model.memory.marks("x", capacities.x), capacity_y: model.memory.marks("y", capacities.y) };
+  const lines = { capacity_x: model.memory.marks("x", capacities.x.drawn), capacity_y: model.memory.marks("y", capacities.y.drawn) };
   return { signals, types, data: { points, failed: lane, shortages, front: named, best: star, predicted, ...lines }, message, note: notes.filter(Boolean).join(" ") };
 };
 
@@ -141,12 +141,94 @@ const medians = (model, state, selected, groups) => {
   const runs = selected
     .filter((run) => !Number.isNaN(y[run]))
     .map((run) => ({ id: run, x: axis.codes[run] + side(run) + jitter(run, 0.08), y: y[run], ...style(model, state, run) }));
-  const predicted = model.predictions.medians(state, offset);
+  const predicted = model.predictions.marks(state, state.along, state.y, offset);
   const heights = [...[...runs, ...shortages].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
-  const capacities = model.memory.lines(state.y, selected, heights);
+  const { drawn: capacities } = model.memory.lines(state.y, selected, heights);
   const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities]);
   signals.y_low -= types.y === "linear" ? 0.08 * (signals.y_high - signals.y_low) : 0;
   const message = runs.length || failed.length || shortages.length || predicted.length ? null : "No selected run measured this.";
   const capacity_y = model.memory.marks("y", capacities);
   return { signals, types, data: { runs, medians: marks, segments, failed, shortages, predicted, capacity_y }, message };
+};
+
+// Points along a line; those without a value leave no gap.
+class Curve {
+  constructor(xs, ys) {
+    const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+    this.points = xs.flatMap((x, index) => (isNumber(x) && isNumber(ys[index]) ? [[x, ys[index]]] : []));
+  }
+
+  after(from) {
+    const later = new Curve([], []);
+    later.points = this.points.filter(([x]) => x > from);
+    return later;
+  }
+
+  // The whole line as one SVG path, in the units of its points.
+  get path() {
+    return (this.drawn ??= this.points.length ? `M${this.points.join("L")}` : "");
+  }
+
+  // The smallest and the largest x (side 0) or y (side 1); nothing without points.
+  extent(side) {
+    this.extents ??= [0, 1].map((which) => {
+      const values = this.points.map((point) => point[which]);
+      return values.length ? [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))] : [];
+    });
+    return this.extents[side];
+  }
+
+  get end() {
+    const [x, y] = this.points.at(-1);
+    return { x, y };
+  }
+}
+
+// The domain of an axis that shows all of these curves.
+const extentOf = (curves, side) => domain(curves.flatMap((curve) => curve.extent(side)));
+
+const linear = (signals) => ({
+  signals: { x_labels: null, x_factor: 1, y_factor: 1, ...signals }, types: { x: "linear", y: "linear" },
+});
+
+const SOLID = [1, 0];
+// Repeats of a setting share its colour and differ in their dashes.
+const DASHES = [SOLID, [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3]];
+
+const lossCurves = new WeakMap(); // of the steps of runs: a filter draws the same lines again
+const lossCurve = (one) => {
+  if (!one?.loss) return null;
+  if (!lossCurves.has(one)) lossCurves.set(one, new Curve(one.step, one.loss));
+  const curve = lossCurves.get(one);
+  return curve.points.length ? curve : null;
+};
+
+// The losses of the selected runs whose steps are in this page; a cross where one that is not ok ended.
+const losses = (model, state, selected) => {
+  const known = selected.map((run) => ({ run, curve: lossCurve(model.series[run]) })).filter(({ curve }) => curve);
+  const lines = known.map(({ run, curve }) => {
+    const dash = DASHES[Math.max(0, (model.repeats[run] ?? 1) - 1) % DASHES.length];
+    return { id: run, path: curve.path, fill: style(model, state, run).fill, dash };
+  });
+  const early = known.filter(({ run }) => !model.ok[run]);
+  const ends = early.map(({ run, curve }) => ({ id: run, ...curve.end, fill: model.status.colours[model.status.codes[run]] }));
+  const [x, y] = [0, 1].map((side) => extentOf(known.map(({ curve }) => curve), side));
+  const signals = { x_title: "optimizer step", y_title: "loss", x_low: x[0], x_high: x[1], y_low: y[0], y_high: y[1] };
+  const message = lines.length ? null : "No loss of the selected runs is in this file.";
+  const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
+  return { ...linear(signals), data: { lines, warm: [], ends }, message, note };
+};
+
+// One chart of a run over time, or the reason why it is empty: the timed steps, or all since the launch.
+const series = (model, one, { values, times, heading, factor }, whole) => {
+  const all = new Curve(one?.[times] ?? [], one?.[values] ?? []);
+  const from = one?.warm_s ?? 0;
+  const timed = all.after(from);
+  const shown = whole || !timed.points.length ? all : timed;
+  const [x, y] = [0, 1].map((side) => extentOf([shown], side));
+  const low = shown === all ? 0 : from;
+  const signals = { x_title: "time since start (s)", y_title: heading, x_low: low, x_high: x[1], y_low: y[0], y_high: y[1], y_factor: factor };
+  const warm = from && shown === all ? [{ from: 0, to: from }] : [];
+  const lines = [{ id: 0, path: shown.path, fill: model.colours.run, dash: SOLID }];
+  return { ...linear(signals), data: { lines, warm }, message: shown.points.length ? null : `${heading}: not measured in this run.` };
 };

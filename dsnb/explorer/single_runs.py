@@ -1,0 +1,241 @@
+"""What a page shows of single runs: steps and samples over time, parts of a step and of memory, remarks."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dsnb.analysis import memory_use
+from dsnb.analysis.flags import flags, single_run_words
+from dsnb.explorer.data import Data, json_numbers, plain, run_folder, run_log
+from dsnb.render import palette
+from dsnb.run_folder import record_schema
+from dsnb.run_folder.columns import GPU_COLUMNS, SETTINGS
+from dsnb.run_folder.memory_shortage import Shortage
+from dsnb.run_folder.paths import RunPaths
+from dsnb.runs import labels
+from dsnb.runs.columns import numbers
+from dsnb.runs.labels import METRIC_LABELS
+from dsnb.runs.literature import measured as literature
+from dsnb.runs.load import load_gpu, load_steps
+from dsnb.settings.experiment import Experiment
+
+MAX_NUMBERS = 26_000
+"""Numbers in the series of all runs of a page together: about 130 kB."""
+MIN_POINTS, MAX_POINTS = 24, 240
+COLUMNS = 9
+GPU = ["host", "gpu"]
+"""What identifies a GPU of a run: every host numbers its own from 0."""
+SAMPLED = ["util_pct", "memory_used_gib", "power_w"]
+_STEP_TIME = METRIC_LABELS["step_time_s"]
+CHARTS = [
+    {"values": "step_time_s", "times": "t_s", "heading": _STEP_TIME.heading, "factor": _STEP_TIME.factor},
+    {"values": "loss", "times": "t_s", "heading": "loss", "factor": 1},
+    {"values": "allocated_gib", "times": "t_s", "heading": "memory allocated (GiB)", "factor": 1},
+    {"values": "memory_used_gib", "times": "sample_s", "heading": "memory on device (GiB)", "factor": 1},
+    {"values": "util_pct", "times": "sample_s", "heading": "utilization (%)", "factor": 1},
+    {"values": "power_w", "times": "sample_s", "heading": "power (W), 1 s mean", "factor": 1},
+]
+"""The charts of one run: the column of a series, the column of its times, the title, and the factor to its unit."""
+MAX_THEORIES = 500
+"""Experiments whose memory in theory is computed for one page: a millisecond each."""
+STEP_PARTS = {f"{name}_s": (name, colour) for name, colour in palette.STEP_PARTS.items()}
+EXPOSED = "exposed_communication_s"
+ON_GPU = [name for name in labels.MEMORY if name != "host_memory_gib"]
+"""The figures that a GPU's capacity limits, the most informative first."""
+FULLEST = ["device_memory_gib", "peak_reserved_gib", "peak_allocated_gib"]
+"""The figures that headroom is measured by: the first that includes most of what occupies the GPU."""
+
+
+def load_all(data: Data) -> dict[int, dict[str, Any]]:
+    """Load the series of as many runs as fit: first repeats first, and fewer points each if there are many runs.
+
+    Returns
+    -------
+    dict
+        Position of a run -> its series, as `load` returns it. Runs that do not fit are missing.
+    """
+    firsts = ~pd.Series(data.experiments).duplicated()
+    order = sorted(range(len(data.runs)), key=lambda position: not firsts[position])
+    room = MAX_NUMBERS // (COLUMNS * MIN_POINTS)
+    points = MAX_NUMBERS // (COLUMNS * max(min(len(order), room), 1))
+    points = min(max(points, MIN_POINTS), MAX_POINTS)
+    found = {position: load(data, position, points) for position in order[:room]}
+    return dict(sorted(found.items()))
+
+
+def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
+    """Load one run's steps and samples, at most `points` of each, evenly spaced; empty if the run recorded none."""
+    steps, samples = steps_and_samples(data, position)
+    result: dict[str, Any] = {}
+    if len(steps):
+        every = math.ceil(len(steps) / points)
+        warm = steps[steps["phase"] == "warmup"]
+        thin = steps.iloc[(len(steps) - 1) % every :: every]  # up to the last step
+        result = {name: _rounded(thin[name]) for name in ("step", "t_s", "step_time_s", "loss", "allocated_gib")}
+        result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
+    if len(samples) and len(means := mean_over_gpus(samples)):
+        thin = means.iloc[:: math.ceil(len(means) / points)]
+        result |= {name: _rounded(thin[name]) for name in SAMPLED}
+        result |= {"sample_s": _rounded(thin["t_s"]), "gpus": samples.groupby(GPU, dropna=False).ngroups}
+    return result
+
+
+def steps_and_samples(data: Data, position: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read the steps and samples of one run; empty tables if it recorded none."""
+    place, row = run_folder(data, position) or run_log(data, position), data.runs.iloc[position]
+    if place is None:
+        steps = literature.steps(str(row.get("source")))
+        own = _of_run(steps[steps["sweep"] == row["sweep"]], row) if len(steps) else steps
+        return own, pd.DataFrame(columns=GPU_COLUMNS)
+    steps, samples = load_steps(place), load_gpu(place)
+    return _of_run(steps, row) if place.is_file() else steps, samples  # a log may hold several runs
+
+
+def _of_run(steps: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
+    return steps[(steps["experiment"] == row["experiment"]) & (steps["repeat"] == row["repeat"])]
+
+
+def mean_over_gpus(samples: pd.DataFrame) -> pd.DataFrame:
+    """Average samples over GPUs, each counted once per sampling interval, whenever within it its host read it."""
+    gpus = samples.dropna(subset="t_s").groupby(GPU, dropna=False)
+    every_s = gpus["t_s"].diff().median()
+    if gpus.ngroups < 2 or not every_s > 0:
+        return samples.groupby("t_s")[SAMPLED].mean().reset_index()
+    interval = (samples["t_s"] / every_s).round().rename("interval")
+    each = samples.groupby([interval, *GPU], dropna=False)[["t_s", *SAMPLED]].mean()
+    return each.groupby(level="interval").mean()
+
+
+def _rounded(values: Any) -> list[float | int | None]:
+    return json_numbers(float(f"{value:.4g}") for value in values)
+
+
+def remarks(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
+    """Return remarks on runs by their positions.
+
+    Parameters
+    ----------
+    data
+        The runs.
+    read
+        The positions of runs whose steps and samples are read; of the others, only their columns count.
+
+    Returns
+    -------
+    tuple of dict
+        What is unusual (`dsnb.analysis.flags`), without runs of which nothing is. The spread within the run, for ok
+        runs that are the only one of their experiment and whose steps are read.
+    """
+    found = {position: steps_and_samples(data, position) for position in read}
+    runs = data.runs.reset_index(drop=True).assign(sweep="", experiment=data.experiments)
+    runs["repeat"] = range(len(runs))  # tables put together may number two runs alike
+    steps = [
+        own.assign(sweep="", experiment=data.experiments[position], repeat=position)
+        for position, (own, _) in found.items()
+        if len(own)
+    ]
+    samples: dict[object, pd.DataFrame] = {position: own for position, (_, own) in found.items() if len(own)}
+    table = flags(runs, pd.concat(steps) if steps else None, samples)
+    unusual = {position: words for position, words in enumerate(table["words"]) if words}
+    is_ok = [status == "ok" for status in runs["status"].map(labels.text)]
+    counts = Counter(name for name, ok in zip(data.experiments, is_ok, strict=True) if ok)
+    alone = [position for position in found if is_ok[position] and counts[data.experiments[position]] == 1]
+    spreads = table["step_spread_pct"]
+    return unusual, {at: single_run_words(spreads[at]) for at in alone if pd.notna(spreads[at])}
+
+
+def anatomy(data: Data, names: list[str]) -> dict[str, Any]:
+    """Return what a step's time and a GPU's memory consist of.
+
+    Returns
+    -------
+    dict
+        `stepParts` and `memoryParts` (name, title, colour), `steps` (position of a profiled run -> seconds by name),
+        `theory` (the place of an experiment in `names` -> GiB of each of `memoryParts`).
+    """
+    steps = [{"name": name, "title": title, "colour": colour} for name, (title, colour) in STEP_PARTS.items()]
+    memory = [
+        {"name": f"{part}_gib", "title": part, "colour": colour}
+        for part, colour in zip(memory_use.PARTS, palette.MEMORY_PARTS, strict=True)
+    ]
+    return {"stepParts": steps, "memoryParts": memory, "steps": _steps(data), "theory": _theory(data, names)}
+
+
+def _steps(data: Data) -> dict[int, dict[str, float]]:
+    if "profile" not in data.runs:
+        return {}
+    profiled = [position for position, value in enumerate(data.runs["profile"]) if plain(value) is True]
+    found = {position: _profile(data, position) for position in profiled}
+    return {position: parts for position, parts in found.items() if parts}
+
+
+def _profile(data: Data, position: int) -> dict[str, float]:
+    folder = run_folder(data, position)
+    profile = (record_schema.read(RunPaths(folder).profile) if folder else None) or {}
+    return {name: float(f"{profile[name]:.4g}") for name in (*STEP_PARTS, EXPOSED) if profile.get(name) is not None}
+
+
+def _theory(data: Data, experiments: list[str]) -> dict[int, list[float]]:
+    if not 0 < len(experiments) <= MAX_THEORIES:
+        return {}
+    runs = data.runs.reset_index(drop=True).assign(experiment=data.experiments, sweep="")
+    try:
+        table = memory_use.footprint(runs)
+    except (TypeError, ValueError):  # a table that load_runs did not make may have settings of any kind
+        return {}
+    names = [f"{part}_gib" for part in memory_use.PARTS]
+    known = table.dropna(subset=names)
+    rows = known.to_dict("records")
+    return {experiments.index(row["experiment"]): [round(row[name], 3) for name in names] for row in rows}
+
+
+def gpu_memory(data: Data) -> dict[str, Any]:
+    """Return what the browser needs to draw memory beside its limit.
+
+    Returns
+    -------
+    dict
+        `figures` and `fullest` (columns), `capacity_gib` (one number per run, or one for all if they are equal; None
+        where it is unknown), and by position of a run that is not ok: `allocated_gib`, `requested_gib` (only where
+        memory ran out), `advice` (the place of its sentence in `texts`).
+    """
+    capacity = json_numbers(numbers(data.runs, "gpu_memory_gib").round(2))
+    bad = [position for position, status in enumerate(data.runs["status"].map(labels.text)) if status != "ok"]
+    advice = _advice(data, bad)
+    texts = list(dict.fromkeys(advice.values()))  # most runs share theirs, and thousands of sentences take space
+    return {
+        "figures": ON_GPU,
+        "fullest": FULLEST,
+        "capacity_gib": capacity[0] if len(set(capacity)) == 1 else capacity,
+        "allocated_gib": _known(data, "oom_allocated_gib", bad),
+        "requested_gib": _known(data, "oom_requested_gib", bad),
+        "advice": {position: texts.index(text) for position, text in advice.items()},
+        "texts": texts,
+    }
+
+
+def _known(data: Data, name: str, positions: list[int]) -> dict[int, float]:
+    values = numbers(data.runs, name).to_numpy()
+    return {position: round(values[position], 3) for position in positions if math.isfinite(values[position])}
+
+
+def _advice(data: Data, positions: list[int]) -> dict[int, str]:
+    """Return what to change after runs out of memory; nothing for other programs, whose settings have other names."""
+    found: dict[int, str] = {}
+    for position in positions:
+        row = {str(name): plain(value) for name, value in data.runs.iloc[position].items()}
+        if row["status"] == "oom" and row.get("source") in {None, "dsnb"}:
+            found[position] = "; ".join(_shortage(row).advice())
+    return found
+
+
+def _shortage(row: dict[str, object]) -> Shortage:
+    given = {name: row[name] for name in SETTINGS if row.get(name) is not None}
+    settings, _ = record_schema.cleaned(RunPaths(Path()).experiment.name, given)
+    return Shortage(
+        Experiment.recorded(settings).model_dump(), str(row.get("oom_phase") or ""), row.get("device") == "cpu"
+    )

@@ -1,0 +1,317 @@
+// The answer to a question, and how two settings compare: arithmetic and sorting over what Python shipped
+// (dsnb/analysis/decide.py), in its sentences (dsnb/render/words.py).
+
+const PART = /\[([^[\]]*)\]/;
+const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
+
+// Fill a template with texts by name. A part in brackets without one of its texts is left out; elsewhere one that is
+// missing empties the whole. `{name:one|more}` depends on whether the text is "1".
+const fill = (template, facts) => {
+  const isFull = (text) => [...text.matchAll(PLACE)].every(([, name]) => facts[name]);
+  let text = template;
+  while (PART.test(text)) text = text.replace(PART, (_, part) => (isFull(part) ? part : ""));
+  if (!isFull(text)) return "";
+  return text.replace(PLACE, (_, name, one, more) => (one === undefined ? facts[name] : facts[name] === "1" ? one : more));
+};
+
+// A task: its candidates by row, and the intervals of pairs of its settings.
+class Task {
+  constructor(model, { candidates: columns, ...task }) {
+    Object.assign(this, task, { model });
+    const cell = (name, row) => (Array.isArray(columns[name]) ? columns[name][row] : columns[name]);
+    const words = ["kind", "unit", "model", "setting", "place", "origin", "basis"];
+    this.candidates = Array.from({ length: columns.length }, (_, row) => {
+      const one = Object.fromEntries(Object.keys(columns).map((name) => [name, cell(name, row)]));
+      for (const name of words) one[name] = model.texts[one[name]];
+      return one;
+    });
+  }
+
+  // What Python found of two experiments in a figure: number and mean of the runs of both, and how far the interval of their
+  // ratio reaches (a factor) or, of a percentage, that of their difference; null if it did not compare them.
+  pair(name, base, other) {
+    const { settings, first, second, figures } = this.pairs;
+    const own = figures[name === "days" ? "tokens_per_s" : name];
+    const sides = [base, other].map((experiment) => settings.indexOf(experiment));
+    this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
+    const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
+    if (!own || place === undefined) return null;
+    const at = (column, row) => (Array.isArray(column) ? column[row] : column);
+    const shared = own.of ? figures[own.of] : own;
+    const [factor, exception] = [at(shared.factor, place), shared.other[place]];
+    if (factor === null && !exception) return null; // too few runs
+    const isForward = first[place] === sides[0];
+    const [one, two, ...means] = exception && !isForward ? [exception[1], exception[0], exception[3], exception[2]] : (exception ?? []);
+    const [baseN, n] = exception ? [one, two] : sides.map((side) => (own.n ?? this.pairs.n)[side]);
+    const values = exception ? means : sides.map((side) => own.values[side]);
+    return { baseN, n, values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
+  }
+}
+
+// Percentages are compared by their differences, other figures by their ratios.
+const isShare = (model, name) => model.figure.get(name)?.unit === "%";
+
+// One setting compared with a base in a figure, as ratios less 1: {n, baseN, values, change, low, high, note}; without an interval
+// where either has too few runs, and then the values are medians. What is compared is multiplied by `per`.
+const comparison = (model, name, base, other, state, per = 1) => {
+  const found = model.taskOf(base).pair(name, base, other);
+  if (!found) return ofRuns(model, name, model.whole.get(base), model.whole.get(other), state, per);
+  const { reach } = found;
+  const values = name === "days" ? found.values.map((rate) => state.train_tokens / rate / 86400) : found.values;
+  const ratio = (per * values[1]) / values[0];
+  if (!isShare(model, name)) return { ...found, values, change: ratio - 1, low: ratio / reach - 1, high: ratio * reach - 1 };
+  const difference = values[1] - values[0];
+  const points = [difference, difference - reach, difference + reach];
+  const [change, low, high] = points.map((one) => one / (Math.abs(values[0]) || NaN));
+  return { ...found, values, change, low, high, points };
+};
+
+// The same of some runs, such as single ones.
+const ofRuns = (model, name, base, other, state, per = 1) => {
+  const [ours, theirs] = [base, other].map((runs) => model.spread(model.values(name, state), runs));
+  const values = [ours.median, theirs.median];
+  const points = isShare(model, name) ? [values[1] - values[0], NaN, NaN] : null;
+  const change = points ? points[0] / Math.abs(values[0]) : (per * values[1]) / values[0] - 1;
+  return { baseN: ours.n, n: theirs.n, values, change, low: NaN, high: NaN, points, note: "" };
+};
+
+const NO_INTERVAL = "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it";
+
+// Which of `words.verdicts` the reader's smallest relevant difference makes of an interval.
+const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
+  if (Math.min(n, baseN) < fewestRuns) return "few";
+  if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page
+  if (Math.max(Math.abs(low), Math.abs(high)) <= relevance) return "no_larger";
+  return (low > 0 || high < 0) && Math.abs(change) >= relevance ? "likely" : "unclear";
+};
+
+// A comparison in words: `text` for the change, `reason` for the rest.
+const inWords = (model, name, found, state) => {
+  const { templates, limits } = model;
+  const verdict = verdictOf(found, state.relevance, limits);
+  const unit = found.points ? "points" : "%";
+  const sizes = found.points ? found.points.map((one) => model.factor(name) * one) : [found.change, found.low, found.high].map((one) => 100 * one);
+  const text = (size, plus) => `${signed(size, plus).replace(/^0\.0$/, "0")} ${unit}`;
+  const [change, low, high] = sizes.map((size) => text(size, "+"));
+  const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
+  const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), needed: String(limits.fewestRuns) };
+  const reason = verdict === "none" ? NO_INTERVAL : fill(templates[`verdict.${verdict}`], facts);
+  return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
+};
+
+const compared = (model, name, base, other, state) => {
+  const [single] = model.whole.get(other);
+  const within = model.whole.get(other).length === 1 ? model.alone[single] : undefined; // what a single run shows of its spread
+  return { ...inWords(model, name, comparison(model, name, base, other, state), state), within };
+};
+
+const LEAST = { time: "days", gpu_hours: "hours", cost: "cost", memory: "memory" };
+
+// Hours in the largest unit that is at least one.
+const duration = (model, hours) => {
+  const [size, noun] = model.words.hours.find(([least]) => hours >= least) ?? model.words.hours.at(-1);
+  const text = significant(hours / size);
+  return `${text} ${noun}${text === "1" ? "" : "s"}`;
+};
+
+const amount = (model, tokens) => {
+  const [size, word] = model.words.sizes.find(([least]) => tokens >= least) ?? [1, ""];
+  return `${significant(tokens / size, 6)} ${word}`.trim();
+};
+
+// The price of an hour of a kind of hardware; null if it is unknown.
+const priceOf = (model, { prices }, kind) => prices[kind] ?? prices[""] ?? (kind === "CPU" ? null : model.limits.assumedPrice);
+
+class Answer {
+  // `state` holds the question: train_tokens, objective, gpus_at_hand, prices, currency, relevance.
+  constructor(model, task, state) {
+    Object.assign(this, { model, task, state });
+    this.measured = task.candidates.map((one) => this.option(one));
+    this.eligible = this.measured.filter(({ gpus }) => !state.gpus_at_hand || gpus <= state.gpus_at_hand);
+    const least = LEAST[state.objective];
+    const known = this.eligible.filter((one) => one[least] !== null && !Number.isNaN(one[least]));
+    known.sort((a, b) => a.days - b.days);
+    known.sort((a, b) => a[least] - b[least]);
+    const stable = known.filter(({ unstable }) => !unstable);
+    const inTime = stable.filter(({ days }) => days <= model.limits.maxDays);
+    this.options = state.objective === "time" || !inTime.length ? stable : inTime;
+    this.unstable = known.length - stable.length;
+    this.tooSlow = stable.length - this.options.length;
+    this.isBeyond = stable.length > 0 && !inTime.length;
+    [this.best, this.second] = this.options;
+  }
+
+  // What a training takes with a candidate.
+  option(one) {
+    const hours = (this.state.train_tokens / one.rate / 3600) * one.gpus;
+    const price = priceOf(this.model, this.state, one.kind);
+    const energy = one.power === null ? NaN : (hours * one.power) / 1000;
+    return { ...one, days: hours / one.gpus / 24, hours, price, energy, cost: price === null ? NaN : hours * price };
+  }
+
+  fill(name, facts = {}) {
+    const { maxDays, goalDays, unstableTimes } = this.model.limits;
+    return fill(this.model.templates[name], { max_days: String(maxDays), goal_days: String(goalDays), unstable_times: String(unstableTimes), ...facts });
+  }
+
+  // The sentences of the card, by line, and the rows of its table.
+  words() {
+    const { best, state, options, model } = this;
+    if (!best) return { headline: this.whyNot(), costs: this.task.failed };
+    const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
+    const many = options.length > 1 ? fixed(options.length, 0) : "";
+    const objective = fill(model.words.best[state.objective], best);
+    const kicker = this.fill("kicker", { best: objective, options: many, basis: isOfOneBasis ? best.basis : "" });
+    const lines = { note: this.note(), following: this.following(), table: this.table(), basis: this.origin() };
+    if (this.isBeyond) return { ...lines, headline: this.beyondReason(), costs: this.beyond(kicker) };
+    return { ...lines, kicker, headline: this.fill("headline", best), costs: this.costs() };
+  }
+
+  whyNot() {
+    const { task, state, measured } = this;
+    if (task.case) return this.fill(`headline.${task.case}`, { runs: String(task.runs), several: task.runs > 1 ? String(task.runs) : "" });
+    if (!this.eligible.length) {
+      const fewest = measured.reduce((one, other) => (other.gpus < one.gpus ? other : one));
+      return this.fill("headline.too_few_gpus", { at_hand: fixed(state.gpus_at_hand, 0), unit: measured[0].unit, fewest: fixed(fewest.gpus, 0) });
+    }
+    if (this.unstable) return this.fill("headline.unstable", { unstable: fixed(this.unstable, 0) });
+    return this.fill(state.objective === "cost" ? "headline.no_price" : "headline.no_memory");
+  }
+
+  costs() {
+    const { best, task, model } = this;
+    const gib = (value) => (value === null ? "" : significant(value));
+    return this.fill("costs", {
+      rate: significant(best.rate), tokens: amount(model, this.state.train_tokens), duration: duration(model, 24 * best.days), hours: significant(best.hours), unit: best.unit,
+      energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
+      memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity),
+    });
+  }
+
+  // What an option costs and at which price; empty without a price.
+  cost({ kind, price, cost, unit }) {
+    if (!(price > 0)) return "";
+    const { prices, currency } = this.state;
+    const assumed = kind in prices || "" in prices ? "" : this.model.words.assumed;
+    return this.fill("cost", { currency, cost: significant(cost), assumed, price: fixed(price, 2), unit });
+  }
+
+  least(name) {
+    return this.options.reduce((one, other) => (other[name] < one[name] ? other : one));
+  }
+
+  beyondReason() {
+    const { model } = this;
+    return this.fill("headline.beyond", { ...this.least("days"), tokens: amount(model, this.state.train_tokens) });
+  }
+
+  // How many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours.
+  beyond(kicker) {
+    const { best, model } = this;
+    const { goalDays } = model.limits;
+    const thrifty = this.least("hours");
+    return this.fill("costs.beyond", {
+      kicker: kicker || best.basis[0].toUpperCase() + best.basis.slice(1), setting: best.setting, place: best.place, rate: significant(best.rate),
+      needed: fixed(Math.ceil(Number((thrifty.hours / (24 * goalDays)).toFixed(6))), 0), unit: best.unit,
+      rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by: thrifty === best ? "" : thrifty.setting, basis: "measured",
+      hours: significant(thrifty.hours), cost: this.cost(thrifty),
+    });
+  }
+
+  // That fewer GPUs were measured than are at hand, and how many settings are too slow or unstable to answer.
+  note() {
+    const { best, state } = this;
+    const gpus = [...new Set(this.eligible.map((one) => one.gpus))].sort((a, b) => a - b);
+    const atHand = state.gpus_at_hand;
+    const [last, ...others] = gpus.map((number) => fixed(number, 0)).reverse();
+    const measured = others.length ? `${others.reverse().join(", ")} and ${last}` : last;
+    const more = this.fill(`note.more.${best.unit}`, { number: String(atHand) });
+    const facts = { measured, unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), more };
+    const lines = [
+      atHand > gpus.at(-1) ? this.fill("note.only_measured", facts) : "",
+      this.tooSlow ? this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }) : "",
+      this.unstable ? this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }) : "",
+    ];
+    return lines.filter(Boolean).join(" ");
+  }
+
+  // Which setting comes next, how far it is from the best, and how sure that is.
+  following() {
+    const { best, second, model, state } = this;
+    if (!second) return this.fill("following.none");
+    const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
+    const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
+    const difference = state.objective === "memory" ? "" : this.difference();
+    return this.fill("following", { changes: this.changes(), difference, gib, more: model.words.more[more > 0 ? 0 : 1] });
+  }
+
+  // The choices in which the first two options differ: [{ name, title, from, to, phrase }].
+  differing() {
+    const { model, best, second } = this;
+    const found = model.experimentAxes.flatMap((name, index) => {
+      const [from, to] = [best, second].map(({ experiment }) => model.settings[experiment][index]);
+      const axis = model.axis.get(name);
+      const title = name === "gpus" ? `${best.unit}s` : axis.title;
+      const phrase = this.hasEffect(axis) ? axis.phrases[to] : "";
+      return axis.labels[from] === axis.labels[to] ? [] : [{ name, title, from: axis.labels[from], to: axis.labels[to], phrase }];
+    });
+    return found.filter(({ name }) => name !== "nodes" || !found.some((one) => one.name === "gpus"));
+  }
+
+  // Whether a setting of the second option does something: some have an effect only while another one is on.
+  hasEffect({ onlyWith }) {
+    const { model, second } = this;
+    const index = model.experimentAxes.indexOf(onlyWith);
+    return index < 0 || (model.axis.get(onlyWith).isOn[model.settings[second.experiment][index]] ?? true);
+  }
+
+  changes() {
+    const { second, model } = this;
+    const differing = this.differing();
+    const isPlace = ({ name }) => model.words.place.includes(name);
+    const phrases = differing.filter((one) => !isPlace(one)).map(({ phrase }) => phrase).filter(Boolean);
+    const isElsewhere = differing.some(isPlace);
+    if (phrases.length) return [...phrases, ...(isElsewhere ? [`on ${second.place}`] : [])].join(", ");
+    return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
+  }
+
+  // How much worse the mean of the second setting is, with the interval of that; of too few runs, their median.
+  difference() {
+    const { best, second, state, model } = this;
+    const { limits, words } = model;
+    const per = { time: 1, gpu_hours: best.gpus / second.gpus, cost: (best.gpus * best.price) / (second.gpus * second.price) }[state.objective];
+    const found = comparison(model, "tokens_per_s", best.experiment, second.experiment, state, per);
+    if (Number.isNaN(found.change)) return "";
+    const verdict = verdictOf(found, state.relevance, limits);
+    const worsening = (change) => (state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1));
+    const worse = worsening(found.change);
+    const isBetter = Number(worse <= -limits.equalPct);
+    const size = this.fill("size", {
+      by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
+      worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
+    });
+    if (verdict === "few") {
+      const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n) });
+      return this.fill(Math.abs(worse) < 100 * state.relevance ? "difference.few_same" : "difference.few", { size, runs, needed: String(limits.fewestRuns) });
+    }
+    if (verdict === "none") return size;
+    const flip = worse < 0 ? -1 : 1;
+    const [low, high] = [found.low, found.high].map((end) => flip * worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
+    return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
+  }
+
+  // The settings in which the best and the next differ, if they are several.
+  table() {
+    if (!this.second) return [];
+    const differing = this.differing();
+    const isPlace = ({ name }) => this.model.words.place.includes(name);
+    const number = differing.filter((one) => !isPlace(one)).length + Number(differing.some(isPlace));
+    return number < 2 ? [] : differing;
+  }
+
+  // What is measured and what is extrapolated.
+  origin() {
+    const { n, failed, memory, origin } = this.best;
+    return this.fill("basis", { memory_word: memory === null ? "" : "memory", origin, n: String(n), several: n > 1 ? String(n) : "", failed: failed ? fixed(failed, 0) : "" });
+  }
+}
