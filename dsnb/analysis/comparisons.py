@@ -32,7 +32,7 @@ VALUES = (
 )
 """What tables of two settings show."""
 WORDS = {
-    Verdict.TOO_FEW: "too few runs[: {change}] ({n} and {base_n} runs; {needed} of each are needed)",
+    Verdict.TOO_FEW: "too few {counted}s[: {change}] ({n} and {base_n} {counted}s; {needed} of each are needed)",
     Verdict.NO_LARGER: "no difference larger than {largest} ({low} to {high})",
     Verdict.LIKELY: "likely[: {change}] ({low} to {high})",
     Verdict.UNCLEAR: "unclear[: {change}] ({low} to {high})",
@@ -112,6 +112,13 @@ class Compared:
     """Whether runs on one host count as one."""
     notes: list[str]
 
+    def counts(self, place: int, pair: Pair, fewest: int = MIN_RUNS) -> tuple[int, int, str]:
+        """Return the number of runs of base and other setting, or, of enough runs, that of their hosts; and which."""
+        base, other = (len(setting.values) for setting in pair)
+        if not self.by_host[place] or min(base, other) < fewest:
+            return base, other, "run"
+        return int(self.base.count[place]), int(self.other.count[place]), "host"
+
 
 def compared(pairs: Sequence[Pair], among: int, rules: Rules) -> Compared:
     """Compare pairs of a base and another setting.
@@ -179,8 +186,9 @@ def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:
     table["better"] = [_is_better(difference, rules.better) for difference in after - before]
     points = (rules.percent_factor * size for size in (after - before, found.low, found.high))
     sizes = points if rules.percent_factor else (change, low, high)
-    rows = zip(table.to_dict("records"), *sizes, strict=True)
-    table["words"] = [_words(row, rules, sizes) for row, *sizes in rows]
+    counts = [own.counts(place, pair, rules.fewest_runs) for place, pair in enumerate(pairs)]
+    rows = zip(verdicts, counts, *sizes, strict=True)
+    table["words"] = [_words(verdict, pair_counts, rules, sizes) for verdict, pair_counts, *sizes in rows]
     return table[list(COLUMNS)]
 
 
@@ -190,13 +198,14 @@ def _is_better(difference: float, better: Better) -> bool | None:
     return bool((difference > 0) == (better == "higher"))
 
 
-def _words(row: dict[Any, Any], rules: Rules, sizes: Sequence[float]) -> str:
+def _words(verdict: Verdict, counts: tuple[int, int, str], rules: Rules, sizes: Sequence[float]) -> str:
     """Return a comparison as text; `sizes` are the change and the ends of its interval in its unit."""
     unit = "points" if rules.percent_factor else "%"
     change, low, high = ("" if math.isnan(size) else signed(size, unit) for size in sizes)
     largest = signed(max(abs(size) for size in sizes[1:]), unit).removeprefix("+") if low else ""
     facts = {"change": change, "low": low, "high": high, "largest": largest, "needed": rules.fewest_runs}
-    return fill(WORDS[row["verdict"]], {**facts, "n": row["n"], "base_n": row["base_n"]})
+    base_n, n, counted = counts
+    return fill(WORDS[verdict], {**facts, "base_n": base_n, "n": n, "counted": counted})
 
 
 def differences(

@@ -175,14 +175,15 @@ def _compared(
     margins = own.found.high - own.found.estimate
     counts = np.minimum(own.base.count, own.other.count)
     factors = np.where(counts < MIN_RUNS, np.nan, margins if is_percentage else np.exp(margins))
-    sides = zip(own.base.count, own.other.count, own.base.mean, own.other.mean, strict=True)
     other = {}
-    for at, (first_n, second_n, *means) in enumerate(sides):
-        if own.by_host[at]:
+    for at, (a, b) in enumerate(pairs):
+        first_n, second_n, counted = own.counts(at, (settings[a], settings[b]))
+        if counted == "host":
+            means = [own.base.mean[at], own.other.mean[at]]
             shown = means if is_percentage else np.exp(means)
             if min(first_n, second_n) < MIN_RUNS:
-                shown = [settings[place].median for place in pairs[at]]
-            other[at] = [int(first_n), int(second_n), *_rounded(shown)]
+                shown = [settings[a].median, settings[b].median]
+            other[at] = [first_n, second_n, *_rounded(shown)]
     notes = {at: texts[note] for at, note in enumerate(own.notes) if note}
     factor = [None if pd.isna(value) else float(f"{value:.{FACTOR_DIGITS}g}") for value in factors]
     rest = {"factor": _one_or_all(factor), "note": notes, "other": other}

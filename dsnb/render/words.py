@@ -301,9 +301,11 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     facts = {"size": say("size", {**size, "mean": "" if is_few else BY_MEAN[is_better]}), "needed": MIN_RUNS}
     if is_few:
         base_n, n = (int(number) for number in decision.options["n"].iloc[:2])
-        if min(base_n, n) >= MIN_RUNS:  # too few hosts, each of which counts as one
+        counted = "run" if min(base_n, n) < MIN_RUNS else "host"
+        if counted == "host":
             base_n, n = row["base_n"], row["n"]
-        runs = say("runs.one_each" if n == base_n == 1 else "runs.both", {"n": n, "base_n": base_n})
+        counts = {"n": n, "base_n": base_n, "counted": counted}
+        runs = say("runs.one_each" if n == base_n == 1 else "runs.both", counts)
         is_same = abs(worse) < 100 * question.relevance
         return say("difference.few_same" if is_same else "difference.few", {**facts, "runs": runs})
     flip = -1 if worse < 0 else 1

@@ -146,6 +146,9 @@ def test_runs_on_a_host_of_their_own_count_as_one():
     found = differences(runs_of(hosts={"a": 5 * ["h1"], "b": 5 * ["h2"]}, a=FAST, b=slow))
     assert (found["n"]["b"], found["base_n"]["b"], found["verdict"]["b"]) == (1, 1, "too few runs")
     assert found["note"]["b"] == "the settings ran on different hosts, so runs on one host count as one"
+    assert found["words"]["b"] == "too few hosts: \N{MINUS SIGN}9.1 % (1 and 1 hosts; 4 of each are needed)"
+    three = differences(runs_of(hosts={"a": 5 * ["h1"], "b": 3 * ["h2"]}, a=FAST, b=slow[:3]))
+    assert "(3 and 5 runs; 4 of each are needed)" in three["words"]["b"]
     apart = [f"h{number}" for number in range(10)]
     shared = ["h1", "h1", "h1", "h2", "h2"]
     for one, other in ((apart[:5], apart[5:]), (apart[:5], apart[1:6]), (shared, shared), ([None] * 5, ["h"] * 5)):

@@ -10,6 +10,7 @@ from dsnb.analysis import parity as of_parity
 from dsnb.analysis.unmeasured import unmeasured
 from dsnb.explorer.explore import Explorer
 from dsnb.explorer.payload import payload
+from dsnb.runs.labels import span
 from tests.analysis.test_parity import runs
 from tests.prediction.made_up import TRACE
 from tests.support.browser import SETTLED, violations
@@ -107,6 +108,22 @@ def test_hollow_marks_are_what_was_predicted(tmp_path, watched):
     assert "predicted, not run" in page.tab.locator(".dsnb-tip").first.inner_text()
     page.tab.evaluate(f"{ROOT}.clicked({{ id: 1, isPredicted: true }})")
     assert page.tab.evaluate(f"{ROOT}.state.run") is None
+
+
+def test_predicted_days_are_the_range_that_python_writes(tmp_path, watched):
+    table = measured()
+    table["step_time_s"] *= [1.0, 1.3, 0.8, 1.1]  # so that predictions are wrong
+    table["tokens_per_s"] = table["micro_batch_size"] * table["seq_len"] / table["step_time_s"]
+    explorer = dsnb.explore(table, predict=OTHERS)
+    page = watched(explorer.save(tmp_path / "page.html"))
+    row = explorer.data.predicted.iloc[0]
+    factor = 1 + row["tokens_per_s_error_pct"] / 100
+    assert factor > 1.05
+    for tokens in (1e9, 1e11, 3.7e13):
+        days = tokens / row["tokens_per_s"] / 86400
+        text = page.tab.evaluate(f"{ROOT}.model.predictions.text('days', 0, {{ train_tokens: {tokens} }})")
+        assert text == span(days / factor, days * factor)
+    assert " to " in text
 
 
 def test_filters_the_table_and_its_file(tmp_path, watched):

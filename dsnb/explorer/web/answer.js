@@ -27,7 +27,7 @@ class Task {
     });
   }
 
-  // What Python found of two experiments in a figure: number and mean of the runs of both, and how far the interval of their
+  // What Python found of two experiments in a figure: number and mean of the runs (or hosts: `counted`) of both, and how far the interval of their
   // ratio reaches (a factor) or, of a percentage, that of their difference; null if it did not compare them.
   pair(name, base, other) {
     const { settings, first, second, figures } = this.pairs;
@@ -44,7 +44,7 @@ class Task {
     const [one, two, ...means] = exception && !isForward ? [exception[1], exception[0], exception[3], exception[2]] : (exception ?? []);
     const [baseN, n] = exception ? [one, two] : sides.map((side) => (own.n ?? this.pairs.n)[side]);
     const values = exception ? means : sides.map((side) => own.values[side]);
-    return { baseN, n, values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
+    return { baseN, n, counted: exception ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
   }
 }
 
@@ -72,7 +72,7 @@ const ofRuns = (model, name, base, other, state, per = 1) => {
   const values = [ours.median, theirs.median];
   const points = isShare(model, name) ? [values[1] - values[0], NaN, NaN] : null;
   const change = points ? points[0] / Math.abs(values[0]) : (per * values[1]) / values[0] - 1;
-  return { baseN: ours.n, n: theirs.n, values, change, low: NaN, high: NaN, points, note: "" };
+  return { baseN: ours.n, n: theirs.n, counted: "run", values, change, low: NaN, high: NaN, points, note: "" };
 };
 
 const NO_INTERVAL = "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it";
@@ -94,7 +94,7 @@ const inWords = (model, name, found, state) => {
   const text = (size, plus) => `${signed(size, plus).replace(/^0\.0$/, "0")} ${unit}`;
   const [change, low, high] = sizes.map((size) => text(size, "+"));
   const largest = text(Math.max(...sizes.slice(1).map(Math.abs)));
-  const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), needed: String(limits.fewestRuns) };
+  const facts = { low, high, largest, n: String(found.n), base_n: String(found.baseN), counted: found.counted, needed: String(limits.fewestRuns) };
   const reason = verdict === "none" ? NO_INTERVAL : fill(templates[`verdict.${verdict}`], facts);
   return { ...found, verdict, text: Number.isFinite(sizes[0]) ? change : "", reason };
 };
@@ -291,7 +291,7 @@ class Answer {
       worse: fill(words.worse[state.objective][isBetter], best), mean: ["few", "none"].includes(verdict) ? "" : words.byMean[isBetter],
     });
     if (verdict === "few") {
-      const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n) });
+      const runs = this.fill(found.n === 1 && found.baseN === 1 ? "runs.one_each" : "runs.both", { base_n: String(found.baseN), n: String(found.n), counted: found.counted });
       return this.fill(Math.abs(worse) < 100 * state.relevance ? "difference.few_same" : "difference.few", { size, runs, needed: String(limits.fewestRuns) });
     }
     if (verdict === "none") return size;

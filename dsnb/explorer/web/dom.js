@@ -61,11 +61,12 @@ const mark = (shape, colour, hollow = false) => {
 // A count with its noun: "1 run", "2 runs".
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
+// Numbers are rounded as they are stored and not as they are printed, as Python does: 4.585 is a little less, so 4.58.
 const formats = new Map();
 const formatted = (value, options) => {
   const key = JSON.stringify(options);
   if (!formats.has(key)) formats.set(key, new Intl.NumberFormat("en-US", options));
-  return formats.get(key).format(value);
+  return formats.get(key).format(Number(value).toPrecision(100));
 };
 
 // A number with a fixed number of decimal places.
@@ -74,6 +75,14 @@ const fixed = (value, places) => formatted(value, { minimumFractionDigits: place
 // A number with as many significant digits, or all before the point.
 const significant = (value, digits = 3) =>
   formatted(value, { maximumSignificantDigits: digits, maximumFractionDigits: 0, roundingPriority: "morePrecision" });
+
+// A range with as many digits as it supports: as `labels.span`.
+const span = (low, high) => {
+  if (!(low > 0 && low < high && high < Infinity)) return significant(high);
+  const place = Math.floor(Math.log10(Math.min((high - low) / 2, low)));
+  const ends = [Math.floor(low / 10 ** place), Math.ceil(high / 10 ** place)];
+  return ends.map((end) => fixed(end * 10 ** place, Math.max(-place, 0))).join(" to ");
+};
 
 const percent = (share) => `${significant(100 * share)} %`;
 

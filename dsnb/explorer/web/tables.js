@@ -204,7 +204,7 @@ const underChange = (reason, remarks) => {
 const verdictNotes = (model, effects, relevance) => {
   const { fewestRuns } = model.limits;
   const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
-  const few = all.filter(({ verdict }) => verdict === "few");
+  const few = all.filter(({ verdict, counted }) => verdict === "few" && counted === "run");
   const least = Math.min(...few.map(({ n, baseN }) => Math.min(n, baseN)));
   const advice = few.length
     ? `Too few runs for ${few.length === all.length ? "any verdict" : `${few.length} of ${all.length} verdicts`}: ${fewestRuns} of each setting are needed, ` +
