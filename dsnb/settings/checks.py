@@ -21,9 +21,9 @@ from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
 
-def closest_match(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+def closest_match(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar of `names`, None if none is similar."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
 def unknown_setting(key: str, names: Iterable[str]) -> str:

@@ -122,7 +122,7 @@ class Experiment(Training):
         """Return the experiment that the `globals()` of a notebook describe.
 
         What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same. A plain value whose
-        name is nearly that of a setting is refused: papermill would only warn about it. The former name of a setting
+        name is like that of a setting is refused: papermill would only warn about it. The former name of a setting
         replaces the default of the parameters cell.
         """
         known = {*cls.model_fields, *aliases.CURRENT_NAMES}
@@ -136,7 +136,7 @@ class Experiment(Training):
             if key not in known
             and isinstance(value, str | int | float)
             and not key.startswith("_")
-            and checks.closest_match(key, cls.model_fields, 0.8)
+            and checks.closest_match(key, cls.model_fields)
         }
         if (run_dir := names.get("run_dir")) and (record := records.read_json(Path(run_dir, RECORD))):
             recorded = cls.requested(record)

@@ -50,10 +50,12 @@ def execute(run: Run) -> Result:
         raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
     error_seen: BaseException | None = None
     try:
+        template = paths.notebook_template(NOTEBOOK)
+        listed = notebook.parameter_names(template)  # their values in the cell may have been edited
         settings = run.experiment.model_dump()
-        values = {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+        values = {name: value for name, value in settings.items() if name in listed or value != DEFAULTS[name]}
         values["run_dir"] = str(run.paths.dir.absolute())
-        notebook.execute(paths.notebook_template(NOTEBOOK), run.paths.notebook, values)
+        notebook.execute(template, run.paths.notebook, values)
     except OSError as error:
         error_seen = _raise_if_disk_full(run, error)
     except KernelDiedError as error:

@@ -130,11 +130,8 @@ def run_in_one_job(
 
 
 def _run_here(todo: list[Run], display: "Progress") -> None:
-    if submitted := [run.paths for run in todo if run.paths.slurm.exists() and not run.paths.result.exists()]:
-        raise SettingsError(
-            f"{submitted[0].dir} was submitted to Slurm and has not ended: continue with --slurm, or cancel its job "
-            f"and delete {submitted[0].slurm}"
-        )
+    if active := slurm_jobs.find_active([run.paths for run in todo if not run.paths.result.exists()]):
+        raise SettingsError(f"{active}: continue with --slurm, or cancel it with scancel")
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
     with fork.shared_servers(_devices(todo)):

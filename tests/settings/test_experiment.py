@@ -104,9 +104,12 @@ def test_learning_rate_as_yaml_reads_it():
     assert Experiment(learning_rate="1e-4").learning_rate == 1e-4
 
 
-def test_a_misspelled_notebook_parameter_is_refused():
-    with pytest.raises(SettingsError, match="unknown setting 'zero_stgae': did you mean 'zero_stage'"):
-        Experiment.from_namespace({"zero_stgae": 2, "zero_stage": 0, "dsnb": dsnb, "_i1": "x", "exit": "y"})
+@pytest.mark.parametrize(
+    ("name", "meant"), [("zero_stgae", "zero_stage"), ("batch_size", "micro_batch_size"), ("stage", "zero_stage")]
+)
+def test_a_misspelled_notebook_parameter_is_refused(name, meant):
+    with pytest.raises(SettingsError, match=f"unknown setting '{name}': did you mean '{meant}'"):
+        Experiment.from_namespace({name: 2, "zero_stage": 0, "dsnb": dsnb, "_i1": "x", "exit": "y", "run_dir": ""})
 
 
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):

@@ -142,6 +142,19 @@ def test_a_notebook_without_its_tag_is_refused(params, tmp_path, monkeypatch):
         run_sweep(params, output=tmp_path / "out", progress=False)
 
 
+def test_a_run_has_the_settings_of_its_sweep_whatever_the_notebook_lists(params, tmp_path, monkeypatch):
+    template = tmp_path / "10_run.ipynb"
+    text = paths.notebook_template("10_run").read_text()
+    template.write_text(text.replace("zero_stage: int = 0", "zero_stage: int = 2"))
+    monkeypatch.setattr(paths, "notebook_template", lambda _: template)
+    passed = []
+    monkeypatch.setattr("dsnb.execute.notebook.execute", lambda *words: passed.append(words[2]))
+    (run,) = load_sweep(params, only="zs0*", overrides={"repeats": 1}, output=tmp_path / "out").runs
+    execute(run)
+    assert passed[0]["zero_stage"] == 0
+    assert "dropout" not in passed[0]  # neither listed nor other than its default
+
+
 @pytest.mark.process
 def test_two_sweeps_do_not_share_a_folder(params, tmp_path):
     sweep = load_sweep(params, output=tmp_path / "out")

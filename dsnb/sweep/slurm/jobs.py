@@ -134,6 +134,28 @@ def find_job(jobs: Mapping[str, Record], submission: Mapping[str, Any]) -> Recor
     return next((record for record in same if record.name == submission["name"]), None)
 
 
+def find_active(runs: Sequence[RunPaths]) -> str:
+    """Return the first job of these runs that Slurm has not ended, in words; empty if there is none.
+
+    A job counts as active if Slurm cannot be asked.
+    """
+    submissions = [(run, submission) for run in runs if (submission := read_submission(run.slurm))]
+    if not submissions:
+        return ""
+    try:
+        known = client.jobs()
+    except (SlurmError, SettingsError) as error:
+        run, submission = submissions[0]
+        return (
+            f"{run.dir} was submitted to Slurm as job {submission.get('job') or submission['name']}, which may still "
+            f"be active ({error}); if it has ended, delete {run.slurm}"
+        )
+    for run, submission in submissions:
+        if (record := find_job(known, submission)) and not record.ended:
+            return f"{run.dir} is still {'executed' if record.running else 'queued'} by Slurm as job {record.id}"
+    return ""
+
+
 class SlurmExecutor:
     """Executes each run in a Slurm job of its own.
 

@@ -240,8 +240,8 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     with pytest.raises(SettingsError) as caught:
         run_sweep(replace(sweep, runs=(here,)), progress=False)
     assert str(caught.value) == (
-        f"{run.paths.dir} was submitted to Slurm and has not ended: continue with --slurm, or cancel its job "
-        f"and delete {run.paths.slurm}"
+        f"{run.paths.dir} is still executed by Slurm as job {going.id}: "
+        "continue with --slurm, or cancel it with scancel"
     )
     # A number that Slurm has used again: the name is another one.
     records.write_json(run.paths.slurm, {**records.read_json(run.paths.slurm), "name": "dsnb-small-00000000"})
@@ -252,6 +252,34 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluste
     assert wait_until(again.poll, "the job has ended").status == "ok"
     first.cancel([going])
     wait_until(going.poll, "the job is cancelled")
+
+
+@pytest.mark.parametrize(
+    ("queue", "words"),
+    [
+        ({}, ""),
+        ({"7": Record("7", "dsnb-small-1", "NODE_FAIL")}, ""),
+        ({"7": Record("7", "another", "RUNNING")}, ""),  # Slurm has used the number again
+        ({"7": Record("7", "dsnb-small-1", "RUNNING")}, "{} is still executed by Slurm as job 7"),
+        ({"7": Record("7", "dsnb-small-1", "PENDING")}, "{} is still queued by Slurm as job 7"),
+        (
+            client.SlurmError("no answer"),
+            "{0} was submitted to Slurm as job 7, which may still be active (no answer); if it has ended, delete "
+            "{0}/slurm.json",
+        ),
+    ],
+)
+def test_whether_slurm_still_executes_a_run_without_a_result(tmp_path, monkeypatch, queue, words):
+    def known():
+        if isinstance(queue, Exception):
+            raise queue
+        return queue
+
+    monkeypatch.setattr(client, "jobs", known)
+    run = RunPaths(tmp_path / "run1")
+    assert jobs.find_active([run]) == ""  # it was never submitted
+    records.write_json(run.slurm, {"name": "dsnb-small-1", "job": "7"})
+    assert jobs.find_active([run]) == words.format(run.dir)
 
 
 @pytest.mark.process
