@@ -319,7 +319,8 @@ def plan(
     Returns
     -------
     pandas.DataFrame
-        Indexed by experiment, the fastest first: the columns of `candidates` and `costed`.
+        One row per `experiment`, the fastest first: the columns of `candidates` and `costed`. The `gpu_name` of runs
+        without a GPU is `CPU`; their `gpus` and `gpu_hours` are ranks and rank-hours.
 
     Raises
     ------
@@ -329,4 +330,6 @@ def plan(
     if prices is not None and not isinstance(prices, Mapping):
         raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
     planning.check(tokens, {f"prices[{name!r}]": price for name, price in (prices or {}).items()}, power_w=power_w)
-    return costed(candidates(runs, power_w), Question(tokens, prices=prices or {}))
+    table = costed(candidates(runs, power_w), Question(tokens, prices=prices or {}))
+    named = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
+    return named.rename_axis("experiment").reset_index()

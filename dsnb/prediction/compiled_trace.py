@@ -4,9 +4,10 @@ The real partitioner of torch's compiler decides what is kept and what is comput
 tensor has memory. Blocks are alike, so models of two and three blocks are traced and the rest is added.
 """
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -129,7 +130,8 @@ def _keep(kept: dict[int, tuple[int, torch.Tensor]], known: set[int], results: S
                 kept.setdefault(storage._cdata, (storage.nbytes(), tensor))
 
 
-def use_flash_attention() -> None:
+@contextlib.contextmanager
+def flash_attention() -> Iterator[None]:
     """Let attention be the flash kernel of GPUs, whose output is laid out as its query is; a CPU's is not."""
 
     def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> Any:
@@ -142,6 +144,16 @@ def use_flash_attention() -> None:
         return fused(query, key, value, scale=scale)
 
     usual = F.scaled_dot_product_attention
-    substitutes = ((F, "scaled_dot_product_attention", fused), (alibi, "flex_attention", flex))
-    for module, name, substitute in (*substitutes, (alibi, "_causal_blocks", lambda *_: None)):
-        setattr(module, name, substitute)
+    substitutes = (
+        (F, "scaled_dot_product_attention", fused),
+        (alibi, "flex_attention", flex),
+        (alibi, "_causal_blocks", lambda *_: None),
+    )
+    replaced = [(module, name, getattr(module, name)) for module, name, _ in substitutes]
+    try:
+        for module, name, substitute in substitutes:
+            setattr(module, name, substitute)
+        yield
+    finally:
+        for module, name, original in replaced:
+            setattr(module, name, original)

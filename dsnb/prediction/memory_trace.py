@@ -94,14 +94,14 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     layers = model_builder.model_config(experiment).num_hidden_layers
-    parts = _eager
-    if experiment.compile != "off":
-        from dsnb.prediction import compiled_trace
+    if experiment.compile == "off":
+        sizes = _sizes(experiment, layers)
+        return {**sizes, **_eager(experiment, sizes, micro_batch)}
+    from dsnb.prediction import compiled_trace
 
-        compiled_trace.use_flash_attention()
-        parts = _compiled
-    sizes = _sizes(experiment, layers)
-    return {**sizes, **parts(experiment, sizes, micro_batch)}
+    with compiled_trace.flash_attention():
+        sizes = _sizes(experiment, layers)
+        return {**sizes, **_compiled(experiment, sizes, micro_batch)}
 
 
 def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:

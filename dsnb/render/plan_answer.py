@@ -49,17 +49,13 @@ NOTHING_FITS = "No setting fits: those that were predicted to fit ran out of mem
 
 def table(needed: pd.DataFrame, currency: str = "$") -> Html:
     """Return a plan (`dsnb.analysis.decide.plan`) as a table; columns without any value are left out."""
-    shown = needed[list(SHOWN)].assign(gpu_name=_gpu_names(needed)).rename_axis("experiment").reset_index()
+    shown = needed[["experiment", *SHOWN]]
     shown = shown.dropna(axis="columns", how="all") if len(shown) else shown
     titles = {**SHOWN, "cost": f"cost ({currency.strip()})"}
     if set(needed["kind"]) == {CPU}:
         shown = shown.drop(columns="gpu_name")
         titles = {name: title.replace("GPU", "rank") for name, title in titles.items()}
     return number_table(shown.rename(columns=titles), text_columns=("experiment", "source", "GPU"))
-
-
-def _gpu_names(needed: pd.DataFrame) -> pd.Series:
-    return needed["gpu_name"].astype(object).mask(needed["kind"] == CPU, CPU)
 
 
 def answers(plans: Mapping[str, pd.DataFrame], tokens: float, currency: str = "$") -> Html:
@@ -74,6 +70,7 @@ def answer(needed: pd.DataFrame, tokens: float, currency: str = "$") -> Html:
     Settings whose repeats do not agree, and those that take more than `MOST_DAYS`, are no answer. Where every setting
     takes as long, say so, and how many GPUs would be needed.
     """
+    needed = needed.set_index("experiment")
     prices = needed.groupby("kind")["price"].first().dropna().to_dict()
     decisions = {name: decide(needed, Question(tokens, name, prices=prices)) for name in LEAST}
     fastest = decisions["time"]
@@ -104,7 +101,7 @@ def answer(needed: pd.DataFrame, tokens: float, currency: str = "$") -> Html:
 
 def assumptions(needed: pd.DataFrame, prices: Mapping[str, float], currency: str = "$") -> Html:
     """Return which prices the costs assume, for which GPUs there is none, and which given price is not used."""
-    used = {str(name): prices.get(str(name), prices.get("")) for name in _gpu_names(needed).dropna().unique()}
+    used = {str(name): prices.get(str(name), prices.get("")) for name in needed["gpu_name"].dropna().unique()}
     sentences = [
         f"Assumed: {currency}{price:,.10g} per {'rank' if name == CPU else 'GPU'}-hour of {name}."
         for name, price in used.items()
@@ -128,8 +125,8 @@ def _cost(row: "pd.Series[Any]", currency: str) -> str:
 
 
 def _place(row: "pd.Series[Any]") -> str:
-    device = "cpu" if row["kind"] == CPU else None
-    return setting_words.place({"gpus": row["gpus"], "gpu_name": row["gpu_name"], "device": device})
+    device, gpu_name = ("cpu", None) if row["kind"] == CPU else (None, row["gpu_name"])
+    return setting_words.place({"gpus": row["gpus"], "gpu_name": gpu_name, "device": device})
 
 
 def _unit(row: "pd.Series[Any]") -> str:

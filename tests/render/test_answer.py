@@ -264,7 +264,7 @@ def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
     table = runs(6, repeats=3, precision=["bf16"], zero_stage=[1, 2]).sort_values("experiment", kind="stable")
     table["tokens_per_s"] = [21097, 2296, 20000, 15000, 15100, 15200]
     needed = plan(table, 1e9)
-    steady = needed.index[~needed["is_unstable"]].item()
+    steady = needed.loc[~needed["is_unstable"], "experiment"].item()
     found = str(plan_answer.answer(needed, 1e9))
     assert needed["is_unstable"].tolist() == [True, False]
     assert f"Fewest days for 1 billion tokens: <code>{steady}</code>" in found

@@ -58,20 +58,21 @@ def test_the_intervals_of_pairs_are_those_of_the_tables():
     table = runs(3)
     _, task, names = sent(table)
     pairs = task["pairs"]
+    assert (pairs["settings"], pairs["n"]) == ([0, 1, 2], [4, 4, 4])
     assert (pairs["first"], pairs["second"]) == ([0, 0, 1], [1, 2, 2])
     known = differences(table, baseline=names[0])
     rate = pairs["figures"]["tokens_per_s"]
     for place, other in ((0, 1), (1, 2)):
-        ratio = rate["values"][str(other)] / rate["values"]["0"]
+        ratio = rate["values"][other] / rate["values"][0]
         row = known.loc[names[other]]
         factor = value(rate["factor"], place)
         found = [100 * (end - 1) for end in (ratio, ratio / factor, ratio * factor)]
         assert found == pytest.approx([row["change_pct"], row["low_pct"], row["high_pct"]], abs=1e-3)
-    assert rate["n"] == {"0": 4, "1": 4, "2": 4}
+    assert "n" not in rate  # as many runs as the settings have
     assert pairs["figures"]["tokens_per_s_per_gpu"]["of"] == "tokens_per_s"  # the same factors, sent once
     share, points = pairs["figures"]["mfu"], differences(table, figure="mfu", baseline=names[0]).loc[names[1]]
-    difference = share["values"]["1"] - share["values"]["0"]
-    low = 100 * (difference - value(share["factor"], 0)) / share["values"]["0"]
+    difference = share["values"][1] - share["values"][0]
+    low = 100 * (difference - value(share["factor"], 0)) / share["values"][0]
     assert low == pytest.approx(points["low_pct"], abs=1e-3)
 
 
@@ -81,11 +82,13 @@ def test_runs_on_other_hosts_have_numbers_of_their_own():
     rate = task["pairs"]["figures"]["tokens_per_s"]
     assert rate["other"]["0"][:2] == [1, 1]
     assert rate["factor"] is None
-    assert texts[rate["note"]] == "the settings ran on different hosts, so runs on one host count as one"
+    assert texts[rate["note"]["0"]] == "the settings ran on different hosts, so runs on one host count as one"
 
 
 def test_too_few_runs_have_no_pairs_and_failed_ones_no_candidate():
-    assert sent(runs(3, repeats=3))[1]["pairs"] == {"first": [], "second": [], "figures": {}}
+    assert sent(runs(3, repeats=3))[1]["pairs"] == {
+        "settings": [], "n": [], "first": [], "second": [], "figures": {},
+    }  # fmt: skip
     failed = sent(runs(2).assign(status="oom", tokens_per_s=math.nan))[1]
     assert (failed["case"], failed["runs"], failed["candidates"]["length"]) == ("failed", 8, 0)
     assert f"headline.{failed['case']}" in templates.TEMPLATES
@@ -93,12 +96,14 @@ def test_too_few_runs_have_no_pairs_and_failed_ones_no_candidate():
 
 def test_of_many_pairs_those_of_one_change_are_sent(monkeypatch):
     monkeypatch.setattr(decision_data, "MAX_PAIRS", 4)
+    monkeypatch.setattr(decision_data, "CHOSEN_PAIRS", 4)
     table = pd.concat([runs(2), runs(2).assign(zero_stage=3, precision=["bf16"] * 4 + ["fp16"] * 4)], ignore_index=True)
     table["experiment"] = [f"{a}{b}" for a, b in zip(table["zero_stage"], table["precision"], strict=True)]
     names = list(dict.fromkeys(table["experiment"]))
     payload = tasks_payload(table, [0] * len(table), names, ["tokens_per_s"], ["zero_stage", "precision"])
     pairs = payload["tasks"][0]["pairs"]
-    sent_pairs = {(names[a], names[b]) for a, b in zip(pairs["first"], pairs["second"], strict=True)}
+    own = [names[number] for number in pairs["settings"]]
+    sent_pairs = {(own[a], own[b]) for a, b in zip(pairs["first"], pairs["second"], strict=True)}
     assert {("0bf16", "1bf16"), ("0bf16", "3bf16"), ("1bf16", "3bf16"), ("3bf16", "3fp16")} == sent_pairs
 
 
