@@ -24,7 +24,8 @@ RECORDED = ("TORCH*", "PYTORCH_*", "CUDA_*", "NVIDIA_*", "NCCL_*", "OMP_*", "MKL
 other hosts."""
 _SECRET = re.compile("(^|_)(TOKEN|SECRET|PASS|PASSWORD|PASSWD|PWD|CREDENTIALS?|KEY|APIKEY|AUTH)(_|$)", re.IGNORECASE)
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Configure torch's allocator. torch 2.11 and later read the first name, and the older names as well."""
+"""Names in torch's library (read in 2.13) that configure its allocator. If any is set, dsnb sets none, so that it does
+not matter which one torch prefers."""
 MAX_VALUE = 100
 """Characters of a recorded value."""
 
