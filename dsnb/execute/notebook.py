@@ -1,5 +1,6 @@
 """Executes one notebook through papermill; no other module uses papermill."""
 
+import ast
 import asyncio
 import contextlib
 import logging
@@ -21,11 +22,16 @@ START_TIMEOUT_S = 600
 logging.getLogger("papermill").addHandler(logging.NullHandler())
 
 
-def parameter_names(template: Path) -> set[str]:
-    """Return the names in the cell tagged `parameters`; empty if no cell has the tag."""
+def parameters(template: Path) -> dict[str, Any]:
+    """Return the values in the cell tagged `parameters` by name, expressions as text; empty if no cell has the tag."""
     import papermill
 
-    return set(papermill.inspect_notebook(str(template)))
+    values: dict[str, Any] = {}
+    for name, parameter in papermill.inspect_notebook(str(template)).items():
+        values[name] = parameter["default"]
+        with contextlib.suppress(ValueError, SyntaxError):
+            values[name] = ast.literal_eval(parameter["default"])
+    return values
 
 
 def execute(template: Path, target: Path, values: dict[str, Any]) -> None:

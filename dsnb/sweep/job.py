@@ -51,9 +51,8 @@ def execute(run: Run) -> Result:
     error_seen: BaseException | None = None
     try:
         template = paths.notebook_template(NOTEBOOK)
-        listed = notebook.parameter_names(template)  # their values in the cell may have been edited
-        settings = run.experiment.model_dump()
-        values = {name: value for name, value in settings.items() if name in listed or value != DEFAULTS[name]}
+        defaults = DEFAULTS | notebook.parameters(template)  # those in its cell may have been edited
+        values = {name: value for name, value in run.experiment.model_dump().items() if value != defaults[name]}
         values["run_dir"] = str(run.paths.dir.absolute())
         notebook.execute(template, run.paths.notebook, values)
     except OSError as error:

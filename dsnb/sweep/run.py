@@ -190,7 +190,7 @@ def check_notebook() -> None:
     template = paths.notebook_template(job.NOTEBOOK)
     if not template.is_file():
         raise SettingsError(f"notebook {str(template)!r} is missing: install dsnb from a complete checkout")
-    if "run_dir" not in notebook.parameter_names(template):
+    if "run_dir" not in notebook.parameters(template):
         raise SettingsError(
             f"notebook {str(template)!r} has no cell tagged 'parameters' with 'run_dir': restore the tag, or the cell"
         )
