@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.parity import by_setting, known_traces
+from dsnb.analysis.parity import by_setting
 from dsnb.errors import SettingsError
 from dsnb.prediction import links
 from dsnb.prediction.calibration import FEWEST
@@ -19,7 +19,7 @@ from dsnb.prediction.measured import recorded
 from dsnb.prediction.moments import Trace
 from dsnb.prediction.predict import Known, On, known_from, tabulated
 from dsnb.prediction.step_time import Setting, setting
-from dsnb.prediction.traces import can_trace
+from dsnb.prediction.traces import attempts, can_trace, kept
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
@@ -111,7 +111,7 @@ def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlin
 
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
-    rows, _ = by_setting(runs, link)
+    rows = by_setting(runs, link)
     if not runs["status"].isin(["ok", "oom"]).any():
         raise SettingsError("predict: no run has succeeded yet, or run out of memory, that tells the GPU; leave it out")
     if not rows:
@@ -181,8 +181,13 @@ def _left_out(reasons: Iterable[str]) -> list[str]:
 def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:
     """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
     covered = [is_covered(one) for one in experiments]
-    found = iter(known_traces(list(itertools.compress(experiments, covered)), make=True))
-    return [next(found) if has_rules else None for has_rules in covered]
+    asked = list(itertools.compress(experiments, covered))
+    try:
+        found = iter(attempts(asked))
+    except SettingsError:  # torch is missing
+        found = iter(kept(asked))
+    traces = [next(found) if has_rules else None for has_rules in covered]
+    return [trace if isinstance(trace, Trace) else None for trace in traces]
 
 
 def _row(one: Experiment, figures: dict[Any, Any], gpu_name: str, source: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Nothing is computed here: the numbers are those of `dsnb.analysis` and `dsnb.run
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +108,11 @@ def format_value(value: float, spread: float, digits: int) -> str:
         return ""
     text = f"{value:,.{digits}f}"
     return text if pd.isna(spread) else f"{text} ± {spread:,.{max(digits, 1) if spread < 10 else digits}f}"
+
+
+def format_column(values: Iterable[float], form: str) -> list[str]:
+    """Format numbers with a format such as `,.1f`; those that are missing are empty, and a minus is a minus sign."""
+    return ["" if pd.isna(value) else format(value, form).replace("-", "\N{MINUS SIGN}") for value in values]
 
 
 def _is_missing(value: object) -> bool:

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dsnb.analysis import steps_within
-from dsnb.analysis.flags import Flag, clock_drop_pct, flag_steps, flags, single_run_words
+
+from dsnb.analysis.flags import Flag, clock_drop_pct, drift, flag_steps, flags, single_run_words
 from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
 
 CALM = 1 + 0.01 * np.sin(np.arange(40) * 2.4)
@@ -53,12 +53,12 @@ def test_stalls_and_slow_steps():
 
 def test_drift_by_hand():
     """A rise of a tenth from the first block to the last, each of two steps."""
-    drift_pct, p = steps_within.drift(np.repeat(np.linspace(1, 1.1, 20), 2))
+    drift_pct, p = drift(np.repeat(np.linspace(1, 1.1, 20), 2))
     assert drift_pct == pytest.approx(10 / 1.05)
     score, variance = 20 * 19 / 2, 20 * 19 * 45 / 18
     assert p == pytest.approx(math.erfc((score - 1) / math.sqrt(variance) / math.sqrt(2)))
-    assert steps_within.drift(np.ones(40)) == (0, 1)
-    assert all(map(math.isnan, steps_within.drift(np.ones(9))))
+    assert drift(np.ones(40)) == (0, 1)
+    assert all(map(math.isnan, drift(np.ones(9))))
     (row,) = flagged(a_run(times=np.linspace(1, 1.1, 40))).to_dict("records")
     assert row["flags"] == (Flag.DRIFT,)
     assert row["words"] == "step time drifted by +9.3 %"  # from the middle of the first block to that of the last
@@ -112,5 +112,4 @@ def test_steps_are_classified_and_all_of_them_stay():
 def test_runs_without_anything_have_no_flags():
     nothing = flags(pd.DataFrame([{"sweep": "s", "experiment": "e", "repeat": 1, "status": "oom"}]))
     assert list(nothing["flags"]) == [()]
-    assert steps_within.is_slow(np.empty(0)).size == 0
     assert flags(pd.DataFrame(columns=RUN_COLUMNS)).empty
