@@ -79,7 +79,7 @@ def remarks(runs: pd.DataFrame) -> Html:
 
 def _remarks(runs: pd.DataFrame) -> str:
     noted = runs[runs["note"].notna()]
-    table = noted[["experiment", "repeat", "note"]].astype({"repeat": "Int64"}).head(tables.MAX_ROWS)
+    table = noted[["experiment", "repeat", "note"]].astype({"repeat": "Int64"})
     return str(tables.to_html(table, text_columns=("experiment", "note"), index=False)) if len(noted) else ""
 
 
@@ -102,10 +102,4 @@ def _unusual(found: pd.DataFrame) -> str:
     if found.empty:
         return ""
     table = found[["experiment", "repeat", "words"]].rename(columns={"words": "what is unusual"})
-    rows = tables.to_html(
-        table.astype({"repeat": "Int64"}).head(tables.MAX_ROWS), ("experiment", "what is unusual"), index=False
-    )
-    more = (
-        f"<p>Only the first {tables.MAX_ROWS} of {len(table):,} are listed.</p>" if len(table) > tables.MAX_ROWS else ""
-    )
-    return f"{rows}{more}"
+    return str(tables.to_html(table.astype({"repeat": "Int64"}), ("experiment", "what is unusual"), index=False))
