@@ -106,27 +106,24 @@ def flags(
     runs, named = as_runs(runs), named_runs(runs)
     timed = _timed(steps)
     keys = list(runs[KEYS].itertuples(index=False, name=None))
-    within = pd.DataFrame([_within_run(timed.get(key)) for key in keys], index=runs.index, columns=WITHIN_RUN)
     drops_pct = [
         clock_drop_pct((samples or {}).get(label), timed.get(key)) for label, key in zip(runs.index, keys, strict=True)
     ]
-    ratio = numbers(runs, "step_time_s") / numbers(runs, "step_time_median_s")
     ok = named["status"] == "ok"
-    table = (
-        runs[KEYS]
-        .join(within)
-        .assign(
-            mean_over_median=within["mean_over_median"].fillna(ratio),
-            slow_steps=within["slow_steps"].fillna(numbers(runs, "slow_steps")),
-            recompilations=numbers(runs, "recompilations"),
-            clock_drop_pct=drops_pct,
-            clock_off_pct=_off_pct(numbers(named, "sm_clock_mhz"), named, "max"),
-            off_pct=_off_pct(numbers(named, figure).where(ok), named, "median", least=3),
-            **loss_gaps_pct(named),
-            repeat_loss_gap_pct=repeat_gaps_pct(runs, steps),
-            conditions=unlike_repeats(named),
-            repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
-        )
+    within = pd.DataFrame([_within_run(timed.get(key)) for key in keys], index=runs.index, columns=WITHIN_RUN)
+    ratio = numbers(runs, "step_time_s") / numbers(runs, "step_time_median_s")
+    within["mean_over_median"] = within["mean_over_median"].fillna(ratio)
+    within["slow_steps"] = within["slow_steps"].fillna(numbers(runs, "slow_steps"))
+    table = runs[KEYS].assign(
+        **within,
+        recompilations=numbers(runs, "recompilations"),
+        clock_drop_pct=drops_pct,
+        clock_off_pct=_off_pct(numbers(named, "sm_clock_mhz"), named, "max"),
+        off_pct=_off_pct(numbers(named, figure).where(ok), named, "median", least=3),
+        **loss_gaps_pct(named),
+        repeat_loss_gap_pct=repeat_gaps_pct(runs, steps),
+        conditions=unlike_repeats(named),
+        repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
     )
     # Deviations of 0 are the medians themselves and show no spread.
     spread_pct = NORMAL_MAD * table["off_pct"].abs().where(table["off_pct"] != 0).median()

@@ -109,5 +109,6 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     if medians.empty:
         return losses
     others = medians.groupby("group", sort=False).transform(lambda part: median_of_others(part.to_numpy()))
-    others = runs.assign(group=group).join(others.rename("others"), on=["group", "experiment"])["others"]
+    keys = pd.DataFrame({"group": group, "experiment": runs["experiment"]})
+    others = keys.join(others.rename("others"), on=["group", "experiment"])["others"]
     return 100 * (losses / others - 1)

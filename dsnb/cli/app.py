@@ -171,7 +171,7 @@ def command_line() -> Any:
     """Return all commands, whose help has no type behind an option that takes no value."""
     group: Any = typer.main.get_command(app)
     for command in [group, *group.commands.values()]:
-        for option in command.params:
+        for option in command.get_params(typer.Context(command)):  # the one for help is kept, too
             if getattr(option, "is_flag", False):
                 option.metavar = ""
     return group
