@@ -147,10 +147,11 @@ def errors(table: pd.DataFrame) -> pd.DataFrame:
     """
     by_kind: dict[str, dict[str, float]] = {}
     for kind, part in [*table.groupby("kind"), (ALL, table)]:
-        by_kind[str(kind)] = summary = {}
+        summary: dict[str, float] = {}
         for name in FIGURES:
             error_pct = part[f"{name}_error_pct"].dropna()
             sizes_pct = error_pct.abs()
             summary |= {f"{name}_settings": len(error_pct), f"{name}_bias_pct": error_pct.mean()}
             summary |= {f"{name}_mean_pct": sizes_pct.mean(), f"{name}_worst_pct": sizes_pct.max()}
+        by_kind[str(kind)] = summary
     return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("strategy")

@@ -53,7 +53,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         by_size = part.groupby("gpus")["tokens_per_s"].agg(["count", "median", "min", "max"])
         if len(by_size) < 2:
             continue
-        base = base_gpus if base_gpus in by_size.index else int(by_size.index[0])
+        base = base_gpus if base_gpus is not None and base_gpus in by_size.index else int(by_size.index[0])
         base_rate, unit = by_size.loc[base, "median"], setting_words.common_unit(part)
         for gpus, count, rate, lowest, highest in by_size.itertuples():
             speed_up = metrics.speed_up(rate, base_rate)

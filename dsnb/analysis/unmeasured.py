@@ -11,7 +11,7 @@ import pandas as pd
 
 from dsnb.analysis.parity import by_setting
 from dsnb.errors import SettingsError
-from dsnb.prediction import links
+from dsnb.prediction import links, traces
 from dsnb.prediction.calibration import FEWEST
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.links import Link
@@ -19,7 +19,7 @@ from dsnb.prediction.measured import recorded
 from dsnb.prediction.moments import Trace
 from dsnb.prediction.predict import Known, On, known_from, tabulated
 from dsnb.prediction.step_time import Setting, setting
-from dsnb.prediction.traces import attempts, can_trace, kept
+from dsnb.prediction.traces import can_trace
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
@@ -182,12 +182,13 @@ def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:
     """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
     covered = [is_covered(one) for one in experiments]
     asked = list(itertools.compress(experiments, covered))
+    made: Sequence[object]
     try:
-        found = iter(attempts(asked))
+        made = traces.attempts(asked)
     except SettingsError:  # torch is missing
-        found = iter(kept(asked))
-    traces = [next(found) if has_rules else None for has_rules in covered]
-    return [trace if isinstance(trace, Trace) else None for trace in traces]
+        made = traces.kept(asked)
+    found = (trace if isinstance(trace, Trace) else None for trace in made)
+    return [next(found) if has_rules else None for has_rules in covered]
 
 
 def _row(one: Experiment, figures: dict[Any, Any], gpu_name: str, source: str) -> dict[str, Any]:

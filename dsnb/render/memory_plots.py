@@ -38,7 +38,7 @@ def parts(table: pd.DataFrame) -> Picture:
             named.plot.barh(ax=axis, stacked=True, width=0.7, color=[colours[name] for name in widths])
         look = {"color": palette.INK, "edgecolor": palette.SURFACE, "linewidth": 0.8, "s": 36, "zorder": 3}
         axis.scatter(shown["measured_gib"], range(len(shown)), label="measured", **look)
-        _finish(axis, named.index, xlabel="GPU memory (GiB)", ylabel="experiment", xlim=(0, None))
+        _finish(figure, axis, named.index, xlabel="GPU memory (GiB)", ylabel="experiment", xlim=(0, None))
         return figure
 
     return Picture(draw, "GPU memory by experiment: its parts in theory, and the measured peak")
@@ -53,6 +53,8 @@ def changes(table: pd.DataFrame) -> Picture:
         As `dsnb.analysis.memory_use.savings` returns it; the first 40 rows are drawn.
     """
     shown = table.head(MAX_ROWS).rename(columns={"measured_gib": "measured", "theory_gib": "theory"})
+    is_unique = ~shown["change"].duplicated(keep=False)
+    names = shown["change"].where(is_unique, shown["change"] + "\n" + abbreviations(shown["experiment"]))
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 1.6 + 0.4 * max(len(shown), 4)), layout="constrained")
@@ -63,7 +65,7 @@ def changes(table: pd.DataFrame) -> Picture:
         shown[["measured", "theory"]].astype(float).plot.barh(ax=axis, color=colours, width=0.8)
         axis.axvline(0, color=palette.INK, linewidth=0.8)
         (base,) = abbreviations(shown["base"].head(1))
-        _finish(axis, shown["change"], xlabel=f"difference in GPU memory (GiB) to {base}", ylabel="changed setting")
+        _finish(figure, axis, names, xlabel=f"difference in GPU memory (GiB) to {base}", ylabel="changed setting")
         return figure
 
     return Picture(draw, "Change in GPU memory from one change of a setting, measured and in theory")
@@ -78,11 +80,11 @@ def abbreviations(names: Iterable[str]) -> list[str]:
     return [name if len(name) <= MAX_LENGTH else f"{name[:half]}…{name[1 - half :]}" for name in kept]
 
 
-def _finish(axis: Axes, names: Iterable[str], **titles: object) -> None:
+def _finish(figure: Figure, axis: Axes, names: Iterable[str], **titles: object) -> None:
     """Name the rows, the first one at the top."""
     rows = list(names)
     axis.set_yticks(range(len(rows)), rows)
     axis.set(ylim=(len(rows) - 0.5, -0.5), **titles)
     axis.grid(visible=True, axis="x")
     axis.grid(visible=False, axis="y")
-    shared_legend(axis.figure, "upper center")
+    shared_legend(figure, "upper center")

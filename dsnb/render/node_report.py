@@ -3,6 +3,8 @@
 A report on one machine has no such section.
 """
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -150,7 +152,7 @@ def _panel(part: pd.DataFrame, axis: Axes) -> None:
         if len(groups):
             axis.scatter(groups["at"], groups["per_node"], color=colour, marker=marker, zorder=3, label=label)
     for row in slow[slow["nodes"] == 1].head(MAX_LABELS).itertuples():
-        look = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        look: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
         axis.annotate(f"{row.hosts:.32}", (row.at, row.per_node), color=palette.VERMILION, **look)
     for (_, size), same in part.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
         ends = sizes.index(size) - HALF_WIDTH - 0.05, sizes.index(size) + HALF_WIDTH + 0.05

@@ -74,8 +74,9 @@ def _plot(axis: Axes, table: pd.DataFrame, name: str) -> None:
     axis.plot(ends, ends, color=palette.GREY, linewidth=1)
     for number, kind in enumerate(sorted(set(table["kind"]))):
         of_kind = pairs[table["kind"].loc[pairs.index] == kind]
-        look = {"marker": SHAPES[number % len(SHAPES)], "edgecolors": palette.SERIES[number % len(palette.SERIES)]}
-        axis.scatter(*(of_kind[name] for name in columns), s=30, facecolors="none", label=kind, **look)
+        colour, shape = palette.SERIES[number % len(palette.SERIES)], SHAPES[number % len(SHAPES)]
+        measured, predicted = (of_kind[name] for name in columns)
+        axis.scatter(measured, predicted, s=30, marker=shape, facecolors="none", edgecolors=colour, label=kind)
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_formatter(PLAIN_TICKS)
         side.set_minor_formatter(plt.NullFormatter())

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
@@ -87,7 +88,7 @@ def note(axis: Axes, text: str) -> None:
 
 def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
     """Replace the legends of all axes by one outside of them, each entry once, by default in one row."""
-    entries = {}
+    entries: dict[str, Artist] = {}
     for axis in figure.axes:
         entries |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
         if legend := axis.get_legend():
