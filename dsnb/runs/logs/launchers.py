@@ -7,15 +7,15 @@ from dsnb.runs.logs.text import count
 
 _SLOTS = re.compile(r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")
 _WORLD = re.compile(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]")
-_RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
+_RETURN_CODE = re.compile(r"exits with return code = (-?\d{1,9})")
 _CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) .{0,200}? (?:CANCELLED AT \S{1,40}|DUE TO [A-Z ]{1,40}[A-Z])")
 _ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
 
 
 def slots(run: LoggedRun, line: str) -> None:
     """`host slots=8`, as in DeepSpeed's hostfile."""
-    if (found := _SLOTS.match(line)) and len(run.slots) < 100_000:
-        run.slots[found[1]] = int(found[2])
+    if match := _SLOTS.match(line):
+        run.slots[match[1]] = int(match[2])
 
 
 def world(run: LoggedRun, line: str) -> None:
@@ -31,8 +31,8 @@ def one_more_node(run: LoggedRun, _line: str) -> None:
 
 def return_code(run: LoggedRun, line: str) -> None:
     """`Process N exits with return code = 1`."""
-    if (found := _RETURN_CODE.search(line)) and int(found[1][:9]):
-        run.fail("failed", f"a rank ended with exit code {int(found[1][:9])}")
+    if (match := _RETURN_CODE.search(line)) and int(match[1]):
+        run.fail("failed", f"a rank ended with exit code {int(match[1])}")
 
 
 def traceback(run: LoggedRun, _line: str) -> None:
@@ -42,37 +42,26 @@ def traceback(run: LoggedRun, _line: str) -> None:
 
 def error(run: LoggedRun, line: str) -> None:
     """Read the last line of a traceback."""
-    if run.scratch.get("traceback") and (found := _ERROR.search(line)):
-        run.fail("failed", found[1])
+    if run.scratch.get("traceback") and (match := _ERROR.search(line)):
+        run.fail("failed", match[1])
 
 
 def cancelled(run: LoggedRun, line: str) -> None:
     """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, except for its time limit."""
-    if "TIME LIMIT" not in line and (found := _CANCELLED.search(line)):
-        run.fail("interrupted", f"Slurm ended it: {found[0].strip(' *')}")
-
-
-def fatal_error(run: LoggedRun, line: str) -> None:
-    """Read an error that ends a run even without a traceback."""
-    run.fail("failed", line.strip()[-200:])
-
-
-def interrupted(run: LoggedRun, line: str) -> None:
-    """Read Python's `KeyboardInterrupt`."""
-    if line.strip().endswith("KeyboardInterrupt"):
-        run.fail("interrupted", "stopped by the user")
+    if "TIME LIMIT" not in line and (match := _CANCELLED.search(line)):
+        run.fail("interrupted", f"Slurm ended it: {match[0].strip(' *')}")
 
 
 _OUT_OF_MEMORY = failure(
     "oom",
-    pattern=r"(?:CUDA|HIP|GPU)(?: error:)? out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*"
-    r"|\b[\w.]{0,100}OutOfMemoryError.*",
+    r"(?:CUDA|HIP|GPU)(?: error:)? out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*|\b[\w.]{0,100}OutOfMemoryError.*",
 )
-_HOST_MEMORY = failure("oom", "the host's memory was not enough")
+_HOST_MEMORY = failure("oom", "", "the host's memory was not enough")
 _DIED = failure(
     "failed",
-    pattern=r"srun: error: .{0,200}|^(?:Segmentation fault|Bus error|Aborted)\b.{0,40}|Signal \d{1,2} \(\w+\) received",
+    r"srun: error: .{0,200}|^(?:Segmentation fault|Bus error|Aborted)\b.{0,40}|Signal \d{1,2} \(\w+\) received",
 )
+_FATAL = failure("failed", r".{0,200}$")
 READERS = {
     " slots=": slots,
     "WORLD INFO DICT:": world,
@@ -80,7 +69,7 @@ READERS = {
     "dist_world_size=": used(r"dist_world_size=(\d{1,7})\D", gpus=count),
     "Setting OMP_NUM_THREADS environment variable": one_more_node,
     "exits with return code": return_code,
-    "Killing subprocess": failure("failed", "the launcher ended its ranks before the training reported a result"),
+    "Killing subprocess": failure("failed", "", "the launcher ended its ranks before the training reported a result"),
     "Traceback (most recent call last)": traceback,
     "Error": error,
     "Exception": error,
@@ -94,11 +83,11 @@ READERS = {
     "Segmentation fault": _DIED,
     "Bus error": _DIED,
     "received by PID": _DIED,
-    "DUE TO TIME LIMIT": failure("timeout", "Slurm ended it at its time limit"),
-    "oom_kill event": failure("oom", "Slurm ended it for using too much of the host's memory"),
-    "Watchdog caught collective": failure("failed", "a collective operation timed out (NCCL watchdog)"),
-    "loss scale already at minimum": fatal_error,
-    "DistBackendError": fatal_error,
-    "bus error": fatal_error,
-    "KeyboardInterrupt": interrupted,
+    "DUE TO TIME LIMIT": failure("timeout", "", "Slurm ended it at its time limit"),
+    "oom_kill event": failure("oom", "", "Slurm ended it for using too much of the host's memory"),
+    "Watchdog caught collective": failure("failed", "", "a collective operation timed out (NCCL watchdog)"),
+    "loss scale already at minimum": _FATAL,
+    "DistBackendError": _FATAL,
+    "bus error": _FATAL,
+    "KeyboardInterrupt": failure("interrupted", r"KeyboardInterrupt\s*$", "stopped by the user"),
 }
