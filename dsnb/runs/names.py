@@ -91,7 +91,7 @@ def _misplaced(
 
     A folder belongs to the experiment of which it has the name, otherwise to that of most of its runs.
     """
-    misplaced = {}
+    misplaced: dict[int, tuple[str, str]] = {}
     for (_, experiment), places in groupby(
         range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])
     ):

@@ -58,8 +58,8 @@ def read_columns(folders: Sequence[str], without_steps: Collection[str] = ()) ->
     if not all(record_schema.FORMS[name].holds_all(of_runs) for name, of_runs in found.items()):  # rare
         problems = _clean(found)
     ends = [
-        _status_and_cause(*of_run, folder not in without_steps, problems.get(place))
-        for place, (folder, of_run) in enumerate(zip(folders, zip(*found.values(), strict=True), strict=True))
+        _status_and_cause(settings, machine, result, folder not in without_steps, problems.get(place))
+        for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
     ]
     given, machines, results = ([record or {} for record in of_runs] for of_runs in found.values())
     # A setting that is missing was added after the run was made, so its former default applied.
@@ -182,8 +182,8 @@ def _hosts(path: str, settings: dict[str, Any]) -> str | None:
     if not settings.get("hostfile"):
         return None
     nodes = (records.read_json(path) or {}).get("nodes")
-    hosts = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    hosts = [host for host in hosts if isinstance(host, str)]
+    names = [node.get("host") for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+    hosts = [name for name in names if isinstance(name, str)]
     if not hosts:
         hosts = [host.partition(":")[0] for host in str(settings.get("include") or "").split("@")]
         hosts = hosts if hosts[0] and len(hosts) == settings.get("nodes") else []

@@ -5,14 +5,10 @@ from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 
-from dsnb.runs.logs import deepspeed, flags, launchers, megatron, step_csv, trainer
-from dsnb.runs.logs.logged_run import LoggedRun, Reader, Restarted
+from dsnb.runs.logs import deepspeed, flags, launchers, megatron, step_csv, trainer  # noqa: F401  (they register readers)
+from dsnb.runs.logs.logged_run import READERS, LoggedRun, Restarted
 from dsnb.runs.logs.text import open_text, relevant_lines
 
-READERS: tuple[tuple[str, Reader], ...] = tuple(
-    pair for module in (launchers, flags, deepspeed, megatron, trainer) for pair in module.READERS.items()
-)
-"""Search string -> reader, called only for lines that contain the string."""
 LAUNCHERS = ("Setting OMP_NUM_THREADS environment variable", ":main] cmd = ")
 LAUNCHES = (*LAUNCHERS, "Initializing torch distributed with backend", "Initializing TorchBackend in DeepSpeed")
 WORLD, TRAINING = "using world size: ", "***** Running training *****"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from dsnb.runs.logs.logged_run import LoggedRun
+from dsnb.runs.logs.logged_run import LoggedRun, reads
 from dsnb.runs.logs.text import count, count_from_0, number_from_0
 
 PRECISIONS = {
@@ -36,9 +36,9 @@ def stages(text: str) -> int | None:
     return 1 if text.strip() == "0" else count(text)
 
 
-def switch(on: Any) -> Callable[[str], Any]:
+def switch(on: Any, off: Any = None) -> Callable[[str], Any]:
     """Return the parser of a flag that needs no value."""
-    return lambda text: None if text.lower() == "false" else on
+    return lambda text: off if text.lower() == "false" else on
 
 
 FLAGS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -67,7 +67,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "model_parallel_size": ("tensor_parallel", count),
     "pipeline_model_parallel_size": ("pipeline_parallel", count),
     "pipe_parallel_size": ("pipeline_parallel", stages),
-    "gradient_checkpointing": ("activation_checkpointing", switch(True)),
+    "gradient_checkpointing": ("activation_checkpointing", switch(True, False)),
     "checkpoint_activations": ("activation_checkpointing", switch(True)),
     "fp16": ("precision", switch("fp16")),
     "bf16": ("precision", switch("bf16")),
@@ -82,7 +82,8 @@ CHAT_OFF = {"activation_checkpointing": False, "lora_rank": 0, "offload": "none"
 """DeepSpeed-Chat's flags are switches: absent means off."""
 
 
-def command(run: LoggedRun, line: str) -> None:
+@reads(" --", "'--")
+def command(run: LoggedRun, match: re.Match[str]) -> None:
     """Read settings from `... script.py --flag value ...`: plain words, a Python list, or a trace of `set -x`.
 
     Only the flags listed here are kept: others may hold confidential values. A command line that follows the printed
@@ -90,6 +91,7 @@ def command(run: LoggedRun, line: str) -> None:
     """
     if run.configured:
         return
+    line = match.string
     words = re.split(r"[\s,\[\]'\"\\]+", line)[:-1]  # the last word may be cut off
     was_continued, run.scratch["continued"] = run.scratch.get("continued"), line.rstrip().endswith("\\")
     if _CONTINUED.match(line) and (was_continued or run.scratch["continued"]):
@@ -111,6 +113,3 @@ def _settings(run: LoggedRun, words: list[str]) -> None:
         if word.startswith("--") and flag.replace("-", "_") in FLAGS:
             setting, parse = FLAGS[flag.replace("-", "_")]
             run.set_requested(**{setting: parse(value if equals else "" if after.startswith("--") else after)})
-
-
-READERS = {" --": command, "'--": command}

@@ -96,35 +96,41 @@ class LoggedRun:
 
 Reader = Callable[[LoggedRun, str], None]
 """Takes from a line what it understands of it."""
+Handler = Callable[[LoggedRun, re.Match[str]], object]
+"""Takes what it understands from the match of a pattern in a line."""
+READERS: list[tuple[str, Reader]] = []
+"""Search string -> reader, called only for lines that contain the string."""
 
 
-def used(pattern: str, **settings: Callable[[str], Any]) -> Reader:
-    """Return a reader of settings that a program used: one for each group of the pattern, with its parser."""
-    return _reader(pattern, LoggedRun.set_used, settings)
-
-
-def requested(pattern: str, **settings: Callable[[str], Any]) -> Reader:
-    """Return a reader of settings that were requested, as `used`."""
-    return _reader(pattern, LoggedRun.set_requested, settings)
-
-
-def _reader(pattern: str, set_: Callable[..., None], settings: dict[str, Callable[[str], Any]]) -> Reader:
+def reads(*needles: str, pattern: str = "") -> Callable[[Handler], Handler]:
+    """Register a function for the lines that contain one of the search strings and match a pattern."""
     compiled = re.compile(pattern)
 
-    def read(run: LoggedRun, line: str) -> None:
-        if match := compiled.search(line):
-            groups = zip(settings.items(), match.groups(), strict=True)
-            set_(run, **{name: parse(text) for (name, parse), text in groups})
+    def register(handler: Handler) -> Handler:
+        def read(run: LoggedRun, line: str) -> None:
+            if match := compiled.search(line):
+                handler(run, match)
 
-    return read
+        READERS.extend((needle, read) for needle in needles)
+        return handler
+
+    return register
 
 
-def failure(status: str, pattern: str, cause: str = "") -> Reader:
-    """Return a reader of a message that reports a failure; without a `cause`, it is what the pattern matches."""
-    compiled = re.compile(pattern)
+def used(**settings: Callable[[str], Any]) -> Handler:
+    """Return a function for settings that a program used: one for each group of the match, with its parser."""
+    return lambda run, match: run.set_used(**_parsed(settings, match))
 
-    def read(run: LoggedRun, line: str) -> None:
-        if match := compiled.search(line):
-            run.fail(status, cause or match[0].strip())
 
-    return read
+def requested(**settings: Callable[[str], Any]) -> Handler:
+    """Return a function for settings that were requested, as `used`."""
+    return lambda run, match: run.set_requested(**_parsed(settings, match))
+
+
+def _parsed(settings: dict[str, Callable[[str], Any]], match: re.Match[str]) -> dict[str, Any]:
+    return {name: parse(text) for (name, parse), text in zip(settings.items(), match.groups(), strict=True)}
+
+
+def failure(status: str, cause: str = "") -> Handler:
+    """Return a function for a message that reports a failure; without a `cause`, it is what the pattern matches."""
+    return lambda run, match: run.fail(status, cause or match[0].strip())

@@ -6,52 +6,40 @@ from functools import cache
 from typing import Any
 
 from dsnb.runs.logs.deepspeed import clock
-from dsnb.runs.logs.flags import precision, stage, stages
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, requested, used
-from dsnb.runs.logs.text import NUMBER, count, count_from_0, number, number_from_0, positive
+from dsnb.runs.logs.flags import FLAGS, precision
+from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, reads, requested, used
+from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
-_ARGUMENT = re.compile(r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
 _NEOX = re.compile(r"\.*(?:updated|default)$")
 """GPT-NeoX appends to each value whether it is the default: `4...........updated`."""
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "micro_batch_size": ("micro_batch_size", count),
+    **{
+        name: FLAGS[name]
+        for name in (
+            "micro_batch_size", "global_batch_size", "seq_length", "tensor_model_parallel_size", "model_parallel_size",
+            "pipeline_model_parallel_size", "pipe_parallel_size", "train_iters", "zero_stage", "lr", "seed",
+        )
+    },
     "batch_size": ("micro_batch_size", count),  # the old name, before global_batch_size existed
-    "global_batch_size": ("global_batch_size", count),
-    "seq_length": ("seq_len", count),
-    "tensor_model_parallel_size": ("tensor_parallel", count),
-    "pipeline_model_parallel_size": ("pipeline_parallel", count),
-    "model_parallel_size": ("tensor_parallel", count),
-    "pipe_parallel_size": ("pipeline_parallel", stages),
+    "gas": ("grad_accum", count),  # likewise
     "data_parallel_size": ("data_parallel", count),
     "world_size": ("gpus", count),
     "global_num_gpus": ("gpus", count),
-    "gas": ("grad_accum", count),  # the old name, before global_batch_size existed
-    "train_iters": ("steps", count),
     "precision": ("precision", precision),
     "params_dtype": ("precision", precision),
-    "zero_stage": ("zero_stage", stage),
-    "lr": ("learning_rate", number_from_0),
     "clip_grad": ("gradient_clipping", number_from_0),
-    "seed": ("seed", count_from_0),
     "hidden_dropout": ("dropout", number_from_0),
     "optimizer": ("optimizer", str),
-}
+}  # fmt: skip
 SHAPE = {"num_layers": "layers", "hidden_size": "hidden", "padded_vocab_size": "vocab"}
 PARALLEL = {name for name, (setting, _) in ARGUMENTS.items() if setting in {"tensor_parallel", "pipeline_parallel"}}
 """Arguments that are read even outside the argument list."""
 CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_activations")
-_WORLD = re.compile(r"using world size: (\d{1,7})\D")
 _PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
 _MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
 SIZES = {"data": "data_parallel", "tensor-model": "tensor_parallel", "pipeline-model": "pipeline_parallel"}
-_RANK = re.compile(r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D")
 _COORDINATE = re.compile(r"\b(pipe|data|model)=(\d{1,6})")
-_STAGE = re.compile(r"RANK=\d{1,7} STAGE=(\d{1,6}) LAYERS=\d|^stage=(\d{1,6}) layers=\d")
 AXES = {"pipe": "pipeline_parallel", "data": "data_parallel", "model": "tensor_parallel"}
-_VOCABULARY = re.compile(r"padded vocab .{0,100}\(new size: (\d{1,9})\)")
-_ITERATION = re.compile(
-    r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|"
-)
 _NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(ms\): [\d.]+ ")
 _FIELD = re.compile(
     r"\|\s*(lm[ _-]loss|global[ _-]batch[ _-]size|actual[ _-]seqlen|number[ _-]of[ _-](?:skipped|nan)[ _-]iterations"
@@ -61,27 +49,26 @@ _FIELD = re.compile(
 """`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
 TFLOPS = {"throughput per GPU TFLOP/s/GPU": "tflops_per_gpu", "TFLOPs": "hardware_tflops_per_gpu"}
 _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
-_PEAK = re.compile(r"after \d{1,9} iterations\)? memory \(MB\)")
 _PEAKS = {
     "allocated": re.compile(r"\| max allocated: " + NUMBER),
     "reserved": re.compile(r"\| max (?:reserved|cached): " + NUMBER),
 }
-_DONE = re.compile(r"\[(?:after training is done|exiting program at iteration)")
 
 
-def arguments(run: LoggedRun, line: str) -> None:
+@reads(" arguments -", "end of arguments")
+def arguments(run: LoggedRun, match: re.Match[str]) -> None:
     """`------------ arguments ------------`: starts Megatron's list of arguments; `end of arguments` ends it."""
-    run.scratch["arguments"] = "end of" not in line
+    run.scratch["arguments"] = "end of" not in match.string
     if run.scratch["arguments"]:
         set_megatron(run)
     elif not run.scratch.get("checkpoints"):
         run.set_used(activation_checkpointing=False)
 
 
-def argument(run: LoggedRun, line: str) -> None:
+@reads(" ...", pattern=r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
+def argument(run: LoggedRun, match: re.Match[str]) -> None:
     """`  micro_batch_size ................................ 4`."""
-    match = _ARGUMENT.search(line)
-    if not match or not (run.scratch.get("arguments") or match[1] in PARALLEL):
+    if not run.scratch.get("arguments") and match[1] not in PARALLEL:
         return
     name, value = match[1], _NEOX.sub("", match[2].strip())
     if name in ARGUMENTS and value != "None":
@@ -107,55 +94,61 @@ def set_megatron(run: LoggedRun) -> None:
         run.set_used(strategy="megatron-deepspeed" if deepspeed else "megatron")
 
 
-def world(run: LoggedRun, line: str) -> None:
-    """Read `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
-    if not line.endswith("\n"):
-        return  # in a line that is cut off, a missing size would count as 1
-    if match := _WORLD.search(line):
-        set_megatron(run)
-        run.set_used(gpus=count(match[1]))
-    if match := _MODEL_PARALLEL.search(line):  # old format, before pipelines and micro-batches
-        run.set_used(tensor_parallel=count(match[1]), pipeline_parallel=1, grad_accum=1)
-    run.set_used(**{SIZES[kind]: count(size) for kind, size in _PARALLEL.findall(line)})
+@reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")
+def world(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`.
+
+    In a line that is cut off, a missing size would count as 1.
+    """
+    set_megatron(run)
+    run.set_used(gpus=count(match[1]))
+    if old := _MODEL_PARALLEL.search(match.string):  # old format, before pipelines and micro-batches
+        run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
+    run.set_used(**{SIZES[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
 
 
-def parameters(run: LoggedRun, line: str) -> None:
+@reads(
+    "number of parameters on",
+    pattern=r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D",
+)
+def parameters(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the parameters of one model-parallel rank; the model has the sum over these ranks."""
-    if match := _RANK.search(line):
-        run.scratch.setdefault("parameters", {})[match[1].replace(" ", "")] = int(match[2])
+    run.scratch.setdefault("parameters", {})[match[1].replace(" ", "")] = int(match[2])
 
 
-def coordinates(run: LoggedRun, line: str) -> None:
+@reads("ProcessCoord(", pattern=r"\}\s*$")
+def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`: each axis counts from 0.
 
     With many ranks the line is longer than what is read of it, and the last ranks are missing: then it is ignored.
     """
-    if line.rstrip().endswith("}"):
-        sizes = dict.fromkeys(AXES, 1)
-        for axis, place in _COORDINATE.findall(line):
-            sizes[axis] = max(sizes[axis], int(place) + 1)
-        run.set_used(**{AXES[axis]: size for axis, size in sizes.items()})
+    sizes = dict.fromkeys(AXES, 1)
+    for axis, place in _COORDINATE.findall(match.string):
+        sizes[axis] = max(sizes[axis], int(place) + 1)
+    run.set_used(**{AXES[axis]: size for axis, size in sizes.items()})
 
 
-def pipeline_stage(run: LoggedRun, line: str) -> None:
+@reads("STAGE=", "stage=", pattern=r"RANK=\d{1,7} STAGE=(\d{1,6}) LAYERS=\d|^stage=(\d{1,6}) layers=\d")
+def pipeline_stage(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: a lower bound for the number of stages."""
-    if match := _STAGE.search(line):
-        known = run.settings.get("pipeline_parallel", 0)
-        run.set_used(pipeline_parallel=max(known, int(match[1] or match[2]) + 1))
+    known = run.settings.get("pipeline_parallel", 0)
+    run.set_used(pipeline_parallel=max(known, int(match[1] or match[2]) + 1))
 
 
 def _ranks(text: str) -> int:
     return text.count(",") + 1
 
 
-def iteration(run: LoggedRun, line: str) -> None:
+@reads(
+    "iteration",
+    pattern=r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
+)
+def iteration(run: LoggedRun, match: re.Match[str]) -> None:
     """` iteration  1/  1000 | consumed samples: 1024 | elapsed time per iteration (ms): 159778.9 | ...`.
 
     The time is the mean since the previous line; skipped and NaN iterations are counted since then.
     """
-    match = _ITERATION.search(line)
-    if not match:
-        return
+    line = match.string
     set_megatron(run)
     run.configured = True
     fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}  # the first one of a name wins
@@ -241,47 +234,42 @@ def _count(run: LoggedRun, name: str, more: float | None) -> None:
         run.record(LOGGED, **{name: run.figures.get(name, 0) + more})
 
 
-def memory(run: LoggedRun, line: str) -> None:
+@reads("memory (MB)", pattern=r"after \d{1,9} iterations\)? memory \(MB\)")
+def memory(run: LoggedRun, match: re.Match[str]) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
-    if _PEAK.search(line):
-        for kind, pattern in _PEAKS.items():
-            for mib in map(positive, pattern.findall(line)):
-                run.record_max(**{f"peak_{kind}_gib": mib / 1024 if mib else None})
+    for kind, pattern in _PEAKS.items():
+        for mib in map(positive, pattern.findall(match.string)):
+            run.record_max(**{f"peak_{kind}_gib": mib / 1024 if mib else None})
 
 
-def done(run: LoggedRun, line: str) -> None:
+@reads(
+    "done] datetime",
+    "exiting program at iteration",
+    pattern=r"\[(?:after training is done|exiting program at iteration)",
+)
+def done(run: LoggedRun, _match: re.Match[str]) -> None:
     """`[after training is done] datetime: ...`."""
-    run.ended = run.ended or _DONE.search(line) is not None
+    run.ended = True
 
 
-def vocabulary(run: LoggedRun, line: str) -> None:
+@reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")
+def vocabulary(run: LoggedRun, match: re.Match[str]) -> None:
     """`> padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)`."""
-    if match := _VOCABULARY.search(line):
-        run.shape["vocab"] = int(match[1])
+    run.shape["vocab"] = int(match[1])
 
 
-READERS = {
-    " arguments -": arguments,
-    "end of arguments": arguments,
-    " ...": argument,
-    "using world size: ": world,
-    "number of parameters on": parameters,
-    "padded vocab": vocabulary,
-    "ProcessCoord(": coordinates,
-    "STAGE=": pipeline_stage,
-    "stage=": pipeline_stage,
-    "num_stages": requested(r"\bnum_stages['\"]?\s?[=:]\s?(\d{1,6})\b", pipeline_parallel=count),
-    "CONFIG: micro_batches=": used(
-        r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s", grad_accum=count, micro_batch_size=count
+for needle, pattern, settings in (
+    ("MPU DP: ", r"MPU DP: \[(\d[\d, ]{0,60000})\]", {"data_parallel": _ranks}),
+    ("MPU PP: ", r"MPU PP: \[(\d[\d, ]{0,60000})\]", {"pipeline_parallel": _ranks}),
+    ("MPU MP: ", r"MPU MP: \[(\d[\d, ]{0,60000})\]", {"tensor_parallel": _ranks}),
+    ("> initializing pipeline ", r"line model parallel with size (\d{1,6})\s", {"pipeline_parallel": count}),
+    ("> initializing tensor ", r"tensor model parallel with size (\d{1,6})\s", {"tensor_parallel": count}),
+    ("> initializing model ", r"> initializing model parallel with size (\d{1,6})\s", {"tensor_parallel": count}),
+    (
+        "CONFIG: micro_batches=",
+        r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s",
+        {"grad_accum": count, "micro_batch_size": count},
     ),
-    "MPU DP: ": used(r"MPU DP: \[(\d[\d, ]{0,60000})\]", data_parallel=_ranks),
-    "MPU PP: ": used(r"MPU PP: \[(\d[\d, ]{0,60000})\]", pipeline_parallel=_ranks),
-    "MPU MP: ": used(r"MPU MP: \[(\d[\d, ]{0,60000})\]", tensor_parallel=_ranks),
-    "> initializing pipeline ": used(r"line model parallel with size (\d{1,6})\s", pipeline_parallel=count),
-    "> initializing tensor ": used(r"tensor model parallel with size (\d{1,6})\s", tensor_parallel=count),
-    "> initializing model ": used(r"> initializing model parallel with size (\d{1,6})\s", tensor_parallel=count),
-    "iteration": iteration,
-    "memory (MB)": memory,
-    "done] datetime": done,
-    "exiting program at iteration": done,
-}
+):
+    reads(needle, pattern=pattern)(used(**settings))
+reads("num_stages", pattern=r"\bnum_stages['\"]?\s?[=:]\s?(\d{1,6})\b")(requested(pipeline_parallel=count))
