@@ -89,7 +89,7 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     Returns
     -------
     dict
-        The fields of `dsnb.prediction.moments.ModelTrace`.
+        A record as `dsnb.prediction.traces.Trace.of` reads it.
     """
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
