@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-import dsnb
 from benchmarks import other_estimates, prediction_errors
 from benchmarks.prediction_errors import Peak
 from dsnb.prediction import accuracy
 from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
-from dsnb.prediction.measured import recorded
 from dsnb.prediction.memory import GIB, RULES, _split_by_tensor_parallel, engine_of, peak_memory
-from dsnb.prediction.traces import Trace, traces
+from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.prediction.made_up import MIB, PARAMETERS, RECORD, TRACE
@@ -166,34 +164,6 @@ def test_the_first_stage_of_a_pipeline_keeps_micro_batches_the_last_one_logits()
     trace = replace(TRACE, kept=10_000 * MIB, moments=((10_400 * MIB, 0.0),))
     first = peak_memory(given(zero_stage=1, gpus=4, pipeline_parallel=4, grad_accum=8), trace)
     assert first.activations == pytest.approx(10_000 * MIB)  # four micro-batches of a quarter of the blocks
-
-
-# Measured with code that is still the one that runs; dsnb.published("h200_memory") and benchmarks/h200_bars.csv.
-EAGER = {
-    "zs0_bf16_gpus2_bs8_sl1024_ga2": 0.05,
-    "zs1_bf16_gpus2_bs8_sl1024_ga2": 0.05,
-    "zs2_bf16_gpus2_bs8_sl1024_ga2": 0.15,
-    "zs3_bf16_gpus2_bs8_sl1024_ga2": 0.05,
-    "zs0_bf16_gpus2_bs8_sl1024_ga2_tp2": 0.05,
-    "fsdp_bf16_gpus2_bs8_sl1024_ga2": 0.05,
-    "zs1_bf16_gpus2_bs8_sl1024_ga2_offload-optimizer-cpu": 0.05,
-    "zs2_bf16_gpus2_bs8_sl1024_ga2_offload-optimizer-cpu": 0.05,
-    "zs3_bf16_gpus2_bs8_sl1024_ga2_offload-all-cpu": 0.1,
-}
-"""Largest error in per cent of OPT-1.3B's settings, all of which one trace serves."""
-
-
-@pytest.mark.process
-def test_measured_peaks_are_met():
-    """One trace of OPT-1.3B, eager, and one of GPT-2, compiled."""
-    rows = dsnb.published("h200_memory").set_index("experiment")
-    rows = rows.loc[[f"opt-1.3b_{name}" for name in EAGER]].reset_index().to_dict("records")
-    settings = [recorded(row).model_copy(update={"device": "cuda", "grad_accum_dtype": "bf16"}) for row in rows]
-    measured = [row["peak_allocated_gib"] for row in rows]
-    settings.append(given(model="gpt2", strategy="plain", compile="default", micro_batch_size=32, seq_len=128, gpus=1))
-    measured.append(3.72563)
-    for experiment, trace, gib, limit in zip(settings, traces(settings), measured, [*EAGER.values(), 0.6], strict=True):
-        assert 100 * abs(peak_memory(experiment, trace).peak_allocated_gib / gib - 1) < limit, experiment.name
 
 
 def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch):
