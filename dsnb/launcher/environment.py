@@ -136,14 +136,6 @@ def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "def
     return env
 
 
-def umask() -> int:
-    """Return this process's umask, from /proc: `os.umask` would change it for all threads."""
-    for row in Path("/proc/self/status").read_text().splitlines():
-        if row.startswith("Umask:"):
-            return int(row.split()[1], 8)
-    return 0o022
-
-
 def plain_architectures(arches: str) -> str:
     """Return `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()"."""
     return re.sub(r"(\d+\.\d+)[af]", r"\1", arches)

@@ -137,7 +137,7 @@ class Run:
 
     def torchrun(self, which):
         """Give the torchrun of this run on a host."""
-        return [pid for pid, line in self.lab.hosts.processes(which) if "dsnb.launcher.torchrun" in line]
+        return [pid for pid, line in self.lab.hosts.processes(which) if "dsnb.launcher.on_host" in line]
 
     def wait(self, limit_s=WAIT_S):
         """Wait for the end of the launch, and give this run with what it recorded and after how long."""

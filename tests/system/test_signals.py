@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsnb.system import scratch
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
@@ -150,12 +149,12 @@ def papermill_is_ended(home):
     run.process.terminate()
     run.process.wait(timeout=WAIT_S)
     run.assert_nothing_is_left()
-    assert list(run.temporary.glob(f"{scratch.PREFIX}*")) == []
+    assert list(run.temporary.glob("dsnb-*")) == []
     run.close()
 
 
 def killed_while_it_is_stopped(home):
-    """So is its kernel, which cannot notice by itself. What was left is removed by the next start."""
+    """So is its kernel, which cannot notice by itself."""
     sweep = Started(home)
     sweep.kernel().suspend()
     sweep.process.suspend()
@@ -163,9 +162,6 @@ def killed_while_it_is_stopped(home):
     sweep.process.wait()
     sweep.assert_nothing_is_left()
     assert not list(sweep.out.rglob("result.json"))
-    assert [path for path in sweep.temporary.iterdir() if path.name.startswith(scratch.PREFIX)]
-    scratch.remove_abandoned(str(sweep.temporary))
-    assert list(sweep.temporary.iterdir()) == []
     sweep.close()
 
 
