@@ -40,7 +40,7 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
     used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
     return {
         "device_memory_gib": max(used_gib, default=None),
-        "gpu_util_pct": _mean(timed, "util_pct") if _is_long(worker) else None,
+        "gpu_util_pct": _mean(timed, "util_pct") if (timed_wall_s(worker) or 0.0) >= UTILIZATION_S else None,
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
         **_power(samples, worker, gpus),
         "run_energy_kwh": _run_energy_kwh(samples),
@@ -48,15 +48,9 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
 
 
 def timed_wall_s(worker: dict[str, Any]) -> float | None:
-    """Return the wall time of the timed steps; earlier versions recorded it as `timed_wall_s`."""
-    return (worker.get("phases_s") or {}).get("timed", worker.get("timed_wall_s"))
-
-
-def _is_long(worker: dict[str, Any]) -> bool:
-    """Return whether the timed steps took long enough for a mean of NVML's utilization."""
-    timed_s = timed_wall_s(worker)
-    between_s = worker.get("timed_to_s", -math.inf) - worker.get("timed_from_s", math.inf)
-    return (between_s if timed_s is None else timed_s) >= UTILIZATION_S
+    """Return the wall time of the timed steps; None if they did not end."""
+    timed_s: float | None = (worker.get("phases_s") or {}).get("timed")
+    return timed_s
 
 
 def _within(samples: list[Sample], first_s: float, last_s: float) -> list[Sample]:

@@ -142,8 +142,8 @@ class Node:
         """Return the last message of ssh, srun or Python, which says why a connection ended."""
         code = self._process.wait()
         self._messages.seek(0)
-        rows = (row.strip()[:400] for row in self._messages.read().decode("utf-8", "replace").splitlines())
-        rows = [row for row in rows if row and not row.startswith("Warning: Permanently added")]
+        rows = self._messages.read().decode("utf-8", "replace").splitlines()
+        rows = [row.strip()[:400] for row in rows if row.strip() and not row.startswith("Warning: Permanently added")]
         if not rows:
             return f"it ended without a message (exit code {code})"
         advice = f"; dsnb must be installed on {self.host.name} under the same path, in the same version as here"

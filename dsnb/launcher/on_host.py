@@ -124,6 +124,7 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         to use, and `master_port`, 0 for any; for `dsnb doctor` `peers`, addresses with ports to connect to.
     """
     folder = Path(request["folder"])
+    sees = sees_folder(folder, request["token"])
     address, interface = own_address()
     answer = {
         "dsnb": __version__,
@@ -133,10 +134,10 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         "interfaces": {name: number for number, name in interfaces().items()},
         "gpus": len(hardware.gpus()),
         "environment": environment.describe(),
-        "sees_folder": sees_folder(folder, request["token"]),
+        "sees_folder": sees,
     }
     if "devices" in request:
-        return {**answer, **prepare(request, answer["sees_folder"])}
+        return {**answer, **prepare(request, sees)}
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return {
         **answer,

@@ -71,12 +71,8 @@ def launch(
     if experiment.micro_batch_size == "auto":
         from dsnb.prediction.fit import largest_predicted
 
-        return auto_batch_size.launch(
-            experiment,
-            run,
-            lambda settings, folder, requested: _run_once(settings, folder, requested, progress, worker),
-            largest_predicted,
-        )
+        guess = largest_predicted(experiment, auto_batch_size.MAX_MICRO_BATCH_SIZE) or 0
+        return auto_batch_size.launch(experiment, run, lambda *of_run: _run_once(*of_run, progress, worker), guess)
     return _run_once(experiment, run, experiment, progress, worker)
 
 

@@ -28,7 +28,7 @@ def test_ranks_have_torchruns_variables_and_the_gpus_that_are_chosen():
 
 
 def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch):
-    cards = [hardware.Gpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in range(4)]
+    cards = [hardware.InstalledGpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in range(4)]
     monkeypatch.setattr(hardware, "_all_gpus", lambda: cards)
     for choice, numbers in (("0,1,2", [0, 1, 2]), ("GPU-3,1", [3, 1])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)

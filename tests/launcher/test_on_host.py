@@ -150,7 +150,7 @@ def test_gpus_that_are_in_use_are_waited_for(monkeypatch):
 
 
 def test_a_host_uses_the_gpus_of_its_slots_and_the_interfaces_that_are_named(monkeypatch):
-    cards = [hardware.Gpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in (3, 5, 6)]
+    cards = [hardware.InstalledGpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in (3, 5, 6)]
     monkeypatch.setattr(hardware, "gpus", lambda: cards)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     request = {"device": "cuda", "devices": [0, 2], "launched_at_s": 7.5, "allocator": "default"}
