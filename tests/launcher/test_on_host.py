@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import socket
 import sys
 import time
 
@@ -89,6 +90,7 @@ def test_only_what_is_named_is_forwarded(hostfile, monkeypatch):
 @pytest.mark.parametrize(
     ("facts", "cause"),
     [
+        ({"interfaces": {"lo": "::"}}, "interface is 'eth0': worker-2 has no address on it; it has lo"),
         ({"dsnb": "0.0.1"}, f"worker-2 has dsnb 0.0.1 and this host {dsnb.__version__}: install the same version"),
         ({"error": "no disk"}, "worker-2: no disk"),
         ({"gpus": 1}, "worker-1 has 0 usable GPUs and 2 slots: correct the hostfile"),
@@ -104,7 +106,7 @@ def test_a_host_that_does_not_fit(hostfile, answers, tmp_path, facts, cause):
     answers("worker-2", **facts)
     folder = tmp_path / "run1"
     with pytest.raises(LaunchError) as caught:
-        ask(hostfile, folder)
+        ask(hostfile, folder, interface="eth0")
     assert str(caught.value) == cause.format(folder=folder)
     assert [node["host"] for node in records.read_json(folder / "nodes.json")["nodes"]] == ["worker-1", "worker-2"]
 
@@ -135,6 +137,14 @@ def test_nothing_that_answers(hostfile, tmp_path, monkeypatch):
     expected = "launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out"
     with pytest.raises(SettingsError, match=expected):
         launch(Experiment(hostfile=hostfile, gpus=4, launcher="deepspeed"), tmp_path / "run2")
+
+
+def test_a_port_that_is_in_use():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = on_host.prepare({"master_port": port, "devices": [0], "device": "cpu"}, sees_run=False)
+    cause = f"master_port is {port}: it is in use there; choose another, or 0 for any free port"
+    assert answer == {"port": port, "problem": cause}
 
 
 def test_gpus_that_are_in_use_are_waited_for(monkeypatch):

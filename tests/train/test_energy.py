@@ -3,7 +3,7 @@
 import pytest
 
 from dsnb.launcher.gpu_figures import gpu_figures, power_note
-from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
+from dsnb.system.nvml import POWER_COUNTER
 from dsnb.train.energy import EnergyMeter
 
 
@@ -81,18 +81,6 @@ def test_a_short_timed_region_says_so():
     figures = gpu_figures(samples((12, 0, 400, 2000, 40)), worker, gpus=1)
     assert (figures["energy_j"], figures["power_w"]) == (None, None)
     assert power_note(figures, worker) == "no power: the timed steps took 0.21 s, too short to measure it"
-
-
-def test_without_a_counter_only_settled_samples_count():
-    rows = samples((10.5, 0, 300, None, 1), (11.5, 0, 600, None, 1), (13.9, 0, 640, None, 1), (14.4, 0, 900, None, 1))
-    worker = {**WORKER, "power_source": POWER_AVERAGE}
-    figures = gpu_figures(rows, worker, gpus=1)
-    assert (figures["power_w"], figures["energy_j"]) == (620, 4 * 620)
-    assert figures["run_energy_kwh"] is None
-    assert power_note(figures, worker) == "power is a mean of samples: these GPUs have no energy counter"
-    short = {**worker, "timed_to_s": 10.9, "phases_s": {"timed": 0.9}}
-    assert gpu_figures(rows, short, gpus=1)["power_w"] is None
-    assert power_note({"power_w": None}, {}) is None  # a CPU
 
 
 @pytest.mark.parametrize(("timed_s", "expected"), [(4.9, None), (5.0, 60.0)])
