@@ -6,6 +6,7 @@ A finished run has a `result.json` and no process left.
 import contextlib
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def launch(
         from dsnb.prediction.fit import largest_predicted
 
         guess = largest_predicted(experiment, auto_batch_size.MAX_MICRO_BATCH_SIZE) or 0
-        return auto_batch_size.launch(experiment, run, lambda *of_run: _run_once(*of_run, progress, worker), guess)
+        return auto_batch_size.launch(experiment, run, partial(_run_once, shown=progress, worker=worker), guess)
     return _run_once(experiment, run, experiment, progress, worker)
 
 
