@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 from dsnb.errors import SettingsError
-from dsnb.prediction import gpus, links, time_errors, traces
+from dsnb.prediction import accuracy, gpus, traces
+from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.fit import is_covered
-from dsnb.prediction.links import Link
+from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.measured import of_record, recorded
 from dsnb.prediction.memory import peak_memory, room
-from dsnb.prediction.moments import Trace
-from dsnb.prediction.time_errors import ALL
+from dsnb.prediction.traces import Trace
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
@@ -48,12 +48,12 @@ def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     Returns
     -------
     pandas.DataFrame
-        One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.time_errors.kind`), `ran`
+        One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.accuracy.kind`), `ran`
         (whether any run succeeded; the others ran out of memory), `has_rules` (whether there are rules for its memory),
         `fits` (whether it is predicted to; None if unknown), and for each of `FIGURES` the measured column,
         `predicted_...`, and `..._error_pct`, above 0 if more was predicted; NaN where one of both is unknown.
     """
-    settings = by_setting(runs, links.link(link))
+    settings = by_setting(runs, gpus.link(link))
     settings = [record for record in settings if record["status"] == "oom" or record["measured"]]
     if not settings:
         return None
@@ -91,7 +91,7 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
     return settings
 
 
-def _gpu(name: object) -> gpus.Gpu | None:
+def _gpu(name: object) -> GpuSpec | None:
     try:
         return gpus.find(str(name))
     except SettingsError:
@@ -104,7 +104,7 @@ def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for record, step_time_s, has_rules in zip(settings, _step_times(settings), have_rules, strict=True):
         row = {name: record[name] for name in ("experiment", "model")}
-        row |= {"kind": time_errors.kind(record["asked"]), "ran": record["status"] == "ok", "has_rules": has_rules}
+        row |= {"kind": accuracy.kind(record["asked"]), "ran": record["status"] == "ok", "has_rules": has_rules}
         row["step_time_s"] = record["measured"].step_time_s if record["measured"] else math.nan
         row["peak_allocated_gib"] = record["peak_allocated_gib"] if row["ran"] else math.nan
         peak_gib, fits = _memory(record, next(kept) if has_rules else None)
@@ -122,7 +122,7 @@ def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
             place for place, record in enumerate(settings) if record["measured"] and record["known_gpu"].name == gpu
         ]
         timed = [settings[place]["measured"] for place in places]
-        for place, run, error_pct in zip(places, timed, time_errors.left_out(timed), strict=True):
+        for place, run, error_pct in zip(places, timed, accuracy.left_out(timed), strict=True):
             predicted_s[place] = run.step_time_s * (1 + error_pct / 100)
     return predicted_s
 
