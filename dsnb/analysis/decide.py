@@ -36,7 +36,7 @@ ASSUMED_PRICE = 2.5
 """Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
 CPU, UNKNOWN_GPU = "CPU", "GPU"
 """Hardware of runs without a GPU, whose "GPUs" are ranks, and of runs whose GPU is unknown, as prices name it."""
-MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published"
+BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 """What the figures of a candidate rest on: runs of dsnb, a prediction, or what others have published."""
 
 
@@ -98,6 +98,11 @@ class Question:
             raise SettingsError(
                 f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
             )
+
+    @property
+    def column(self) -> str:
+        """The column of candidates that decides."""
+        return OBJECTIVES[self.objective]
 
     def price(self, kind: object) -> float | None:
         """Return the price of an hour of a kind of hardware; None if it is unknown."""
@@ -182,11 +187,14 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
 
-    Days assume uninterrupted training: restarts, checkpoints and evaluation are not included.
+    `days_low` and `days_high` are the range that the error of a predicted speed leaves. Days assume uninterrupted
+    training: restarts, checkpoints and evaluation are not included.
     """
     hours = [metrics.gpu_hours(question.tokens, *row) for row in zip(table["tokens_per_s"], table["gpus"], strict=True)]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
     known = table.assign(days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float))
+    error = 1 + numbers(known, "tokens_per_s_error_pct").fillna(0) / 100
+    known["days_low"], known["days_high"] = known["days"] / error, known["days"] * error
     known["energy_kwh"] = known["gpu_hours"] * numbers(known, "power_w") / 1000
     known["price"] = pd.Series([question.price(kind) for kind in known["kind"]], known.index, float)
     known["cost"] = known["gpu_hours"] * known["price"]
@@ -256,9 +264,8 @@ def decide(table: pd.DataFrame, question: Question) -> Decision:
         What is to be least, for how many tokens, at which price, on how many GPUs.
     """
     table = costed(table, question)
-    column = OBJECTIVES[question.objective]
     known = _at_hand(table, question)
-    known = known[known[column].notna()].sort_values(column, kind="stable")
+    known = known[known[question.column].notna()].sort_values(question.column, kind="stable")
     stable = known[~known["is_unstable"].astype(bool)]
     in_time = stable[stable["days"] <= question.max_days]
     options = stable if question.objective == "time" or in_time.empty else in_time

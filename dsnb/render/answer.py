@@ -8,11 +8,11 @@ from dsnb.analysis.decide import ASSUMED_PRICE, Decision, Question, of_runs, rec
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
+from dsnb.analysis.templates import NO_RUNS
 from dsnb.analysis.texts import fixed
+from dsnb.analysis.words import Words, words
 from dsnb.render import changes
 from dsnb.render.tables import Html
-from dsnb.render.templates import NO_RUNS
-from dsnb.render.words import Words, words
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs, named_runs

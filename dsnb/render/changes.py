@@ -8,7 +8,7 @@ from dsnb.analysis.choices import varying, with_choices
 from dsnb.analysis.comparisons import effects
 from dsnb.analysis.decide import memory_figure
 from dsnb.analysis.intervals import RELEVANCE
-from dsnb.render.words import axis_title
+from dsnb.analysis.words import axis_title
 from dsnb.runs import labels, setting_words
 
 RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis import intervals
+from dsnb.analysis import intervals, words
 from dsnb.analysis.choices import with_choices
 from dsnb.analysis.comparisons import compared, rules_of
 from dsnb.analysis.decide import candidates, memory_figure
 from dsnb.analysis.intervals import MIN_RUNS
-from dsnb.render import words
 from dsnb.runs import labels
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000

@@ -10,9 +10,9 @@ import pytest
 import dsnb
 from dsnb.analysis import decide
 from dsnb.analysis.tasks import tasks
+from dsnb.analysis.words import words
 from dsnb.explorer.payload import answered
 from dsnb.explorer.state import default, is_measured, question
-from dsnb.render.words import words
 from tests.support import made_up
 from tests.support.browser import SETTLED
 

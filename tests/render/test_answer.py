@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.decide import Question, plan
+from dsnb.analysis.decide import Question
 from dsnb.analysis.texts import MINUS
-from dsnb.render import answer, changes, plan_answer
+from dsnb.render import answer, changes
 from tests.support import made_up
 
 ONE_TASK = {"gpus": [1], "micro_batch_size": [8], "grad_accum": [1], "activation_checkpointing": [False]}
@@ -257,23 +257,3 @@ def test_remarks_are_below_the_task_that_they_concern():
     assert [card.count("<li>") for card in cards] == [1, 1]
     assert "<li>All 2 runs succeeded.</li>" in cards[0]
     assert "<li>1 of 2 runs are not ok: 1 out of memory.</li>" in cards[1]
-
-
-def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
-    """The unstable one would be the fastest by its median of 20,000."""
-    table = runs(6, repeats=3, precision=["bf16"], zero_stage=[1, 2]).sort_values("experiment", kind="stable")
-    table["tokens_per_s"] = [21097, 2296, 20000, 15000, 15100, 15200]
-    needed = plan(table, 1e9)
-    steady = needed.loc[~needed["is_unstable"], "experiment"].item()
-    found = str(plan_answer.answer(needed, 1e9))
-    assert needed["is_unstable"].tolist() == [True, False]
-    assert f"Fewest days for 1 billion tokens: <code>{steady}</code>" in found
-    assert "1 setting is not ranked, because its repeats differ by more than 1.5 times" in found
-    assert "is_unstable" not in str(plan_answer.table(needed))
-
-
-def test_a_plan_names_no_setting_of_more_than_a_year_beside_a_quicker_one():
-    """The cheapest takes 900 days: it is no answer where another one takes 100."""
-    needed = plan(runs(2, repeats=1, precision=["bf16"], zero_stage=[1, 2]), 1e9)
-    needed = needed.assign(days=[100.0, 900.0], gpu_hours=[24e3, 21.6e3])
-    assert "900 days" not in str(plan_answer.answer(needed, 1e9))

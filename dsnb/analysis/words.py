@@ -4,17 +4,16 @@ All sentences are templates (`dsnb.analysis.texts.fill`), which the page receive
 What is certain about a difference is said by its verdict alone (`dsnb.analysis.comparisons`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.decide import MEASURED, PUBLISHED, Decision, Question, basis, memory_figure
+from dsnb.analysis.decide import CPU, MEASURED, PUBLISHED, Decision, Question, basis, memory_figure
 from dsnb.analysis.intervals import MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
-from dsnb.analysis.texts import MINUS, amount, duration, fill, fixed, significant
-from dsnb.render.templates import (
+from dsnb.analysis.templates import (
     ASSUMED,
     BEST,
     BEYOND,
@@ -27,6 +26,7 @@ from dsnb.render.templates import (
     VERDICTS,
     WORSE,
 )
+from dsnb.analysis.texts import MINUS, amount, duration, duration_range, fill, fixed, significant
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.runs.literature.measured import SOURCE, is_own
@@ -164,30 +164,77 @@ def _needed(options: pd.DataFrame, unit: str, cost: str, by: str) -> dict[str, s
     }
 
 
-def beyond(
-    options: pd.DataFrame, what: str, place: str, tokens: float, currency: str, unit: str = "GPU"
-) -> tuple[str, str]:
-    """Return that no option is fast enough, and how many GPUs would be.
+def beyond(decision: Decision, currency: str) -> Iterator[str]:
+    """Yield that no option is fast enough, which one is the fastest, and how many GPUs would be enough."""
+    best = decision.options.iloc[0]
+    what = "measured setting" if is_measured(best) else "setting"
+    tokens = amount(decision.question.tokens)
+    facts = {"max_days": f"{MOST_DAYS:g}", "what": what, "tokens": tokens, "place": place(best)}
+    name = str(best.name) if is_measured(best) else f"{best.name} ({best['basis']})"
+    yield f"{fill(BEYOND, facts)} The fastest is {name}, {rate(best)}."
+    yield needed(decision.options, currency)
 
-    Parameters
-    ----------
-    options
-        Candidates with their costs, the fastest first.
-    what
-        What they are, such as `measured setting`.
-    place
-        Where the fastest ran, such as `8 GPUs`.
-    tokens, currency
-        Tokens to train on, and the sign of amounts.
-    unit
-        `GPU` or `rank`.
-    """
+
+def needed(options: pd.DataFrame, currency: str) -> str:
+    """Return how many GPUs would be enough if each sustained the speed of those with the fewest GPU-hours."""
     least = thrifty(options)
-    limits = {"max_days": f"{MOST_DAYS:g}", "goal_days": f"{GOAL_DAYS:g}"}
-    spent = "" if pd.isna(least["cost"]) else f"{currency}{significant(least['cost'])}"
     by = "" if least.name == options.index[0] else str(least.name)
-    first = fill(BEYOND, {**limits, "what": what, "tokens": amount(tokens), "place": place})
-    return first, fill(NEEDED, {**limits, **_needed(options, unit, spent, by)})
+    facts = _needed(options, unit_of(least), _amount(least["cost"], currency), by)
+    return fill(NEEDED, {"goal_days": f"{GOAL_DAYS:g}", **facts})
+
+
+def described(row: "pd.Series[Any]", currency: str) -> str:
+    """Return a candidate and what a training takes with it: where it was measured, or its speed and memory."""
+    if is_measured(row):
+        return f"{row.name} on {place(row)}, {_spent(row, currency)}"
+    return f"{row.name} ({row['basis']}), {takes(row, currency)}"
+
+
+def takes(row: "pd.Series[Any]", currency: str = "") -> str:
+    """Return the figures of a candidate of a forecast with their errors; costs only with a currency."""
+    size = "" if pd.isna(row["memory_gib"]) else f", {memory(row)}"
+    return f"{rate(row)}, {_spent(row, currency)}{size}"
+
+
+def _spent(row: "pd.Series[Any]", currency: str) -> str:
+    days = duration_range(24 * row["days_low"], 24 * row["days_high"])
+    energy = "" if pd.isna(row["energy_kwh"]) else f", {significant(row['energy_kwh'])} kWh"
+    price = _amount(row["cost"], currency)
+    return f"{days}, {significant(row['gpu_hours'])} {unit_of(row)}-hours{energy}{price and f', {price}'}"
+
+
+def _amount(cost: float, currency: str) -> str:
+    return "" if pd.isna(cost) or not currency else f"{currency}{significant(cost)}"
+
+
+def is_measured(row: "pd.Series[Any]") -> bool:
+    """Return whether a candidate is one of measured runs alone, whose hardware may differ, and not of a forecast."""
+    return "tokens_per_s_error_pct" not in row
+
+
+def rate(row: "pd.Series[Any]") -> str:
+    """Return the speed of a candidate with its error."""
+    return f"{significant(row['tokens_per_s'])} tokens/s{_error(row.get('tokens_per_s_error_pct'))}"
+
+
+def memory(row: "pd.Series[Any]") -> str:
+    """Return the memory of a candidate of a forecast with its error."""
+    return f"{row['memory_gib']:.1f} GiB{_error(row['peak_allocated_error_pct'])}"
+
+
+def _error(pct: float | None) -> str:
+    return "" if pct is None or pd.isna(pct) else f" ± {pct:.1f} %"
+
+
+def place(row: "pd.Series[Any]") -> str:
+    """Return where a candidate ran, or would run."""
+    device, gpu_name = ("cpu", None) if row["kind"] == CPU else (None, row.get("gpu_name"))
+    return setting_words.place({"gpus": row["gpus"], "gpu_name": gpu_name, "device": device})
+
+
+def unit_of(row: "pd.Series[Any]") -> str:
+    """Return what is counted of the hardware of a candidate: `GPU` or `rank`."""
+    return "rank" if row["kind"] == CPU else "GPU"
 
 
 def _note(decision: Decision, unit: str) -> str:
