@@ -95,17 +95,17 @@ ELSEWHERE: dict[str, RatioError] = {
 }
 
 
-def expected(one: Experiment, other: Experiment, by_cpu: Sequence[bool], known: Ratios) -> tuple[str, RatioError]:
+def expected(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> tuple[str, RatioError]:
     """Return the pairs on which the error of a predicted ratio was measured, in words, and that error.
 
     Parameters
     ----------
-    one, other
+    pair
         Two settings of one task.
     by_cpu
         Whether the CPU limits the step of each.
     """
-    name = str(_differences([one, other], np.array(by_cpu), [0], [1])[0]) or ALL
+    name = str(_differences(pair, np.array(by_cpu), [0], [1])[0]) or ALL
     name = name if name in known and known[name].pairs >= MIN_PAIRS else ALL
     return name, known[name]
 

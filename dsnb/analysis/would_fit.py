@@ -118,7 +118,7 @@ def would_fit(
 
     def fitting(kinds: Sequence[Kind], number: int) -> pd.DataFrame:
         """Return what fits with this number of changes; of one that can go far, what goes no farther than needed."""
-        rows = {
+        rows: dict[str, dict[str, Any]] = {
             changed.name_with_model: {
                 "instead_of": name, "change": _words(one, changed), "kinds": chosen, "far": far, "asked": changed,
             }
