@@ -16,8 +16,8 @@ def test_welch_by_hand():
     """Means 2 and 5; variances 1 and 4 over 3 and 4 runs: error^2 = 1/3 + 1; df = (4/3)^2 / (1/18 + 1/3) = 4.57."""
     base = Moments(np.array([2.0]), np.array([1.0]), np.array([3.0]))
     other = Moments(np.array([5.0]), np.array([4.0]), np.array([4.0]))
-    found = intervals.welch(base, other)
-    assert (found.estimate[0], found.error[0], found.degrees[0]) == (3, pytest.approx(math.sqrt(4 / 3)), 4)
+    estimate, error, degrees = intervals.welch(base, other)
+    assert (estimate[0], error[0], degrees[0]) == (3, pytest.approx(math.sqrt(4 / 3)), 4)
     bounds = intervals.all_pairs(base, other, 2, CONFIDENCE)
     assert bounds.low[0] == pytest.approx(3 - 2.7764 * math.sqrt(4 / 3), abs=1e-3)
     assert bounds.high[0] == pytest.approx(3 + 2.7764 * math.sqrt(4 / 3), abs=1e-3)
