@@ -82,18 +82,14 @@ class Question:
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):
             raise SettingsError(f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
-        if not (is_number(self.tokens) and self.tokens > 0):
-            raise SettingsError(f"tokens is {self.tokens!r}: give a number above 0, such as 100e9")
-        if not (is_whole(self.gpus) and self.gpus >= 0):
-            raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
         if not isinstance(self.prices, Mapping):
             raise SettingsError(
                 f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
             )
-        if bad := {gpu: price for gpu, price in self.prices.items() if not (is_number(price) and price >= 0)}:
-            raise SettingsError(f"prices has {bad}: give prices of 0 or more")
-        if self.assumed_price is not None and not (is_number(self.assumed_price) and self.assumed_price >= 0):
-            raise SettingsError(f"assumed_price is {self.assumed_price!r}: give a price of 0 or more, or None")
+        prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
+        planning.check(self.tokens, prices, assumed_price=self.assumed_price)
+        if not (is_whole(self.gpus) and self.gpus >= 0):
+            raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
         if not (is_number(self.relevance) and 0 <= self.relevance < 1):
             raise SettingsError(
                 f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
@@ -141,6 +137,12 @@ def memory_figure(runs: pd.DataFrame) -> str | None:
     """Return the most informative figure of memory that any ok run measured; None if there is none."""
     ok = runs[runs["status"] == "ok"]
     return next((name for name in MEMORY if name in ok and ok[name].notna().any()), None)
+
+
+def rate(runs: pd.DataFrame) -> str:
+    """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
+    on_cpu = "device" in runs and len(runs) and bool((runs["device"].map(labels.text) == "cpu").all())
+    return "tokens_per_s" if on_cpu else "tokens_per_s_per_gpu"
 
 
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
@@ -334,9 +336,8 @@ def plan(
     SettingsError
         If the tokens, a price or the power is not a number of the allowed size.
     """
-    if prices is not None and not isinstance(prices, Mapping):
-        raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
-    planning.check(tokens, {f"prices[{name!r}]": price for name, price in (prices or {}).items()}, power_w=power_w)
-    table = costed(candidates(runs, power_w), Question(tokens, prices=prices or {}))
+    question = Question(tokens, prices={} if prices is None else prices)
+    planning.check(tokens, {}, power_w=power_w)
+    table = costed(candidates(runs, power_w), question)
     named = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
     return named.rename_axis("experiment").reset_index()

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.decide import Question
+from dsnb.analysis.decide import Question, rate
 from dsnb.analysis.texts import MINUS
-from dsnb.render import answer, changes
+from dsnb.render import answer
 from tests.support import made_up
 
 ONE_TASK = {"gpus": [1], "micro_batch_size": [8], "grad_accum": [1], "activation_checkpointing": [False]}
@@ -163,9 +163,9 @@ def test_hostile_text_stays_text(hostile):
 
 def test_speed_is_per_gpu_but_of_all_ranks_where_they_share_a_cpu():
     on = {"cpu": ["cpu", "cpu"], "gpu": ["cuda", "cuda"], "both": ["cpu", "cuda"], "published": [None, None]}
-    rates = {name: changes.rate(pd.DataFrame({"device": devices})) for name, devices in on.items()}
+    rates = {name: rate(pd.DataFrame({"device": devices})) for name, devices in on.items()}
     assert rates == {**dict.fromkeys(on, "tokens_per_s_per_gpu"), "cpu": "tokens_per_s"}
-    assert changes.rate(pd.DataFrame({"experiment": ["a"]})) == "tokens_per_s_per_gpu"
+    assert rate(pd.DataFrame({"experiment": ["a"]})) == "tokens_per_s_per_gpu"
 
 
 def test_a_mean_that_contradicts_the_median_says_so():

@@ -289,7 +289,7 @@ def test_scaling_refuses_tokens_that_are_none():
     [
         ({"prices": {"A": -1}}, r"prices['A'] is -1: give a finite number of 0 or more"),
         ({"prices": {"A": "2 €"}}, r"prices['A'] is '2 €': give a finite number of 0 or more"),
-        ({"prices": 2.5}, r"prices is 2.5: give the price of a GPU-hour by GPU, such as {'A100': 1.5}"),
+        ({"prices": 2.5}, r"prices is 2.5: give the price of a GPU-hour by GPU, as in {'H200': 2.5}"),
         ({"tokens": 0}, r"tokens is 0: give a finite number of more than 0"),
         ({"tokens": "many"}, r"tokens is 'many': give a finite number of more than 0"),
         ({"tokens": float("inf")}, r"tokens is inf: give a finite number of more than 0"),
