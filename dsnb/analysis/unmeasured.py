@@ -119,12 +119,12 @@ def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlin
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
     rows, _ = by_setting(runs, link)
-    if not runs["status"].isin(["ok", "oom"]).any():
-        raise SettingsError("predict: no run has succeeded yet, or run out of memory, that tells the GPU; leave it out")
     if not rows:
-        names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
-        where = f"on {', '.join(names)}" if names else "on no GPU"
-        raise SettingsError(f"predict: these runs were {where}, for which nothing can be predicted; leave it out")
+        names = ", ".join(sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)}))
+        known = f" (these runs were on {names})" if names else ""
+        raise SettingsError(
+            f"predict: no run has succeeded, or run out of memory, on a GPU that can be predicted for{known}; leave it out"
+        )
     gpu_name = _most_common([str(row["gpu_name"]) for row in rows])
     return [row for row in rows if row["gpu_name"] == gpu_name], gpu_name
 

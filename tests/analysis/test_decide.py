@@ -32,13 +32,10 @@ def test_soonest_and_cheapest_are_not_the_same(opt):
     assert cheapest["cost"] < soonest["cost"]
 
 
-def test_only_the_gpus_at_hand_count(opt):
-    found = of_runs(opt, Question(gpus=16)).options
-    assert set(found["gpus"]) == {1, 8, 16}
+def test_only_the_gpus_at_hand_count_and_figures_are_those_of_the_formulas(opt):
+    decision = of_runs(opt, Question(gpus=16))
+    assert (set(decision.options["gpus"]), decision.gpus) == ({1, 8, 16}, [1, 8, 16])
     assert set(of_runs(opt, Question(gpus=7)).options["gpus"]) == {1}
-
-
-def test_figures_are_those_of_the_formulas(opt):
     row = best(opt, tokens=1e12, prices={"": 3.0})
     assert row["days"] == pytest.approx(metrics.days(1e12, row["tokens_per_s"]))
     assert row["gpu_hours"] == pytest.approx(row["days"] * 24 * 512)
@@ -96,12 +93,6 @@ def test_a_year_is_the_most_that_an_answer_takes():
     assert (list(beyond.options.index), beyond.too_slow, beyond.is_beyond) == (["two", "one"], 0, True)
 
 
-def test_the_gpus_that_were_measured_and_are_at_hand():
-    runs = one_and_two_gpus(1000.0, 2000.0)
-    assert [of_runs(runs, Question(gpus=number)).gpus for number in (0, 1, 64)] == [[1, 2], [1], [1, 2]]
-    assert not of_runs(runs.assign(status="failed"), Question()).is_beyond
-
-
 def test_the_best_of_several_sweeps_is_named_by_its_sweep():
     runs = one_and_two_gpus(1000.0, 2000.0).assign(sweep=["first", "second"], experiment="zs0")
     decision = of_runs(runs, Question(objective="gpu_hours", tokens=1e9))
@@ -130,14 +121,10 @@ def test_highest_over_lowest_of_the_ok_runs():
     assert unstable(runs_of(a=[100.0, 150], b=[100.0, 150.5], c=[100.0], e=[None])) == ["b"]  # more than 1.5 times
 
 
-@pytest.mark.parametrize("objective", ["time", "gpu_hours", "memory"])
-def test_an_unstable_setting_is_no_answer(objective):
-    decision = of_runs(runs_of(**SHAKY), Question(objective=objective, tokens=1e9))
-    assert list(decision.options.index) == ["steady", "slower"]
-    assert decision.unstable == 1
-
-
-def test_it_is_no_base():
+def test_an_unstable_setting_is_no_answer_and_no_base():
+    for objective in ("time", "gpu_hours", "memory"):
+        decision = of_runs(runs_of(**SHAKY), Question(objective=objective, tokens=1e9))
+        assert (list(decision.options.index), decision.unstable) == (["steady", "slower"], 1)
     runs = runs_of(**SHAKY)
     assert set(differences(runs)["base"]) == {"steady"}
     assert set(differences(runs[runs["experiment"] == "odd"])["base"]) == set()
