@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +137,8 @@ def is_confounded(first: Setting, second: Setting) -> bool:
     return adds > shown + 1e-9
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)
+class Moments:
     """Mean, variance (divisor n - 1) and number of the values of settings: arrays of one shape, or that broadcast.
 
     The variance of a single value is NaN.

@@ -120,10 +120,10 @@ def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], s
     """Return the settings that were run on the GPU of most of them, and its name."""
     rows, _ = by_setting(runs, link)
     if not rows:
-        names = ", ".join(sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)}))
-        known = f" (these runs were on {names})" if names else ""
+        names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
+        where = f"these runs were on {', '.join(names) or 'no GPU'}"
         raise SettingsError(
-            f"predict: no run has succeeded, or run out of memory, on a GPU that can be predicted for{known}; leave it out"
+            f"predict: no run has succeeded, or run out of memory, on a GPU that dsnb knows: {where}; leave it out"
         )
     gpu_name = _most_common([str(row["gpu_name"]) for row in rows])
     return [row for row in rows if row["gpu_name"] == gpu_name], gpu_name
