@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from dsnb.analysis.choices import MEASUREMENT, SHARING
 from dsnb.analysis.tasks import TASK, settings_of, tasks
-from dsnb.prediction import gpus, links, time_errors
+from dsnb.prediction import accuracy, gpus
+from dsnb.prediction.accuracy import DEFAULT_COVERAGE
 from dsnb.prediction.constants import DEFAULT, Constants
-from dsnb.prediction.coverage import DEFAULT_COVERAGE
 from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.step_time import stack
 from dsnb.settings.experiment import Experiment
@@ -70,14 +70,15 @@ Indices = Sequence[int] | NDArray[np.int64]
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that differ only in batch sizes": RatioError(34, 5.2, 14.6),
-    "that differ only in strategy": RatioError(40, 5.7, 26.6),
-    "that differ only in recomputation": RatioError(11, 1.3, 4.0),
-    "that differ only in compilation": RatioError(30, 4.4, 16.4),
-    "that differ in several settings": RatioError(256, 6.5, 47.3),
-    "with one that is limited by the CPU": RatioError(1241, 18.2, 84.4),
-    "that are both limited by the CPU": RatioError(1877, 22.8, 146.6),
-    "of one task": RatioError(3489, 19.3, 146.6),
+    "that differ only in batch sizes": RatioError(34, 5.3, 14.6),
+    "that differ only in strategy": RatioError(40, 5.9, 26.0),
+    "that differ only in recomputation": RatioError(11, 1.3, 4.1),
+    "that differ only in compilation": RatioError(30, 4.3, 16.4),
+    "that differ only in another setting": RatioError(1, 0.1, 0.1),
+    "that differ in several settings": RatioError(256, 6.8, 46.7),
+    "with one that is limited by the CPU": RatioError(1253, 18.3, 85.5),
+    "that are both limited by the CPU": RatioError(1893, 22.8, 146.1),
+    "of one task": RatioError(3518, 19.4, 146.1),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
@@ -127,7 +128,7 @@ def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Rat
     if calibrate is None:
         return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.gpus else ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
-    own = by_difference(runs, time_errors.left_out(runs), hosts)
+    own = by_difference(runs, accuracy.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}
     return own if own and gpus.find(gpu).name in on_this else ELSEWHERE
 
@@ -140,7 +141,7 @@ def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], 
     places: list[int] = []
     for place, (_, own) in enumerate(fastest_first.groupby("host", sort=False)):
         middle = [group.iloc[(len(group) - 1) // 2] for _, group in own.groupby("experiment", sort=False)]
-        rows = measured(pd.DataFrame(middle), links.link(link))
+        rows = measured(pd.DataFrame(middle), gpus.link(link))
         found += rows
         places += [place] * len(rows)
     return found, places
@@ -165,7 +166,7 @@ def by_difference(
     if not runs:
         return {}
     experiments = [run.experiment for run in runs]
-    by_cpu = time_errors.limited_by_cpu(stack([run.setting for run in runs]), constants)
+    by_cpu = accuracy.limited_by_cpu(stack([run.setting for run in runs]), constants)
     table = settings_of(experiments).assign(host=list(hosts), gpu_name=[run.gpu_name for run in runs])
     places = [own.index for task in tasks(table) for _, own in task.runs.groupby(["host", "gpu_name"], sort=False)]
     pairs = [(own[first], own[second]) for own in places for first, second in [np.triu_indices(len(own), 1)]]

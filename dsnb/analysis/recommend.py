@@ -18,7 +18,7 @@ from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import amount
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import FEWEST
+from dsnb.prediction.calibration import MIN_SETTINGS
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.predict import predict
 from dsnb.runs.labels import MEMORY, count
@@ -271,7 +271,7 @@ def forecast(
     asked, refused = _combinations({**settings, "device": "cuda"})
     same_gpu = _on_gpu(runs, spec) if runs is not None else pd.DataFrame()
     timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
-    options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= FEWEST else None}
+    options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= MIN_SETTINGS else None}
     predicted = predict(list(asked.values()), gpu, **options, tokens=tokens, price=price).set_axis(list(asked))
     table = _with_measured(_candidates(predicted, asked), same_gpu)
     answers = []
@@ -295,7 +295,7 @@ def forecast(
         shown = decisions["time"].table.sort_values("fits", ascending=False, kind="stable")
         answers.append(Recommendation(task, shown[FORECAST].reset_index(drop=True), tuple(said)))
     notes = [f"Refused and left out: {reason}." for reason in refused]
-    if timed >= FEWEST:
+    if timed >= MIN_SETTINGS:
         notes.append(f"Predicted speeds follow from {timed} measured settings on {spec.name}.")
     return answers, notes
 
@@ -318,7 +318,7 @@ def _combinations(settings: Mapping[str, Any]) -> tuple[dict[str, Experiment], l
     return experiments, refused
 
 
-def _on_gpu(runs: pd.DataFrame, spec: gpus.Gpu) -> pd.DataFrame:
+def _on_gpu(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
     """Return the runs on a GPU that tell how fast a setting is, or that it does not fit."""
     known = as_runs(runs)
     known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
@@ -326,7 +326,7 @@ def _on_gpu(runs: pd.DataFrame, spec: gpus.Gpu) -> pd.DataFrame:
     return known[[_is_named(spec, name) for name in known["gpu_name"]]]
 
 
-def _is_named(spec: gpus.Gpu, name: object) -> bool:
+def _is_named(spec: gpus.GpuSpec, name: object) -> bool:
     try:
         return gpus.find(str(name)) == spec
     except SettingsError:
@@ -353,7 +353,7 @@ def _with_measured(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _fitting(table: pd.DataFrame, spec: gpus.Gpu) -> Iterator[str]:
+def _fitting(table: pd.DataFrame, spec: gpus.GpuSpec) -> Iterator[str]:
     """Yield how many settings of a task fit, and what the smallest of the others lacks."""
     is_fitting = table["fits"].astype(bool)
     bases = table["basis"][is_fitting].value_counts()

@@ -10,15 +10,14 @@ import pandas as pd
 
 from dsnb.analysis.parity import by_setting, known_traces
 from dsnb.errors import SettingsError
-from dsnb.prediction import links
-from dsnb.prediction.calibration import FEWEST
+from dsnb.prediction import gpus
+from dsnb.prediction.calibration import MIN_SETTINGS
 from dsnb.prediction.fit import is_covered
-from dsnb.prediction.links import Link
+from dsnb.prediction.gpus import Link
 from dsnb.prediction.measured import recorded
-from dsnb.prediction.moments import Trace
-from dsnb.prediction.predict import Known, On, known_from, tabulated
+from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
-from dsnb.prediction.traces import can_trace
+from dsnb.prediction.traces import Trace, can_trace
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
@@ -85,7 +84,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     SettingsError
         If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
     """
-    runs, path = as_runs(runs), links.link(link)
+    runs, path = as_runs(runs), gpus.link(link)
     on_gpu, gpu_name = _on_one_gpu(runs, path)
     spec = on_gpu[0]["known_gpu"]
     wanted, notes = _wanted(asked, on_gpu)
@@ -100,8 +99,8 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     if not shown:
         return Unmeasured(notes=tuple(notes))
     timed = [row["measured"] for row in on_gpu if row["measured"]]
-    is_calibrated = len(timed) >= FEWEST
-    on = On(spec, path, known_from(timed, path) if is_calibrated else Known())
+    is_calibrated = len(timed) >= MIN_SETTINGS
+    on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
     traces = _traces(shown)
     figures = tabulated(shown, [setting(one, spec, path) for one in shown], traces, on, tokens=ANY_TOKENS)
     source = _most_common([labels.text(row.get("source")) for row in on_gpu])
@@ -113,7 +112,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
 
 def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
     """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
-    _wanted(asked, _on_one_gpu(runs, links.link(link))[0])
+    _wanted(asked, _on_one_gpu(runs, gpus.link(link))[0])
 
 
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
@@ -142,23 +141,23 @@ def _ended(runs: pd.DataFrame) -> set[str]:
 
 def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
     """Return the settings, each once, and what was left out of the files because it is refused."""
-    gpus = max(int(row["asked"].gpus) for row in on_gpu)
+    number = max(int(row["asked"].gpus) for row in on_gpu)
     wanted: list[Experiment] = []
     refused: list[str] = []
     for source in [asked] if isinstance(asked, Asked) else asked:
-        experiments, reasons = ([source], []) if isinstance(source, Experiment) else _of_file(Path(source), gpus)
+        experiments, reasons = ([source], []) if isinstance(source, Experiment) else _of_file(Path(source), number)
         wanted += [one.model_copy(update={"device": "cuda"}) for one in experiments]
         refused += reasons
     return list({one.name_with_model: one for one in wanted}.values()), _left_out(refused)
 
 
-def _of_file(path: Path, gpus: int) -> tuple[list[Experiment], list[str]]:
+def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
     """Return the settings of a params file, with `gpus: auto` as in the runs, and why others are refused."""
     file = SweepPaths(path).params if path.is_dir() else path
     experiments, refused = [], []
     for given in grid.combinations(read_params(file)):
         settings = {**given, "device": "cuda"}
-        settings |= {"gpus": gpus} if settings.get("gpus") == "auto" else {}
+        settings |= {"gpus": number} if settings.get("gpus") == "auto" else {}
         try:
             experiments.append(Experiment(**settings))
         except SettingsError as error:

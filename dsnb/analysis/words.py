@@ -28,7 +28,7 @@ from dsnb.analysis.templates import (
 from dsnb.analysis.texts import MINUS, amount, duration, duration_range, fill, fixed, significant
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
-from dsnb.runs.literature.measured import SOURCE, is_own
+from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.settings.planning import GOAL_DAYS, MOST_DAYS, gpus_needed
 
 

@@ -12,8 +12,9 @@ from dsnb.analysis.ratio_errors import RatioError
 from dsnb.analysis.recommend import forecast
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
+from dsnb.prediction.traces import Trace
 from dsnb.render import plan_answer
-from tests.prediction.made_up import MODEL_TRACE
+from tests.prediction.made_up import RECORD
 
 SETTINGS = {"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "micro_batch_size": 8, "gpus": 8}
 STAGES = {**SETTINGS, "zero_stage": [0, 1, 3]}
@@ -22,7 +23,7 @@ NAMES = [f"opt-1.3b_zs{stage}_bf16_gpus8_bs8_sl2048" for stage in (0, 1, 3)]
 
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
-    monkeypatch.setattr(predict, "traces", lambda asked: [MODEL_TRACE.of(int(one.micro_batch_size)) for one in asked])
+    monkeypatch.setattr(predict, "traces", lambda asked: [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked])
 
 
 def given(**settings):
