@@ -73,10 +73,8 @@ class Brush {
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
   // is a run, or an experiment if it is marked so by `isExperiment`.
-  // `about()` returns what a saved picture says besides: {title, legend, cite}.
   constructor(parent, specification, label, events = {}, height = specification.height) {
     this.label = label;
-    this.about = () => ({ title: label, legend: [], cite: "" });
     this.specification = { ...specification, height };
     this.events = events;
     this.types = null;
