@@ -18,7 +18,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.labels import METRIC_LABELS
-from dsnb.runs.literature import measured as literature
+from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
 from dsnb.settings.experiment import Experiment
 
