@@ -150,7 +150,7 @@ def _lines() -> list[Specification]:
 
     A wide invisible path over each is easier to point at.
     """
-    place = {
+    place: dict[str, Any] = {
         "path": {"field": "path"},
         "scaleX": {"signal": "width / (x_high - x_low)"},
         "scaleY": {"signal": "-height / (y_high - y_low)"},
