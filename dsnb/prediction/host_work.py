@@ -32,27 +32,21 @@ def launches(experiment: Experiment, mode: Mode, launched: float, casts: float) 
     launched, casts
         Kernels of the passes, and those of autocast.
     """
-    launched += CAST_LAUNCHES * casts + _tensor_parallel(experiment)
+    layers, again = shape(experiment.model).layers / experiment.pipeline_parallel, recomputed_share(experiment)
+    launched += CAST_LAUNCHES * casts
+    if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass
+        launched += TENSOR_LAUNCHES * 2 * layers * (2 + again)
     if experiment.compile in CUDA_GRAPHS:
         return 5.0
     if mode.kind != "compiled":
         return launched
     parts = COMPILED_LAUNCHES * launched
     if compiles_blocks(experiment.model_dump()):
-        each = BLOCK_LAUNCHES + RECOMPUTED_LAUNCHES * recomputed_share(experiment)
-        parts += each * shape(experiment.model).layers / experiment.pipeline_parallel
+        parts += (BLOCK_LAUNCHES + RECOMPUTED_LAUNCHES * again) * layers
     if experiment.strategy == "ddp" and experiment.gpus > 1:
         bucket = experiment.bucket_elements or 25 * 2**20 / 4
         parts += SPLIT_LAUNCHES * trained_parameters(experiment) / bucket
     return parts
-
-
-def _tensor_parallel(experiment: Experiment) -> float:
-    """Return what DeepSpeed does in Python for the two reductions of a block and pass, in launches."""
-    if experiment.tensor_parallel == 1:
-        return 0.0
-    blocks = shape(experiment.model).layers / experiment.pipeline_parallel
-    return TENSOR_LAUNCHES * 2 * blocks * (2 + recomputed_share(experiment))
 
 
 def hook_launches(experiment: Experiment) -> float:

@@ -265,14 +265,11 @@ def _fsdp(engine: Engine) -> list[Moment]:
 
 
 def _zero(engine: Engine) -> list[Moment]:
-    """Return the moments of a step at which memory can be at its peak."""
-    experiment = engine.experiment
-    if experiment.zero_stage == 3:
-        return _zero3(engine)
-    if experiment.zero_stage == 0:
-        return _zero0(engine)
-    accumulates = accumulates_in_fp32(vars(experiment)) and experiment.zero_stage == 1
-    return _zero1_in_fp32(engine) if accumulates else _zero12(engine)
+    """Return the moments of ZeRO's stage."""
+    stage = engine.experiment.zero_stage
+    if stage == 1 and accumulates_in_fp32(vars(engine.experiment)):
+        return _zero1_in_fp32(engine)
+    return (_zero0, _zero12, _zero12, _zero3)[stage](engine)
 
 
 def _zero0(engine: Engine) -> list[Moment]:
@@ -326,20 +323,16 @@ def _offloaded_optimizer(engine: Engine, states: Moment) -> list[Moment]:
     width = engine.width
     states = states.with_more("states", buffers=width * engine.trace.largest)
     if engine.experiment.zero_stage == 2:
-        held = min(engine.bucket, width * engine.trained)
-        return [*_passes(engine, states, 0, held, engine.buckets), _norm_in_fp64(engine, states)]
+        held, largest = min(engine.bucket, width * engine.trained), engine.trace.largest
+        beside = width * largest if width * largest > engine.bucket else 0  # else it is in the bucket
+        # The norm of the rank's share of the largest gradient is taken in fp64: `set_norm_for_param_grad_in_gpu`.
+        buffers = engine.buckets + 8 * min(largest, engine.trained / engine.ranks)
+        norm = states.with_more("backward", gradients=beside, buffers=buffers)
+        return [*_passes(engine, states, 0, held, engine.buckets), norm]
     base = states.with_more("states", gradients=width * engine.trained if engine.accumulates else 0)
     if engine.accumulates:
         base = base.with_more("states", buffers=engine.buckets)
     return _passes(engine, base, 0 if engine.accumulates else width, 0)
-
-
-def _norm_in_fp64(engine: Engine, states: Moment) -> Moment:
-    """Take the norm of the rank's share of the largest gradient: `set_norm_for_param_grad_in_gpu`."""
-    largest = engine.trace.largest
-    beside = engine.width * largest if engine.width * largest > engine.bucket else 0  # else it is in the bucket
-    in_fp64 = 8 * min(largest, engine.trained / engine.ranks)
-    return states.with_more("backward", gradients=beside, buffers=engine.buckets + in_fp64)
 
 
 def _zero1_in_fp32(engine: Engine) -> list[Moment]:

@@ -188,26 +188,22 @@ def _attention(experiment: Experiment, model: Shape, mode: Mode, again: float) -
 
 
 def _weight_traffic(experiment: Experiment, model: Shape, mode: Mode) -> float:
-    """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation."""
+    """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation.
+
+    DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added back to be reduced
+    (0.19.8, `fill_grad_accum_attribute`).
+    """
     if experiment.lora_rank:
         return 0.0
     moved = 12.0 if mode.autocast else 0.0  # weights fp32 -> half, gradients half -> fp32
     if experiment.strategy == "fsdp" and experiment.gpus > 1:
         moved += 14  # gathered weights into place in both passes, gradients cast and laid out to be scattered
-    moved += _accumulation(experiment, mode)
-    return moved * model.parameters / (experiment.tensor_parallel * experiment.pipeline_parallel)
-
-
-def _accumulation(experiment: Experiment, mode: Mode) -> float:
-    """Return the bytes a parameter that a micro-batch's gradients move to be added to those of the earlier ones.
-
-    DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added back to be reduced
-    (0.19.8, `fill_grad_accum_attribute`).
-    """
-    earlier = 1 - 1 / experiment.grad_accum
+    earlier = 1 - 1 / experiment.grad_accum  # the share of micro-batches that add to the gradients of earlier ones
     if mode.width == 4 or mode.autocast or experiment.strategy == "fsdp":
-        return 12 * earlier
-    return 6 + 12 * earlier if earlier and accumulates_in_fp32(vars(experiment)) else 6 * earlier
+        moved += 12 * earlier
+    elif earlier:
+        moved += 6 + 12 * earlier if accumulates_in_fp32(vars(experiment)) else 6 * earlier
+    return moved * model.parameters / (experiment.tensor_parallel * experiment.pipeline_parallel)
 
 
 def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
@@ -215,11 +211,14 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
 
     AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native half precision ZeRO 1
     to 3 make the gradients flat (4) and fp32 (6), and write the weights back (6); ZeRO 0 casts them (6), takes their
-    norm (4), copies them into a flat buffer (8), scales them (8) and writes the weights back (6).
+    norm (4), copies them into a flat buffer (8), scales them (8) and writes the weights back (6). To find overflows and
+    norms, which are taken in fp64, ZeRO 1 to 3 read a gradient twice, cast it and read the cast (DeepSpeed 0.19.8,
+    `has_inf_or_nan`, `get_grad_norm_direct`). ZeRO 1 and 2 use buckets on one GPU, too.
     """
     if experiment.offload != "none":
         return 0.0
     trained = trained_parameters(experiment) / (experiment.tensor_parallel * experiment.pipeline_parallel)
+    is_zero = experiment.strategy == "deepspeed"
     sharded = experiment.strategy == "fsdp" or experiment.zero_stage >= 1
     native = mode.width == 2 and not mode.autocast and experiment.strategy in {"deepspeed", MEGATRON}
     each = 28.0
@@ -229,25 +228,10 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
         each += 8
     if experiment.optimizer == "adafactor":
         each += 60
-    each = (each + _checked(experiment, mode)) / (experiment.data_parallel if sharded else 1)
-    return trained * (each + _bucketed(experiment, mode))
-
-
-def _checked(experiment: Experiment, mode: Mode) -> float:
-    """Return the bytes a parameter that ZeRO 1 to 3 move to find overflows and norms, which are taken in fp64.
-
-    DeepSpeed 0.19.8: `has_inf_or_nan` reads a gradient twice, `get_grad_norm_direct` casts it and reads the cast.
-    """
-    if experiment.strategy != "deepspeed" or not experiment.zero_stage or experiment.gradient_checks == "off":
-        return 0.0
-    return 3 * mode.stream_width + 16
-
-
-def _bucketed(experiment: Experiment, mode: Mode) -> float:
-    """Return the bytes a parameter that gradients move on every rank, into a bucket of DeepSpeed's and out of it.
-
-    ZeRO 1 and 2 use buckets on one GPU, too.
-    """
-    stages = (0, 1, 2) if experiment.data_parallel > 1 else (1, 2)
-    through = experiment.strategy == "deepspeed" and experiment.zero_stage in stages
-    return 4.0 * mode.stream_width if through else 0.0
+    if is_zero and experiment.zero_stage and experiment.gradient_checks != "off":
+        each += 3 * mode.stream_width + 16
+    if sharded:
+        each /= experiment.data_parallel
+    if is_zero and experiment.zero_stage in ((0, 1, 2) if experiment.data_parallel > 1 else (1, 2)):
+        each += 4.0 * mode.stream_width  # into a bucket and out of it, on every rank
+    return trained * each

@@ -115,32 +115,13 @@ def test_more_work_never_takes_less_time(settings):
             assert seconds(**{**settings, **more}) >= seconds(**less) - ROUNDING_S
 
 
-def test_less_recomputation_is_never_slower():
-    for strategy in (
-        {"strategy": "plain"},
-        {"zero_stage": 3, "gpus": 4},
-        {"zero_stage": 1, "gpus": 2, "tensor_parallel": 2},
-    ):
-        every = [seconds(**strategy, activation_checkpointing=True, checkpoint_every=k) for k in (1, 2, 4, 8, 24)]
-        assert [*every, seconds(**strategy)] == sorted([*every, seconds(**strategy)], reverse=True)
-
-
 def test_more_gpus_with_the_same_work_each_are_never_faster_unless_they_share_states():
     for settings in ({"strategy": "ddp"}, {"zero_stage": 0}):
-        times = [seconds(path="ib:400", **settings, gpus=count) for count in (1, 2, 4, 8, 16, 64, 512)]
+        times = [seconds(path="ib:400", **settings, gpus=count) for count in (1, 2, 8, 16, 512)]
         assert times == sorted(times)
     inside = [step_time(experiment(zero_stage=1, gpus=count), "H200", "ib:400") for count in (2, 4, 8)]
     assert [one.optimizer_s for one in inside] == sorted((one.optimizer_s for one in inside), reverse=True)
     assert [communication_s(one) for one in inside] == sorted(communication_s(one) for one in inside)
-
-
-def test_more_micro_batches_shrink_the_share_of_the_bubble():
-    shares = []
-    for count in (1, 4, 16, 64):
-        one = step_time(experiment(pipeline_parallel=4, gpus=4, grad_accum=count), "H200", "nvlink")
-        shares.append(one.pipeline_bubble_s / one.step_time_s)
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 0.5 > 0.05 > shares[-1]
 
 
 def test_a_micro_batch_that_is_not_known_yet_is_refused():
