@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dsnb.errors import SettingsError
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.host_work import gathering_passes
 from dsnb.prediction.mode import LINEAR_LAYERS, Mode, recomputed_share, shape, trained_parameters
+from dsnb.prediction.work import gathering_passes
 from dsnb.settings.experiment import Experiment
 
 GRADIENT_BUCKET = 25 * 2**20 / 4
