@@ -99,7 +99,7 @@ def test_peaks_by_name():
 
 
 def test_visible_gpus_follow_cudas_rule():
-    found = [hardware.Gpu(index, "X", f"GPU-{letter}", 1.0, (9, 0)) for index, letter in enumerate("abc")]
+    found = [hardware.InstalledGpu(index, "X", f"GPU-{letter}", 1.0, (9, 0)) for index, letter in enumerate("abc")]
     chosen = hardware._visible
     assert [gpu.index for gpu in chosen(found, None)] == [0, 1, 2]
     assert [gpu.index for gpu in chosen(found, "2,0")] == [2, 0]

@@ -10,7 +10,7 @@ from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError
 from dsnb.prediction.fit import TRACED_SIZES, Fit, fits_here, is_covered, largest_predicted, on_the_line, room_here
 from dsnb.prediction.memory import CONTEXT_GIB, NCCL_GIB, Room, peak_memory
 from dsnb.settings.experiment import Experiment
-from dsnb.system.hardware import Gpu
+from dsnb.system.hardware import InstalledGpu
 from tests.prediction.made_up import MIB, TRACE
 
 
@@ -21,7 +21,7 @@ def given(**settings):
 @pytest.fixture
 def cards(monkeypatch):
     """Give this machine two GPUs, one of them smaller."""
-    found = tuple(Gpu(n, "NVIDIA H200", f"GPU-{n}", size, (9, 0)) for n, size in enumerate((140.0, 80.0)))
+    found = tuple(InstalledGpu(n, "NVIDIA H200", f"GPU-{n}", size, (9, 0)) for n, size in enumerate((140.0, 80.0)))
     monkeypatch.setattr("dsnb.system.hardware.gpus", lambda: found)
 
 
