@@ -33,7 +33,6 @@ class TorchTrainer:
         self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
         self.section: Section = no_section
         whole = with_loss(experiment, model)
-        self.module: nn.Module = whole
         wrap = {"plain": self._plain, "ddp": self._ddp, "fsdp": self._fsdp}[experiment.strategy]
         self.wrapped: Any = wrap(whole)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]

@@ -31,8 +31,6 @@ class Trainer(Protocol):
         Counts over all ranks that share the model; tied parameters count once.
     section
         Marks the parts of a step.
-    module
-        The model as this rank has it, for DeepSpeed's flops profiler.
     optimizer
         The optimizer, DeepSpeed's or torch's.
     block_parameters
@@ -40,7 +38,6 @@ class Trainer(Protocol):
     """
 
     config: Any
-    module: torch.nn.Module
     optimizer: Any
     parameters: int
     trainable_parameters: int
