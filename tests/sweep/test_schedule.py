@@ -44,7 +44,7 @@ def load(params, *sizes, **overrides):
     return subclusters.load(params, sizes, overrides, output=params.parent / "out")
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,1", "2,,4", "two", "-1", "1.5", "9" * 9])
+@pytest.mark.parametrize("text", ["", "0", "1,1", "2,,4", "1.5"])
 def test_sizes_that_are_none(text):
     with pytest.raises(SettingsError) as caught:
         subclusters.sizes(text)
