@@ -60,7 +60,7 @@ class DeepSpeedTrainer:
         if not outside:
             compile_model(experiment, whole)
         self.engine = make_engine(experiment, whole, ds_config)
-        self.optimizer = self.engine.optimizer
+        self.module, self.optimizer = self.engine.module, self.engine.optimizer
         if outside:
             separate_caches(experiment)
             self.engine.compile(compile_kwargs=compile_options(experiment))
@@ -126,7 +126,7 @@ class PipelineTrainer:
             rules = ds_config["tensor_parallel"]["partition_config"]
             parallel.split_stage(experiment, pipeline, self.config, rules)
         self.engine = make_engine(experiment, pipeline, ds_config)
-        self.optimizer = self.engine.optimizer
+        self.module, self.optimizer = self.engine.module, self.engine.optimizer
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
             command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()

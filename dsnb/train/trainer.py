@@ -31,6 +31,8 @@ class Trainer(Protocol):
         Counts over all ranks that share the model; tied parameters count once.
     section
         Marks the parts of a step.
+    module
+        The model as this rank has it.
     optimizer
         The optimizer, DeepSpeed's or torch's.
     block_parameters
@@ -38,6 +40,7 @@ class Trainer(Protocol):
     """
 
     config: Any
+    module: torch.nn.Module
     optimizer: Any
     parameters: int
     trainable_parameters: int
