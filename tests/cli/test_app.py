@@ -165,12 +165,11 @@ def test_a_folder_without_runs_says_what_was_looked_at(monkeypatch, tmp_path, co
     assert dsnb(monkeypatch, command, tmp_path) == (1, "", message)
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=str)
-def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, dry):
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     (tmp_path / "file").write_text("")
     for target, why in ((tmp_path / "file" / "out", "Not a directory"), ("/proc/x", "No such file or directory")):
-        code, out, err = dsnb(monkeypatch, "sweep", "params/quickstart.yaml", "--output", target, *dry)
+        code, out, err = dsnb(monkeypatch, "sweep", "params/quickstart.yaml", "--output", target)
         assert (code, out) == (1, "")
         assert err == f"error: {target} cannot be written: {why}; choose another --output\n"
 
