@@ -84,7 +84,7 @@ def show_like_a_report(folder, charts):
     runs, steps = dsnb.load_runs(folder), dsnb.load_steps(folder)
     summary = dsnb.summarize(runs)
     shown = [tables.heading(folder), tables.summary_table(summary), tables.failures(runs), tables.environment(runs)]
-    shown += [tables.settings(runs), tables.timing_table(timing(runs)), answer.answer(runs)]
+    shown += [tables.settings(runs), tables.to_html(tables.format_timing(timing(runs))), answer.answer(runs)]
     parts = variants(runs)
     if charts:
         part = next(iter(parts.values()))
