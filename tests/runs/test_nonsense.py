@@ -23,7 +23,6 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
-from dsnb.sweep.slurm.jobs import read_submission
 from tests.support import nonsense
 
 PARAMS = {
@@ -77,7 +76,6 @@ def read_like_a_sweep(run, experiment):
     with contextlib.suppress(SettingsError):
         job.load_run(run.paths)
     job.read_result(run.paths)
-    read_submission(run.paths.slurm)
     run_status(experiment, run.paths, {0: 0}, 0)
     summarize_run(experiment, run.paths)
 
