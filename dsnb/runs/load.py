@@ -3,8 +3,6 @@
 Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0.
 """
 
-import contextlib
-import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,9 +57,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     """
-    with _without_garbage_collection():
-        table = _runs(find_runs(path))
-    return as_runs(without_noise(table))
+    return as_runs(without_noise(_runs(find_runs(path))))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -83,20 +79,7 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     SettingsError, LogError
         As for `load_runs`.
     """
-    with _without_garbage_collection():
-        return _steps(find_runs(path))
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Defer garbage collection: it would scan the many small records, all still in use, again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return _steps(find_runs(path))
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:

@@ -12,8 +12,7 @@ from dsnb.analysis.scaling import scaling
 from dsnb.explorer.data import read
 from dsnb.render import answer
 from dsnb.run_folder.columns import RUN_COLUMNS
-from dsnb.runs.column_aliases import ALIASES
-from dsnb.runs.table import as_runs, named_runs
+from dsnb.runs.table import ALIASES, as_runs, named_runs
 from tests.support import made_up
 
 OLD = {new: old for old, new in ALIASES.items()}
