@@ -206,10 +206,7 @@ def test_runs_that_are_added_again_are_further_repeats(tmp_path, monkeypatch):
 def test_the_other_formulas_by_hand():
     assert metrics.samples_per_s(1024, 256) == 4
     assert metrics.tokens_per_s_of_samples(4, 256) == 1024
-    assert metrics.step_time_s(4096, 1024) == 4
     assert metrics.gpu_hours(3600 * 1000, 1000, 8) == 8
-    assert metrics.energy_kwh(8, 500) == 4
-    assert metrics.energy_kwh(8, None) is None
     assert metrics.cost(8, 2.5) == 20
     assert metrics.cost(8, None) is None
     assert metrics.speed_up(300, 100) == 3
@@ -217,7 +214,7 @@ def test_the_other_formulas_by_hand():
     assert (metrics.flops_factor(True), metrics.flops_factor(False)) == (4, 3)
     for nothing in (metrics.days(1, 0), metrics.gpu_hours(1, 0, 1), metrics.tokens_per_s_of_days(1, 0),
                     metrics.scaling_efficiency(1, 0, 1, 1), metrics.samples_per_s(1, 0), metrics.speed_up(1, 0),
-                    metrics.step_time_s(1, 0), metrics.published_tflops(1, 1, 0, 1, True)):  # fmt: skip
+                    metrics.published_tflops(1, 1, 0, 1, True)):  # fmt: skip
         assert nothing is None
 
 
