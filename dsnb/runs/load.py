@@ -126,7 +126,7 @@ def _logged(found: Found) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
 
 
 def _runs(found: Found) -> pd.DataFrame:
-    own = run_folders.read_columns(found.runs, found.without_steps)
+    own = run_folders.read_columns(found.runs)
     names = name_runs(found.runs, own[run_folders.NAME], own[run_folders.MODEL_NAME])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
@@ -151,12 +151,8 @@ def _steps(found: Found) -> pd.DataFrame:
 
 def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int]) -> pd.DataFrame:
     """Add the names of the runs to their steps."""
-    places = np.repeat(np.arange(len(names)), counts)
     table = steps.reindex(columns=STEP_COLUMNS)
     for name in STEP_NUMBERS:
-        if table[name].dtype != "float64":
-            table[name] = pd.to_numeric(table[name], errors="coerce")
-    for position, key in enumerate(KEYS):
-        values = pd.Series([name[key] for name in names], dtype=KEY_TYPES[key])
-        table.insert(position, key, values.array.take(places))
-    return table
+        table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
+    keys = pd.DataFrame(names, columns=KEYS).astype(KEY_TYPES)
+    return pd.concat([keys.loc[np.repeat(keys.index, counts)].reset_index(drop=True), table], axis="columns")

@@ -1,5 +1,5 @@
 """What others published: their tables as data, in the columns of `dsnb.load_runs`, and whether their figures agree."""
 
-from dsnb.runs.literature.tables import agreement, contradictions, published, schedule
+from dsnb.runs.literature.tables import agreement, contradictions, published
 
-__all__ = ["agreement", "contradictions", "published", "schedule"]
+__all__ = ["agreement", "contradictions", "published"]

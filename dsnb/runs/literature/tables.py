@@ -98,17 +98,6 @@ def steps_file(name: str) -> Path:
     return paths.literature(name).with_name(f"{name}_steps.parquet")
 
 
-def schedule() -> pd.DataFrame:
-    """Load the batch-size ramp-up of the 1.3B benchmark.
-
-    Returns
-    -------
-    pandas.DataFrame
-        `gpu_name`, `nodes`, `global_batch_size`, `micro_batch_size`.
-    """
-    return pd.read_csv(paths.literature("bigscience_1b3_rampup"))
-
-
 def agreement(name: str) -> pd.DataFrame:
     """Load the published figures of a table that follow from others by a formula.
 
