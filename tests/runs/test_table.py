@@ -1,4 +1,4 @@
-"""The door for tables: former names of columns, and what depends on other columns, the share of the plain loop's speed, and the utilization, which short runs lack."""
+"""The door for tables: former names of columns, the share of the plain loop's speed, utilization of short runs."""
 
 import math
 
