@@ -108,6 +108,7 @@ def steady() -> pd.DataFrame:
     runs = runs[runs["sweep"] != "h200_allocator"]
     beside = runs["note"].astype(str).str.contains("at the same time|one CPU thread")
     settled = runs["timed_steps"] * runs["grad_accum"] >= MICRO_BATCHES
+    beside |= runs["sweep"] == "h200_allocator"  # those on one GPU ran two at a time
     return runs[(runs["status"] == "ok") & settled & ~beside & (runs["gradient_compression"] != "powersgd")]
 
 
