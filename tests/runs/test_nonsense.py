@@ -50,7 +50,6 @@ def real(tmp_path):
         "worker.json": [{"parameters": 10, "energy_j": 350.0, "power_source": "energy counter", "update_rms": 1e-3}],
         "profile.json": [{"forward_s": 0.1, "step_s": 0.4, "ended_s": 9.5, "missing": {"trace": "none"}}],
         "failures.jsonl": [{"rank": 0, "status": "oom", "cause": "it fell over", **shortage}],
-        "slurm.json": [{"name": "dsnb-t-0", "job": "17", "state": "submitted", "script": "/x/job.sh"}],
         "run.ipynb": [{"cells": [], "metadata": {"papermill": {"default_parameters": {}, "duration": 3.5}}}],
     }
 
@@ -85,7 +84,7 @@ def write_run(draw, folder, real):
 
 
 def read_like_a_sweep(run):
-    """Ask of a run what a sweep, its probes, Slurm jobs and a launch ask."""
+    """Ask of a run what a sweep and a launch ask."""
     for ask in (is_finished, lambda run: job.load_run(run.paths)):
         with contextlib.suppress(SettingsError):
             ask(run)
