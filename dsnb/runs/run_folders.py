@@ -1,9 +1,8 @@
 """Run folders of dsnb -> columns, for many thousands of runs at once.
 
 A run is a few small files, so system calls dominate: paths are strings instead of `Path` objects, every file is read
-once, and of the executed notebook only the end is read, where papermill stores its times. Records are validated column
-by column. If a value is invalid, every record is validated on its own: invalid values are left out, and their run
-counts as unfinished.
+once, and of the executed notebook only the end is read, where papermill stores its times. Invalid values are left out,
+and their run counts as unfinished.
 """
 
 import json
@@ -20,7 +19,6 @@ from dsnb.files import json_text, plain_text, records
 from dsnb.formulas import metrics, model_shapes
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
-from dsnb.run_folder.declarations import AMOUNT
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import aliases, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS
@@ -150,7 +148,7 @@ def _notebook_s(path: str) -> float | None:
         return float(found[1])
     notebook = records.read_json(path) or {}
     duration = get_mapping(get_mapping(notebook, "metadata"), "papermill").get("duration")
-    return duration if AMOUNT.holds(duration) else None
+    return duration if isinstance(duration, int | float) else None
 
 
 def _records(folders: Sequence[str], without_steps: Collection[str]) -> tuple[dict[str, list[Any]], Records]:
@@ -165,9 +163,7 @@ def _records(folders: Sequence[str], without_steps: Collection[str]) -> tuple[di
         name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in (EXPERIMENT, MACHINE, RESULT)
     }
     found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
-    problems: dict[int, str] = {}
-    if not all(record_schema.FORMS[name].holds_all(of_runs) for name, of_runs in found.items()):  # rare
-        problems = _clean(found)
+    problems = _clean(found)
     columns = _columns(found)
     ends = [
         _status_and_cause(settings, machine, result, folder not in without_steps, problems.get(place))
@@ -217,13 +213,11 @@ def _clean(found: dict[str, Records]) -> dict[int, str]:
     problems: dict[int, str] = {}
     for file, of_runs in found.items():
         for place, record in enumerate(of_runs):
-            if record is None:
-                continue
-            content, problem = record_schema.cleaned(file, record)
-            if problem:
+            if record is not None and record_schema.wrong_values(file, record)[0]:
+                content, problem = record_schema.cleaned(file, record)
                 # An invalid setting is unknown: assuming its default would be wrong.
                 of_runs[place] = {**dict.fromkeys(record), **content}
-                problems.setdefault(place, problem)
+                problems.setdefault(place, str(problem))
     return problems
 
 

@@ -3,12 +3,13 @@
 A sentence names the setting and its value, and says what is allowed and what to do.
 """
 
+import contextlib
 import ctypes.util
 import difflib
 import importlib.util
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,34 @@ from dsnb.settings import causal_models, deepspeed_models, hostfile, inputs, rul
 from dsnb.settings.derived import Settings
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
+
+WHOLE_NUMBER = "give a whole number"
+ALLOWED = {
+    "value_error": "{error}",
+    "literal_error": "allowed are {expected}",
+    "int_type": WHOLE_NUMBER,
+    "int_parsing": WHOLE_NUMBER,
+    "int_from_float": WHOLE_NUMBER,
+    "bool_type": "give true or false",
+    "dict_type": "give settings as 'name: value'",
+    "list_type": "give a list",
+    "string_type": "give a text",
+    "string_too_long": "give a shorter text",
+    "float_parsing": "give a number",
+    "float_type": "give a number",
+    "finite_number": "give a finite number",
+    "greater_than_equal": "it must be at least {ge}",
+    "greater_than": "it must be more than {gt}",
+    "less_than_equal": "it must be at most {le:g}",
+    "less_than": "it must be less than {lt}",
+}
+"""What is allowed instead of a value, by the type of pydantic's error."""
+ALLOWED_IN = {
+    "micro_batch_size": {WHOLE_NUMBER: "give a whole number, or 'auto'"},
+    "gpus": {WHOLE_NUMBER: "give a whole number, or 'auto'"},
+    "deepspeed": {ALLOWED["dict_type"]: "give sections and keys of DeepSpeed's configuration, or leave it out"},
+}
+"""The words of single settings for that."""
 
 
 def closest_match(name: str, names: Iterable[str]) -> str | None:
@@ -42,29 +71,10 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
 
 def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     """Return what is allowed instead of the value in one of pydantic's error details; `name` is that of the setting."""
-    whole_number = "give a whole number" + (", or 'auto'" if name in {"micro_batch_size", "gpus"} else "")
-    context = detail.get("ctx", {})
-    allowed = {
-        "value_error": str(context.get("error")),
-        "assertion_error": str(context.get("error")),
-        "literal_error": f"allowed are {context.get('expected')}",
-        "int_type": whole_number,
-        "int_parsing": whole_number,
-        "int_from_float": whole_number,
-        "bool_type": "give true or false",
-        "dict_type": "give sections and keys of DeepSpeed's configuration, or leave it out"
-        if name == "deepspeed"
-        else "give settings as 'name: value'",
-        "list_type": "give a list",
-        "string_type": "give a text",
-        "float_parsing": "give a number",
-        "float_type": "give a number",
-        "greater_than_equal": f"it must be at least {context.get('ge')}",
-        "greater_than": f"it must be more than {context.get('gt')}",
-        "finite_number": "give a finite number",
-        "less_than": f"it must be less than {context.get('lt')}",
-    }
-    return allowed.get(detail["type"], str(detail["msg"]))
+    template = ALLOWED.get(detail["type"])
+    if template is None:
+        return str(detail["msg"])
+    return ALLOWED_IN.get(name, {}).get(template, template).format(**detail.get("ctx", {}))
 
 
 def _unknown_model(s: Settings) -> str | None:
@@ -161,9 +171,6 @@ def _no_tokenizer(s: Settings) -> str | None:
     return f"tokenizer is {short_repr(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
 
 
-HOSTS = {"hostfile", "include", "exclude", "gpus", "nodes"}
-
-
 def _hosts(s: Settings) -> str | None:
     if not s["hostfile"]:
         odd = next((name for name in ("include", "exclude") if s[name]), "nodes" if s["nodes"] > 1 else None)
@@ -209,45 +216,16 @@ RULES: list[Rule] = [
 ]
 
 
-def contradictions(settings: Settings, given: Collection[str], ignore: Collection[str]) -> list[str]:
+def contradictions(settings: Settings) -> list[str]:
     """Return the contradictions between settings, one sentence each.
 
-    Rules that read a setting in `ignore` are left out, and so is what they say if they read none that is `given`.
+    Rules that read a setting that is missing, such as one whose value is not valid, are left out.
     """
     found = []
     for rule in RULES:
-        read = _Read(settings, ignore)
-        try:
-            problem = rule(read)
-        except _IgnoredError:
-            continue
-        if problem and not read.names.isdisjoint(given):
-            found.append(problem)
-    return found
-
-
-class _IgnoredError(Exception):
-    """A rule reads a setting whose value is not valid."""
-
-
-class _Read(Mapping[str, Any]):
-    """Settings that remember which of them were read."""
-
-    def __init__(self, settings: Settings, ignore: Collection[str]) -> None:
-        self._settings, self._ignore = settings, ignore
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self._ignore:
-            raise _IgnoredError
-        self.names.add(name)
-        return self._settings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
+        with contextlib.suppress(KeyError):
+            found.append(rule(settings))
+    return [problem for problem in found if problem]
 
 
 def unsupported(settings: Settings) -> list[str]:

@@ -85,8 +85,8 @@ class Experiment(Training):
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
         if "deepspeed" in known and "deepspeed" not in invalid:
             problems += deepspeed_keys.problems(known["deepspeed"])
-        chosen = known if invalid else self.model_dump()  # every `auto` is resolved
-        problems += checks.contradictions({**DEFAULTS, **chosen}, given=set(known), ignore=invalid)
+        chosen = {**DEFAULTS, **known} if invalid else self.model_dump()  # every `auto` is resolved
+        problems += checks.contradictions({key: value for key, value in chosen.items() if key not in invalid})
         if problems:
             raise SettingsError(problems)
 

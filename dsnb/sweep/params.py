@@ -174,7 +174,7 @@ def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list
 
 
 def _output_folder(output: str | Path | None, name: str) -> Path:
-    return paths.require_plain_name(Path(output) if output else paths.outputs_root() / name, "--output")
+    return Path(output) if output else paths.outputs_root() / name
 
 
 def content(file: ParamsFile) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsnb.errors import FetchError, SettingsError
-from dsnb.run_folder import paths
 from dsnb.settings import inputs
 from dsnb.settings.inputs import ExternalItem
 from dsnb.sweep.params import load_sweep
@@ -43,7 +42,7 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
         If the folder cannot be written.
     """
     if home:
-        home = paths.require_plain_name(home.absolute(), "--cache")
+        home = home.absolute()
     items = hub_items(params)
     if not items:
         return ["nothing to fetch: presets with random weights, synthetic tokens, stdlib and bytes need none"]

@@ -14,7 +14,7 @@ from dsnb.analysis.summary import summarize
 from dsnb.cli.app import app
 from dsnb.run_folder.columns import GPU_COLUMNS, METRIC_LABELS, RUN_COLUMNS
 from dsnb.run_folder.declarations import Column
-from dsnb.run_folder.record_schema import FORMS
+from dsnb.run_folder.record_schema import FILES
 from dsnb.runs.load import load_runs, load_steps
 from dsnb.settings.experiment import Experiment
 
@@ -82,10 +82,10 @@ def test_every_command_and_option_has_a_meaning():
 
 def test_every_field_of_a_run_folder_has_a_meaning():
     text = reference_tables.run_fields()
-    for file, kind in FORMS.items():
+    for file, columns in FILES.items():
         section = text.split(f"### `{file}`\n")[1].split("\n### ")[0]
         settings = set(Experiment.model_fields) if file == "experiment.json" else set()
-        assert list(entries(section)) == [name for name in kind.fields if name not in settings]
+        assert list(entries(section)) == [column.name for column in columns if column.name not in settings]
 
 
 def test_what_has_no_meaning_is_an_error():

@@ -65,27 +65,28 @@ DAMAGE = {
     "few steps": (lambda run: cut(run.steps, 2), "steps.jsonl has 2 of 3 timed steps"),
     "letters": (
         lambda run: change(run.result, exit_codes={"a": 0}),
-        "result.json: exit_codes is {'a': 0}, not exit codes by rank",
+        "result.json: exit_codes.a is 'a': give a whole number",
     ),
     "status": (
         lambda run: change(run.result, status={"ok": 1}),
-        "result.json: status is {'ok': 1}, not one of ok, oom, nan, untrained, failed, timeout, interrupted",
+        "result.json: status is {'ok': 1}: "
+        "allowed are 'ok', 'oom', 'nan', 'untrained', 'failed', 'timeout' or 'interrupted'",
     ),
     "list": (
         lambda run: change(run.experiment, precision=["fp16"]),
-        "experiment.json: precision is ['fp16'], not a text",
+        "experiment.json: precision is ['fp16']: give a text",
     ),
     "huge": (
         lambda run: run.result.write_text(run.result.read_text().replace("100.0", "1" + "0" * 400)),
-        "result.json: summary.tokens_per_s is inf, not a finite number of ordinary size, 0 or more",
+        "result.json: summary.tokens_per_s is inf: it must be at most 1e+18",
     ),
     "negative": (
         lambda run: change(run.result, phases_s={"wall": -10795.0}),
-        "result.json: phases_s.wall is -10795.0, not a finite number of ordinary size, 0 or more",
+        "result.json: phases_s.wall is -10795.0: it must be at least 0.0",
     ),
     "machine": (
         lambda run: change(run.environment, cores="many"),
-        "environment.json: cores is 'many', not a whole number of at least 0",
+        "environment.json: cores is 'many': give a whole number",
     ),
 }  # fmt: skip
 

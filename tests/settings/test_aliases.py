@@ -148,7 +148,7 @@ def test_a_record_with_both_names_counts_by_the_current_one():
     content, problem = record_schema.cleaned("experiment.json", record)
     assert (content, problem) == ({"model": "gpt2", "device": "cpu", "step_timeout_s": 6.0}, None)
     _, problem = record_schema.cleaned("experiment.json", {"hang_limit_s": "soon"})
-    assert problem == "experiment.json: step_timeout_s is 'soon', not a number, 0 or more"
+    assert problem == "experiment.json: step_timeout_s is 'soon': give a number"
 
 
 def test_older_records_keep_what_they_did():

@@ -161,10 +161,3 @@ def test_a_date_is_refused_until_it_is_in_quotes(params, date):
         f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a string"
     )
     assert load_sweep(params(f"name: t\nquestion: '{date}'\ndefaults: {{precision: fp32}}")).question == date
-
-
-@pytest.mark.parametrize("output", ["a\nb", "a\x1b[31m", "a\u2028b", "a\0b"])
-def test_a_folder_whose_name_is_more_than_a_line_is_refused(params, output):
-    assert error(params(SMALL), output=output) == (
-        f"--output is {output!a}: it contains a control character or is not UTF-8; choose another"
-    )
