@@ -230,7 +230,9 @@ def contradictions(settings: Settings) -> list[str]:
 
 def unsupported(settings: Settings) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    problems = inputs.problems(settings) or causal_models.cached_problems(settings)
+    problems = inputs.problems(settings)
+    if not problems and (problem := causal_models.cached_problem(settings)):
+        problems.append(problem)
     if settings["compile"] != "off":
         problems += _compiler_disabled()
     if settings["deepspeed"]:
