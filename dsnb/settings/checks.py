@@ -8,26 +8,23 @@ import ctypes.util
 import difflib
 import importlib.util
 import os
-import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models, deepspeed_models, hostfile, inputs, rules
+from dsnb.settings import causal_models, deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.derived import Settings
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
-WHOLE_NUMBER = "give a whole number"
 ALLOWED = {
     "value_error": "{error}",
     "literal_error": "allowed are {expected}",
-    "int_type": WHOLE_NUMBER,
-    "int_parsing": WHOLE_NUMBER,
-    "int_from_float": WHOLE_NUMBER,
+    "int_type": "give a whole number",
+    "int_parsing": "give a whole number",
+    "int_from_float": "give a whole number",
     "bool_type": "give true or false",
     "dict_type": "give settings as 'name: value'",
     "list_type": "give a list",
@@ -43,11 +40,15 @@ ALLOWED = {
 }
 """What is allowed instead of a value, by the type of pydantic's error."""
 ALLOWED_IN = {
-    "micro_batch_size": {WHOLE_NUMBER: "give a whole number, or 'auto'"},
-    "gpus": {WHOLE_NUMBER: "give a whole number, or 'auto'"},
-    "deepspeed": {ALLOWED["dict_type"]: "give sections and keys of DeepSpeed's configuration, or leave it out"},
+    "micro_batch_size": "give a whole number, or 'auto'",
+    "gpus": "give a whole number, or 'auto'",
+    "deepspeed": "give sections and keys of DeepSpeed's configuration, or leave it out",
+    "ssh_user": "write it like 'root'",
+    "interface": "write it like 'ib0'",
+    "forward_env": "write it like 'WANDB_MODE,MY_*'",
+    "name": "use letters, digits, '.', '_' and '-' only",
 }
-"""The words of single settings for that."""
+"""The words about values of another form, for settings and fields of which more can be said."""
 
 
 def closest_match(name: str, names: Iterable[str]) -> str | None:
@@ -71,10 +72,10 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
 
 def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     """Return what is allowed instead of the value in one of pydantic's error details; `name` is that of the setting."""
-    template = ALLOWED.get(detail["type"])
-    if template is None:
-        return str(detail["msg"])
-    return ALLOWED_IN.get(name, {}).get(template, template).format(**detail.get("ctx", {}))
+    allowed = ALLOWED.get(detail["type"], "")
+    if "{" in allowed:
+        return allowed.format(**detail["ctx"])
+    return ALLOWED_IN.get(name) or allowed or str(detail["msg"])
 
 
 def _unknown_model(s: Settings) -> str | None:
@@ -140,19 +141,8 @@ def _auto_on_a_cpu(s: Settings) -> str | None:
     return "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
 
 
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # a name too long, no such user, a NUL in it
-        return False
-
-
-def _is_file(name: str) -> bool:
-    return _exists(name) and Path(name).expanduser().is_file()  # opening a pipe blocks, and a device has no end
-
-
 def _no_data(s: Settings) -> str | None:
-    if s["data"] in {"synthetic", "stdlib"} or _is_file(s["data"]):
+    if s["data"] in {"synthetic", "stdlib"} or os.path.isfile(os.path.expanduser(s["data"])):
         return None
     return f"data is {short_repr(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
 
@@ -166,7 +156,7 @@ def _tokenizer_unused(s: Settings) -> str | None:
 
 def _no_tokenizer(s: Settings) -> str | None:
     name = s["tokenizer"]
-    if name == "bytes" or _exists(name) or model_shapes.is_hub_id(name):
+    if name == "bytes" or os.path.exists(os.path.expanduser(name)) or model_shapes.is_hub_id(name):
         return None
     return f"tokenizer is {short_repr(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
 
@@ -186,17 +176,6 @@ def _hosts(s: Settings) -> str | None:
     return None
 
 
-def _unsafe_word(s: Settings) -> str | None:
-    """Refuse what ssh or a shell would take for an option or for several words."""
-    allowed = {"ssh_user": r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "interface": r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}"}
-    allowed |= {"forward_env": r"[A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*"}
-    odd = next((name for name, form in allowed.items() if s[name] and not re.fullmatch(form, s[name])), None)
-    if odd is None:
-        return None
-    examples = {"ssh_user": "root", "interface": "ib0", "forward_env": "WANDB_MODE,MY_*"}
-    return f"{odd} is {short_repr(s[odd])}: write it like {examples[odd]!r}"
-
-
 RULES: list[Rule] = [
     _unknown_model,
     causal_models.local_problem,
@@ -211,7 +190,6 @@ RULES: list[Rule] = [
     _tokenizer_unused,
     _no_tokenizer,
     _hosts,
-    _unsafe_word,
     *rules.RULES,
 ]
 
@@ -236,7 +214,7 @@ def unsupported(settings: Settings) -> list[str]:
     if settings["compile"] != "off":
         problems += _compiler_disabled()
     if settings["deepspeed"]:
-        problems += deepspeed_models.problems(settings["zero_stage"], settings["deepspeed"])
+        problems += deepspeed_keys.unknown_keys(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
         return problems + _unreachable(settings)
     problems += _lacking()
@@ -297,7 +275,7 @@ def _nvme_problems(folder: str) -> list[str]:
     problems = []
     if not ctypes.util.find_library("aio"):
         problems.append("offload is to NVMe: this machine has no libaio; install libaio-dev, or offload to the CPU")
-    if not (_exists(folder) and os.access(Path(folder).expanduser(), os.W_OK)):
+    if not os.access(os.path.expanduser(folder), os.W_OK):
         problems.append(
             f"nvme_path is {short_repr(folder)}: it is missing or not writable; name a folder on the NVMe disk"
         )
