@@ -217,27 +217,35 @@ def unsupported(settings: Settings) -> list[str]:
         problems += deepspeed_keys.unknown_keys(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
         return problems + _unreachable(settings)
-    problems += _lacking()
-    device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
-    found = hardware.gpus()
-    if device == "cuda":
-        if not found:
-            problems.append("device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'")
-        elif ranks > len(found):
-            problems.append(
-                f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
-            )
-        if precision in {"bf16", "tf32"} and found and min(gpu.capability for gpu in found) < (8, 0):
-            problems.append(f"precision is '{precision}': {found[0].name} does not support it; use 'fp16' or 'fp32'")
-    else:
-        limit = 4 * hardware.cores()
-        if ranks > limit:
-            problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 per core); use fewer")
-        if precision == "tf32":
-            problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
-        if precision == "fp16" and not hardware.cpu_supports_fp16():
-            problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
+    if missing := [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]:
+        problems.append(f"training needs {', '.join(missing)}: pip install 'dsnb[train]'")
+    problems += _lacking_gpu(settings) if settings["device"] == "cuda" else _lacking_cpu(settings)
     return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+
+
+def _lacking_gpu(settings: Settings) -> list[str]:
+    found, ranks, precision = hardware.gpus(), settings["gpus"], settings["precision"]
+    if not found:
+        return ["device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"]
+    problems = []
+    if ranks > len(found):
+        problems.append(
+            f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
+        )
+    if precision in {"bf16", "tf32"} and min(gpu.capability for gpu in found) < (8, 0):
+        problems.append(f"precision is '{precision}': {found[0].name} does not support it; use 'fp16' or 'fp32'")
+    return problems
+
+
+def _lacking_cpu(settings: Settings) -> list[str]:
+    problems, limit = [], 4 * hardware.cores()
+    if settings["gpus"] > limit:
+        problems.append(f"gpus is {settings['gpus']}: {limit} ranks are the most on this CPU (4 per core); use fewer")
+    if settings["precision"] == "tf32":
+        problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
+    if settings["precision"] == "fp16" and not hardware.cpu_supports_fp16():
+        problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
+    return problems
 
 
 def _unreachable(settings: Mapping[str, Any]) -> list[str]:
@@ -249,15 +257,6 @@ def _unreachable(settings: Mapping[str, Any]) -> list[str]:
         )
     if settings["launcher"] == "deepspeed":
         problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
-    return problems
-
-
-def _lacking() -> list[str]:
-    """Return what any training on this machine would lack; without loopback, a rank would retry until its timeout."""
-    missing = [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]
-    problems = [f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"] if missing else []
-    if not hardware.loopback_works():
-        problems.append("127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`")
     return problems
 
 

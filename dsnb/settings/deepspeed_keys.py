@@ -74,16 +74,6 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, NAME: keys} if keys or NAME in settings else rest
 
 
-def conflicts(settings: Mapping[str, Any]) -> list[str]:
-    """List the keys of DeepSpeed that one mapping of settings gives twice, or as a value and a section at once."""
-    paths = [path for path, _ in _given(settings)]
-    twice = [
-        f"{PREFIX}{path} is given {paths.count(path)} times: give it once" for path in {*paths} if paths.count(path) > 1
-    ]
-    both = sorted(path for path in {*paths} if any(other.startswith(f"{path}.") for other in paths))
-    return twice + [f"{PREFIX}{path} is given as a value and as a section: give one of them" for path in both]
-
-
 def _given(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield each key of DeepSpeed with its value, first those in the nested notation."""
     nested = settings.get(NAME)

@@ -73,12 +73,11 @@ class Experiment(Training):
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for no cost."""
 
     def __init__(self, /, **settings: Any) -> None:
-        problems = aliases.conflicts(settings) + deepspeed_keys.conflicts(settings)
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(aliases.with_current_names(settings))
         unknown = [key for key in settings if key not in fields]
         known = {key: value for key, value in settings.items() if key not in unknown}
-        problems += [checks.unknown_setting(key, fields) for key in unknown]
+        problems = [checks.unknown_setting(key, fields) for key in unknown]
         invalid: set[str] = set()
         try:
             super().__init__(**known)

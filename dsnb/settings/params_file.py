@@ -47,14 +47,11 @@ SETTINGS_OF_RUNS = ("defaults", "grid", "include", "exclude")
 """Fields that hold settings of runs."""
 
 
-def _with_current_names(place: str, value: Any, problems: list[str]) -> Any:
+def _with_current_names(value: Any) -> Any:
     """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
     if isinstance(value, list):
-        return [_with_current_names(place, entry, problems) for entry in value]
-    if not isinstance(value, dict):
-        return value
-    problems += [f"{place}: {problem}" for problem in deepspeed_keys.conflicts(value)] + aliases.conflicts(value)
-    return aliases.with_current_names(deepspeed_keys.dotted(value))
+        return [_with_current_names(entry) for entry in value]
+    return aliases.with_current_names(deepspeed_keys.dotted(value)) if isinstance(value, dict) else value
 
 
 def _unknown_fields(keys: list[str]) -> list[str]:
@@ -97,12 +94,9 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
 
     Every key of DeepSpeed becomes a setting of its own, `deepspeed.SECTION.KEY`.
     """
-    fields, problems = ParamsFile.model_fields, list[str]()
-    content = {
-        key: _with_current_names(key, value, problems) if key in SETTINGS_OF_RUNS else value
-        for key, value in content.items()
-    }
-    problems += _unknown_fields([key for key in content if key not in fields])
+    fields = ParamsFile.model_fields
+    content = {key: _with_current_names(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()}
+    problems = _unknown_fields([key for key in content if key not in fields])
     try:
         file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
     except ValidationError as error:

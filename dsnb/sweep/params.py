@@ -190,8 +190,6 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
     SettingsError
         If the file or `overrides` are invalid.
     """
-    if problems := aliases.conflicts(overrides or {}) + deepspeed_keys.conflicts(overrides or {}):
-        raise SettingsError([f"--set: {problem}" for problem in problems])
     file, overrides = read_params(path), deepspeed_keys.dotted(aliases.with_current_names(overrides or {}))
     if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")

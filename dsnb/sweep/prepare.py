@@ -41,8 +41,6 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
     OSError
         If the folder cannot be written.
     """
-    if home:
-        home = home.absolute()
     items = hub_items(params)
     if not items:
         return ["nothing to fetch: presets with random weights, synthetic tokens, stdlib and bytes need none"]
@@ -50,7 +48,7 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
         from huggingface_hub import constants
     except ImportError as error:
         raise SettingsError("huggingface_hub is missing: pip install 'dsnb[train]'") from error
-    home = home or Path(constants.HF_HOME)
+    home = (home or Path(constants.HF_HOME)).absolute()
     lines, troubles = [], []
     for item in items:
         was_there = inputs.cached_folder(item, home / "hub") is not None

@@ -9,7 +9,6 @@ import pytest
 
 from dsnb.launcher.outcome import MACHINE_FAULTS, without_machine_faults
 from dsnb.settings import checks
-from dsnb.system import hardware
 from tests.support.small_sweep import PARAMS, command
 
 TOO_MANY = "raise the limit of open files (`ulimit -n`) and start the sweep again"
@@ -65,12 +64,6 @@ def test_a_variable_that_disables_compilation_is_refused(small, monkeypatch, nam
     assert checks.unsupported(small().model_dump()) == []
     monkeypatch.setenv(name, "0")
     assert checks.unsupported(small(compile="default").model_dump()) == []
-
-
-def test_without_loopback_no_rank_retries_for_minutes(small, monkeypatch):
-    monkeypatch.setattr(hardware, "loopback_works", lambda: False)
-    said = "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
-    assert checks.unsupported(small().model_dump()) == [said]
 
 
 @pytest.mark.process

@@ -118,20 +118,3 @@ def test_a_key_is_an_axis_of_a_sweep(tmp_path):
     assert keys == [(1, {**fp32, OVERLAP: False}), (1, {**fp32, OVERLAP: True}), (2, {**fp32, OVERLAP: False})]
     changed = load_sweep(path, {f"deepspeed.{OVERLAP}": True, "deepspeed.communication_data_type": ["fp16", "bf16"]})
     assert [run.experiment.deepspeed["communication_data_type"] for run in changed.runs] == ["fp16", "bf16"]
-
-
-def test_a_key_that_is_given_in_both_notations_is_refused(tmp_path):
-    twice = f"deepspeed.{OVERLAP} is given 2 times: give it once"
-    with pytest.raises(SettingsError) as caught:
-        Experiment(device="cpu", zero_stage=1, **{"deepspeed": {"zero_optimization": {"overlap_comm": True}},
-                                                  f"deepspeed.{OVERLAP}": False})  # fmt: skip
-    assert caught.value.problems == [twice]
-    path = tmp_path / "keys.yaml"
-    entry = f"{{deepspeed: {{zero_optimization: {{overlap_comm: true}}}}, deepspeed.{OVERLAP}: false}}"
-    path.write_text(f"name: keys\nexclude: [{entry}]\n")
-    with pytest.raises(SettingsError) as caught:
-        load_sweep(path)
-    assert caught.value.problems == [f"params file {str(path)!r}: exclude: {twice}"]
-    path.write_text("name: keys\ndefaults: {model: gpt2-tiny, device: cpu, deepspeed: {a: 1, a.b: 2}}\n")
-    with pytest.raises(SettingsError, match=r"defaults: deepspeed.a is given as a value and as a section: give one"):
-        load_sweep(path)
