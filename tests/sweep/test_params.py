@@ -153,11 +153,3 @@ def test_no_match_and_no_file(params, tmp_path):
     assert many.endswith("_seed4, and 25 more (--dry-run lists them)")
     missing = tmp_path / "no.yaml"
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
-
-
-@pytest.mark.parametrize("date", ["2024-01-01", "2024-99-99", "2024-01-01 99:99:99"])
-def test_a_date_is_refused_until_it_is_in_quotes(params, date):
-    assert error(params(f"name: t\nquestion: {date}")) == (
-        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a string"
-    )
-    assert load_sweep(params(f"name: t\nquestion: '{date}'\ndefaults: {{precision: fp32}}")).question == date
