@@ -27,7 +27,9 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
         unknown = [key for key in entry if key not in DEFAULTS and not key.startswith(deepspeed_keys.PREFIX)]
         if unknown:
             raise SettingsError([f"exclude: {checks.unknown_setting(key, DEFAULTS)}" for key in unknown])
-    grids = [({}, file.grid)] if file.grid or not file.include else []
+    grids: list[tuple[dict[str, Any], dict[str, list[Any]]]] = (
+        [({}, file.grid)] if file.grid or not file.include else []
+    )
     includes = [
         (entry, {key: value for key, value in entry.items() if isinstance(value, list)}) for entry in file.include
     ]

@@ -16,8 +16,6 @@ from dsnb.analysis.summary import timing
 from dsnb.cli import printing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.launcher import auto_batch_size
-from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.outcome import run_status
 from dsnb.render import all_reduce, answer, node_report, plots, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
@@ -70,16 +68,14 @@ def only_our_warnings():
     assert [str(one.message) for one in caught if "\n" in str(one.message)] == []
 
 
-def read_like_a_sweep(run, experiment):
-    """Ask of a run what a sweep, its probes, Slurm jobs and a launch ask."""
+def read_like_a_sweep(run):
+    """Ask of a run what a sweep, its probes and Slurm jobs ask."""
     with contextlib.suppress(SettingsError):
         is_finished(run)
     with contextlib.suppress(SettingsError):
         job.load_run(run.paths)
     job.read_result(run.paths)
     read_submission(run.paths.slurm)
-    run_status(experiment, run.paths, {0: 0}, 0)
-    summarize_run(experiment, run.paths)
 
 
 def show_like_a_report(folder, charts):
@@ -131,7 +127,7 @@ def campaign(draw, home, real, batches, runs_a_batch, charts_every):
             path.write_bytes(nonsense.spelled(draw, nonsense.mutated(draw, {**BANDWIDTH, "status": "ok"})) + b"\n")
         with only_our_warnings():
             for name in names:
-                read_like_a_sweep(replace(planned, paths=RunPaths(folder / name)), planned.experiment)
+                read_like_a_sweep(replace(planned, paths=RunPaths(folder / name)))
                 auto_batch_size._recorded_status(planned.experiment, RunPaths(folder / name))
             runs = show_like_a_report(folder, charts=batch % charts_every == 0)
         assert len(runs) == sum((folder / name / "experiment.json").is_file() for name in names)
