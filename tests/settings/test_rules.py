@@ -24,7 +24,7 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({"zeropp": "weights", "zero_stage": 3}, "zeropp is 'weights', but device is 'cpu': DeepSpeed quantizes on"),
         (
             {"gradient_checks": False, "zero_stage": 1, "gradient_clipping": 1.0},
-            "gradient_checks is 'off', but",
+            "gradient_checks is 'off', but gradient_clipping is set: clipping needs the norm",
         ),
         ({"gradient_checks": "off", "zero_stage": 1, "grad_accum": 2}, "gradient_checks is 'off', but ZeRO 1"),
         ({"grad_accum_dtype": "fp32", "zero_stage": 0}, "grad_accum_dtype is 'fp32', but zero_stage is 0"),
@@ -38,17 +38,17 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
         ({"compile": "deepcompile", "zero_stage": 2}, "compile is 'deepcompile': it compiles the communication of"),
         (
             {"compile": "off", "loss": "chunked", "pipeline_parallel": 2, "gpus": 2},
-            "loss is 'chunked', but",
+            "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole",
         ),
         (
             {"compile": "default", "compile_unit": "model", "zero_stage": 3, "loss": "chunked"},
-            "loss is 'chunked', but the engine",
+            "loss is 'chunked', but the engine compiles the whole model",
         ),
         ({"compile": "off", "compile_unit": "block"}, "compile_unit is 'block', but compile is 'off': nothing"),
         ({**GRAPHS, "compile_unit": "block"}, "compile_unit is 'block', but compile is 'reduce-overhead': a CUDA"),
         (
             {"compile": "default", "compile_unit": "model", "strategy": "fsdp"},
-            "compile_unit is 'model', but strategy",
+            "compile_unit is 'model', but strategy is 'fsdp': its hooks gather",
         ),
         ({"compile": "default", "zero_stage": 3, "leaf_modules": "none"}, "leaf_modules is 'none', but blocks are"),
         ({"strategy": "plain", "gpus": 2}, "gpus is 2, but strategy is 'plain': it is a single process; use gpus"),
