@@ -10,7 +10,6 @@ from typing import Any
 
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import inputs
 
 DECODERS_IF_SET = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
@@ -55,11 +54,3 @@ def local_problem(settings: Mapping[str, Any]) -> str | None:
     if config is None and model_shapes.local_config(model):
         return f"model is {short_repr(model)}: its configuration is not a JSON object; {ALLOWED}"
     return None if config is None else problem(model, config)
-
-
-def cached_problem(settings: Mapping[str, Any]) -> str | None:
-    """Return why a model of the hub is not trained whose configuration is in the cache of Hugging Face."""
-    model = next((item for item in inputs.external_items(settings) if item.setting == "model" and item.hub_id), None)
-    folder = inputs.cached_folder(model) if model else None
-    config = model_shapes.local_fields(str(folder)) if folder else None
-    return None if config is None else problem(settings["model"], config)

@@ -101,18 +101,16 @@ def _weights_missing(s: Settings) -> str | None:
     return None
 
 
-def _too_long(s: Settings) -> str | None:
-    positions = model_shapes.facts(s["model"]).get("positions")
-    if positions and s["seq_len"] > positions:
-        return f"seq_len is {s['seq_len']}: {s['model']} has {positions} positions; use at most {positions}"
-    return None
+def _at_most(name: str, fact: str, what: str) -> Rule:
+    """Return a rule against a setting that is more than the model has of something."""
 
+    def rule(s: Settings) -> str | None:
+        number = model_shapes.facts(s["model"]).get(fact)
+        if not number or s[name] <= number:
+            return None
+        return f"{name} is {s[name]}: {s['model']} has {number} {what}; use at most {number}"
 
-def _checkpoint_every(s: Settings) -> str | None:
-    layers = model_shapes.facts(s["model"]).get("layers")
-    if not layers or s["checkpoint_every"] <= layers:
-        return None
-    return f"checkpoint_every is {s['checkpoint_every']}: {s['model']} has {layers} blocks; use at most {layers}"
+    return rule
 
 
 def _divides(name: str, what: str) -> Rule:
@@ -180,9 +178,9 @@ RULES: list[Rule] = [
     _unknown_model,
     causal_models.local_problem,
     _weights_missing,
-    _too_long,
+    _at_most("seq_len", "positions", "positions"),
     _auto_on_a_cpu,
-    _checkpoint_every,
+    _at_most("checkpoint_every", "layers", "blocks"),
     _divides("tensor_parallel", "heads"),
     _divides("pipeline_parallel", "layers"),
     _family,
@@ -209,8 +207,6 @@ def contradictions(settings: Settings) -> list[str]:
 def unsupported(settings: Settings) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
     problems = inputs.problems(settings)
-    if not problems and (problem := causal_models.cached_problem(settings)):
-        problems.append(problem)
     if settings["compile"] != "off":
         problems += _compiler_disabled()
     if settings["deepspeed"]:

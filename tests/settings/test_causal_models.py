@@ -5,7 +5,6 @@ import json
 import pytest
 
 from dsnb.errors import SettingsError
-from dsnb.settings import causal_models
 
 ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
 IF_SET = f"set is_decoder to true in its configuration, or {ALLOWED}"
@@ -47,11 +46,3 @@ def test_what_sees_its_targets_is_refused(small, tmp_path, monkeypatch, name):
 def test_decoders_are_allowed(small, tmp_path, config):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert small(model=str(tmp_path)).model == str(tmp_path)
-
-
-def test_a_model_of_the_hub_is_refused_once_it_is_in_the_cache(monkeypatch, small, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    settings = small(model="google/bert").model_dump()
-    assert causal_models.cached_problem(settings) is None
-    monkeypatch.setattr(causal_models.inputs, "cached_folder", lambda item: tmp_path)
-    assert causal_models.cached_problem(settings) == f"model is 'google/bert': {REFUSED['bert'][1]}"
