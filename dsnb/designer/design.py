@@ -17,7 +17,7 @@ from dsnb.designer.process import SweepProcess
 from dsnb.errors import DsnbError, SettingsError
 from dsnb.explorer.explore import Explorer, explore
 from dsnb.files import records
-from dsnb.prediction import gpus, links
+from dsnb.prediction import gpus
 from dsnb.run_folder import paths
 from dsnb.system import hardware
 
@@ -272,7 +272,7 @@ def design(
     """
     chosen = {**USUAL, **(settings or {})}
     lists = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in chosen.items()}
-    links.link(link)
+    gpus.link(link)
     kind = gpus.find(gpu).name if gpu else _this_gpu()
     params, output = Path(folder or paths.params_root()), Path(outputs or paths.outputs_root())
     return Design(lists, name, question, params, output, kind, link)

@@ -117,16 +117,13 @@ def test_probes_and_launches_go_on_where_a_record_is_not_whole(tmp_path, small):
     prepare(folder, probe)
     whole.leave(folder, 2)
     Result("ok", None, {}, {}, {}, folder.dir).write()
-    assert auto_batch_size._recorded_status(probe, folder) == ("ok", None)
+    assert auto_batch_size.recorded_status(probe, folder) == "ok"
     with pytest.raises(SettingsError, match="it holds a finished run; choose another folder"):
         prepare(folder, probe)
     cut(folder.steps, 1)
+    assert auto_batch_size.recorded_status(probe, folder) is None
     prepare(folder, probe)
     assert not folder.result.exists()
-    whole.leave(folder, 1)
-    Result("ok", None, {}, {}, {}, folder.dir).write()
-    with pytest.warns(DsnbWarning, match=r"steps\.jsonl has 1 of 2 timed steps; the probe is repeated"):
-        assert auto_batch_size._recorded_status(probe, folder) == ("", None)
 
 
 def test_a_run_copied_into_another_experiment_is_no_repeat_of_it(sweep):

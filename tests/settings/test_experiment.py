@@ -10,7 +10,7 @@ from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
-V100 = hardware.Gpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
+V100 = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
 
 
 def problems(**settings):
@@ -134,7 +134,7 @@ def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
 )
 def test_what_a_machine_cannot_do(monkeypatch, gpus, settings, expected):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(hardware, "cpu_facts", lambda: {"flags": "avx2"})
     found = checks.unsupported(Experiment(**settings).model_dump())
     assert len(found) == len(expected)
     assert all(problem.startswith(words) for problem, words in zip(found, expected, strict=True))
