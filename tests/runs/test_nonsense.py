@@ -21,7 +21,6 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished
-from dsnb.sweep.slurm.jobs import read_submission
 from tests.support import nonsense
 
 PARAMS = {
@@ -69,13 +68,12 @@ def only_our_warnings():
 
 
 def read_like_a_sweep(run):
-    """Ask of a run what a sweep, its probes and Slurm jobs ask."""
+    """Ask of a run what a sweep and its probes ask."""
     with contextlib.suppress(SettingsError):
         is_finished(run)
     with contextlib.suppress(SettingsError):
         job.load_run(run.paths)
     job.read_result(run.paths)
-    read_submission(run.paths.slurm)
 
 
 def show_like_a_report(folder, charts):
