@@ -326,7 +326,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert {run: dict(drawn)[run] for run in needed.index} == pytest.approx(needed.to_dict())
     assert tab.evaluate(f"{ROOT}.scatter.view.data('capacity_x')")[0]["x"] == 140
     first = int(needed.index[0])
-    sentence = f"138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB"
+    sentence = f"Memory: 138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB."
     assert sentence in tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
     tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
@@ -384,7 +384,7 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
         tab.mouse.click(across, down)
         tab.evaluate(CALM)
         assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
-        assert tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
+        assert tab.locator("p", has_text="Look at this run: 2 graphs compiled during the timed steps").is_visible()
     series = tab.evaluate(f"Object.keys({ROOT}.model.series).map(Number)")
     tab.evaluate(f"{ROOT}.open({next(run for run in range(22) if run not in series)})")
     assert f"The steps of this run {left_out}" in tab.locator(".dsnb-explorer").inner_text()
