@@ -19,7 +19,7 @@ from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS
 from dsnb.run_folder.declarations import Column, unit_of
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FILES
-from dsnb.runs.column_aliases import ALIASES
+from dsnb.runs.table import ALIASES
 from dsnb.settings.aliases import CURRENT_NAMES
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import Training

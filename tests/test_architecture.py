@@ -208,7 +208,7 @@ PUBLIC = {
         "scaling_plots",
         "tables",
     ],
-    "dsnb.runs.literature": ["agreement", "contradictions", "published", "schedule"],
+    "dsnb.runs.literature": ["agreement", "contradictions", "published"],
 }
 """What notebooks may import from dsnb."""
 

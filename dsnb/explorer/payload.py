@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decide import without_probes
+from dsnb.analysis import templates, words
+from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.unmeasured import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_place
 from dsnb.explorer.state import DAYS, INPUTS, LABELS, State, default, options
-from dsnb.render import answer, palette, templates, words
-from dsnb.render.changes import rate
+from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels, setting_words

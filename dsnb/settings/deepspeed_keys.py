@@ -46,7 +46,7 @@ DECIDED = {
     "memory_breakdown": "it waits for the GPU inside the timed steps",
     "dump_state": "it prints the engine",
     "timers": "they wait for the GPU inside the timed steps",
-    "flops_profiler": "set profile",
+    "flops_profiler": "it replaces torch's functions inside the steps; set profile",
     "comms_logger": "it waits for the GPU inside the timed steps; set profile",
     "autotuning": "it ends the process; make a sweep",
     "tensorboard": "dsnb writes to the run folder only",

@@ -1,5 +1,5 @@
 // The answer to a question, and how two settings compare: arithmetic and sorting over what Python shipped
-// (dsnb/analysis/decide.py), in its sentences (dsnb/render/words.py).
+// (dsnb/analysis/decide.py), in its sentences (dsnb/analysis/words.py).
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
