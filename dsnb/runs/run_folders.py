@@ -45,16 +45,17 @@ Columns = dict[str, list[Any]]
 
 def read_columns(folders: Sequence[str]) -> Columns:
     """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
-    found = {name: [records.read_json(f"{path}/{name}") for path in folders] for name in (EXPERIMENT, MACHINE, RESULT)}
-    found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
+    names = (EXPERIMENT, MACHINE, RESULT)
+    by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
+    by_file[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in by_file[EXPERIMENT]]
     problems: dict[int, str] = {}
-    if not all(record_schema.FORMS[name].holds_all(of_runs) for name, of_runs in found.items()):  # rare
-        problems = _clean(found)
+    if not all(record_schema.FORMS[name].holds_all(of_runs) for name, of_runs in by_file.items()):  # rare
+        problems = _clean(by_file)
     ends = [
         _status_and_cause(settings, machine, result, f"{folder}/{_RUN.steps.name}", problems.get(place))
-        for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
+        for place, (folder, settings, machine, result) in enumerate(zip(folders, *by_file.values(), strict=True))
     ]
-    given, machines, results = ([record or {} for record in of_runs] for of_runs in found.values())
+    given, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
     settings = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in given]
     columns = _fields(settings, [*SETTINGS, "device", *ORDER]) | _keys(settings)
@@ -121,10 +122,10 @@ def _status_and_cause(
     return result["status"], result.get("cause")
 
 
-def _clean(found: dict[str, list[Any]]) -> dict[int, str]:
+def _clean(by_file: dict[str, list[Any]]) -> dict[int, str]:
     """Remove invalid fields from the records; return a sentence about the first one of each run."""
     problems: dict[int, str] = {}
-    for file, of_runs in found.items():
+    for file, of_runs in by_file.items():
         for place, record in enumerate(of_runs):
             if record is not None:
                 content, problem = record_schema.cleaned(file, record)
