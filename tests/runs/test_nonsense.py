@@ -99,7 +99,8 @@ def show_like_a_report(folder):
     variants(runs)
     shown = [
         tables.heading(folder), tables.summary_table(dsnb.summarize(runs)), tables.failures(runs),
-        tables.environment(runs), tables.settings(runs), tables.timing_table(timing(runs)), answer.answer(runs),
+        tables.environment(runs), tables.settings(runs), tables.to_html(tables.format_timing(timing(runs))),
+        answer.answer(runs),
         *node_report.section(runs), *all_reduce.section(folder),
     ]  # fmt: skip
     page = dsnb.explore(runs)._fragment(folder)
