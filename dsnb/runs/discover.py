@@ -12,6 +12,7 @@ from dsnb.runs.logs import console
 
 _RUN = RunPaths(Path())
 _EXPERIMENT, _ENVIRONMENT, _RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
+_BANDWIDTH_PLAN = _RUN.bandwidth_plan.name
 
 
 def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
@@ -37,7 +38,7 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
     runs: list[str] = []
     logs: list[str] = []
     for folder, below, files in os.walk(root, onerror=_warn):
-        if _RUN.bandwidth_plan.name in files:
+        if _BANDWIDTH_PLAN in files:
             below.clear()
         elif _EXPERIMENT in files or {_RESULT, _ENVIRONMENT} <= set(files):  # a run without settings is still a row
             below.clear()
