@@ -53,7 +53,7 @@ STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watc
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
     "docs/test_code_blocks.py",
-    "sweep/slurm/test_jobs.py",
+    "sweep/test_slurm.py",
     "explorer/test_page.py",
     "train/test_strategies.py",
     "sweep/test_run_stopped.py",

@@ -13,11 +13,10 @@ from dsnb.launcher.config import deepspeed_config
 from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep import left_out
+from dsnb.sweep import left_out, slurm
+from dsnb.sweep.allocation import Allocation
 from dsnb.sweep.params import Run, Sweep
 from dsnb.sweep.run import is_finished, with_inputs
-from dsnb.sweep.slurm import client
-from dsnb.sweep.slurm.allocation import Allocation
 from dsnb.system import interpreter
 
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
@@ -79,7 +78,7 @@ def _in_full(run: Run, asked: Allocation | None) -> Iterator[str]:
 def submission(asked: Allocation, run: Run) -> str:
     """Return the `sbatch` command of a run."""
     command = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
-    return shlex.join(client.sbatch_command("dsnb", run.paths.job_log, asked.options_of_run(run.experiment), command))
+    return shlex.join(slurm.sbatch_command("dsnb", run.paths.job_log, asked.options_of_run(run.experiment), command))
 
 
 def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
@@ -96,6 +95,6 @@ def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
         last = first + len(host.devices) - 1
         words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
         chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
-        command = on_hosts.command(experiment, host, "-m", "torch.distributed.run", *words, **chosen)
+        command = on_hosts.command(experiment, host, interpreter.script("torchrun"), *words, **chosen)
         yield f"  ranks {first} to {last}: {shlex.join(command)}"
         first = last + 1

@@ -102,14 +102,14 @@ def _experiments(
     from dsnb.sweep.params import load_sweep
 
     overrides = {"device": "cuda", **parse_overrides(set_ or []), **({} if gpus is None else {"gpus": gpus})}
-    sweep = load_sweep(params, overrides, auto_values={"gpus": gpus or 1}, leave_out_refused=True)
+    sweep = load_sweep(params, overrides, auto_gpus=gpus or 1, leave_out_refused=True)
     asked = {run.name: run.experiment for run in sweep.runs}
     problems = {name: why for name, one in asked.items() if (why := problem(one, gpu, link))}
     if len(problems) == len(asked):
         raise SettingsError(list(dict.fromkeys(problems.values())))
     known = {name: one for name, one in asked.items() if name not in problems}
     others = [*sweep.refused, *problems.items()]
-    for line in left_out.lines(others, len(known) + len(others), verbose, known):
+    for line in left_out.lines(others, len(known) + len(others), verbose):
         say(line, err=True)
     return list(known.values())
 

@@ -12,8 +12,8 @@ from dsnb.errors import SettingsError
 from dsnb.system import interpreter, signals
 
 if TYPE_CHECKING:
+    from dsnb.sweep.allocation import Allocation
     from dsnb.sweep.params import Sweep
-    from dsnb.sweep.slurm.allocation import Allocation
 
 NOT_ALL_OK = 3
 
@@ -73,8 +73,7 @@ class SweepOptions:
 
     def load(self) -> tuple["Sweep", list[str]]:
         """Return the sweep, and notes on what it leaves out."""
-        from dsnb.sweep import params, subclusters
-        from dsnb.sweep.slurm import allocation
+        from dsnb.sweep import allocation, params, subclusters
 
         selection = (self.overrides, self.only, self.output)
         if self.sub_cluster:
@@ -172,7 +171,7 @@ def sweep(
 
 def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
     """Return what a Slurm job may use, None without `--slurm`; options that are None were not given."""
-    from dsnb.sweep.slurm.allocation import Allocation
+    from dsnb.sweep.allocation import Allocation
 
     given = {name: value for name, value in options.items() if value is not None}
     if slurm:
@@ -235,19 +234,11 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
 
 
 def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full: bool = False) -> None:
-    """Print the runs of a sweep, in full with settings and commands, and what this machine cannot run of them.
-
-    Raises
-    ------
-    LaunchError
-        If its folder cannot be written.
-    """
+    """Print the runs of a sweep, in full with settings and commands, and what this machine cannot run of them."""
     from dsnb.cli.dry_run import lines
     from dsnb.sweep.left_out import without_unfit
-    from dsnb.sweep.lock import check_writable
     from dsnb.sweep.run import unsupported
 
-    check_writable(planned.paths)
     planned = without_unfit(planned, lambda _: None)
     for line in lines(planned, allocation, in_full, table_width()):
         say(line)

@@ -21,14 +21,6 @@ ROW = {"flex_flow": "row wrap", "align_items": "center"}
 LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
 
 
-def choices(name: str) -> tuple[Any, ...]:
-    """Return the values of a setting that has a fixed set of them; empty for one that is typed."""
-    field = Experiment.model_fields.get(name)
-    if field and field.annotation is bool:
-        return False, True
-    return typing.get_args(field.annotation) if field and typing.get_origin(field.annotation) is typing.Literal else ()
-
-
 def parse(name: str, typed: str) -> list[Any]:
     """Return the values in a text such as `8, 16`, which are YAML.
 
@@ -52,26 +44,28 @@ class Row:
     def __init__(
         self, name: str, chosen: list[Any], changed: Callable[[], None], remove: Callable[[str], None]
     ) -> None:
-        self.name, self.options = name, choices(name)
-        self.controls: list[Any] = [
-            widgets.ToggleButton(
+        field = Experiment.model_fields.get(name)
+        is_literal = field and typing.get_origin(field.annotation) is typing.Literal
+        self.name, self.options = name, typing.get_args(field.annotation) if field and is_literal else ()
+        if field and field.annotation is bool:
+            self.options = (False, True)
+        self.controls: list[Any] = []
+        for option in self.options:
+            toggle = widgets.ToggleButton(
                 option in chosen, description=text(option), tooltip=f"{name}: {text(option)}", layout={"width": "auto"}
             )
-            for option in self.options
-        ]
-        for toggle in self.controls:
             widgets.dlink((toggle, "value"), (toggle, "button_style"), {True: "primary", False: ""}.get)
+            self.controls.append(toggle)
+        label = [widgets.Label(name, layout=LABEL)] if self.options else []
         if not self.options:
-            typed = plain_yaml.in_one_line(chosen)[1:-1]
-            self.controls = [_field(widgets.Text(typed, placeholder="8, 16", continuous_update=False), name)]
+            typed = widgets.Text(plain_yaml.in_one_line(chosen)[1:-1], placeholder="8, 16", continuous_update=False)
+            self.controls = [_field(typed, name)]
         for control in self.controls:
             control.observe(lambda _: changed(), "value")
         self.remove_button = button("remove", lambda: remove(name), f"Remove {name}")
-        field = Experiment.model_fields.get(name)
-        about = (field.description if field else "") or "A key of DeepSpeed's configuration."
-        meaning = f"<small><details><summary>meaning</summary>{html.escape(about)}</details></small>"
-        label = [widgets.Label(name, layout=LABEL)] if self.options else []
-        self.box = widgets.HBox([*label, *self.controls, self.remove_button, widgets.HTML(meaning)], layout=ROW)
+        about = html.escape((field.description if field else "") or "A key of DeepSpeed's configuration.")
+        meaning = widgets.HTML(f"<small><details><summary>meaning</summary>{about}</details></small>")
+        self.box = widgets.HBox([*label, *self.controls, self.remove_button, meaning], layout=ROW)
 
     @property
     def values(self) -> list[Any]:
@@ -94,7 +88,7 @@ class Form:
     """All fields; `changed` is called after every change."""
 
     def __init__(
-        self, name: str, question: str, settings: Mapping[str, list[Any]], gpu: str, changed: Callable[[], None]
+        self, name: str, question: str, settings: Mapping[str, Any], gpu: str, changed: Callable[[], None]
     ) -> None:
         self._changed = changed
         kinds = [("choose", ""), *((gpu, gpu) for gpu in GPUS)]
@@ -114,7 +108,7 @@ class Form:
         self.rows: dict[str, Row] = {}
         self._rows = widgets.VBox()
         for key, chosen in settings.items():
-            self.add(key, chosen)
+            self.add(key, list(chosen) if isinstance(chosen, list | tuple) else [chosen])
         new = widgets.HBox([self.new, self.add_button], layout=ROW)
         self.box = widgets.VBox([*fields[:4], self._rows, new, self.message, *fields[4:]])
 

@@ -16,7 +16,7 @@ from dsnb.runs import labels
 from dsnb.settings import grid
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import validated
-from dsnb.sweep.params import Sweep, planned
+from dsnb.sweep.params import Sweep, load_sweep
 
 FIGURES = [
     *("fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s", "tokens_per_s_error_pct"),
@@ -76,7 +76,7 @@ def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
             raise SettingsError("every setting is refused: change one")
         exclude = [chosen for chosen, reason in zip(axes, refused, strict=True) if reason]
         made.text = plain_yaml.dump({key: part for key, part in {**content, "exclude": exclude}.items() if part})
-        made.sweep = planned(validated(plain_yaml.parse(made.text), path), path, output=output)
+        made.sweep = load_sweep(validated(plain_yaml.parse(made.text), path), output=output)
     except SettingsError as error:
         made.problems = error.problems
     return made

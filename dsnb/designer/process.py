@@ -10,15 +10,14 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
-from collections import deque
+import tempfile
+from pathlib import Path
 
 from dsnb.files import plain_text
+from dsnb.run_folder.result import last_lines
 from dsnb.system import interpreter, signals
 
 MAX_LINES = 500
-LAST_LINES_S = 1.0
-"""Time to read what an ended sweep printed last; something that it started may still hold the pipe open."""
 STOPPED = "Stopped: finished runs are kept, start it again to go on."
 ENDS = {
     0: "Finished: every run is ok.",
@@ -30,17 +29,19 @@ ENDS = {
 
 
 class SweepProcess:
-    """`dsnb sweep` with these arguments, running from now on; a thread of its own reads what it prints."""
+    """`dsnb sweep` with these arguments, running from now on."""
+
+    is_stopping = False
 
     def __init__(self, *words: str) -> None:
-        self._lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._log = tempfile.NamedTemporaryFile(prefix="dsnb-")  # noqa: SIM115 -- it is gone with this object
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child can react to it
         try:
             self._process = subprocess.Popen(
                 interpreter.command("-m", "dsnb.designer.process", str(os.getpid()), "sweep", *words),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdout=self._log,
+                stderr=self._log,
                 start_new_session=True,  # interrupting the kernel does not reach it
                 # A Jupyter kernel asks the programs that it starts for colours.
                 env={**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "", "TTY_COMPATIBLE": "0", "COLUMNS": "160"},
@@ -48,21 +49,16 @@ class SweepProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.pid = self._process.pid
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     @property
     def lines(self) -> list[str]:
         """The last lines that it printed."""
-        return list(self._lines)
+        return [plain_text.line(line) for line in last_lines(Path(self._log.name), MAX_LINES)]
 
     @property
     def code(self) -> int | None:
         """Its exit code; None while it is running."""
-        code = self._process.poll()
-        if code is not None:
-            self._reader.join(LAST_LINES_S)
-        return code
+        return self._process.poll()
 
     @property
     def end(self) -> str:
@@ -75,17 +71,14 @@ class SweepProcess:
         return " ".join(errors) or f"The sweep ended unexpectedly, {how}: its last lines are below."
 
     def stop(self) -> None:
-        """Ask it to stop, as Ctrl-C does: its runs are ended, and finished ones are kept."""
-        if self.code is None:
+        """Ask it once to stop, as Ctrl-C does: its runs are ended, and finished ones are kept."""
+        if self.code is None and not self.is_stopping:
+            self.is_stopping = True
             self._process.send_signal(signal.SIGINT)
 
     def wait(self) -> None:
         """Wait until it has ended."""
         self._process.wait()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self._lines.append(plain_text.line(line.decode("utf-8", "replace").rstrip("\r\n")))
 
 
 def main() -> None:

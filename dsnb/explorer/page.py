@@ -13,7 +13,6 @@ from typing import Any
 
 import vl_convert
 
-from dsnb.explorer.charts import VEGA_LITE
 from dsnb.run_folder import paths
 
 BESIDE = ("dom", "model", "answer", "predicted", "export", "link")
@@ -24,19 +23,19 @@ WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this 
 @cache
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return f"{bundle}\n{_own(*BESIDE, *VIEWS)}"
 
 
 def _own(*names: str) -> str:
     """Return scripts of `web/` without comments and indentation, which would be 20 kB of every page."""
-    lines = [line.strip() for name in names for line in (paths.web() / f"{name}.js").open(encoding="utf-8")]
+    lines = [line.strip() for name in names for line in (paths.WEB / f"{name}.js").open(encoding="utf-8")]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def style() -> str:
     """Return the explorer's CSS."""
-    return (paths.web() / "style.css").read_text(encoding="utf-8")
+    return (paths.WEB / "style.css").read_text(encoding="utf-8")
 
 
 @cache

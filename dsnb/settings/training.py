@@ -235,4 +235,4 @@ class Training(BaseModel):
     deepspeed: Annotated[dict[str, Any], Setting(short=lambda s: deepspeed_keys.name_part(s.deepspeed))] = {}
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
     profile: Flag = False
-    """After the timed steps: DeepSpeed's flops profiler, a torch profiler trace, and the times of a step's parts."""
+    """After the timed steps: the times of a step's parts, and a torch profiler trace."""

@@ -9,7 +9,6 @@ from dsnb.system import interpreter
 if __name__ == "__main__":
     interpreter.drop_current_folder()
 
-import argparse
 import errno
 import os
 import signal
@@ -46,32 +45,31 @@ def execute(run: Run) -> Result:
     try:
         initialize(run)
     except OSError as error:
-        why = _raise_if_disk_full(run, error).strerror
-        raise LaunchError(f"{run.paths.dir} cannot be written: {why}; choose another --output") from error
-    error_seen: BaseException | None = None
+        _raise_if_disk_full(run, error)
+        raise LaunchError(f"{run.paths.dir} cannot be written: {error.strerror}; choose another --output") from error
+    cause = "the notebook ended without starting the run"
     try:
         template = paths.notebook_template(NOTEBOOK)
         defaults = DEFAULTS | notebook.parameters(template)  # those in its cell may have been edited
         values = {name: value for name, value in run.experiment.model_dump().items() if value != defaults[name]}
         values["run_dir"] = str(run.paths.dir.absolute())
         notebook.execute(template, run.paths.notebook, values)
-    except OSError as error:
-        error_seen = _raise_if_disk_full(run, error)
     except KernelDiedError as error:
         return finish(run.paths, "failed" if was_launched(run.paths) else "interrupted", str(error), began)
     except KeyboardInterrupt:
         finish(run.paths, "interrupted", "stopped by the user", began)
         raise
     except Exception as error:  # papermill, nbclient, zmq and the kernel raise many kinds; each concerns this run only
-        error_seen = error
-    return finish(run.paths, "failed", _cause(error_seen), began)
+        _raise_if_disk_full(run, error)
+        kind, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+        cause = f"{kind}: {value}".splitlines()[0][:500]
+    return finish(run.paths, "failed", cause, began)
 
 
-def _raise_if_disk_full(run: Run, error: OSError) -> OSError:
-    """Return an error of the operating system; a full disk is an error of the whole sweep and is raised."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+def _raise_if_disk_full(run: Run, error: Exception) -> None:
+    """Raise an error of the whole sweep if the disk is full."""
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         raise LaunchError(f"{run.paths.dir}: the disk is full; make room and start the sweep again") from error
-    return error
 
 
 def initialize(run: Run) -> None:
@@ -157,26 +155,14 @@ def changed_input(run: Run) -> str | None:
     return next(iter(inputs.changed(known.get("inputs"), run.inputs)), None)
 
 
-def _cause(error: BaseException | None) -> str:
-    if error is None:
-        return "the notebook ended without starting the run"
-    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
-    return f"{name}: {value}".splitlines()[0][:500]
-
-
 def main() -> int:
     """Execute the run whose folder the command line names."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dsnb.sweep.job", description="Execute the run that a folder describes."
-    )
-    parser.add_argument("run_dir", type=Path, help="folder of the run, with its experiment.json")
-    parser.add_argument("--owned", action="store_true", help="stop when stdin closes: the parent has ended")
-    given = parser.parse_args()
+    run_dir, *options = sys.argv[1:]
     signals.install_handlers()
-    if given.owned:
+    if "--owned" in options:  # by the process at the other end of stdin
         threading.Thread(target=_end_with_owner, daemon=True).start()
     try:
-        result = execute(load_run(RunPaths(given.run_dir.absolute())))
+        result = execute(load_run(RunPaths(Path(run_dir).absolute())))
     except KeyboardInterrupt:
         return signals.INTERRUPTED
     except DsnbError as error:
@@ -196,7 +182,7 @@ def load_run(run: RunPaths) -> Run:
     """
     record = records.read_json(run.experiment)
     if record is None:
-        raise SettingsError(f"{run.experiment} holds no settings: start the run again")
+        raise SettingsError(f"{run.experiment} holds no settings: start the sweep again")
     known, problem = record_schema.cleaned(run.experiment.name, record)
     if problem:
         raise SettingsError(f"{run.dir / problem}: start the sweep again")

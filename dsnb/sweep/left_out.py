@@ -1,19 +1,14 @@
 """Settings that are left out of a sweep or a prediction; `skip_oom` leaves out those predicted not to fit."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from dsnb.errors import SettingsError
 from dsnb.sweep import job
 from dsnb.sweep.params import Sweep
 
-NAMES = "names with -v"
-DOES_NOT_FIT = "predicted not to fit into memory"
 
-
-def lines(
-    left_out: Iterable[tuple[str, str]], total: int, in_full: bool = False, kept: Collection[str] = ()
-) -> Iterator[str]:
+def lines(left_out: Iterable[tuple[str, str]], total: int, in_full: bool = False) -> Iterator[str]:
     """Yield a line for each reason, with the number of settings that are left out for it.
 
     Parameters
@@ -24,53 +19,33 @@ def lines(
         The number of all settings, those that are left out included.
     in_full
         Whether each name follows in a line; a single one is always in its reason's line.
-    kept
-        Names of settings that are not left out: a name that one of these also has would mislead.
     """
-    names: dict[str, list[str]] = {}
-    for name, why in left_out:
-        names.setdefault(why, []).append(name)
-    for why, all_of_them in names.items():
-        own = sorted(set(all_of_them) - set(kept))
-        listed = own if in_full and len(own) > 1 else []
-        yield f"left out {len(all_of_them)} of {total} settings{_in_line(own, in_full)}: {why}"
-        yield from (f"  {name}" for name in listed)
-
-
-def _in_line(names: list[str], in_full: bool) -> str:
-    if len(names) == 1:
-        return f" ({names[0]})"
-    return f" ({NAMES})" if names and not in_full else ""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out:
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        note = f" ({names[0]})" if len(names) == 1 else "" if in_full else " (names with -v)"
+        yield f"left out {len(names)} of {total} settings{note}: {reason}"
+        if in_full and len(names) > 1:
+            yield from (f"  {name}" for name in sorted(set(names)))
 
 
 def unfit_lines(sweep: Sweep, in_full: bool = False) -> Iterator[str]:
-    """Yield what a sweep leaves out because it is predicted not to fit: the need of one setting, the number of several.
-
-    Parameters
-    ----------
-    in_full
-        Whether the name and the need of each setting follow in a line.
-    """
-    words = [f"{name} {why}" for name, why in sweep.left_out.items()]
+    """Yield what a sweep leaves out because it is predicted not to fit, as `lines` does."""
+    words = [f"{name} {need}" for name, need in sweep.left_out.items()]
     if len(words) == 1:
         yield f"left out: {words[0]}"
-    else:
-        total = len({run.name for run in sweep.runs}) + len(words)
-        yield from lines([(one, DOES_NOT_FIT) for one in words], total, in_full)
+        return
+    total = len({run.name for run in sweep.runs}) + len(words)
+    yield from lines([(word, "predicted not to fit into memory") for word in words], total, in_full)
 
 
 def without_unfit(sweep: Sweep, say: Callable[[str], None], in_full: bool = False) -> Sweep:
     """Return a sweep without the settings that are predicted not to fit, if its params ask for that.
 
     Left out is what would not fit even if the prediction were as wrong as the worst one was. Settings that cannot be
-    predicted stay, and so do those with an ok run.
-
-    Parameters
-    ----------
-    say
-        Is called with what is being predicted, and with each of `unfit_lines`.
-    in_full
-        As for `unfit_lines`.
+    predicted stay, and so do those with an ok run. `say` is called with what is being predicted, and with each of
+    `unfit_lines`.
 
     Raises
     ------
@@ -81,13 +56,13 @@ def without_unfit(sweep: Sweep, say: Callable[[str], None], in_full: bool = Fals
         return sweep
     from dsnb.prediction.fit import fits_here, room_here
 
-    measured = {run.name for run in sweep.runs if (found := job.read_result(run.paths)) and found.status == "ok"}
     experiments = {run.name: run.experiment for run in sweep.runs}
     if not any(map(room_here, experiments.values())):
         raise SettingsError(
             "skip_oom needs the memory of the GPUs, which is not known here: start the sweep where the GPUs are, set "
             "memory_limit_gib, or leave skip_oom out"
         )
+    measured = {run.name for run in sweep.runs if (result := job.read_result(run.paths)) and result.status == "ok"}
     asked = [name for name in experiments if name not in measured]
     say(f"predicting the memory of {len(asked)} setting{'' if len(asked) == 1 else 's'}")
     fits = dict(zip(asked, fits_here([experiments[name] for name in asked]), strict=True))
@@ -96,8 +71,7 @@ def without_unfit(sweep: Sweep, say: Callable[[str], None], in_full: bool = Fals
         name, least = min(too_large.items(), key=lambda item: item[1].peak_gib)
         raise SettingsError(f"skip_oom leaves nothing to run: the smallest setting, {name}, {least}")
     runs = tuple(run for run in sweep.runs if run.name not in too_large)
-    needs = {name: str(fit) for name, fit in too_large.items()}
-    fitting = replace(sweep, runs=runs, left_out={**sweep.left_out, **needs})
+    fitting = replace(sweep, runs=runs, left_out={name: str(fit) for name, fit in too_large.items()})
     for line in unfit_lines(fitting, in_full):
         say(line)
     return fitting

@@ -27,7 +27,7 @@ from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
 """Fields of the params file that `--set` can change, besides settings of runs."""
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Experiments that a message names."""
 
 
@@ -70,12 +70,12 @@ class Sweep:
 
 
 def load_sweep(
-    path: str | Path,
+    path: str | Path | ParamsFile,
     overrides: Mapping[str, Any] | None = None,
     only: str | None = None,
     output: str | Path | None = None,
     *,
-    auto_values: Mapping[str, Any] | None = None,
+    auto_gpus: int | None = None,
     adapt: Callable[[Experiment], Experiment] | None = None,
     leave_out_refused: bool = False,
 ) -> Sweep:
@@ -84,7 +84,7 @@ def load_sweep(
     Parameters
     ----------
     path
-        The params file.
+        The params file, or its content, to which `overrides` do not apply.
     overrides
         Settings that replace those of the file in every run; a list becomes an axis. `repeats`, `order`, `order_seed`,
         `expect_samples_per_s` and `skip_oom` can be replaced too. Experiments that become equal are one.
@@ -92,8 +92,8 @@ def load_sweep(
         A pattern with `*`, `?` and `[...]`; experiments whose names do not match are left out before they are checked.
     output
         The folder of the sweep, by default `outputs/<name>`.
-    auto_values
-        Values of `auto` by setting, where this machine's do not apply.
+    auto_gpus
+        What `gpus: auto` means, where it is not the number of this machine's.
     adapt
         Changes an experiment before it is named; a SettingsError counts as a problem of that experiment.
     leave_out_refused
@@ -104,36 +104,20 @@ def load_sweep(
     SettingsError
         With every problem of the file and of every run at once.
     """
-    file = read_with_overrides(path, overrides)
-    return planned(file, path, only, output, auto_values=auto_values, adapt=adapt, leave_out_refused=leave_out_refused)
-
-
-def planned(
-    file: ParamsFile,
-    path: str | Path,
-    only: str | None = None,
-    output: str | Path | None = None,
-    *,
-    auto_values: Mapping[str, Any] | None = None,
-    adapt: Callable[[Experiment], Experiment] | None = None,
-    leave_out_refused: bool = False,
-) -> Sweep:
-    """List the runs of a params file that was read; `path` names it in messages, the rest is as for `load_sweep`."""
+    file = path if isinstance(path, ParamsFile) else read_with_overrides(path, overrides)
     combinations = grid.combinations(file)
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
-    known = auto_values or {}
-    combinations = [
-        {key: known.get(key, value) if value == "auto" else value for key, value in settings.items()}
-        for settings in combinations
-    ]
+    for settings in combinations:
+        if auto_gpus and settings.get("gpus") == "auto":
+            settings["gpus"] = auto_gpus
     models = model_shapes.slugs(str(settings.get("model", DEFAULTS["model"])) for settings in combinations)
     experiments, refused = _experiments(combinations, models, only, adapt)
     if refused and not (leave_out_refused and experiments):
         raise SettingsError(list(dict.fromkeys(problem for _, problems in refused for problem in problems)))
-    folder = SweepPaths(_output_folder(output, file.name))
+    folder = SweepPaths(Path(output) if output else paths.outputs_root() / file.name)
     seed = file.order_seed if file.order == "random" else None
-    order_of_runs = [
+    order = [
         (name, repeat) for repeat in range(1, file.repeats + 1) for name in order_of_repeat(experiments, repeat, seed)
     ]
     runs = tuple(
@@ -146,7 +130,7 @@ def planned(
             order_seed=seed,
             model_name=models.get(experiments[name].model, ""),
         )
-        for place, (name, repeat) in enumerate(order_of_runs, start=1)
+        for place, (name, repeat) in enumerate(order, start=1)
     )
     reasons = tuple((name, "; ".join(problems)) for name, problems in refused)
     return Sweep(file.name, file.question, runs, folder, content(file), refused=reasons)
@@ -173,10 +157,6 @@ def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list
     return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {repeat} {name}".encode()).digest())
 
 
-def _output_folder(output: str | Path | None, name: str) -> Path:
-    return paths.require_plain_name(Path(output) if output else paths.outputs_root() / name, "--output")
-
-
 def content(file: ParamsFile) -> dict[str, Any]:
     """Return the content of a params file, without defaults."""
     return file.model_dump(exclude_defaults=True)
@@ -190,8 +170,6 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
     SettingsError
         If the file or `overrides` are invalid.
     """
-    if problems := aliases.conflicts(overrides or {}) + deepspeed_keys.conflicts(overrides or {}):
-        raise SettingsError([f"--set: {problem}" for problem in problems])
     file, overrides = read_params(path), deepspeed_keys.dotted(aliases.with_current_names(overrides or {}))
     if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")
@@ -232,22 +210,18 @@ def _experiments(
                 refused.append((name, error.problems))
     named: dict[str, Experiment] = {}
     for experiment in experiments:
-        _add(named, _name(experiment, models), experiment)
-    kept = {name: item for name, item in named.items() if only is None or fnmatchcase(name, only)}
+        same = named.setdefault(_name(experiment, models), experiment)
+        if same != experiment:
+            differing = [key for key in Experiment.model_fields if getattr(same, key) != getattr(experiment, key)]
+            raise SettingsError(
+                f"two experiments are named {_name(experiment, models)!r}: they differ only in {', '.join(differing)}; "
+                "put each into its own sweep"
+            )
+    kept = {name: experiment for name, experiment in named.items() if only is None or fnmatchcase(name, only)}
     if not kept and not refused:
-        more = f", and {len(named) - MOST_NAMED:,} more (--dry-run lists them)" if len(named) > MOST_NAMED else ""
-        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join([*named][:MOST_NAMED])}{more}")
+        more = f", and {len(named) - MAX_NAMED:,} more (--dry-run lists them)" if len(named) > MAX_NAMED else ""
+        raise NoMatchError(f"no experiment's name matches {only!r}: there are {', '.join([*named][:MAX_NAMED])}{more}")
     return kept, refused
-
-
-def _add(named: dict[str, Experiment], name: str, experiment: Experiment) -> None:
-    known = named.setdefault(name, experiment)
-    if known != experiment:
-        differing = [key for key in Experiment.model_fields if getattr(known, key) != getattr(experiment, key)]
-        raise SettingsError(
-            f"two experiments are named {name!r}: they differ only in {', '.join(differing)}; "
-            "put each into its own sweep"
-        )
 
 
 def _name(experiment: Experiment, models: Mapping[str, str]) -> str:

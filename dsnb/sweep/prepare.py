@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsnb.errors import FetchError, SettingsError
-from dsnb.run_folder import paths
 from dsnb.settings import inputs
 from dsnb.settings.inputs import ExternalItem
 from dsnb.sweep.params import load_sweep
@@ -42,18 +41,20 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
     OSError
         If the folder cannot be written.
     """
-    if home:
-        home = paths.require_plain_name(home.absolute(), "--cache")
-    items = hub_items(params)
+    items: dict[str, ExternalItem] = {}
+    for run in load_sweep(params).runs:
+        for item in inputs.external_items(run.experiment.model_dump()):
+            if item.hub_id:
+                items[item.hub_id] = replace(item, parts=item.parts | items.get(item.hub_id, item).parts)
     if not items:
         return ["nothing to fetch: presets with random weights, synthetic tokens, stdlib and bytes need none"]
     try:
         from huggingface_hub import constants
     except ImportError as error:
         raise SettingsError("huggingface_hub is missing: pip install 'dsnb[train]'") from error
-    home = home or Path(constants.HF_HOME)
+    home = (home or Path(constants.HF_HOME)).absolute()
     lines, troubles = [], []
-    for item in items:
+    for item in items.values():
         was_there = inputs.cached_folder(item, home / "hub") is not None
         try:
             if not was_there:
@@ -64,17 +65,6 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
     if troubles:
         raise FetchError("\n".join(troubles))
     return [*lines, f"Runs read from there without a network: export HF_HOME={shlex.quote(str(home))} HF_HUB_OFFLINE=1"]
-
-
-def hub_items(params: str | Path) -> list[ExternalItem]:
-    """Return the items of the hub that the runs of a params file need, each repository once."""
-    by_id: dict[str, ExternalItem] = {}
-    for run in load_sweep(params).runs:
-        for item in inputs.external_items(run.experiment.model_dump()):
-            if item.hub_id:
-                before = by_id.setdefault(item.hub_id, item)
-                by_id[item.hub_id] = replace(before, parts=before.parts | item.parts)
-    return list(by_id.values())
 
 
 def _fetch(item: ExternalItem, cache: Path) -> None:

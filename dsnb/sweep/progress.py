@@ -1,18 +1,17 @@
-"""The progress of a sweep on a terminal: which run of how many, its step, loss and tokens/s, and the time left.
+"""The progress of a sweep: a line for each run that has ended, and on a terminal what is going on and the time left."""
 
-Without a terminal it prints one line per run. Of parallel runs it shows the number.
-"""
-
-import threading
+import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-import rich.progress
 from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from dsnb.files import plain_text
 from dsnb.files.records import Tail
@@ -20,12 +19,13 @@ from dsnb.launcher.progress import PhaseTimer, phase
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.result import Result
 from dsnb.sweep.params import Run
+from dsnb.system import signals
 
-REFRESH_S = 0.5
+REFRESHES_PER_S = 2
 
 
 class Progress:
-    """The progress bar of a sweep, shown within its `with` block.
+    """The progress of a sweep, shown within its `with` block.
 
     Parameters
     ----------
@@ -39,135 +39,107 @@ class Progress:
 
     def __init__(self, total: int, todo: Sequence[Run], enabled: bool = True, show_eta: bool = True) -> None:
         self.console = Console(stderr=True, quiet=not enabled)
-        self._total, self._done = total, total - len(todo)
-        self._left = Counter(run.stage for run in todo)
-        self._lanes = {stage: len({run.lane for run in todo if run.stage == stage}) for stage in self._left}
-        self._alone = show_eta and not any(run.lane for run in todo)
-        self._show_eta = show_eta
-        self._ran_s: list[float] = []
-        self._began: dict[Path, float] = {}
-        self._stop = threading.Event()
-        self._watcher: threading.Thread | None = None
-        self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}", markup=False),
-            rich.progress.BarColumn(bar_width=20),
-            rich.progress.TextColumn("{task.fields[note]}", markup=False),
-            console=self.console,
-            disable=not enabled or not self.console.is_terminal,
-            transient=True,
+        self.queued = 0
+        self._total, self._ended, self._show_eta = total, total - len(todo), show_eta
+        self._hint = signals.stop_hint() if todo else None
+        self._lanes = {run.stage: len({each.lane for each in todo if each.stage == run.stage}) for run in todo}
+        self._work, self._done = sum(1 / self._lanes[run.stage] for run in todo), 0.0
+        self._running: dict[Path, _Running] = {}
+        self._took_s: list[float] = []
+        self._began = time.monotonic()
+        self._live = Live(
+            get_renderable=self._row, console=self.console, refresh_per_second=REFRESHES_PER_S, transient=True
         )
-        self._task = self._bar.add_task("starting", total=1, note="")
 
     def __enter__(self) -> Self:
-        if self._done:
-            self.say(f"{self._done} of {self._total} runs are finished and are not repeated")
-        self._bar.start()
+        if self._ended:
+            self.say(f"{self._ended} of {self._total} runs are finished and are not repeated")
+        if self._hint:
+            self.say(self._hint)
+        if self.console.is_terminal and not self.console.quiet:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_watch()
-        self._bar.stop()
+        self._live.stop()
 
     def begin(self, run: Run) -> None:
         """Show that a run has started; nothing changes if it is shown already."""
-        if run.paths.dir in self._began:
-            return
-        self._began[run.paths.dir] = time.monotonic()
-        if not self._alone:
-            return
-        number = self._done + 1
-        steps = run.experiment.warmup_steps + run.experiment.steps
-        self._bar.update(
-            self._task, description=f"run {number}/{self._total}  {run.name}", completed=0, total=steps, note="starting"
-        )
-        self._stop.clear()
-        self._watcher = threading.Thread(target=self._watch, args=(run,), daemon=True)
-        self._watcher.start()
-
-    def count(self, running: int, waiting: int) -> None:
-        """Show the number of running and queued jobs."""
-        parts = [f"{running} running", f"{waiting} queued" if waiting else ""]
-        left_s = self._time_left_s()
-        parts += [f"{_minutes(left_s)} left"] if left_s is not None and self._show_eta else []
-        self._bar.update(
-            self._task,
-            description=f"{self._done} of {self._total} runs",
-            completed=self._done,
-            total=self._total,
-            note=", ".join(filter(None, parts)),
-        )
+        if run.paths.dir not in self._running:
+            self._running[run.paths.dir] = _Running(run)
 
     def end(self, run: Run, result: Result, location: str = "") -> None:
-        """Print the line of a run that has ended; `location` is in words, such as `in job 7`.
-
-        The duration of a run whose start was not seen is the wall time in its result.
-        """
-        self._end_watch()
-        began = self._began.pop(run.paths.dir, None)
-        self._ran_s.append(result.phases_s.get("wall", 0.0) if began is None else time.monotonic() - began)
-        self._done += 1
-        self._left[run.stage] -= 1
-        rate = result.summary.get("tokens_per_s")
-        figure = f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
-        loss = result.summary.get("loss_last")
-        loss_text = f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
-        left = f", {_minutes(self._time_left_s())} left" if self._show_eta else ""
+        """Print the line of a run that has ended; `location` is in words, such as `in job 7`."""
+        running = self._running.pop(run.paths.dir, None)
+        seconds = time.monotonic() - running.began if running else result.phases_s.get("wall", 0.0)
+        self._took_s.append(seconds)
+        self._ended += 1
+        self._done += 1 / self._lanes[run.stage]
+        rate, loss = (result.summary.get(name) for name in ("tokens_per_s", "loss_last"))
+        figures = f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
+        figures += f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
+        left = f", {_duration(self._left_s())} left" if self._show_eta else ""
         self.say(
-            f"run {self._done}/{self._total}  {run.name} run{run.repeat}{f' {location}' if location else ''}: "
-            f"{result.status}, {figure}{loss_text}  ({self._ran_s[-1]:.0f} s{left})"
+            f"run {self._ended}/{self._total}  {run.name} run{run.repeat}{f' {location}' if location else ''}: "
+            f"{result.status}, {figures}  ({seconds:.0f} s{left})"
         )
 
     def say(self, text: str) -> None:
         """Print a line."""
         self.console.print(plain_text.line(text), markup=False, highlight=False, soft_wrap=True)
 
-    def _time_left_s(self, part: float = 0.0) -> float | None:
-        """Estimate the time left in seconds, from finished runs or from the finished `part` of the first one.
+    def _part(self) -> float:
+        """Return the part of the work that is done; runs of a stage share it, divided by its lanes."""
+        usual_s = sum(self._took_s) / len(self._took_s) if self._took_s else math.inf
+        running = sum(each.part(usual_s) / self._lanes[each.run.stage] for each in [*self._running.values()])
+        return (self._done + running) / self._work if self._work else 1.0
 
-        Lanes run in parallel, so a stage takes as long as its runs divided by its lanes.
-        """
-        began = [] if self._alone and not part else list(self._began.values())
-        running_s = sum(time.monotonic() - one for one in began)
-        if self._ran_s:
-            run_s = sum(self._ran_s) / len(self._ran_s)
-        elif part:
-            run_s = running_s / part
-        else:
-            return None
-        rounds = sum(left / self._lanes[stage] for stage, left in self._left.items())
-        now = next((self._lanes[stage] for stage, left in sorted(self._left.items()) if left), 1)
-        return max(0.0, rounds * run_s - running_s / now)
+    def _left_s(self) -> float | None:
+        """Return the time left in seconds if the rest goes on at the same pace; None before anything is done."""
+        part = self._part()
+        return (time.monotonic() - self._began) * (1 - part) / part if part else None
 
-    def _watch(self, run: Run) -> None:
-        tail, timer, stepped = Tail(run.paths.steps), PhaseTimer(), False
-        while not self._stop.wait(REFRESH_S):
-            steps = list(record_schema.steps(tail))
-            stepped = stepped or bool(steps)
-            if not stepped:
-                self._bar.update(self._task, note=timer.text(phase(run.experiment, run.paths)))
-            if not steps:
-                continue
-            last = steps[-1]
-            loss, seconds, tokens = (last.get(name) for name in ("loss", "step_time_s", "tokens"))
-            total = run.experiment.warmup_steps + run.experiment.steps
-            left_s = self._time_left_s(last.get("step", 0) / total)
-            parts = [
-                f"loss {loss:.3f}" if loss is not None else "",
-                f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else "",
-                f"{_minutes(left_s)} left" if left_s is not None else "",
-            ]
-            self._bar.update(self._task, completed=last.get("step", 0), note=", ".join(filter(None, parts)))
-
-    def _end_watch(self) -> None:
-        self._stop.set()
-        if self._watcher and self._watcher.is_alive():  # it is not if Ctrl-C came before it began
-            self._watcher.join()
-        self._watcher = None
+    def _row(self) -> Table:
+        """Return the line at the bottom of a terminal."""
+        part, running = self._part(), [*self._running.values()]
+        title, notes = f"{self._ended} of {self._total} runs", [f"{len(running)} running"]
+        if len(running) == 1:
+            title, notes = f"run {self._ended + 1}/{self._total}  {running[0].run.name}", [running[0].note()]
+        notes += [f"{self.queued} queued"] if self.queued else []
+        left_s = self._left_s() if self._show_eta else None
+        notes += [f"{_duration(left_s)} left"] if left_s is not None else []
+        row = Table.grid(padding=(0, 1))
+        row.add_row(Text(title), ProgressBar(1.0, part, width=20), Text(", ".join(notes)))
+        return row
 
 
-def _minutes(seconds: float | None) -> str:
+class _Running:
+    """A run that is being executed: how far it is."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.began = run, time.monotonic()
+        self._last: dict[str, Any] = {}
+        self._tail, self._timer = Tail(run.paths.steps), PhaseTimer()
+
+    def part(self, usual_s: float) -> float:
+        """Return the part of it that is done, by its steps or by the usual duration of a run."""
+        self._last = [self._last, *record_schema.steps(self._tail)][-1]
+        steps = self.run.experiment.warmup_steps + self.run.experiment.steps
+        elapsed_s = time.monotonic() - self.began
+        return max(self._last.get("step", 0) / steps, min(elapsed_s / usual_s, 0.99))
+
+    def note(self) -> str:
+        """Return its phase or, once it steps, its last loss and speed."""
+        if not self._last:
+            return self._timer.text(phase(self.run.experiment, self.run.paths))
+        loss, seconds, tokens = (self._last.get(name) for name in ("loss", "step_time_s", "tokens"))
+        parts = [f"step {self._last['step']}", f"loss {loss:.3f}" if loss is not None else ""]
+        return ", ".join(filter(None, [*parts, f"{tokens / seconds:,.0f} tokens/s" if seconds and tokens else ""]))
+
+
+def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -4,32 +4,30 @@ Every run that is not finished (`dsnb.run_folder.finished`) is executed again.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
-from dsnb.errors import SettingsError
+from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
-from dsnb.files import records
+from dsnb.files import plain_text, records
 from dsnb.launcher import fork
 from dsnb.run_folder import finished, paths, record_schema
+from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings import checks, inputs
-from dsnb.sweep import job, schedule
+from dsnb.sweep import allocation, job, schedule
+from dsnb.sweep import slurm as slurm_jobs
+from dsnb.sweep.allocation import Allocation
 from dsnb.sweep.left_out import without_unfit
-from dsnb.sweep.lock import locked
 from dsnb.sweep.params import Run, Sweep, load_sweep
-from dsnb.sweep.slurm import allocation as slurm_allocation
-from dsnb.sweep.slurm import jobs as slurm_jobs
-from dsnb.sweep.slurm.allocation import Allocation
-from dsnb.system import signals
-
-if TYPE_CHECKING:
-    from dsnb.sweep.progress import Progress
+from dsnb.sweep.progress import Progress
 
 __all__ = ["Sweep", "load_sweep", "run_sweep"]
 
@@ -58,7 +56,7 @@ def run_sweep(
         Show which run of how many, loss, tokens/s and the time left.
     slurm
         Submit every run as a Slurm job with at most this allocation; a `Sweep` then has to come from
-        `dsnb.sweep.slurm.allocation.load`.
+        `dsnb.sweep.allocation.load`.
     skip_oom
         Leave out the settings that are predicted not to fit into the memory of this machine's GPUs, or into
         `memory_limit_gib`, as `skip_oom: true` of the params file does.
@@ -79,32 +77,27 @@ def run_sweep(
         If the disk is full. Finished runs are kept.
     """
     if not isinstance(sweep, Sweep):
-        load = partial(slurm_allocation.load, allocation=slurm) if slurm else load_sweep
-        sweep = load(sweep, overrides=overrides, only=only, output=output)
+        selection = (overrides, only, output)
+        sweep = allocation.load(sweep, slurm, *selection) if slurm else load_sweep(sweep, *selection)
     check_notebook()
     if not slurm and (problems := unsupported(sweep)):
         raise SettingsError(problems)
     if skip_oom:
         sweep = replace(sweep, params={**sweep.params, "skip_oom": True})
-    sweep = with_inputs(without_unfit(sweep, _sayer(progress), verbose))
+    sweep = with_inputs(without_unfit(sweep, Progress(0, [], progress).say, verbose))
     with locked(sweep.paths):
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
-        records.write_json(sweep.paths.planned, {"runs": _planned(sweep), "left_out": dict(sweep.left_out)})
-        with _display(sweep, todo, progress, show_eta=slurm is None) as display:
+        repeats: dict[str, list[int]] = {}
+        for run in sweep.runs:
+            repeats.setdefault(run.name, []).append(run.repeat)
+        records.write_json(sweep.paths.planned, {"runs": repeats, "left_out": dict(sweep.left_out)})
+        with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display:
             if slurm:
                 schedule.run_all(todo, slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say), display)
             else:
                 _run_here(todo, display)
-        return [result for run in sweep.runs if (result := job.read_result(run.paths))]
-
-
-def _planned(sweep: Sweep) -> dict[str, list[int]]:
-    """Return the repeats of each experiment, both in the order in which they come."""
-    planned: dict[str, list[int]] = {}
-    for run in sweep.runs:
-        planned.setdefault(run.name, []).append(run.repeat)
-    return planned
+    return _results(sweep)
 
 
 def run_in_one_job(
@@ -121,20 +114,21 @@ def run_in_one_job(
     LaunchError
         If Slurm rejects the job, or the job ends before the sweep is finished.
     """
-    sweep = with_inputs(without_unfit(sweep, _sayer(True), verbose))
+    sweep = with_inputs(without_unfit(sweep, Progress(0, []).say, verbose))
     todo = [run for run in sweep.runs if not is_finished(run, retry)]
     if todo:
-        with _display(sweep, todo, True, show_eta=False) as display:  # the job itself locks the folder
+        with Progress(len(sweep.runs), todo, show_eta=False) as display:  # the job itself locks the folder
             slurm_jobs.run_in_one_job(sweep, allocation, command, display.say)
-    return [result for run in sweep.runs if (result := job.read_result(run.paths))]
+    return _results(sweep)
 
 
-def _run_here(todo: list[Run], display: "Progress") -> None:
+def _run_here(todo: list[Run], display: Progress) -> None:
     if active := slurm_jobs.find_active([run.paths for run in todo if not run.paths.result.exists()]):
         raise SettingsError(f"{active}: continue with --slurm, or cancel it with scancel")
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
-    with fork.shared_servers(_devices(todo)):
+    forked = [run.experiment for run in todo if run.experiment.launcher == "fork" and not run.experiment.hostfile]
+    with fork.shared_servers({experiment.device for experiment in forked}):
         if any(run.lane for run in todo):
             schedule.run_all(todo, schedule.LocalExecutor(), display)
             return
@@ -143,27 +137,40 @@ def _run_here(todo: list[Run], display: "Progress") -> None:
             display.end(run, job.execute(run))
 
 
-def _devices(todo: list[Run]) -> set[str]:
-    """Return the devices for which this machine needs a fork server; hosts of a hostfile have none."""
-    here = [run.experiment for run in todo if not run.experiment.hostfile]
-    return {experiment.device for experiment in here if experiment.launcher == "fork"}
-
-
-def _sayer(shown: bool) -> Callable[[str], None]:
-    """Return a function that prints a line as the progress of a sweep does."""
-    from dsnb.sweep.progress import Progress
-
-    return Progress(total=0, todo=[], enabled=shown).say
+def _results(sweep: Sweep) -> list[Result]:
+    return [result for run in sweep.runs if (result := job.read_result(run.paths))]
 
 
 @contextlib.contextmanager
-def _display(sweep: Sweep, todo: list[Run], progress: bool, show_eta: bool) -> Iterator["Progress"]:
-    from dsnb.sweep.progress import Progress
+def locked(sweep: SweepPaths) -> Iterator[None]:
+    """Hold the lock of a sweep's folder; the folder is created if necessary.
 
-    with Progress(total=len(sweep.runs), todo=todo, enabled=progress, show_eta=show_eta) as display:
-        if todo and (message := signals.stop_hint()):
-            display.say(message)
-        yield display
+    The operating system releases the lock when the process ends, however it ends. A lock file without `flock` would
+    outlive a killed process, so file systems without `flock` are refused.
+
+    Raises
+    ------
+    SettingsError
+        If another sweep holds the lock.
+    LaunchError
+        If the folder cannot be written.
+    """
+    lock = FileLock(sweep.lock, timeout=0, thread_local=False, fallback_to_soft=False)
+    try:
+        sweep.dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        sweep.lock.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    except Timeout:
+        holder = plain_text.line(sweep.lock.read_text("utf-8", "replace")) or "another process"
+        raise SettingsError(
+            f"{sweep.dir} is in use by another sweep ({holder}): wait for it, or choose another --output"
+        ) from None
+    except OSError as error:
+        raise LaunchError(f"{sweep.dir} cannot be written: {error.strerror}; choose another --output") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def with_inputs(sweep: Sweep) -> Sweep:
@@ -180,17 +187,9 @@ def with_inputs(sweep: Sweep) -> Sweep:
 
 
 def check_notebook() -> None:
-    """Make sure that the run notebook takes parameters: without the tag of their cell, its defaults would win.
-
-    Raises
-    ------
-    SettingsError
-        If it is missing, or has lost the tag of its parameters cell.
-    """
+    """Raise a SettingsError if the run notebook takes no parameters: without their tag, its defaults would win."""
     template = paths.notebook_template(job.NOTEBOOK)
-    if not template.is_file():
-        raise SettingsError(f"notebook {str(template)!r} is missing: install dsnb from a complete checkout")
-    if "run_dir" not in notebook.parameters(template):
+    if not template.is_file() or "run_dir" not in notebook.parameters(template):
         raise SettingsError(
             f"notebook {str(template)!r} has no cell tagged 'parameters' with 'run_dir': restore the tag, or the cell"
         )

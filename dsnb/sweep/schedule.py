@@ -4,129 +4,24 @@ Jobs are abstract: a local process or a Slurm job. A failure does not stop the o
 waits until they are gone.
 """
 
-import collections
 import subprocess
 import time
 import warnings
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
 
 from dsnb.errors import DsnbWarning
 from dsnb.run_folder.result import Result, last_lines
 from dsnb.sweep import job
 from dsnb.sweep.params import Run
+from dsnb.sweep.progress import Progress
+from dsnb.sweep.slurm import SlurmExecutor, SlurmJob
 from dsnb.system import interpreter, launch_clock, signals
-
-if TYPE_CHECKING:
-    from dsnb.sweep.progress import Progress
 
 POLL_S = 0.2
 CANCEL_TIMEOUT_S = 180.0
 """How long an interrupt waits for cancelled jobs to end."""
 KILL_AFTER_S = 30.0
 """A cancelled process that has not ended by then is killed; its kernel and ranks end with it."""
-
-
-class Job(Protocol):
-    """A run that is being executed."""
-
-    run: Run
-    running: bool
-    """False while it waits in a queue."""
-    location: str
-    """Where it runs, in words, such as `in job 7`."""
-
-    def poll(self) -> Result | None:
-        """Return the result, None before the run has ended."""
-
-
-class Executor(Protocol):
-    """Starts and cancels jobs."""
-
-    def lane(self, run: Run) -> str:
-        """Return the lane of a run: runs of one lane are executed one after the other."""
-
-    def start(self, run: Run) -> Job | None:
-        """Start a run; None if it has to be tried again later."""
-
-    def cancel(self, jobs: Collection[Job]) -> None:
-        """Cancel jobs."""
-
-
-def run_all(todo: Sequence[Run], executor: Executor, progress: "Progress", poll_s: float = POLL_S) -> None:
-    """Execute all runs, stage by stage.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        After all jobs have ended.
-    LaunchError
-        After all jobs have ended, if a job could not be started for a reason that holds for the others as well.
-    """
-    for stage in sorted({run.stage for run in todo}):
-        _StageRunner([run for run in todo if run.stage == stage], executor, progress).run(poll_s)
-
-
-class _StageRunner:
-    def __init__(self, todo: list[Run], executor: Executor, progress: "Progress") -> None:
-        self.executor, self.progress = executor, progress
-        self.waiting: dict[str, collections.deque[Run]] = collections.defaultdict(collections.deque)
-        self.jobs: dict[str, Job] = {}
-        self.tuned: set[str] = set()
-        for run in todo:
-            self.waiting[executor.lane(run)].append(run)
-
-    def run(self, poll_s: float) -> None:
-        try:
-            while self.waiting or self.jobs:
-                self._start()
-                self._poll()
-                time.sleep(poll_s)
-        except BaseException:
-            self._stop(poll_s)
-            raise
-
-    def _start(self) -> None:
-        for lane in [lane for lane in self.waiting if lane not in self.jobs]:
-            run = next((run for run in self.waiting[lane] if not self._must_wait(run)), None)
-            if run is None:
-                continue
-            started = self.executor.start(run)
-            if started is None:
-                return
-            self.jobs[lane] = started
-            self.waiting[lane].remove(run)
-            if not self.waiting[lane]:
-                del self.waiting[lane]
-
-    def _must_wait(self, run: Run) -> bool:
-        """Return whether another run of the experiment is still searching for the micro-batch size of both."""
-        if run.experiment.micro_batch_size != "auto" or run.name in self.tuned:
-            return False
-        return any(one.run.name == run.name for one in self.jobs.values())
-
-    def _poll(self) -> None:
-        for lane, one in list(self.jobs.items()):
-            result = one.poll()
-            if one.running and not result:
-                self.progress.begin(one.run)
-            if result:
-                del self.jobs[lane]
-                if result.status == "ok":
-                    self.tuned.add(one.run.name)
-                self.progress.end(one.run, result, one.location)
-        running = sum(one.running for one in self.jobs.values())
-        self.progress.count(running, len(self.jobs) - running)
-
-    def _stop(self, poll_s: float) -> None:
-        deadline = time.monotonic() + CANCEL_TIMEOUT_S
-        self.executor.cancel(self.jobs.values())
-        while self.jobs and time.monotonic() < deadline:
-            self.jobs = {lane: one for lane, one in self.jobs.items() if one.poll() is None}
-            time.sleep(poll_s)
-        for one in self.jobs.values():
-            warning = f"the run {one.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
-            warnings.warn(warning, DsnbWarning, stacklevel=2)
 
 
 class LocalExecutor:
@@ -140,20 +35,17 @@ class LocalExecutor:
 
     def __init__(self, module: str = "dsnb.sweep.job") -> None:
         self.module = module
-
-    def lane(self, run: Run) -> str:
-        """Return the hosts of a run."""
-        return run.lane
+        self._jobs: list[LocalJob] = []
 
     def start(self, run: Run) -> "LocalJob":
         """Start a process for a run."""
-        return LocalJob(run, self.module)
+        self._jobs.append(LocalJob(run, self.module))
+        return self._jobs[-1]
 
-    def cancel(self, jobs: Collection[Job]) -> None:
+    def cancel(self) -> None:
         """Send SIGTERM to all jobs."""
-        for one in jobs:
-            if isinstance(one, LocalJob):
-                one.cancel()
+        for started in self._jobs:
+            started.cancel()
 
 
 class LocalJob:
@@ -163,7 +55,7 @@ class LocalJob:
 
     def __init__(self, run: Run, module: str) -> None:
         job.initialize(run)
-        self.run, self.location = run, f"on {lane_label(run.lane)}" if run.lane else ""
+        self.run, self.location = run, f"on {_hosts(run.lane)}"
         self._began = launch_clock.now_s()
         self._cancelled_at: float | None = None
         # The job ends when the pipe closes. It has a session of its own, so Ctrl-C reaches it only through `cancel`.
@@ -185,13 +77,14 @@ class LocalJob:
             return None
         if self._process.stdin:
             self._process.stdin.close()
+        status, cause = "failed", f"the job ended with exit code {code}: "
         if self._cancelled_at:
-            return job.finish(self.run.paths, "interrupted", "stopped by the user", self._began)
-        if code < 0 and not job.was_launched(self.run.paths):
-            how = f"the job was {signals.killed_by(-code)} before its run began"
-            return job.finish(self.run.paths, "interrupted", how, self._began)
-        message = [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
-        return job.finish(self.run.paths, "failed", f"the job ended with exit code {code}: {message}", self._began)
+            status, cause = "interrupted", "stopped by the user"
+        elif code < 0 and not job.was_launched(self.run.paths):
+            status, cause = "interrupted", f"the job was {signals.killed_by(-code)} before its run began"
+        else:
+            cause += [*last_lines(self.run.paths.job_log, 1), "it printed nothing"][0]
+        return job.finish(self.run.paths, status, cause, self._began)
 
     def cancel(self) -> None:
         """Send SIGTERM to the process."""
@@ -199,7 +92,73 @@ class LocalJob:
         self._process.terminate()
 
 
-def lane_label(lane: str, most: int = 4) -> str:
-    """Return the hosts of a lane as a short text."""
+def _hosts(lane: str) -> str:
     names = lane.split("@")
-    return ", ".join(names) if len(names) <= most else f"{names[0]}, ... {names[-1]} ({len(names)} hosts)"
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, ... {names[-1]} ({len(names)} hosts)"
+
+
+def run_all(
+    todo: Sequence[Run], executor: LocalExecutor | SlurmExecutor, progress: Progress, poll_s: float = POLL_S
+) -> None:
+    """Execute all runs, stage by stage.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After all jobs have ended.
+    LaunchError
+        After all jobs have ended, if a job could not be started for a reason that holds for the others as well.
+    """
+    for stage in sorted({run.stage for run in todo}):
+        waiting = [run for run in todo if run.stage == stage]
+        jobs: list[LocalJob | SlurmJob] = []
+        tuned: set[str] = set()
+        try:
+            while waiting or jobs:
+                _start(waiting, jobs, tuned, executor)
+                for active in [*jobs]:
+                    if result := active.poll():
+                        jobs.remove(active)
+                        if result.status == "ok":
+                            tuned.add(active.run.name)
+                        progress.end(active.run, result, active.location)
+                    elif active.running:
+                        progress.begin(active.run)
+                progress.queued = sum(not active.running for active in jobs)
+                time.sleep(poll_s)
+        except BaseException:
+            _stop(jobs, executor, poll_s)
+            raise
+
+
+def _start(
+    waiting: list[Run], jobs: list[LocalJob | SlurmJob], tuned: set[str], executor: LocalExecutor | SlurmExecutor
+) -> None:
+    """Move the runs that can start from `waiting` to `jobs`.
+
+    A run whose micro-batch size another run of its experiment is still searching for, for both, waits.
+    """
+    busy = {active.run.lane for active in jobs} - {""}
+    searching = {active.run.name for active in jobs if active.run.experiment.micro_batch_size == "auto"} - tuned
+    for run in [*waiting]:
+        if run.lane in busy or run.name in searching:
+            continue
+        started = executor.start(run)
+        if started is None:
+            return
+        jobs.append(started)
+        waiting.remove(run)
+        busy |= {run.lane} - {""}
+        if run.experiment.micro_batch_size == "auto" and run.name not in tuned:
+            searching.add(run.name)
+
+
+def _stop(jobs: list[LocalJob | SlurmJob], executor: LocalExecutor | SlurmExecutor, poll_s: float) -> None:
+    deadline = time.monotonic() + CANCEL_TIMEOUT_S
+    executor.cancel()
+    while jobs and time.monotonic() < deadline:
+        jobs = [active for active in jobs if active.poll() is None]
+        time.sleep(poll_s)
+    for active in jobs:
+        warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
+        warnings.warn(warning, DsnbWarning, stacklevel=2)

@@ -3,7 +3,7 @@
 A run on a group is an ordinary run; its `include` names the group.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,6 @@ from dsnb.settings.grid import MAX_RUNS
 from dsnb.settings.hostfile import Host
 from dsnb.settings.params_file import read_params
 from dsnb.sweep.params import Run, Sweep, content, load_sweep, read_with_overrides
-
-Group = tuple[Host, ...]
-
-
-def split(hosts: Sequence[Host], size: int) -> tuple[tuple[Group, ...], tuple[Host, ...]]:
-    """Split hosts into disjoint groups of neighbours; return the groups and the unused hosts.
-
-    Raises
-    ------
-    SettingsError
-        If there are too few hosts for one group.
-    """
-    if not 1 <= size <= len(hosts):
-        raise SettingsError(f"sub-cluster is {size}: there are {len(hosts)} hosts; give 1 to {len(hosts)}")
-    whole = len(hosts) - len(hosts) % size
-    return tuple(tuple(hosts[at : at + size]) for at in range(0, whole, size)), tuple(hosts[whole:])
 
 
 def sizes(text: str) -> list[int]:
@@ -75,67 +59,66 @@ def load(
     if hosts:
         with hostfile.outside_allocation():
             changes["hostfile"] = hostfile.SLURM
-            sweep, _ = _divide(hosts, hosts, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+            sweep, _ = _on_groups(hosts, hosts, group_sizes, path, changes, only, output)
         return replace(sweep, runs=tuple(replace(run, lane="") for run in sweep.runs)), []
     where = {**read_params(path).defaults, **changes}
     file, include, exclude = (str(where.get(key) or "") for key in ("hostfile", "include", "exclude"))
     if not file:
         raise SettingsError("sub-cluster needs hosts: name them with --hostfile")
     chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
-    sweep, notes = _divide(chosen, whole, group_sizes, lambda group: load_sweep(path, changes | group, only, output))
+    sweep, notes = _on_groups(chosen, whole, group_sizes, path, changes, only, output)
     # The sweep is started again with these params: on all groups, not on the first.
     return replace(sweep, params=content(read_with_overrides(path, changes))), notes
 
 
-def _divide(
-    hosts: Sequence[Host], whole: Sequence[Host], sizes: Sequence[int], load: Callable[[dict[str, Any]], Sweep]
+def _on_groups(
+    hosts: Sequence[Host],
+    whole: Sequence[Host],
+    group_sizes: Sequence[int],
+    path: str | Path,
+    changes: Mapping[str, Any],
+    only: str | None,
+    output: str | Path | None,
 ) -> tuple[Sweep, list[str]]:
     """Return the runs of all groups, and notes about unused hosts; `whole` are the hosts with all of their GPUs."""
+    devices = {host.name: host.devices for host in whole}
     sweeps: list[Sweep] = []
     runs: list[Run] = []
     notes = []
-    unnamed: NoMatchError | None = None
-    for stage, size in enumerate(sizes):
-        groups, rest = split(hosts, size)
-        if rest:
+    no_match: NoMatchError | None = None
+    for stage, size in enumerate(group_sizes):
+        if not 1 <= size <= len(hosts):
+            raise SettingsError(f"sub-cluster is {size}: there are {len(hosts)} hosts; give 1 to {len(hosts)}")
+        used = len(hosts) - len(hosts) % size
+        if rest := hosts[used:]:
             notes.append(f"sub-clusters of {size}: unused hosts: {', '.join(host.name for host in rest)}")
-        for gpus, alike in _by_gpus(groups).items():
-            names = [_names(group, whole) for group in alike]
+        by_gpus: dict[int, list[str]] = {}  # their number is part of the experiment
+        for group in (hosts[at : at + size] for at in range(0, used, size)):
+            lane = "@".join(_filter(host, devices[host.name]) for host in group)
+            by_gpus.setdefault(sum(len(host.devices) for host in group), []).append(lane)
+        for gpus, lanes in by_gpus.items():
+            of_group = {**changes, "include": lanes[0], "exclude": "", "nodes": size, "gpus": gpus}
             try:
-                sweeps.append(load({"include": names[0], "exclude": "", "nodes": size, "gpus": gpus}))
+                sweeps.append(load_sweep(path, of_group, only, output))
             except NoMatchError as error:  # experiment names differ between group sizes
-                unnamed = error
+                no_match = error
                 continue
-            runs += _runs_on_groups(sweeps[-1], names, stage)
-    if unnamed and not sweeps:
-        raise unnamed
+            runs += [_on_group(sweeps[-1], run, lanes, lane, stage) for run in sweeps[-1].runs for lane in lanes]
+    if no_match and not sweeps:
+        raise no_match
     if len(runs) > MAX_RUNS:
         raise SettingsError(f"sub-cluster: {len(runs):,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
     return replace(sweeps[0], runs=tuple(runs)), notes
 
 
-def _by_gpus(groups: Sequence[Group]) -> dict[int, list[Group]]:
-    """Return groups by their number of GPUs, which is part of the experiment."""
-    found: dict[int, list[Group]] = {}
-    for group in groups:
-        found.setdefault(sum(len(host.devices) for host in group), []).append(group)
-    return found
+def _on_group(sweep: Sweep, run: Run, lanes: list[str], lane: str, stage: int) -> Run:
+    """Return a run as it is made on one of the lanes."""
+    number = (run.repeat - 1) * len(lanes) + lanes.index(lane) + 1
+    experiment = run.experiment.model_copy(update={"include": lane})
+    paths = sweep.paths.run(run.name, number)
+    return replace(run, experiment=experiment, repeat=number, paths=paths, lane=lane, stage=stage)
 
 
-def _runs_on_groups(sweep: Sweep, lanes: Sequence[str], stage: int) -> Iterator[Run]:
-    """Yield every run of a sweep on every group."""
-    for run in sweep.runs:
-        for group, lane in enumerate(lanes, start=1):
-            number = (run.repeat - 1) * len(lanes) + group
-            experiment = run.experiment.model_copy(update={"include": lane})
-            paths = sweep.paths.run(run.name, number)
-            yield replace(run, experiment=experiment, repeat=number, paths=paths, lane=lane, stage=stage)
-
-
-def _names(group: Group, whole: Sequence[Host]) -> str:
-    """Return the hosts of a group as an `include` filter, with the GPUs of hosts that are used in part."""
-    known = {host.name: host.devices for host in whole}
-    return "@".join(
-        host.name if host.devices == known[host.name] else f"{host.name}:{','.join(map(str, host.devices))}"
-        for host in group
-    )
+def _filter(host: Host, devices: tuple[int, ...]) -> str:
+    """Return a host as an `include` filter, with its GPUs if it is used in part."""
+    return host.name if host.devices == devices else f"{host.name}:{','.join(map(str, host.devices))}"

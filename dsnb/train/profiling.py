@@ -1,10 +1,9 @@
-"""Profiles a run after its timed steps: the breakdown of a step, a trace of one step, and DeepSpeed's FLOP count.
+"""Profiles a run after its timed steps: the breakdown of a step, and a trace of another one.
 
 All ranks train the same steps, because collectives need them all; rank 0 writes. The run's record is written before,
 and a profiler that fails is reported in `profile.json` and on the console: a profile never fails a run.
 """
 
-import math
 import os
 import sys
 import threading
@@ -26,7 +25,6 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train import traces
 from dsnb.train.failure import BestEffort, one_line
-from dsnb.train.flops import count_forward
 from dsnb.train.meter import Clock, clock_of
 from dsnb.train.trainer import Batches, Trainer, no_section
 
@@ -81,7 +79,7 @@ class Profile:
 
     def __init__(self, run: RunPaths, writes: bool, launched_at: float) -> None:
         self.run, self.writes, self._launched_at = run, writes, launched_at
-        self.missing = dict.fromkeys(("split", "trace", "communication", "flops"), CUT_OFF)
+        self.missing = dict.fromkeys(("split", "trace", "communication"), CUT_OFF)
         self.figures: dict[str, Any] = {"from_s": launch_clock.now_s() - launched_at}
         self.save()
 
@@ -110,7 +108,6 @@ class Profile:
 
 def profile(
     run: RunPaths,
-    experiment: Experiment,
     trainer: Trainer,
     batches: Callable[[], Sequence[torch.Tensor]],
     device: torch.device,
@@ -132,7 +129,6 @@ def profile(
     try:
         _break_down(found, trainer, batches, clock)
         _trace(found, trainer, batches, clock, device)
-        _flops(found, experiment, trainer, batches, device)
     except Exception as error:
         found.end(error)
     else:
@@ -168,21 +164,6 @@ def _communication(found: Profile, device: torch.device, no_trace: str | None) -
     found.figures["traced_step_s"] = attempt(traces.step_s, events)
     found.figures["communication_s"], found.figures["exposed_communication_s"] = read or (None, None)
     return "the trace shows no collective" if attempt.why is None and read == (None, None) else attempt.why
-
-
-def _flops(found: Profile, experiment: Experiment, trainer: Trainer, batches: Batches, device: torch.device) -> None:
-    """Sum the FLOPs of all ranks: ranks that share a model each compute a part of the pass.
-
-    What all tensor-parallel ranks compute, such as the logits, is counted on each of them.
-    """
-    flops, why = count_forward(trainer, batches, found.run.flops if found.writes else None, experiment.compile != "off")
-    worker = (records.read_json(found.run.worker) or {}) if found.writes else {}
-    found.figures["flops_per_token_formula"] = worker.get("forward_flops_per_token")
-    total = torch.tensor(math.nan if flops is None else flops, dtype=torch.float64, device=device)
-    deepspeed.comm.all_reduce(total)
-    per_token = float(total) / experiment.data_parallel
-    found.figures["flops_per_token_profiled"] = per_token
-    found.finish_part("flops", why or (None if math.isfinite(per_token) else "another rank could not count its own"))
 
 
 class PartTimer:

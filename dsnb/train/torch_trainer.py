@@ -32,10 +32,9 @@ class TorchTrainer:
         self.config = model.config
         self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
         self.section: Section = no_section
-        whole = with_loss(experiment, model)
-        self.module: nn.Module = whole
+        self.module: nn.Module = with_loss(experiment, model)
         wrap = {"plain": self._plain, "ddp": self._ddp, "fsdp": self._fsdp}[experiment.strategy]
-        self.wrapped: Any = wrap(whole)
+        self.wrapped: Any = wrap(self.module)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(experiment, self.trainable)
         self._norm: torch.Tensor | None = None

@@ -32,7 +32,7 @@ class Trainer(Protocol):
     section
         Marks the parts of a step.
     module
-        The model as this rank has it, for DeepSpeed's flops profiler.
+        The model as this rank has it.
     optimizer
         The optimizer, DeepSpeed's or torch's.
     block_parameters

@@ -89,7 +89,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     with profiling.time_limited(experiment, launch_clock.launched_at(), phases_s["timed"] / experiment.steps):
         if experiment.profile:
             last = experiment.warmup_steps + experiment.steps - 1
-            profiling.profile(run, experiment, trainer, lambda: data.step(last), device, launch_clock.launched_at())
+            profiling.profile(run, trainer, lambda: data.step(last), device, launch_clock.launched_at())
         # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
         del trainer
         gc.collect()

@@ -120,10 +120,3 @@ def test_names_follow_in_lines_of_their_own():
         "  d",
         "left out 1 of 10 settings (c): refused",
     ]
-
-
-def test_a_name_that_is_also_kept_is_not_given():
-    assert list(lines(LEFT_OUT, 10, in_full=True, kept={"c", "a", "b"})) == [
-        "left out 3 of 10 settings (d): too large",
-        "left out 1 of 10 settings: refused",
-    ]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
@@ -21,48 +22,55 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path):
-    return Run("zs0", Experiment(model="gpt2-tiny", device="cpu"), 1, RunPaths(tmp_path / "zs0" / "run1"))
+def runs(tmp_path):
+    experiment = Experiment(model="gpt2-tiny", device="cpu", warmup_steps=5, steps=15)
+    (tmp_path / "run1").mkdir()
+    (tmp_path / "run2").mkdir()
+    return [Run("zs0", experiment, repeat, RunPaths(tmp_path / f"run{repeat}")) for repeat in (1, 2, 3, 4)]
 
 
-def test_time_left_counts_the_run_under_way(clock, run, tmp_path):
-    shown = progress.Progress(total=5, todo=[run] * 4, enabled=False)
-    with shown:
-        shown.begin(run)
-        assert shown._time_left_s() is None
-        clock.now += 5
-        assert shown._time_left_s(part=0.25) == 4 * 20 - 5  # 5 s for a quarter: 20 s a run
-        clock.now += 5
-        shown.end(run, Result("ok", None, {}, {}, {"tokens_per_s": 10.0, "loss_last": 1.0}, tmp_path))
-        assert shown._time_left_s() == 3 * 10
-        shown.begin(run)
-        clock.now += 4
-        assert shown._time_left_s(part=0.5) == 3 * 10 - 4
+def test_time_left_counts_the_run_under_way(clock, runs):
+    shown = progress.Progress(total=5, todo=runs, enabled=False)
+    shown.begin(runs[0])
+    assert shown._left_s() is None
+    clock.now += 5
+    records.append_line(runs[0].paths.steps, {"step": 5})
+    assert shown._left_s() == pytest.approx(4 * 20 - 5)  # 5 s for a quarter: 20 s a run
+    clock.now += 5
+    shown.end(runs[0], Result("ok", None, {}, {}, {"tokens_per_s": 10.0, "loss_last": 1.0}, runs[0].paths.dir))
+    assert shown._left_s() == pytest.approx(3 * 10)
+    shown.begin(runs[1])
+    clock.now += 4  # it has made no step yet
+    assert shown._left_s() == pytest.approx(3 * 10 - 4)
 
 
-def test_without_a_terminal_it_prints_one_line_a_run(clock, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_it_prints_one_line_a_run_and_on_a_terminal_what_goes_on(clock, runs, monkeypatch, is_terminal):
     written = io.StringIO()
-    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=written, width=200))
-    with progress.Progress(total=3, todo=[run] * 2) as shown:
-        for result in (
-            Result("ok", None, {}, {}, {"tokens_per_s": 1234.5, "loss_last": 2.5}, tmp_path),
-            Result("oom", "rank 0: [red]memory[/]", {}, {}, {"tokens_per_s": None}, tmp_path),
+    monkeypatch.setattr(
+        progress, "Console", lambda **_: Console(file=written, width=200, force_terminal=is_terminal, color_system=None)
+    )
+    with progress.Progress(total=3, todo=runs[:2]) as shown:
+        for run, result in zip(
+            runs,
+            (
+                Result("ok", None, {}, {}, {"tokens_per_s": 1234.5, "loss_last": 2.5}, run_dir := runs[0].paths.dir),
+                Result("oom", "rank 0: [red]memory[/]", {}, {}, {"tokens_per_s": None}, run_dir),
+            ),
+            strict=False,
         ):
             shown.begin(run)
+            records.append_line(run.paths.steps, {"step": 4, "loss": 2.25, "step_time_s": 0.5, "tokens": 64})
             clock.now += 7
+            shown._live.refresh()
             shown.end(run, result)
-    assert written.getvalue().splitlines() == [
+    ended = [
         "1 of 3 runs are finished and are not repeated",
         "run 2/3  zs0 run1: ok, 1,234 tokens/s, loss 2.500  (7 s, 7 s left)",
-        "run 3/3  zs0 run1: oom, rank 0: [red]memory[/]  (7 s, 0 s left)",
+        "run 3/3  zs0 run2: oom, rank 0: [red]memory[/]  (7 s, 0 s left)",
     ]
-
-
-def test_an_interrupt_while_the_watch_begins_is_all_that_is_raised(run, monkeypatch):
-    def interrupted(thread):
-        raise KeyboardInterrupt
-
-    shown = progress.Progress(total=1, todo=[run], enabled=False)
-    monkeypatch.setattr(progress.threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt), shown:
-        shown.begin(run)
+    if not is_terminal:
+        assert written.getvalue().splitlines() == ended
+    else:
+        assert all(line in written.getvalue() for line in ended)
+        assert "step 4, loss 2.250, 128 tokens/s, 63 s left" in written.getvalue()

@@ -43,9 +43,8 @@ def test_causal_attention_without_a_mask_is_transformers_eager_one(name):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", sorted(f"{family}-tiny" for family in MASKLESS))
-def test_no_mask_is_made_even_if_a_compiler_traces_the_model(name):
-    model, masks = built(name, attention.CAUSAL), []
+def test_no_mask_is_made_even_if_a_compiler_traces_the_model():
+    model, masks = built("opt-tiny", attention.CAUSAL), []
     whole = attention.sdpa_attention_forward
 
     def watched(module, query, key, value, mask, **options):
@@ -78,14 +77,13 @@ def test_fused_attention_with_alibi_is_transformers_attention():
     assert (fused - exact).norm() < (eager - exact).norm()
 
 
-@pytest.mark.parametrize("length", [64, 100])
-def test_flex_attention_with_alibi_is_transformers_attention(length):
+def test_flex_attention_with_alibi_is_transformers_attention():
     """The forward pass, not compiled: on a CPU FlexAttention has no backward pass."""
     model = built("bloom-tiny", "eager")
-    ids = torch.randint(model.config.vocab_size, (2, length))
+    ids = torch.randint(model.config.vocab_size, (2, 100))
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-        alibi.use_fused_attention(model, flex_length=length)
+        alibi.use_fused_attention(model, flex_length=100)
         found = model(input_ids=ids, use_cache=False).logits
     assert (found - expected).norm() < 1e-5 * expected.norm()
 

@@ -20,12 +20,6 @@ def test_gathers_wait_for_the_update():
     stream.wait_stream.assert_called_once_with(updating)
 
 
-def test_what_gathers_nothing_or_has_no_streams_is_left_alone():
-    on_cpu = SimpleNamespace(parameter_offload=SimpleNamespace(**{engine.GATHERING_STREAM: None}))
-    for optimizer in (SimpleNamespace(), on_cpu):
-        engine.order_gathers(SimpleNamespace(optimizer=optimizer))
-
-
 def test_deepspeed_still_has_the_stream():
     """Its name is private, so another release may have another."""
     owner, _, name = engine.GATHERING_STREAM.removeprefix("_").partition("__")

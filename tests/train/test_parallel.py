@@ -20,14 +20,10 @@ CLIP = {"gradient_clipping": 0.5}
 CASES = [
     ("gpt2-tiny", 4, TP, {"zero_stage": 2, **CLIP, **CHECKPOINTED}),
     ("opt-tiny", 2, TP, {"zero_stage": 1, **CLIP, **OFFLOADED}),
-    ("bloom-tiny", 2, TP, {**CLIP, "attention": "eager"}),
-    ("gpt2-tiny", 2, PP, {"zero_stage": 1, **CLIP, **OFFLOADED}),
     ("opt-tiny", 4, PP, {"zero_stage": 1, **CLIP}),
-    ("bloom-tiny", 2, PP, {**CHECKPOINTED}),
     ("bloom-tiny", 4, {"pipeline_parallel": 4}, {"attention": "eager", **OFFLOADED}),
     ("gpt2-tiny", 4, {**TP, **PP}, {"zero_stage": 1, **CLIP}),
-    ("opt-tiny", 4, {**TP, **PP}, {}),
-    ("bloom-tiny", 4, {**TP, **PP}, {"zero_stage": 1, **CLIP, **CHECKPOINTED}),
+    ("bloom-tiny", 4, {**TP, **PP}, {**CHECKPOINTED}),
 ]
 
 
@@ -57,35 +53,14 @@ def test_gradients_are_those_of_one_process(alone, together, model, gpus, shared
     assert together(gpus, shared, worker=SGD, model=model, **settings) == pytest.approx(curve, abs=PLAIN)
 
 
-@pytest.mark.parametrize(
-    ("model", "stage", "shared"),
-    [("opt-tiny", 1, TP), ("bloom-tiny", 1, PP), ("bloom-tiny", 0, PP), ("gpt2-tiny", 0, {**TP, **PP})],
-)
-def test_so_are_the_weights_that_adam_makes_of_them(alone, together, model, stage, shared):
-    assert together(4, shared, model=model, zero_stage=stage) == pytest.approx(alone(model=model), abs=ADAM)
+def test_so_are_the_weights_that_adam_makes_of_them(alone, together):
+    assert together(4, {**TP, **PP}) == pytest.approx(alone(), abs=ADAM)
 
 
-def test_a_wrong_norm_would_be_seen(alone):
-    curve = alone(worker=SGD, **CLIP)
-    other = alone(worker=SGD, gradient_clipping=0.51)
-    assert max(abs(one - two) for one, two in zip(curve, other, strict=True)) > 50 * PLAIN
-
-
-@pytest.mark.parametrize(("fake", "model", "shared"), [("otherheads", "bloom-tiny", TP), ("untied", "gpt2-tiny", PP)])
-def test_a_wrong_model_would_be_seen(alone, run_small, fake, model, shared):
-    """Fakes: ALiBi slopes of half the heads; tied weights of which each stage keeps its own gradient."""
-    settings = {"model": model, "gpus": 2, "micro_batch_size": 4, "learning_rate": 1e-3, "steps": 5}
-    _, paths = run_small(worker=f"tests.workers.{fake}", **settings, **shared)
-    curve = [row["loss"] for row in records.read_lines(paths.steps)]
-    assert max(abs(one - two) for one, two in zip(curve, alone(model=model), strict=True)) > 10 * ADAM
-
-
-@pytest.mark.parametrize(("gpus", "shared"), [(2, TP), (2, PP), (4, {**TP, **PP})])
-def test_bf16_stays_near_one_process(alone, together, gpus, shared):
+def test_bf16_stays_near_one_process(alone, together):
     """bf16 keeps 8 bits: one rounding at a loss of 6 is up to 0.016."""
     curve = alone(precision="bf16", zero_stage=1)
-    for stage in (0, 1):
-        assert together(gpus, shared, precision="bf16", zero_stage=stage) == pytest.approx(curve, abs=BF16)
+    assert together(4, {**TP, **PP}, precision="bf16", zero_stage=1) == pytest.approx(curve, abs=BF16)
 
 
 def test_the_record_names_what_was_built(trained):
@@ -96,7 +71,7 @@ def test_the_record_names_what_was_built(trained):
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
 
 
-def test_a_pipeline_takes_stored_weights_and_odd_shapes(alone, together, tmp_path):
+def test_stored_weights_and_odd_shapes(alone, together, tmp_path):
     """OPT-350M's kind: a narrow embedding projected in and out, and a norm after each block instead of at the end."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -108,6 +83,7 @@ def test_a_pipeline_takes_stored_weights_and_odd_shapes(alone, together, tmp_pat
     stored = {"model": str(tmp_path), "weights": "pretrained"}
     curve = alone(**stored)
     assert together(2, PP, **stored) == pytest.approx(curve, abs=ADAM)
+    assert alone(**stored, zero_stage=3) == pytest.approx(curve, abs=ADAM)
     assert abs(alone(model=str(tmp_path))[0] - curve[0]) > 10 * ADAM
 
 

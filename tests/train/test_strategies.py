@@ -25,17 +25,13 @@ DDP, FSDP, POWERSGD = {"strategy": "ddp"}, {"strategy": "fsdp"}, {"gradient_comp
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("gpt2-tiny", DDP),
         ("opt-tiny", {**DDP, **ACCUMULATED, **CLIP, **OFFLOADED}),
         ("bloom-tiny", {**DDP, "activation_checkpointing": True, "attention": "eager"}),
         ("gpt2-tiny", {**FSDP, **ACCUMULATED, **CLIP}),
-        ("opt-tiny", {**FSDP, **OFFLOADED}),
-        ("bloom-tiny", FSDP),
         ("gpt2-tiny", {"zero_stage": 0, **ACCUMULATED, **CLIP}),
         ("opt-tiny", {"zero_stage": 1, **OFFLOADED}),
-        ("bloom-tiny", {"zero_stage": 2, **CLIP}),
         ("gpt2-tiny", {"zero_stage": 3, **OFFLOADED, **ACCUMULATED, **CLIP}),
-        ("gpt2-tiny", {"zero_stage": 1, "overlap_comm": True, "bucket_elements": 5000, "deepspeed": KEYS}),
+        ("gpt2-tiny", {"zero_stage": 2, "overlap_comm": True, "bucket_elements": 5000, "deepspeed": KEYS, **CLIP}),
         ("bloom-tiny", {"zero_stage": 2, "gradient_checks": "off", "loss": "chunked", **ACCUMULATED}),
         ("opt-tiny", {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **ACCUMULATED}),
         ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition"}),
@@ -49,11 +45,10 @@ def test_gradients_are_those_of_one_process(losses, model, settings):
     assert losses(worker=SGD, model=model, gpus=2, **{**SIX, **settings}) == pytest.approx(curve, abs=PLAIN)
 
 
-@pytest.mark.parametrize("settings", [{}, {"loss": "chunked"}, {**ACCUMULATED, "micro_batch_size": 2}, CLIP], ids=str)
-def test_the_plain_loop_trains_the_same(losses, settings):
-    curve = losses(worker=SGD, **SIX, micro_batch_size=4, **(CLIP if settings == CLIP else {}))
-    plain = losses(worker=SGD, strategy="plain", **{**SIX, "micro_batch_size": 4, **settings})
-    assert plain == pytest.approx(curve, abs=PLAIN)
+def test_the_plain_loop_trains_the_same(losses):
+    curve = losses(worker=SGD, **SIX, micro_batch_size=4, **CLIP)
+    split = {"loss": "chunked", "grad_accum": 2, "micro_batch_size": 2}
+    assert losses(worker=SGD, strategy="plain", **SIX, **split, **CLIP) == pytest.approx(curve, abs=PLAIN)
 
 
 def test_muon_trains_alike_with_every_stage(losses):
@@ -64,13 +59,7 @@ def test_muon_trains_alike_with_every_stage(losses):
     assert first[-1] < first[0] - 0.1
 
 
-def test_the_comparison_would_notice_a_gradient_that_is_summed_instead_of_averaged(losses):
-    """As Ulysses' gradients are at ZeRO 0 to 2: twice as large on two ranks."""
-    curve = losses(worker=SGD, **SIX, micro_batch_size=4)
-    assert losses(worker="tests.workers.doubled", gpus=2, **DDP, **SIX) != pytest.approx(curve, abs=100 * PLAIN)
-
-
-@pytest.mark.parametrize("settings", [(1, "optimizer-cpu"), (2, "optimizer-cpu"), (3, "all-cpu")], ids=str)
+@pytest.mark.parametrize("settings", [(2, "optimizer-cpu"), (3, "all-cpu")], ids=str)
 def test_offload_changes_no_loss(losses, settings):
     stage, offload = settings
     curve = losses(gpus=2, **SIX)

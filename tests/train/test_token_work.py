@@ -48,8 +48,7 @@ def test_mixtral_8x7b_has_its_published_active_parameters(counted):
     assert found["flops_per_token"] == 6 * active + 12 * 32 * 4096 * 32
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny", "opt-350m"])
-@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize(("model", "every"), [("gpt2-tiny", 1), ("opt-tiny", 0), ("bloom-tiny", 3)])
 def test_dense_families_have_the_figures_of_the_formula(small, model, every):
     """The same figures as those of `dsnb predict` and of logs, which know shapes only."""
     shape, checkpointing = PRESETS[model], {"activation_checkpointing": True, "checkpoint_every": every}
@@ -62,12 +61,6 @@ def test_dense_families_have_the_figures_of_the_formula(small, model, every):
         "masked_flops_per_token": metrics.masked_flops_per_token(*work),
         "recomputed_flops_per_token": metrics.recomputed_flops_per_token(shape.block_parameters, *work, every),
     }
-
-
-def test_llama_has_the_figures_of_the_formula(counted):
-    found = counted({"model_type": "llama", **BASE, "num_hidden_layers": 2})
-    parameters = 2 * 512 * 64 + 64 + 2 * (ATTENTION + EXPERT + 2 * 64)
-    assert found["flops_per_token"] == 6 * parameters + 12 * 2 * 64 * 32
 
 
 @pytest.mark.parametrize(
@@ -88,18 +81,6 @@ def test_only_layers_with_attention_are_charged_for_it(counted, config, layers):
     assert found["active_parameters"] == parameters
     assert found["flops_per_token"] == 6 * parameters + 12 * layers * 4 * 16 * 32
     assert found["masked_flops_per_token"] == 6 * layers * 4 * 16 * 32
-
-
-def test_mamba_by_hand(counted):
-    """Per layer: in and out projections, convolution, what makes B, C and the step, A, D, a norm."""
-    found = counted(
-        {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 512, "state_size": 16}
-    )
-    inner, rank = 128, 4
-    layer = 64 * 2 * inner + inner * 64 + (4 + 1) * inner + inner * (rank + 2 * 16) + (rank + 1) * inner
-    layer += inner * 16 + inner + 64
-    assert found["flops_per_token"] == 6 * (512 * 64 + 3 * layer + 64)
-    assert found["masked_flops_per_token"] == 0
 
 
 SECOND_IS_WHOLE = [["sliding_attention", "full_attention"], ["chunked_attention", "full_attention"]]
@@ -295,7 +276,8 @@ def test_attention_that_chooses_its_keys_is_not_counted(counted):
 def test_the_lists_of_encoders_are_those_of_transformers():
     """Types with `is_decoder` that is false by default, apart from those that are causal all the same."""
     encoders, both = set(), set()
-    for kind in causal_models.causal_types() - {"gpt_neox", "gpt_neox_japanese", "trocr", "gemma4_assistant"}:
+    types = {*transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    for kind in types - {"gpt_neox", "gpt_neox_japanese", "trocr", "gemma4_assistant"}:
         config = transformers.AutoConfig.for_model(kind)
         if getattr(config, "is_encoder_decoder", False):
             both.add(kind)

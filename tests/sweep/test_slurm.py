@@ -19,13 +19,11 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
-from dsnb.sweep import job, schedule, subclusters
+from dsnb.sweep import allocation, job, schedule, slurm, subclusters
+from dsnb.sweep.allocation import Allocation
 from dsnb.sweep.progress import Progress
 from dsnb.sweep.run import run_sweep
-from dsnb.sweep.slurm import allocation, client, jobs
-from dsnb.sweep.slurm.allocation import Allocation
-from dsnb.sweep.slurm.client import Record
-from dsnb.sweep.slurm.jobs import SHARED, SlurmExecutor, final_result, job_status, read_submission
+from dsnb.sweep.slurm import SHARED, Record, SlurmExecutor
 from tests import ROOT
 from tests.support import slurm as small_slurm
 from tests.support.waiting import WAIT_S, wait_until
@@ -83,22 +81,22 @@ def quiet(sweep):
 
 
 def job_of(run):
-    return (read_submission(run.paths.slurm) or {}).get("job")
+    return (records.read_json(run.paths.slurm) or {}).get("job")
 
 
 @pytest.mark.process
 def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, params):
-    """Three runs that train: two on one node, one on both."""
-    params.write_text(PARAMS + "grid: {zero_stage: [0, 3]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
+    """Two runs that train: one on one node, one on both."""
+    params.write_text(PARAMS + "grid: {zero_stage: [0]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
     words = ["--slurm", "--nodes", "2", "--gpus-per-node", "1", "--time", "9", "--output", str(params.parent / "out")]
     command = [sys.executable, "-m", "dsnb", "sweep", str(params), *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
     assert done.returncode == 0, done.stderr + done.stdout
-    runs = [f"zs{stage}_fp32_gpus1_bs2_sl32_stdlib" for stage in (0, 3)]
-    runs = [RunPaths(params.parent / "out" / name / "run1") for name in (*runs, PAIR)]
+    names = ("zs0_fp32_gpus1_bs2_sl32_stdlib", PAIR)
+    runs = [RunPaths(params.parent / "out" / name / "run1") for name in names]
     stopping, *lines = done.stderr.splitlines()
     assert stopping.startswith("stop with ")
-    assert len(lines) == 3, done.stderr
+    assert len(lines) == 2, done.stderr
     assert all(" in job " in line and ": ok, " in line and " left)" not in line for line in lines)
     _, names = short_names([run.dir.parent.name for run in runs])
     assert all(f" {name} " in done.stdout for name in names)
@@ -106,7 +104,7 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
         assert len(records.read_lines(run.steps)) == 4
         assert run.job_log.read_text() == "ok: as planned\n"
     hosts = [[node["host"] for node in records.read_json(run.dir / "nodes.json")["nodes"]] for run in runs]
-    assert [len(names) for names in hosts] == [1, 1, 2]
+    assert [len(names) for names in hosts] == [1, 2]
     assert hosts[-1] == ["n1", "n2"]
     assert cluster.command("squeue", "--noheader", "--format=%i").split() in ([], [late.id])
 
@@ -176,10 +174,9 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
 SCRIPT = """
 import sys
 from pathlib import Path
-from dsnb.sweep import schedule
-from dsnb.sweep.slurm import allocation
+from dsnb.sweep import allocation, schedule
 from dsnb.sweep.progress import Progress
-from dsnb.sweep.slurm.jobs import SlurmExecutor
+from dsnb.sweep.slurm import SlurmExecutor
 asked = allocation.Allocation()
 sweep = allocation.load(sys.argv[1], asked, {"seed": [0, 1, 2]}, output=sys.argv[2])
 todo = [run for run in sweep.runs if not run.paths.result.exists()]
@@ -221,65 +218,59 @@ def test_a_killed_submitter_is_taken_over_from_and_an_interrupted_one_cancels(cl
     ]
 
 
-@pytest.mark.process
-def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(cluster, params):
-    sweep, said = load(params, Allocation()), []
-    (run,) = sweep.runs
-    records.write_text(run.paths.dir / "seconds", "100")
-    first = jobs_for(sweep, Allocation(), said)
-    going = first.start(run)
-    wait_until((run.paths.dir / "began").exists, "the job has begun")
-    (changed,) = load(params, Allocation(), steps=4).runs
-    here = replace(run, experiment=run.experiment.model_copy(update={"hostfile": ""}))
+@pytest.fixture
+def listed(monkeypatch):
+    """Let Slurm list what a test puts here, or raise it."""
+    answer = {}
+    monkeypatch.setattr(slurm, "queue", lambda: answer["jobs"]())
+    return lambda jobs: answer.update(jobs=jobs)
+
+
+def refuse():
+    raise slurm.SlurmError("no answer")
+
+
+def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params, listed):
+    (run,) = load(params, Allocation()).runs
+    job.initialize(run)
+    records.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
+    listed(lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")})
     with pytest.raises(SettingsError) as caught:
-        jobs_for(replace(sweep, runs=(changed,)), Allocation(), said)
+        jobs_for(load(params, Allocation(), steps=4), Allocation(), [])
     assert str(caught.value) == (
-        f"{run.paths.dir} is being executed by job {going.id} with other settings (steps was 3 and is 4): "
-        f"wait for it, cancel it with `scancel {going.id}`, or choose another --output"
+        f"{run.paths.dir} is being executed by job 7 with other settings (steps was 3 and is 4): "
+        "wait for it, cancel it with `scancel 7`, or choose another --output"
     )
     with pytest.raises(SettingsError) as caught:
-        run_sweep(replace(sweep, runs=(here,)), progress=False)
+        run_sweep(params, output=params.parent / "out", progress=False)
     assert str(caught.value) == (
-        f"{run.paths.dir} is still executed by Slurm as job {going.id}: "
-        "continue with --slurm, or cancel it with scancel"
+        f"{run.paths.dir} is still executed by Slurm as job 7: continue with --slurm, or cancel it with scancel"
     )
-    # A number that Slurm has used again: the name is another one.
-    records.write_json(run.paths.slurm, {**records.read_json(run.paths.slurm), "name": "dsnb-small-00000000"})
-    (run.paths.dir / "seconds").write_text("0")
-    fresh = jobs_for(sweep, Allocation(), said)
-    again = fresh.start(run)
-    assert int(again.id) > int(going.id)
-    assert wait_until(again.poll, "the job has ended").status == "ok"
-    first.cancel([going])
-    wait_until(going.poll, "the job is cancelled")
 
 
 @pytest.mark.parametrize(
-    ("queue", "words"),
+    ("jobs", "words"),
     [
-        ({}, ""),
-        ({"7": Record("7", "dsnb-small-1", "NODE_FAIL")}, ""),
-        ({"7": Record("7", "another", "RUNNING")}, ""),  # Slurm has used the number again
-        ({"7": Record("7", "dsnb-small-1", "RUNNING")}, "{} is still executed by Slurm as job 7"),
-        ({"7": Record("7", "dsnb-small-1", "PENDING")}, "{} is still queued by Slurm as job 7"),
+        (lambda: {}, ""),
+        (lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "NODE_FAIL")}, ""),
+        (lambda: {"another": Record("7", "another", "RUNNING")}, ""),  # Slurm has used the number again
         (
-            client.SlurmError("no answer"),
+            lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "PENDING")},
+            "{} is still queued by Slurm as job 7",
+        ),
+        (
+            refuse,
             "{0} was submitted to Slurm as job 7, which may still be active (no answer); if it has ended, delete "
             "{0}/slurm.json",
         ),
     ],
 )
-def test_whether_slurm_still_executes_a_run_without_a_result(tmp_path, monkeypatch, queue, words):
-    def known():
-        if isinstance(queue, Exception):
-            raise queue
-        return queue
-
-    monkeypatch.setattr(client, "jobs", known)
+def test_whether_slurm_still_executes_a_run_without_a_result(tmp_path, listed, jobs, words):
+    listed(jobs)
     run = RunPaths(tmp_path / "run1")
-    assert jobs.find_active([run]) == ""  # it was never submitted
+    assert slurm.find_active([run]) == ""  # it was never submitted
     records.write_json(run.slurm, {"name": "dsnb-small-1", "job": "7"})
-    assert jobs.find_active([run]) == words.format(run.dir)
+    assert slurm.find_active([run]) == words.format(run.dir)
 
 
 @pytest.mark.process
@@ -301,7 +292,7 @@ def test_what_slurm_refuses_and_what_it_lets_wait(cluster, params):
     assert said[-1] == f"job {waiting.id} waits: PartitionNodeLimit"
     assert len(said) == len({*said}) <= 2  # Slurm may begin with a vaguer one
     assert not waiting.running
-    executor.cancel([waiting])
+    executor.cancel()
     assert wait_until(waiting.poll, "the job is cancelled").cause == "stopped by the user"
 
 
@@ -317,8 +308,8 @@ def test_a_whole_sweep_as_one_job(cluster, params):
         (["--say"], f"completed but left no result in {sweep.paths.dir}: {SHARED}", 1),
     ):
         with pytest.raises(LaunchError) as caught:
-            jobs.run_in_one_job(sweep, Allocation(), [*command, *words], said.append, POLL_S)
-        number = read_submission(sweep.paths.slurm)["job"]
+            slurm.run_in_one_job(sweep, Allocation(), [*command, *words], said.append, POLL_S)
+        number = records.read_json(sweep.paths.slurm)["job"]
         assert str(caught.value) == f"job {number} {cause} ({left} of 2 runs are left: start the sweep again)"
     assert [line for line in said if not line.startswith("job ")] == ["run 1/2  made"]
     assert job.read_result(one.paths).status == "ok"
@@ -355,16 +346,10 @@ def test_a_job_over_its_time(late):
     )
 
 
-@pytest.mark.process
-def test_a_cluster_that_does_not_answer(params, tmp_path, monkeypatch):
-    sweep = load(params, Allocation())
-    configuration = f"ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort={small_slurm.free_ports(1)[0]}\n"
-    (tmp_path / "slurm.conf").write_text(configuration + "AuthType=auth/none\nMessageTimeout=1\n")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    if not small_slurm.shutil.which("squeue"):
-        pytest.skip("squeue is not installed")
-    with pytest.raises(LaunchError, match=r"^Slurm does not answer \(.+\): start the sweep again when it does$"):
-        jobs_for(sweep, Allocation(), [])
+def test_a_cluster_that_does_not_answer(params, listed):
+    listed(refuse)
+    with pytest.raises(LaunchError, match=r"^Slurm does not answer \(no answer\): start the sweep again when it does$"):
+        jobs_for(load(params, Allocation()), Allocation(), [])
 
 
 @pytest.mark.process
@@ -397,11 +382,11 @@ def test_a_run_asks_for_what_it_needs(params):
     asked = Allocation(nodes=4, gpus_per_node=8, partition="gpu", time_min=30, extra_options={"exclusive": ""})
     runs = load(params, asked, gpus=[1, 8, 16, "auto"]).runs
     assert [(run.experiment.gpus, run.experiment.nodes) for run in runs] == [(1, 1), (8, 1), (16, 2), (32, 4)]
-    command = client.sbatch_command("dsnb-x", Path("/a b/50%/job.log"), asked.options(2, 8, "auto"), ["python", "$x y"])
+    command = slurm.sbatch_command("dsnb-x", Path("/a b/50%/job.log"), asked.options(2, 8, "auto"), ["python", "$x y"])
     assert command == [
         "sbatch", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--partition=gpu", "--time=30",
         "--exclusive", "--job-name=dsnb-x", "--output=/a b/50%%/job.log", "--open-mode=truncate", "--no-requeue",
-        "--parsable", f"--wrap={client.PROLOGUE}python '$x y'",
+        "--parsable", f"--wrap={slurm.PROLOGUE}python '$x y'",
     ]  # fmt: skip
     assert asked.options(1, 4, "cpu")["cpus-per-task"] == "4"
     with pytest.raises(SettingsError) as caught:
@@ -421,20 +406,18 @@ QUEUE = """\
 
 
 def test_what_squeue_prints():
-    listed = client.parse_jobs(QUEUE)
-    assert listed["1"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "2:00")
-    assert [job_id for job_id, record in listed.items() if record.ended] == ["3"]
-    assert [job_id for job_id, record in listed.items() if record.running] == ["1"]
-    assert jobs.find_job(listed, {"name": "dsnb-y-1", "job": None}) == listed["9"]
-    assert jobs.find_job(listed, {"name": "dsnb-y-1", "job": "1"}) is None  # Slurm has used the id again
+    jobs = slurm.parse_queue(QUEUE)
+    assert jobs["dsnb-x-abc"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "2:00")
+    assert [name for name, record in jobs.items() if record.ended] == ["c"]
+    assert [name for name, record in jobs.items() if record.running] == ["dsnb-x-abc"]
 
 
 def test_what_sbatch_says():
     twice = "sbatch: error: invalid partition specified: nope\n"
     twice += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
-    assert client.error_sentence(twice) == "Invalid partition name specified"
+    assert slurm.error_sentence(twice) == "Invalid partition name specified"
     unknown = "sbatch: unrecognized option '--nonsense=4'"
-    assert client.error_sentence(f'{unknown}\nTry "sbatch --help" for more information\n') == unknown
+    assert slurm.error_sentence(f'{unknown}\nTry "sbatch --help" for more information\n') == unknown
 
 
 @pytest.mark.parametrize(
@@ -443,7 +426,6 @@ def test_what_sbatch_says():
         (Record("7", "x", "OUT_OF_MEMORY", nodes="n1"), "oom",
          "job 7 used more host memory on n1 than requested: set --sbatch-option mem=..."),
         (Record("7", "x", "PREEMPTED"), "interrupted", "job 7 was preempted by another job"),
-        (Record("7", "x", "BOOT_FAIL", nodes="n[1-2]"), "failed", "job 7 did not start: a node of n[1-2] did not boot"),
         (Record("7", "x", "DEADLINE"), "timeout", "job 7 was ended by Slurm at its deadline"),
         (Record("7", "x", "FAILED", nodes="n1"), "failed",
          f"job 7 failed, and n1 wrote no {{dir}}/job.log: {SHARED}"),
@@ -452,7 +434,7 @@ def test_what_sbatch_says():
     ],
 )  # fmt: skip
 def test_slurms_states_are_statuses(tmp_path, record, status, cause):
-    assert job_status(RunPaths(tmp_path), "7", record) == (status, cause.format(dir=tmp_path))
+    assert slurm.job_status(RunPaths(tmp_path), "7", record) == (status, cause.format(dir=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -468,7 +450,7 @@ def test_slurms_states_are_statuses(tmp_path, record, status, cause):
 def test_what_a_run_says_of_itself_stands_unless_slurm_knows_better(tmp_path, status, codes, state, left):
     written = Result(status, "its own", codes, {"wall": 2.0}, {"loss_last": 3.0}, tmp_path)
     written.write()
-    result = final_result(RunPaths(tmp_path), "7", Record("7", "x", state))
+    result = slurm.final_result(RunPaths(tmp_path), "7", Record("7", "x", state))
     assert (result == written) == left
     assert (result.summary, result.phases_s) == (written.summary, written.phases_s)
     assert json.loads((tmp_path / "result.json").read_text())["cause"] == result.cause

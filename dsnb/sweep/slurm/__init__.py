@@ -1,1 +1,0 @@
-"""Runs as Slurm jobs: `allocation` says what a job may use, `client` calls Slurm's commands, `jobs` follows jobs."""
