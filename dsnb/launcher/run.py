@@ -100,7 +100,7 @@ def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, show
                 ranks.end()
         finish(experiment, run, ranks.exit_codes() if ranks else {}, began_s, exception_status(error))
         raise
-    status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_suffix)
+    status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_of)
     if status == "failed" and (failure := ranks.external_failure) and failure not in str(cause):
         cause = f"{failure}; {cause}"
     return finish(experiment, run, ranks.exit_codes(), began_s, (status, cause))
