@@ -124,7 +124,7 @@ def test_every_setting_has_a_row(design):
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("8, 16", [8, 16]), (" auto ", ["auto"]), ("off", [False]), ("facebook/opt-350m, gpt2", ["facebook/opt-350m", "gpt2"])],
+    [("8, 16", [8, 16]), (" auto ", ["auto"]), ("off", [False]), ("a/b-350m, gpt2", ["a/b-350m", "gpt2"])],
 )  # fmt: skip
 def test_typed_values(text, wanted):
     assert fields.parse("x", text) == wanted

@@ -120,7 +120,9 @@ def test_figures_are_those_of_predict_with_their_errors(planned, traced):
 
 def test_time_by_hand(planned, monkeypatch):
     """25 steps of 2, 4 and 8 s and 20 s around them, two repeats: 820 s; of one setting nothing is known."""
+    figures = "peak_allocated_gib peak_allocated_error_pct tokens_per_s tokens_per_s_error_pct days_low days_high"
     rows = pd.DataFrame({"fits": True, "step_time_s": [2.0, 4.0, 8.0], "gpu_hours": 1.0})
+    rows = rows.assign(**dict.fromkeys(figures.split(), 1.0))
     monkeypatch.setattr(module, "predict", lambda *_, **__: rows)
     monkeypatch.setattr(module, "problem", lambda *_: "")
     made = planned()
