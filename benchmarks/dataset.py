@@ -14,7 +14,7 @@ import pandas as pd
 import dsnb
 from dsnb.run_folder import paths
 from dsnb.run_folder.columns import KEYS
-from dsnb.runs.literature.measured import WITH_STEPS, steps_file
+from dsnb.runs.literature.tables import WITH_STEPS, steps_file
 
 PAGE_OF = "h200"
 DIGITS = 6

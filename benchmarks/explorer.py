@@ -1,8 +1,8 @@
 """Measure a report's size and how fast its explorer responds: `python -m benchmarks.explorer --runs 100 1000`.
 
 It writes a sweep of synthetic runs, reports it with `write_report`, opens the page in Chromium, and changes controls by
-clicks and change events. A latency is the time from the event to the first frame after the last redraw. The last line
-of the output is JSON.
+clicks and change events (a region by its state). A latency is the time from the event to the first frame after the last
+redraw. The last line of the output is JSON.
 """
 
 import argparse
@@ -36,10 +36,8 @@ async () => {
   const brush = (low, high) => () => {
     const { x_low, x_high, y_low, y_high } = explorer.scatter.picture.signals;
     const edge = (from, to, share) => from + (to - from) * share;
-    const [y1, y2, x1, x2] = root.querySelectorAll(".dsnb-region input");
-    [y1.value, y2.value] = [edge(y_low, y_high, low), edge(y_low, y_high, high)];
-    [x1.value, x2.value] = [edge(x_low, x_high, low), edge(x_low, x_high, high)];
-    x2.dispatchEvent(new Event("change"));
+    const range = (from, to) => [edge(from, to, low), edge(from, to, high)];
+    explorer.set({ brush: { x: range(x_low, x_high), y: range(y_low, y_high) } });
   };
   const kinds = {
     filter: chips.flatMap((chip) => [() => chip.click(), () => chip.click()]),

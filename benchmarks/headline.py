@@ -18,7 +18,7 @@ from dsnb.analysis.flags import Flag, flags
 from dsnb.render import palette
 from dsnb.render.picture import Picture
 from dsnb.runs import labels
-from dsnb.runs.literature import measured
+from dsnb.runs.literature import tables
 
 PICTURE = Path(__file__).parents[1] / "docs" / "headline.svg"
 FIGURE = "tokens_per_s_per_gpu"
@@ -46,7 +46,7 @@ HEADER = [
 
 def sound(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that ended and whose losses are those of the settings that compute the same."""
-    found = flags(runs, measured.steps("published: h200"))
+    found = flags(runs, tables.steps("published: h200"))
     wrong = [Flag.LOSS in own for own in found["flags"]]
     return runs[(runs["status"] == "ok") & ~pd.Series(wrong, index=runs.index)]
 

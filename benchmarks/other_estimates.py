@@ -6,9 +6,9 @@ Both leave out activations; this says how far they are from the peaks that their
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dsnb.prediction.accuracy import ALL, kind
 from dsnb.prediction.memory import GIB
-from dsnb.prediction.moments import Trace
-from dsnb.prediction.time_errors import ALL, kind
+from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from dsnb.launcher.host_ranks import free_port
-from dsnb.launcher.rank_group import WORKER
-
 from dsnb.files import records
 from dsnb.launcher import environment, fork
-from dsnb.launcher.run import launch, prepare
+from dsnb.launcher.folder import prepare
+from dsnb.launcher.local import LOCALHOST, free_port
+from dsnb.launcher.run import WORKER, launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.job import execute
@@ -42,9 +41,9 @@ def bare(run: RunPaths) -> None:
     """Start DeepSpeed's launcher by hand."""
     prepare(run, EXPERIMENT)
     command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(EXPERIMENT.gpus)]
-    command += ["--master_port", str(free_port()), "--no_local_rank"]
+    command += ["--master_port", str(free_port(LOCALHOST)), "--no_local_rank"]
     command += ["--module", "dsnb.train.start", WORKER, str(run.dir)]
-    env = environment.for_ranks(EXPERIMENT.device, EXPERIMENT.gpus, time.time())
+    env = environment.for_ranks(EXPERIMENT.device, EXPERIMENT.gpus, time.monotonic())
     subprocess.run(command, env=env, check=True, capture_output=True)
 
 

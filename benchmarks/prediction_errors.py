@@ -5,12 +5,12 @@ The measured rows: `dsnb.published("h200_gpt2_zero_precision")`, `("h200_memory"
 `benchmarks/h200_bars.csv`, and `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose
 code is still the one that runs. Its argument can be
 
-* `memory`: the errors of peak memory, for `dsnb/prediction/memory_errors.py`; models are traced first, for a minute
+* `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.py`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.py`
 * `held-out`: the errors of these constants on the rows held out
-* `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/time_errors.py`
+* `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.py`
 """
 
 import itertools
@@ -24,16 +24,10 @@ import pandas as pd
 
 import dsnb
 from benchmarks import bars, other_estimates
-from dsnb.prediction import gpus, links
-from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import PRIOR
-from dsnb.prediction.measured import Measured, measured, recorded
-from dsnb.prediction.memory import peak_memory
-from dsnb.prediction.memory_errors import PeakError
-from dsnb.prediction.step_time import stack, step_times
-from dsnb.prediction.time_errors import (
+from dsnb.prediction import gpus
+from dsnb.prediction.accuracy import (
     ALL,
-    TimeError,
+    PredictionError,
     by_kind,
     error_of,
     expected_error,
@@ -44,6 +38,11 @@ from dsnb.prediction.time_errors import (
     left_out,
     limited_by_cpu,
 )
+from dsnb.prediction.calibration import calibrate
+from dsnb.prediction.constants import PRIOR
+from dsnb.prediction.measured import Measured, measured, recorded
+from dsnb.prediction.memory import peak_memory
+from dsnb.prediction.step_time import stack, step_times
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 
@@ -131,7 +130,7 @@ def _are_held_out(runs: pd.DataFrame) -> "pd.Series[bool]":
     return runs["host"].str.contains(HELD_OUT)
 
 
-def held_out() -> dict[str, TimeError]:
+def held_out() -> dict[str, PredictionError]:
     """Return the errors of the constants on the runs held out, sweep by sweep."""
     runs = steady()
     runs = runs[_are_held_out(runs)]
@@ -167,11 +166,11 @@ def confirmed() -> list[str]:
     return found
 
 
-def elsewhere() -> tuple[dict[str, TimeError], dict[str, TimeError]]:
+def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]:
     """Return the errors on GPUs that the constants were not fitted to: by published table, and by GPU and nodes."""
     found = {name: measured(dsnb.published(name), link) for name, link in PUBLISHED.items()}
     errors = {name: errors_of(runs) for name, runs in found.items()}
-    nodes = [links.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in found.items() for run in runs]
+    nodes = [gpus.link(PUBLISHED[name]).nodes(run.experiment) for name, runs in found.items() for run in runs]
     every_run, every_error = itertools.chain(*found.values()), itertools.chain(*errors.values())
     by_table = {name: error_of(own) for name, own in errors.items()}
     names = [gpus.find(run.gpu_name).name for run in every_run]
@@ -197,14 +196,14 @@ def peaks() -> list[Peak]:
     ]
 
 
-def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PeakError]:
+def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PredictionError]:
     """Return the errors of predicted peaks by kind of setting, and of all of them."""
     groups: dict[str, list[float]] = {name: [] for name in sorted({kind(one.experiment) for one in peaks})}
     for one in peaks:
         groups[kind(one.experiment)].append(abs(one.error_pct))
     groups[ALL] = [abs(one.error_pct) for one in peaks]
     return {
-        name: PeakError(len(errors), round(sum(errors) / len(errors), 2), round(max(errors), 2))
+        name: PredictionError(len(errors), round(sum(errors) / len(errors), 2), round(max(errors), 2))
         for name, errors in groups.items()
     }
 
@@ -217,7 +216,7 @@ def _as_measured(row: dict[str, Any]) -> Experiment:
     return own.model_copy(update={"device": "cuda", **older})
 
 
-def lines(found: dict[str, TimeError]) -> list[str]:
+def lines(found: dict[str, PredictionError]) -> list[str]:
     """Return the table of docs/explanation/prediction.md that says how large errors are, by kind of setting."""
     return [
         f"| {name} | {one.settings} | {one.mean_pct:.1f} | {one.worst_pct:.1f} | {one.bias_pct:+.1f} |"
@@ -225,10 +224,10 @@ def lines(found: dict[str, TimeError]) -> list[str]:
     ]
 
 
-def constants(found: dict[str, TimeError]) -> list[str]:
+def constants(found: dict[str, PredictionError]) -> list[str]:
     """Return the same table as the code holds it."""
     return [
-        f'    "{name}": TimeError{(one.settings, one.mean_pct, one.worst_pct, one.bias_pct)},'
+        f'    "{name}": PredictionError{(one.settings, one.mean_pct, one.worst_pct, one.bias_pct)},'
         for name, one in found.items()
     ]
 
@@ -244,7 +243,7 @@ def main() -> None:
         for one in sorted(found, key=lambda one: one.error_pct):
             print(f"{one.experiment.name_with_model}: {one.allocated_gib:.2f} GiB measured, {one.error_pct:+.2f} %")
         for name, error in by_kind_of_peak(found).items():
-            print(f'    "{name}": {error},')
+            print(f'    "{name}": PredictionError{tuple(error[:3])},')
         return
     if sys.argv[1:] == ["elsewhere"]:
         for table in elsewhere():

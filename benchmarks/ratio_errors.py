@@ -8,9 +8,9 @@ predicted with the constants of H200. `dsnb/analysis/ratio_errors.py` holds both
 import dsnb
 from benchmarks import prediction_errors
 from dsnb.analysis.ratio_errors import RatioError, by_difference, of_hosts
+from dsnb.prediction.accuracy import left_out
 from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured
-from dsnb.prediction.time_errors import left_out
 
 
 def h200() -> dict[str, RatioError]:

@@ -14,7 +14,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.explorer import page
 from dsnb.files import records
-from dsnb.prediction import links
+from dsnb.prediction import gpus
 from dsnb.render import notebook_page
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
@@ -62,7 +62,7 @@ def write_report(
     LaunchError
         If the notebook failed, or the page cannot be written.
     """
-    links.link(link)
+    gpus.link(link)
     sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
     target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
     for each in (folder, *([compare_with] if compare_with else [])):

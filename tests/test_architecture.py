@@ -131,7 +131,7 @@ def test_collecting_tests_imports_no_library_of_training():
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
 def test_only_training_and_what_traces_models_import_torch(package):
     users = {path for path in MODULES if re.search(rf"^\s*(import|from) {package}\b", path.read_text(), re.M)}
-    allowed = {"launcher.torchrun", *(f"prediction.{name}" for name in TRACERS)}
+    allowed = {f"prediction.{name}" for name in TRACERS}
     assert {module_name(path) for path in users if layer(path) != "train"} <= allowed
 
 

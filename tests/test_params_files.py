@@ -131,7 +131,7 @@ def test_the_memory_sweep_changes_one_setting_at_a_time(monkeypatch):
     one_off = [sum(sum(own[name] != other[name] for name in own) == 1 for other in found) for own in found]
     assert max(one_off) >= 12, "most settings differ in one from the same base"
     for gpus in (2, 4):
-        cards = tuple(checks.hardware.Gpu(n, "NVIDIA H200", f"GPU-{n}", 140.0, (9, 0)) for n in range(gpus))
+        cards = tuple(checks.hardware.InstalledGpu(n, "NVIDIA H200", f"GPU-{n}", 140.0, (9, 0)) for n in range(gpus))
         monkeypatch.setattr("dsnb.system.hardware.gpus", lambda cards=cards: cards)
         sweep = load_sweep(PARAMS / "memory.yaml")
         assert unsupported(sweep) == []

@@ -24,7 +24,7 @@ from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.labels import MEMORY
-from dsnb.runs.literature.measured import SOURCE, is_own
+from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.runs.table import named_runs
 from dsnb.settings import planning
 from dsnb.settings.planning import MOST_DAYS, is_number, is_whole

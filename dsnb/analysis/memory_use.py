@@ -95,7 +95,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(getattr(peak, name)) / GIB for name in PARTS}
 
 
-def _accumulated(run: Mapping[str, Any], states: memory.States) -> float:
+def _accumulated(run: Mapping[str, Any], states: memory.Parts) -> float:
     """Return the bytes of gradients that are kept between the micro-batches of a step."""
     if accumulates_in_fp32(run):
         return states.gradients * 2  # a buffer in fp32 beside the gradients of a micro-batch in bf16
@@ -116,7 +116,7 @@ def _known(run: Mapping[str, Any], name: str, default: float) -> float:
     return default if value is None or pd.isna(value) else float(value)
 
 
-def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.States:
+def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
     whole = _known(run, "parameters", shape.parameters)
     trained, frozen = whole, 0.0
     if rank := int(run["lora_rank"]):

@@ -13,14 +13,14 @@ from typing import Any
 import pandas as pd
 
 from dsnb.errors import SettingsError
-from dsnb.prediction import gpus, links, time_errors, traces
+from dsnb.prediction import accuracy, gpus, traces
+from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.constants import DEFAULT, PRIOR, Constants
 from dsnb.prediction.fit import is_covered
-from dsnb.prediction.links import Link
+from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.measured import Measured, of_record, recorded
 from dsnb.prediction.memory import RULES, peak_memory, room
-from dsnb.prediction.moments import Trace
-from dsnb.prediction.time_errors import ALL
+from dsnb.prediction.traces import Trace
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
@@ -47,7 +47,7 @@ class Parity:
     Attributes
     ----------
     table
-        One row per setting on a known GPU: `experiment`, `gpu`, `kind` (`dsnb.prediction.time_errors.kind`), `ran`
+        One row per setting on a known GPU: `experiment`, `gpu`, `kind` (`dsnb.prediction.accuracy.kind`), `ran`
         (whether any run succeeded; the others ran out of memory), `timed_steps` of a run, `has_rules` (whether there
         are rules for its memory), `fits` (whether it is predicted to; None if unknown), and for each of `FIGURES` the
         measured column, `predicted_...`, and `..._error_pct`, above 0 if more was predicted; NaN where one of both is
@@ -83,7 +83,7 @@ def parity(runs: pd.DataFrame, trace: bool = False, link: str = "nvlink") -> Par
     link
         How GPUs are connected, as `dsnb.predict` takes it: runs on several nodes need a network.
     """
-    rows, found = by_setting(runs, links.link(link))
+    rows, found = by_setting(runs, gpus.link(link))
     records = [record for record in rows if record["status"] == "oom" or record["measured"]]
     if not records:
         return None
@@ -99,7 +99,7 @@ def parity(runs: pd.DataFrame, trace: bool = False, link: str = "nvlink") -> Par
     ):
         return None
     timed = [record["measured"] for record in records if record["measured"]]
-    left_out = "model" if time_errors.by_model(timed) else "setting" if len(timed) > 1 else "nothing"
+    left_out = "model" if accuracy.by_model(timed) else "setting" if len(timed) > 1 else "nothing"
     return Parity(table, left_out, not own, found)
 
 
@@ -122,7 +122,7 @@ def by_setting(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], in
     return [_setting(group, link) for group in groups[:: math.ceil(len(groups) / MOST) or 1]], len(groups)
 
 
-def _gpu(name: object) -> gpus.Gpu | None:
+def _gpu(name: object) -> GpuSpec | None:
     try:
         return gpus.find(str(name))
     except SettingsError:
@@ -144,7 +144,7 @@ def _described(record: dict[str, Any]) -> dict[str, Any]:
     return {
         "experiment": record["experiment"],
         "gpu": record["known_gpu"].name,
-        "kind": time_errors.kind(record["asked"]),
+        "kind": accuracy.kind(record["asked"]),
         "ran": record["status"] == "ok",
         "timed_steps": record["timed_steps"],
         "step_time_s": one.step_time_s if one else math.nan,
@@ -158,7 +158,7 @@ def _step_times(records: Sequence[dict[str, Any]], start: Constants) -> list[flo
     for gpu in dict.fromkeys(record["known_gpu"].name for record in records):
         own = [place for place, one in enumerate(records) if one["measured"] and one["known_gpu"].name == gpu]
         timed = [records[place]["measured"] for place in own]
-        for place, one, error in zip(own, timed, time_errors.left_out(timed, start), strict=True):
+        for place, one, error in zip(own, timed, accuracy.left_out(timed, start), strict=True):
             found[place] = one.step_time_s * (1 + error / 100)
     return found
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dsnb.analysis.choices import MEASUREMENT, SHARING
 from dsnb.analysis.tasks import TASK, settings_of, tasks
-from dsnb.prediction import gpus, links, time_errors
+from dsnb.prediction import accuracy, gpus
+from dsnb.prediction.accuracy import DEFAULT_COVERAGE
 from dsnb.prediction.constants import DEFAULT, Constants
-from dsnb.prediction.coverage import DEFAULT_COVERAGE
 from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.step_time import stack
 from dsnb.settings.experiment import Experiment
@@ -130,7 +130,7 @@ def known_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Rat
     if calibrate is None:
         return DEFAULT_RATIOS if gpus.find(gpu).name in DEFAULT_COVERAGE.gpus else ELSEWHERE
     runs, hosts = of_hosts(calibrate, link)
-    own = by_difference(runs, time_errors.left_out(runs), hosts)
+    own = by_difference(runs, accuracy.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}
     return own if own and gpus.find(gpu).name in on_this else ELSEWHERE
 
@@ -143,7 +143,7 @@ def of_hosts(runs: pd.DataFrame, link: str = "nvlink") -> tuple[list[Measured], 
     places: list[int] = []
     for place, (_, own) in enumerate(fastest_first.groupby("host", sort=False)):
         middle = [group.iloc[(len(group) - 1) // 2] for _, group in own.groupby("experiment", sort=False)]
-        rows = measured(pd.DataFrame(middle), links.link(link))
+        rows = measured(pd.DataFrame(middle), gpus.link(link))
         found += rows
         places += [place] * len(rows)
     return found, places
@@ -168,7 +168,7 @@ def by_difference(
     if not runs:
         return {}
     logs = np.log1p(np.asarray(errors, dtype=float) / 100)
-    limits = time_errors.limited_by_cpu(stack([run.setting for run in runs]), constants)
+    limits = accuracy.limited_by_cpu(stack([run.setting for run in runs]), constants)
     experiments = [run.experiment for run in runs]
     offloads = np.array([one.offload != "none" for one in experiments])
     codes = _codes(experiments)

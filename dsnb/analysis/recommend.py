@@ -15,7 +15,7 @@ from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import FEWEST
+from dsnb.prediction.calibration import MIN_SETTINGS
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.predict import predict
 from dsnb.runs.labels import span
@@ -198,7 +198,7 @@ class Forecast:
         By task: what would fit, in sentences, if no setting does.
     """
 
-    gpu: gpus.Gpu
+    gpu: gpus.GpuSpec
     table: pd.DataFrame
     decisions: Mapping[str, tuple[Decision, Decision]]
     refused: tuple[str, ...]
@@ -241,7 +241,7 @@ def forecast(
     experiments, refused = _combinations({**settings, "device": "cuda"})
     same_gpu = _of_gpu(runs, kind) if runs is not None else pd.DataFrame()
     known = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
-    calibrate = same_gpu if known >= FEWEST else None
+    calibrate = same_gpu if known >= MIN_SETTINGS else None
     options: dict[str, Any] = {"link": link, "calibrate": calibrate}
     predicted = predict(experiments, gpu, **options, tokens=tokens, price=price).assign(basis=PREDICTED)
     names = pd.Series([recorded(row).name_with_model for row in same_gpu.to_dict("records")], same_gpu.index, str)
@@ -300,7 +300,7 @@ def _combinations(settings: Mapping[str, Any]) -> tuple[list[Experiment], tuple[
     return list(found.values()), refused
 
 
-def _of_gpu(runs: pd.DataFrame, gpu: gpus.Gpu) -> pd.DataFrame:
+def _of_gpu(runs: pd.DataFrame, gpu: gpus.GpuSpec) -> pd.DataFrame:
     """Return the runs on a GPU that tell how fast a setting is, or that it does not fit."""
     known = as_runs(runs)
     known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
@@ -308,7 +308,7 @@ def _of_gpu(runs: pd.DataFrame, gpu: gpus.Gpu) -> pd.DataFrame:
     return known[[_is(name, gpu) for name in known["gpu_name"]]]
 
 
-def _is(name: object, gpu: gpus.Gpu) -> bool:
+def _is(name: object, gpu: gpus.GpuSpec) -> bool:
     try:
         return gpus.find(str(name)) == gpu
     except SettingsError:

@@ -11,15 +11,14 @@ import pandas as pd
 
 from dsnb.analysis.parity import by_setting, known_traces
 from dsnb.errors import SettingsError
-from dsnb.prediction import links
-from dsnb.prediction.calibration import FEWEST
+from dsnb.prediction import gpus
+from dsnb.prediction.calibration import MIN_SETTINGS
 from dsnb.prediction.fit import is_covered
-from dsnb.prediction.links import Link
+from dsnb.prediction.gpus import Link
 from dsnb.prediction.measured import recorded
-from dsnb.prediction.moments import Trace
-from dsnb.prediction.predict import Known, On, known_from, tabulated
+from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import Setting, setting
-from dsnb.prediction.traces import can_trace
+from dsnb.prediction.traces import Trace, can_trace
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
@@ -83,14 +82,14 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     SettingsError
         If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
     """
-    runs, path = as_runs(runs), links.link(link)
+    runs, path = as_runs(runs), gpus.link(link)
     own, gpu_name = _on_one_gpu(runs, path)
     wanted, notes = _wanted(asked, max(int(row["asked"].gpus) for row in own))
     done = _ended(runs)
     wanted = {name: one for name, one in wanted.items() if name not in done}
     timed = [row["measured"] for row in own if row["measured"]]
-    known = known_from(timed, path) if len(timed) >= FEWEST else Known()
-    on = On(own[0]["known_gpu"], path, known)
+    on = On(own[0]["known_gpu"], path)
+    on = on.calibrated(timed) if len(timed) >= MIN_SETTINGS else on
     settings, refused = _settings(wanted, on)
     if len(settings) > MOST:
         notes.append(f"{MOST:,} of {len(settings):,} settings are predicted, the first of the file.")
@@ -105,7 +104,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
 
 def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
     """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
-    own, _ = _on_one_gpu(runs, links.link(link))
+    own, _ = _on_one_gpu(runs, gpus.link(link))
     _wanted(asked, max(int(row["asked"].gpus) for row in own))
 
 
@@ -198,7 +197,9 @@ def _row(one: Experiment, figures: dict[Any, Any], gpu_name: str, source: str) -
 
 
 def _basis(gpu_name: str, timed: int) -> str:
-    measured = f"the {timed:,} settings that were measured on it here" if timed >= FEWEST else "dsnb's own runs on H200"
+    measured = (
+        f"the {timed:,} settings that were measured on it here" if timed >= MIN_SETTINGS else "dsnb's own runs on H200"
+    )
     return (
         f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. "
         "± is the mean error of such predictions."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dsnb.cli.doctor import LEAST_FREE_GIB, Check
 from dsnb.launcher import hosts
-from dsnb.launcher.hosts import Survey
+from dsnb.launcher.hosts import Node
 from dsnb.run_folder import node_comparison, paths
 from dsnb.settings.experiment import Experiment
 
@@ -19,26 +19,22 @@ def check_hosts(experiment: Experiment) -> list[Check]:
     """Check every host that an experiment with a hostfile would use; an unreachable host is a result as well."""
     root = paths.outputs_root().absolute()
     folder = next(path for path in (root, *root.parents) if path.is_dir())
-    answers = hosts.survey(experiment, experiment.hosts, folder, examine=True)
-    reached = [answer for answer in answers if answer.problem is None]
-    lost = [
-        Check(
-            "bad", answer.host.name, "not reached", answer.problem.removeprefix(f"{answer.host.name} was not reached: ")
-        )
-        for answer in answers
-        if answer.problem is not None
-    ]
-    checks = [check for answer in reached for check in _host(answer)]
-    environments = [(answer.host.name, answer.facts["environment"]) for answer in reached]
-    odd = [
-        Check("warn", "differences", sentence, "install the same everywhere")
-        for sentence in node_comparison.differences(environments).values()
-    ]
-    return [*checks, *lost, *odd, *_links(experiment, reached, folder), *_outputs(reached, folder)]
+    with hosts.connected(experiment) as nodes:
+        hosts.ask(experiment, nodes, folder, [{}] * len(nodes))
+        reached = [node for node in nodes if node.failure is None]
+        checks = [check for node in reached for check in _host(node)]
+        for node in nodes:
+            if node.failure is not None:
+                why = node.failure.removeprefix(f"{node.host.name} was not reached: ")
+                checks.append(Check("bad", node.host.name, "not reached", why))
+        environments = [(node.host.name, node.facts["environment"]) for node in reached]
+        for sentence in node_comparison.differences(environments).values():
+            checks.append(Check("warn", "differences", sentence, "install the same everywhere"))
+        return [*checks, *_links(experiment, reached, folder), *_outputs(reached, folder)]
 
 
-def _host(answer: Survey) -> Iterator[Check]:
-    name, facts = answer.host.name, answer.facts
+def _host(node: Node) -> Iterator[Check]:
+    name, facts = node.host.name, node.facts
     machine = facts["environment"]
     gpus = machine.get("gpus") or []
     clocks = machine.get("clocks") or [{}]
@@ -52,8 +48,8 @@ def _host(answer: Survey) -> Iterator[Check]:
         ", ".join(f"{link} {speed}" for link, speed in facts["links"].items()),
     ]
     yield Check("ok", name, "; ".join(filter(None, parts)))
-    if gpus and len(gpus) <= max(answer.host.devices):
-        yield Check("bad", name, f"{len(gpus)} GPUs and {max(answer.host.devices) + 1} slots", "correct the hostfile")
+    if gpus and len(gpus) <= max(node.host.devices):
+        yield Check("bad", name, f"{len(gpus)} GPUs and {max(node.host.devices) + 1} slots", "correct the hostfile")
     if abs(facts["clock_offset_s"]) > MAX_OFFSET_S:
         yield Check("warn", name, f"its clock is {facts['clock_offset_s']:+.1f} s off", "start an NTP service")
     if facts["busy"]:
@@ -66,27 +62,26 @@ def _host(answer: Survey) -> Iterator[Check]:
         yield Check("bad", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")
 
 
-def _links(experiment: Experiment, reached: list[Survey], folder: Path) -> Iterator[Check]:
+def _links(experiment: Experiment, reached: list[Node], folder: Path) -> Iterator[Check]:
     """Let every host connect to the first one and to the next one."""
     if len(reached) < 2:
         return
-    addresses = [answer.facts["address"] for answer in reached]
-    neighbours = [
-        sorted({addresses[0], addresses[(number + 1) % len(addresses)]} - {addresses[number]})
-        for number in range(len(addresses))
-    ]
-    peers = [[f"{address}:{experiment.ssh_port or 22}" for address in row] for row in neighbours]
-    places = [answer.host for answer in reached]
-    for answer in hosts.survey(experiment, places, folder, examine=True, peers=peers):
-        for peer in [peer for peer, answers in answer.facts.get("reached", {}).items() if not answers]:
+    addresses = [node.facts["address"] for node in reached]
+    requests = []
+    for number, address in enumerate(addresses):
+        neighbours = {addresses[0], addresses[(number + 1) % len(addresses)]} - {address}
+        requests.append({"peers": [f"{peer}:{experiment.ssh_port or 22}" for peer in sorted(neighbours)]})
+    hosts.ask(experiment, reached, folder, requests)
+    for node in reached:
+        for peer in [peer for peer, answers in node.facts["reached"].items() if not answers]:
             advice = "open the network between the hosts, or name another --interface"
-            yield Check("bad", answer.host.name, f"{peer.rpartition(':')[0]} does not answer from there", advice)
+            yield Check("bad", node.host.name, f"{peer.rpartition(':')[0]} does not answer from there", advice)
 
 
-def _outputs(reached: list[Survey], folder: Path) -> Iterator[Check]:
+def _outputs(reached: list[Node], folder: Path) -> Iterator[Check]:
     if not reached:
         return
-    without = [answer.host.name for answer in reached if not answer.facts["sees_folder"]]
+    without = [node.host.name for node in reached if not node.facts["sees_folder"]]
     if without:
         some = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
         advice = "set DSNB_OUTPUTS, or --output, to a folder on a file system that all hosts share"

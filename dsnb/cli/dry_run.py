@@ -93,7 +93,8 @@ def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
     address, port, first = hosts[0].name if hosts else "", experiment.master_port or 29500, 0
     for node, host in enumerate(hosts):
         last = first + len(host.devices) - 1
-        words = on_hosts.torchrun_words(hosts, node, address, port, experiment.device, WORKER, run_dir)
-        command = on_hosts.command(experiment, host, "dsnb.launcher.torchrun", *words)
+        words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
+        chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
+        command = on_hosts.command(experiment, host, "-m", "torch.distributed.run", *words, **chosen)
         yield f"  ranks {first} to {last}: {shlex.join(command)}"
         first = last + 1

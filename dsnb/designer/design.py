@@ -17,7 +17,7 @@ from dsnb.designer.process import SweepProcess
 from dsnb.errors import DsnbError, SettingsError
 from dsnb.explorer.explore import Explorer, explore
 from dsnb.files import records
-from dsnb.prediction import gpus, links
+from dsnb.prediction import gpus
 from dsnb.run_folder import paths
 from dsnb.system import hardware
 
@@ -78,7 +78,7 @@ class Design:
         gpu: str = "",
         link: str = "nvlink",
     ) -> None:
-        links.link(link)
+        gpus.link(link)
         self.folder, self.outputs = Path(folder or paths.params_root()), Path(outputs or paths.outputs_root())
         self.plan, self._link = Plan(), link
         self.process: SweepProcess | None = None

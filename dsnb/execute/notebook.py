@@ -51,7 +51,7 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
     from dsnb.execute import kernels
 
     with scratch.folder() as folder:
-        kernel = kernels.Kernel(folder)
+        kernel = kernels.Kernel(Path(folder))
         try:
             with _interruptible(kernel.config):
                 papermill.execute_notebook(

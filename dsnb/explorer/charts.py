@@ -157,18 +157,13 @@ def _medians() -> Any:
 
 
 def _lines() -> Any:
-    """Draw the warm-up as a shade and a cross where a run ended early; `_with_paths` adds a line per run."""
-    warm = (
-        alt.Chart(alt.NamedData("warm"))
-        .mark_rect(opacity=0.14, color=alt.ExprRef("soft"), clip=True)
-        .encode(x=_x("from"), x2="to:Q")
-    )
+    """Draw a cross where a run ended early; `_with_paths` adds a line per run."""
     ends = (
         alt.Chart(alt.NamedData("ends"))
         .mark_point(shape="cross", angle=45, filled=True, size=80)
         .encode(x=_x(), y=_y(), color=_fill(), tooltip="id:N")
     )
-    return alt.layer(warm, ends)
+    return alt.layer(ends)
 
 
 def _with_paths(vega: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +197,7 @@ def _with_paths(vega: dict[str, Any]) -> dict[str, Any]:
         for name, style in (("line_paths", line), ("wide_paths", wide))
     ]
     vega["data"].append({"name": "lines"})
-    vega["marks"][1:1] = paths  # over the warm-up, below the crosses
+    vega["marks"][:0] = paths  # below the crosses
     return vega
 
 

@@ -1,15 +1,11 @@
 """Runs as the explorer uses them: settings as coded values, figures in the units of their columns."""
 
-import base64
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from dsnb.analysis.choices import SHARING, with_choices
@@ -24,14 +20,6 @@ from dsnb.runs.table import as_runs, named_runs
 REQUIRED = ("experiment", "repeat", "status")
 MAX_EXACT_INTEGER = 2**53
 """The largest integer up to which JavaScript numbers are exact; a larger seed becomes text."""
-
-MANY = 1000
-"""From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
-MOST_FACTORS = 16
-CLOSE = 1e-15
-"""Largest relative error of such a figure: the CSV has 15 digits."""
-Numbers = npt.NDArray[np.float64]
-
 EVERY_TASK = "all"
 """Chosen in place of a task's title: all tasks side by side."""
 
@@ -76,16 +64,15 @@ class Data:
         Every setting that varies, then the status, whether it varies or not.
     constant
         The settings that are the same for all runs.
-    columns
-        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table, as the page holds them
-        (`stored`).
+    figures
+        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table.
     """
 
     runs: pd.DataFrame
     experiments: list[str]
     choices: dict[str, Choice]
     constant: list[Choice]
-    columns: dict[str, dict[str, Any]]
+    figures: pd.DataFrame
     tasks: list[str]
     """The titles of the tasks, the one with the most runs first."""
     task_codes: list[int]
@@ -94,11 +81,6 @@ class Data:
     """Predicted settings of which no run has ended (`dsnb.analysis.unmeasured`); no figure of runs includes them."""
     predicted_tasks: list[int] = field(default_factory=list)
     predicted_notes: tuple[str, ...] = ()
-
-    @cached_property
-    def figures(self) -> pd.DataFrame:
-        """The figures as numbers, the very ones of the page, so that both select the same runs."""
-        return restored(self.columns, self.runs.index)
 
     @property
     def axes(self) -> list[str]:
@@ -146,7 +128,7 @@ def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
     constant = [one for one in choices if len(one.values) == 1 and one.values != [None] and one.name != "sweep"]
     titles, codes = _tasks(every, len(runs))
     return Data(
-        runs, named, {one.name: one for one in shown}, constant, stored(figures(known)),
+        runs, named, {one.name: one for one in shown}, constant, figures(known),
         titles, codes[: len(runs)], expected, codes[len(runs) :], predicted.notes,
     )  # fmt: skip
 
@@ -230,59 +212,3 @@ def run_folder(data: Data, position: int) -> Path | None:
     """Return a run's folder, or None if the table names none that exists."""
     value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
     return Path(value) if isinstance(value, str) and Path(value).is_dir() else None
-
-
-def stored(figures: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return each column as the page holds it; `restored` reads it, and `columnOf` in `web/model.js`.
-
-    Returns
-    -------
-    dict
-        Name -> either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and for each
-        run the place of its own in `factors` (`codes`; None if there is one factor).
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name in figures:
-        values = figures[name].to_numpy()
-        whole = [other for other, one in found.items() if "values" in one] if len(values) >= MANY else []
-        multiples = (_multiple(values, figures[other].to_numpy(), other) for other in whole)
-        found[name] = next((one for one in multiples if one), {"values": _packed(values)})
-    return found
-
-
-def restored(columns: Mapping[str, Mapping[str, Any]], index: pd.Index) -> pd.DataFrame:
-    """Return the columns that `stored` returned as numbers: those that the page computes with."""
-    found: dict[str, Numbers] = {}
-    for name, one in columns.items():
-        if "of" in one:
-            found[name] = found[one["of"]] * np.array(one["factors"])[one["codes"] or 0]
-        else:
-            found[name] = np.frombuffer(base64.b64decode(one["values"]), dtype="<f8")
-    return pd.DataFrame(found, index=index, dtype=float)
-
-
-def _packed(values: Numbers) -> str:
-    """Return numbers as base64 of 8 bytes each."""
-    return base64.b64encode(values.astype("<f8").tobytes()).decode()
-
-
-def _multiple(values: Numbers, base: Numbers, name: str) -> dict[str, Any] | None:
-    """Return values as multiples of a base by a few factors; None if they are not."""
-    known = np.isfinite(values)
-    if not known.any() or not np.array_equal(known, np.isfinite(base)) or not (base[known] > 0).all():
-        return None
-    ratios = np.where(known, values, 1) / np.where(known, base, 1)
-    if not _distinct(ratios[known][:MANY]) or not (factors := _distinct(ratios[known])):
-        return None
-    codes = np.abs(ratios[:, None] - np.array(factors)).argmin(axis=1)
-    if not np.allclose(np.array(factors)[codes] * base, values, rtol=CLOSE, atol=0, equal_nan=True):
-        return None
-    return {"of": name, "factors": factors, "codes": codes.tolist() if len(factors) > 1 else None}
-
-
-def _distinct(ratios: Numbers) -> list[float]:
-    """Return the distinct ratios, those within rounding errors once; nothing if they are too many."""
-    ordered = np.unique(ratios)
-    apart = np.flatnonzero(np.diff(ordered) > 1e-12 * np.abs(ordered[1:])) + 1
-    groups = np.split(ordered, apart) if len(apart) < MOST_FACTORS else []
-    return [float(group[len(group) // 2]) for group in groups]

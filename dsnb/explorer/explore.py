@@ -67,7 +67,7 @@ class Explorer:
             `along` (settings), `y_scale`, `x_scale` (`linear` or `log`), `base` (the
             baseline, an experiment), `brush` (`{"x": [low, high], "y": [low, high]}` in the units of the columns, such
             as seconds for `step_time_s`, or None), `run` (the position of a run, or None), `pins` (up to two names of
-            experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None), `columns`.
+            experiments or positions of runs), `sort` (a column and `ascending` or `descending`, or None).
 
         Raises
         ------

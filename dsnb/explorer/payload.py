@@ -3,6 +3,7 @@
 Figures are in the units of their columns; each comes with the factor, unit and digits to display it with.
 """
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dsnb.analysis.decide import without_probes
 from dsnb.analysis.unmeasured import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_folder
-from dsnb.explorer.state import DAYS, INPUTS, LABELS, OPEN_EDGE, State, default, options
+from dsnb.explorer.state import DAYS, INPUTS, LABELS, State, default, options
 from dsnb.render import answer, palette, templates, words
 from dsnb.render.changes import rate
 from dsnb.render.decision_data import tasks_payload
@@ -35,6 +36,11 @@ NEEDED = ("source", "gpu_name", "device", "model", "gpu_memory_gib")
 ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 """Columns, and figures, that the answer may be about: all tables have them, if only missing values."""
 PREDICTED_DIGITS = 6
+MANY = 1000
+"""From this many runs on, a figure that is a multiple of another one is stored as such: six figures of eleven are."""
+MAX_FACTORS = 16
+CLOSE = 1e-15
+"""Largest relative error of such a figure: the CSV has 15 digits."""
 CITED = {"gpu_name": "", "dsnb": "dsnb ", "torch": "torch ", "deepspeed": "DeepSpeed ", "cuda": "CUDA "}
 """What a saved picture says about the runs: columns, and the words before their values."""
 
@@ -51,7 +57,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     """
     names = list(dict.fromkeys(data.experiments))
     shown = single_runs.load_all(data)
-    unusual, alone = single_runs.remarks(data, shown)
+    unusual, alone = single_runs.unusual(data, shown)
     position = {name: code for code, name in enumerate(names)}
     named = _of_ranks if set(map(setting_words.unit, data.runs.to_dict("records"))) == {"rank"} else dict
     return {
@@ -66,11 +72,9 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         },
         "repeats": json_numbers(pd.to_numeric(data.runs["repeat"], errors="coerce")),
         "causes": _causes(data),
-        "notes": _notes(data),
-        "unusual": unusual,
+        "remarks": single_runs.remarks(data, unusual),
         "alone": alone,
         "memory": single_runs.gpu_memory(data),
-        "anatomy": single_runs.anatomy(data, names),
         "cite": citation(data),
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
@@ -83,10 +87,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "defaults": default(data),
         "state": state,
         "labels": LABELS,
-        "rules": {"okStatus": "ok", "openEdge": OPEN_EDGE},
-        "colours": {
-            "unselected": palette.UNSELECTED, "predicted": palette.GREY,
-            "run": palette.ONE_RUN, "exposed": palette.VERMILION},
+        "colours": {"unselected": palette.UNSELECTED, "predicted": palette.GREY, "run": palette.ONE_RUN},
         "series": shown,
         "seriesCharts": single_runs.CHARTS,
         "charts": charts.specifications(),
@@ -196,7 +197,8 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
 
 
 def _figures(data: Data) -> list[dict[str, Any]]:
-    found = [{**_figure(name, labels.METRIC_LABELS[name]), **column} for name, column in data.columns.items()]
+    columns = stored(data.figures)
+    found = [{**_figure(name, labels.METRIC_LABELS[name]), **column} for name, column in columns.items()]
     return [*found, *([_figure("days", DAYS)] if "tokens_per_s" in data.figures else [])]
 
 
@@ -235,13 +237,6 @@ def _causes(data: Data) -> dict[int, str]:
     return {position: str(cause) for position, cause in found.items() if cause is not None}
 
 
-def _notes(data: Data) -> dict[int, str]:
-    """Return the notes on single runs by their positions."""
-    if "note" not in data.runs:
-        return {}
-    return {position: str(note) for position, note in enumerate(map(plain, data.runs["note"])) if note is not None}
-
-
 def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
     """Return which runs have files to open, and the folder of each experiment's runs relative to `home`.
 
@@ -270,3 +265,35 @@ def _linked(run: RunPaths, data: Data, position: int) -> list[Path]:
     """Return the files that a run may have; those of a profile only if it was profiled, to save look-ups."""
     profiled = "profile" in data.runs and plain(data.runs["profile"].iloc[position]) is True
     return [run.notebook, *([run.trace, run.flops] if profiled else [])]
+
+
+def stored(figures: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return each column as the page holds it (`columnOf` in `web/model.js`).
+
+    Returns
+    -------
+    dict
+        Name -> either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`, and for each
+        run the place of its own in `factors` (`codes`; None if there is one factor).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in figures:
+        values = figures[name].to_numpy()
+        whole = [other for other, column in found.items() if "values" in column] if len(values) >= MANY else []
+        multiples = (_multiple(values, figures[other].to_numpy(), other) for other in whole)
+        packed = {"values": base64.b64encode(values.astype("<f8").tobytes()).decode()}
+        found[name] = next((multiple for multiple in multiples if multiple), packed)
+    return found
+
+
+def _multiple(values: np.ndarray, base: np.ndarray, name: str) -> dict[str, Any] | None:
+    """Return values as multiples of a base by a few factors; None if they are not."""
+    known = np.isfinite(values)
+    if not known.any() or not np.array_equal(known, np.isfinite(base)) or not (base[known] > 0).all():
+        return None
+    ratios = np.where(known, values, values[known][0]) / np.where(known, base, base[known][0])
+    _, places, codes = np.unique(ratios.astype(np.float32), return_index=True, return_inverse=True)
+    factors = ratios[places]
+    if len(factors) > MAX_FACTORS or not np.allclose(factors[codes] * base, values, rtol=CLOSE, atol=0, equal_nan=True):
+        return None
+    return {"of": name, "factors": factors.tolist(), "codes": codes.tolist() if len(factors) > 1 else None}

@@ -2,13 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis import memory_use
 from dsnb.analysis.flags import flags, single_run_words
 from dsnb.explorer.data import Data, json_numbers, plain, run_folder, run_log
 from dsnb.render import palette
@@ -19,7 +18,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.labels import METRIC_LABELS
-from dsnb.runs.literature import measured as literature
+from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
 from dsnb.settings.experiment import Experiment
 
@@ -40,10 +39,10 @@ CHARTS = [
     {"values": "power_w", "times": "sample_s", "heading": "power (W), 1 s mean", "factor": 1},
 ]
 """The charts of one run: the column of a series, the column of its times, the title, and the factor to its unit."""
-MAX_THEORIES = 500
-"""Experiments whose memory in theory is computed for one page: a millisecond each."""
-STEP_PARTS = {f"{name}_s": (name, colour) for name, colour in palette.STEP_PARTS.items()}
-EXPOSED = "exposed_communication_s"
+STEP_PARTS = {
+    **{f"{name}_s": name for name in palette.STEP_PARTS},
+    "exposed_communication_s": "of it communication that nothing hides",
+}
 ON_GPU = [name for name in labels.MEMORY if name != "host_memory_gib"]
 """The figures that a GPU's capacity limits, the most informative first."""
 FULLEST = ["device_memory_gib", "peak_reserved_gib", "peak_allocated_gib"]
@@ -114,7 +113,7 @@ def _rounded(values: Any) -> list[float | int | None]:
     return json_numbers(float(f"{value:.4g}") for value in values)
 
 
-def remarks(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
+def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
     """Return remarks on runs by their positions.
 
     Parameters
@@ -148,49 +147,28 @@ def remarks(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, 
     return unusual, {at: single_run_words(spreads[at]) for at in alone if pd.notna(spreads[at])}
 
 
-def anatomy(data: Data, names: list[str]) -> dict[str, Any]:
-    """Return what a step's time and a GPU's memory consist of.
-
-    Returns
-    -------
-    dict
-        `stepParts` and `memoryParts` (name, title, colour), `steps` (position of a profiled run -> seconds by name),
-        `theory` (the place of an experiment in `names` -> GiB of each of `memoryParts`).
-    """
-    steps = [{"name": name, "title": title, "colour": colour} for name, (title, colour) in STEP_PARTS.items()]
-    memory = [
-        {"name": f"{part}_gib", "title": part, "colour": colour}
-        for part, colour in zip(memory_use.PARTS, palette.MEMORY_PARTS, strict=True)
-    ]
-    return {"stepParts": steps, "memoryParts": memory, "steps": _steps(data), "theory": _theory(data, names)}
-
-
-def _steps(data: Data) -> dict[int, dict[str, float]]:
-    if "profile" not in data.runs:
-        return {}
-    profiled = [position for position, value in enumerate(data.runs["profile"]) if plain(value) is True]
-    found = {position: _profile(data, position) for position in profiled}
-    return {position: parts for position, parts in found.items() if parts}
+def remarks(data: Data, unusual: dict[int, str]) -> dict[str, Any]:
+    """Return what is said of single runs: `texts`, and by position in `runs` the places of a run's own in them."""
+    said: dict[int, list[str]] = {}
+    for position, row in enumerate(data.runs.to_dict("records")):
+        note = plain(row.get("note"))
+        said[position] = [
+            *([f"To change: {'; '.join(_shortage(row).advice())}."] if _is_own_shortage(row) else []),
+            *([] if note is None else [f"Note: {note}."]),
+            *([f"Profiled step: {parts}."] if (parts := _profile(data, position, row)) else []),
+            *([f"Look at this run: {unusual[position]}. It counts in every figure."] if position in unusual else []),
+        ]
+    texts = {text: place for place, text in enumerate(dict.fromkeys(text for own in said.values() for text in own))}
+    runs = {position: [texts[text] for text in own] for position, own in said.items() if own}
+    return {"texts": list(texts), "runs": runs}  # thousands of runs share theirs
 
 
-def _profile(data: Data, position: int) -> dict[str, float]:
-    folder = run_folder(data, position)
+def _profile(data: Data, position: int, row: dict[Hashable, Any]) -> str:
+    """Return what a profiled step consists of, in words; nothing of a run without a profile."""
+    folder = run_folder(data, position) if plain(row.get("profile")) is True else None
     profile = (record_schema.read(RunPaths(folder).profile) if folder else None) or {}
-    return {name: float(f"{profile[name]:.4g}") for name in (*STEP_PARTS, EXPOSED) if profile.get(name) is not None}
-
-
-def _theory(data: Data, experiments: list[str]) -> dict[int, list[float]]:
-    if not 0 < len(experiments) <= MAX_THEORIES:
-        return {}
-    runs = data.runs.reset_index(drop=True).assign(experiment=data.experiments, sweep="")
-    try:
-        table = memory_use.footprint(runs)
-    except (TypeError, ValueError):  # a table that load_runs did not make may have settings of any kind
-        return {}
-    names = [f"{part}_gib" for part in memory_use.PARTS]
-    known = table.dropna(subset=names)
-    rows = known.to_dict("records")
-    return {experiments.index(row["experiment"]): [round(row[name], 3) for name in names] for row in rows}
+    known = [(title, profile[name]) for name, title in STEP_PARTS.items() if profile.get(name) is not None]
+    return ", ".join(f"{title} {1000 * seconds:.1f} ms" for title, seconds in known)
 
 
 def gpu_memory(data: Data) -> dict[str, Any]:
@@ -201,20 +179,16 @@ def gpu_memory(data: Data) -> dict[str, Any]:
     dict
         `figures` and `fullest` (columns), `capacity_gib` (one number per run, or one for all if they are equal; None
         where it is unknown), and by position of a run that is not ok: `allocated_gib`, `requested_gib` (only where
-        memory ran out), `advice` (the place of its sentence in `texts`).
+        memory ran out).
     """
     capacity = json_numbers(numbers(data.runs, "gpu_memory_gib").round(2))
     bad = [position for position, status in enumerate(data.runs["status"].map(labels.text)) if status != "ok"]
-    advice = _advice(data, bad)
-    texts = list(dict.fromkeys(advice.values()))  # most runs share theirs, and thousands of sentences take space
     return {
         "figures": ON_GPU,
         "fullest": FULLEST,
         "capacity_gib": capacity[0] if len(set(capacity)) == 1 else capacity,
         "allocated_gib": _known(data, "oom_allocated_gib", bad),
         "requested_gib": _known(data, "oom_requested_gib", bad),
-        "advice": {position: texts.index(text) for position, text in advice.items()},
-        "texts": texts,
     }
 
 
@@ -223,19 +197,15 @@ def _known(data: Data, name: str, positions: list[int]) -> dict[int, float]:
     return {position: round(values[position], 3) for position in positions if math.isfinite(values[position])}
 
 
-def _advice(data: Data, positions: list[int]) -> dict[int, str]:
-    """Return what to change after runs out of memory; nothing for other programs, whose settings have other names."""
-    found: dict[int, str] = {}
-    for position in positions:
-        row = {str(name): plain(value) for name, value in data.runs.iloc[position].items()}
-        if row["status"] == "oom" and row.get("source") in {None, "dsnb"}:
-            found[position] = "; ".join(_shortage(row).advice())
-    return found
+def _is_own_shortage(row: dict[Hashable, Any]) -> bool:
+    """Return whether a run of dsnb ran out of memory; the settings of other programs have other names."""
+    return labels.text(row["status"]) == "oom" and plain(row.get("source")) in {None, "dsnb"}
 
 
-def _shortage(row: dict[str, object]) -> Shortage:
-    given = {name: row[name] for name in SETTINGS if row.get(name) is not None}
+def _shortage(row: dict[Hashable, Any]) -> Shortage:
+    known = {name: plain(row.get(name)) for name in SETTINGS}
+    given = {name: value for name, value in known.items() if value is not None}
     settings, _ = record_schema.cleaned(RunPaths(Path()).experiment.name, given)
     return Shortage(
-        Experiment.recorded(settings).model_dump(), str(row.get("oom_phase") or ""), row.get("device") == "cpu"
+        Experiment.recorded(settings).model_dump(), str(plain(row.get("oom_phase")) or ""), row.get("device") == "cpu"
     )

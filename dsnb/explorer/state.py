@@ -18,7 +18,7 @@ from dsnb.formulas import metrics
 from dsnb.render.changes import rate
 from dsnb.runs import labels
 from dsnb.runs.labels import Metric
-from dsnb.settings.planning import LEAST_TOKENS, MOST_GPUS, MOST_PRICE, MOST_TOKENS, is_number, is_whole
+from dsnb.settings.planning import LEAST_TOKENS, MOST_GPUS, MOST_PRICE, MOST_TOKENS, is_number
 
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
@@ -26,7 +26,7 @@ OF_A_TASK = ("colour", "along", "base", "brush", "run")
 """Controls that a change of the task sets anew, besides the filters."""
 SCALES = ["linear", "log"]
 DIRECTIONS = ("ascending", "descending")
-DERIVED_COLUMNS = ("repeat", "headroom")
+DERIVED_COLUMNS = ("experiment", "repeat", "headroom")
 """Columns of the table of runs that are neither settings nor figures."""
 MAX_PINS = 2
 OPEN_EDGE = 1e300
@@ -48,47 +48,30 @@ LABELS = {
     "currency": "Currency",
     "relevance": "Smallest relevant difference (%)",
     "reset": "Reset",
-    "link": "Copy link",
-    "region": "Region: drag in the chart, or enter its limits",
     "clear": "Clear region",
 }
 """The labels of the controls."""
 INPUTS: dict[str, dict[str, Any]] = {
-    "train_tokens": {
-        "least": LEAST_TOKENS,
-        "most": MOST_TOKENS,
-        "factor": 1e9,
-        "allowed": f"give a number above 0, at most {MOST_TOKENS / 1e9:,.0f}, such as 300",
-    },
-    "gpus_at_hand": {
-        "least": 1,
-        "most": MOST_GPUS,
-        "factor": 1,
-        "isWhole": True,
-        "mayBeEmpty": True,
-        "allowed": f"give a whole number from 1 to {MOST_GPUS:,}, or nothing for as many as were measured",
-    },
-    "price": {
-        "least": 0,
-        "most": MOST_PRICE,
-        "factor": 1,
-        "mayBeEmpty": True,
-        "allowed": f"give a number from 0 to {MOST_PRICE:,.0f}, such as 2.5, or nothing if it is unknown",
-    },
-    "relevance": {
-        "least": 0,
-        "most": 0.99,
-        "factor": 0.01,
-        "allowed": "give a number from 0 to 99, such as 2",
-    },
+    "train_tokens": {"least": LEAST_TOKENS, "most": MOST_TOKENS, "factor": 1e9},
+    "gpus_at_hand": {"least": 1, "most": MOST_GPUS, "factor": 1, "isWhole": True, "mayBeEmpty": True},
+    "price": {"least": 0, "most": MOST_PRICE, "factor": 1, "mayBeEmpty": True},
+    "relevance": {"least": 0, "most": 0.99, "factor": 0.01},
 }
-"""What each field of the page allows: limits in the units of the state, what the entered number is multiplied by, and
-the same in words, in the units of the field."""
-
-
-def metric(name: str) -> Metric:
-    """Return how a figure is displayed; `days` is the only one that depends on the state."""
-    return DAYS if name == "days" else labels.METRIC_LABELS[name]
+"""The limits of numbers in the units of the state, and what a number in a field of the page is multiplied by."""
+ALLOWED = {
+    "objective": f"unknown: choose from {', '.join(OBJECTIVES)}",
+    "train_tokens": "not a number from 1 to 1e18: set it to a number such as 300e9",
+    "gpus_at_hand": "not a number of GPUs: set it to 1 or more, or to 0 for any",
+    "prices": "not a dictionary of prices of 0 or more: set it to such as {'NVIDIA H200': 3.5}",
+    "currency": "not a sign of up to 8 characters: set it to such as '$'",
+    "relevance": "not a share from 0 to 0.99: set it to such as 0.02 for 2 %",
+    "base": "not an experiment of these runs: set it to the name of one, or to None",
+    "run": "not the position of a run of this table: set it to 0 or more and less than their number, or to None",
+    "pins": f"not a list of up to {MAX_PINS} names of experiments or positions of runs",
+    "sort": f"not a column and one of {', '.join(DIRECTIONS)}, or None",
+    "brush": "not a region: set it to {'x': [low, high], 'y': [low, high]}, or to None",
+}
+"""What is said of a value that a control cannot have, for those that are neither filters nor in `options`."""
 
 
 def options(data: Data) -> dict[str, list[Any]]:
@@ -136,7 +119,7 @@ def default(data: Data, task: str | None = None) -> State:
     chosen["along"] = next((name for name in ("strategy", *varying[1:], *varying) if name in varying), "status")
     asked = {"objective": "time", "train_tokens": DEFAULT_TOKENS, "gpus_at_hand": 0}
     asked |= {"prices": recorded_prices(data.runs), "currency": "$", "relevance": RELEVANCE}
-    view: State = {"base": None, "brush": None, "run": None, "pins": [], "sort": None, "columns": []}
+    view: State = {"base": None, "brush": None, "run": None, "pins": [], "sort": None}
     return {"task": task, **{name: [] for name in data.choices}, **chosen, **asked, **view}
 
 
@@ -155,17 +138,9 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
         Listing every control and value that is unknown or does not occur in these runs.
     """
     changed, problems = dict(state), []
-    allowed = options(data)
     for name, value in changes.items():
         try:
-            if name in data.choices:
-                changed[name] = _values(data, name, value)
-            elif name in allowed:
-                changed[name] = _one_of(name, value, allowed[name])
-            elif name in _CHECKS:
-                changed[name] = _CHECKS[name](data, value)
-            else:
-                raise ValueError(f"unknown control {name!r}: choose from {', '.join(state)}")
+            changed[name] = _checked(data, state, name, _converted(value))
         except (ValueError, TypeError) as error:
             problems.append(str(error))
     if problems:
@@ -181,164 +156,92 @@ def change(data: Data, state: State, changes: dict[str, Any]) -> State:
     return changed
 
 
-def _values(data: Data, name: str, value: Any) -> list[object]:
-    if value is None or (isinstance(value, str) and value == "all"):
-        return []
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
-    wanted = [plain(one) for one in (value if several else [value])]
-    values = data.choices[name].values
-    unknown = [one for one in wanted if not any(same(one, other) for other in values)]
-    if unknown:
-        known = ", ".join(map(labels.text, values[:20]))
-        raise ValueError(
-            f"{name} {labels.text(unknown[0])} does not occur in these runs: choose from {known}, or 'all'"
-        )
-    return [one for one in values if any(same(one, other) for other in wanted)]
+def _converted(value: Any) -> Any:
+    """Return a value with those of NumPy and pandas, and whatever it contains, as JSON has them."""
+    if isinstance(value, dict):
+        return {str(name): _converted(one) for name, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [_converted(one) for one in value]
+    return value if value is None or isinstance(value, float) else plain(value)
 
 
-def same(one: object, other: object) -> bool:
-    """Compare values of a setting as JSON does: True is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
-
-
-def _one_of(name: str, value: Any, allowed: list[Any]) -> Any:
-    if value is None and not allowed:
-        return None
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} {value!r} is not available in these runs: choose from {', '.join(map(str, allowed))}")
+def _checked(data: Data, state: State, name: str, value: Any) -> Any:
+    """Return the value of a control as the state has it, or raise ValueError with a sentence."""
+    if name in data.choices:
+        return _chosen(name, value, data.choices[name].values)
+    allowed = {**options(data), "task": [*data.tasks, *([EVERY_TASK] if len(data.tasks) > 1 else [])]}
+    if name in allowed:
+        if value not in (allowed[name] or [None]):
+            text = ", ".join(map(str, allowed[name]))
+            raise ValueError(f"{name} {value!r} is not available in these runs: choose from {text}")
+    elif name not in CHECKS:
+        raise ValueError(f"unknown control {name!r}: choose from {', '.join(state)}")
+    elif not (name in MAY_BE_NONE if value is None else CHECKS[name](data, value)):
+        raise ValueError(f"{name} {value!r} is {ALLOWED[name]}")
+    elif name == "brush" and value:
+        return {side: sorted(min(max(edge, -OPEN_EDGE), OPEN_EDGE) for edge in value[side]) for side in ("x", "y")}
     return value
 
 
-def _checked(
-    name: str,
-    is_allowed: Callable[[Data, Any], bool],
-    words: str,
-    converted: Callable[[Any], Any] = lambda value: value,
-) -> Callable[[Data, Any], Any]:
-    """Return a function that converts the value of a control, or raises ValueError with a sentence."""
-
-    def check(data: Data, value: Any) -> Any:
-        if not is_allowed(data, value):
-            raise ValueError(f"{name} {value!r} {words}")
-        return converted(value)
-
-    return check
+def _chosen(name: str, value: Any, known: list[object]) -> list[object]:
+    """Return the chosen values of a filter in their order; none for all."""
+    wanted = value if isinstance(value, list) else [value]
+    if value is None or wanted == ["all"]:
+        return []
+    unknown = [labels.text(one) for one in wanted if not is_among(one, known)]
+    if unknown:
+        text = ", ".join(map(labels.text, known[:20]))
+        raise ValueError(f"{name} {unknown[0]} does not occur in these runs: choose from {text}, or 'all'")
+    return [one for one in known if is_among(one, wanted)]
 
 
-def _task(data: Data, value: Any) -> Any:
-    return _one_of("task", value, [*data.tasks, *([EVERY_TASK] if len(data.tasks) > 1 else [])])
+def is_among(value: object, others: Iterable[object]) -> bool:
+    """Return whether a value of a setting is one of others, compared as JSON does: True is not 1."""
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in others)
 
 
-def _is_price(price: object) -> bool:
-    return is_number(price) and 0 <= price <= MOST_PRICE
+def _is_within(value: Any, name: str) -> bool:
+    limits = INPUTS[name]
+    is_kind = is_number(value) and (isinstance(value, int) or "isWhole" not in limits)
+    return is_kind and limits["least"] <= value <= limits["most"]
 
 
 def _is_run(data: Data, value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < len(data.runs)
+    return is_number(value) and value in range(len(data.runs))
 
 
-def _is_pin(data: Data, value: Any) -> bool:
-    return value in data.experiments if isinstance(value, str) else _is_run(data, value)
+def _is_range(value: Any) -> bool:
+    numbers = isinstance(value, list) and len(value) == 2 and all(isinstance(edge, int | float) for edge in value)
+    return numbers and not any(math.isnan(edge) for edge in value)
 
 
 def _is_sort(data: Data, value: Any) -> bool:
-    pair = list(value) if isinstance(value, list | tuple) else []
-    return len(pair) == 2 and pair[0] in {"experiment", *columns_of(data)} and pair[1] in DIRECTIONS
+    columns = {*DERIVED_COLUMNS, *options(data)["x"]}
+    return isinstance(value, list) and len(value) == 2 and value[0] in columns and value[1] in DIRECTIONS
 
 
-def _brush(data: Data, value: Any) -> dict[str, list[float]] | None:
-    if value is None:
-        return None
-    try:
-        ranges = {
-            side: sorted(min(max(float(edge), -OPEN_EDGE), OPEN_EDGE) for edge in value[side]) for side in ("x", "y")
-        }
-    except (KeyError, TypeError, ValueError):
-        ranges = {}
-    known = all(not math.isnan(edge) for edges in ranges.values() for edge in edges)
-    if [len(edges) for edges in ranges.values()] != [2, 2] or set(value) != {"x", "y"} or not known:
-        raise ValueError(
-            f"brush {value!r} is not a region: set it to {{'x': [low, high], 'y': [low, high]}}, or to None"
-        )
-    return ranges
+def _are_pins(data: Data, value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) <= MAX_PINS
+    return is_list and all(one in data.experiments or _is_run(data, one) for one in value)
 
 
-def _columns(data: Data, value: Any) -> list[str]:
-    known = columns_of(data)
-    if not isinstance(value, list | tuple) or any(name not in known for name in value):
-        raise ValueError(f"columns {value!r} is not a list of columns: choose from {', '.join(known)}")
-    return [name for name in known if name in value]
-
-
-def columns_of(data: Data) -> list[str]:
-    """Return the columns that the table of runs may have besides the experiment's name."""
-    days = ["days"] if "tokens_per_s" in data.figures else []
-    return [*DERIVED_COLUMNS, *data.figures.columns, *days, *data.choices]
-
-
-_CHECKS: dict[str, Callable[[Data, Any], Any]] = {
-    "task": _task,
-    "objective": _checked(
-        "objective", lambda _, value: value in list(OBJECTIVES), f"is unknown: choose from {', '.join(OBJECTIVES)}"
+CHECKS: dict[str, Callable[[Data, Any], bool]] = {
+    "objective": lambda _, value: value in list(OBJECTIVES),
+    "train_tokens": lambda _, value: _is_within(value, "train_tokens"),
+    "gpus_at_hand": lambda _, value: _is_within(value, "gpus_at_hand") or is_among(value, [0]),
+    "prices": lambda _, value: isinstance(value, dict) and all(_is_within(one, "price") for one in value.values()),
+    "currency": lambda _, value: isinstance(value, str) and len(value) <= 8,
+    "relevance": lambda _, value: _is_within(value, "relevance"),
+    "base": lambda data, value: value in data.experiments,
+    "run": _is_run,
+    "pins": _are_pins,
+    "sort": _is_sort,
+    "brush": lambda _, value: (
+        isinstance(value, dict) and {*value} == {"x", "y"} and all(map(_is_range, value.values()))
     ),
-    "train_tokens": _checked(
-        "train_tokens",
-        lambda _, value: is_number(value) and LEAST_TOKENS <= value <= MOST_TOKENS,
-        "is not a number from 1 to 1e18: set it to a number such as 300e9",
-        float,
-    ),
-    "gpus_at_hand": _checked(
-        "gpus_at_hand",
-        lambda _, value: is_whole(value) and 0 <= value <= MOST_GPUS,
-        "is not a number of GPUs: set it to 1 or more, or to 0 for any",
-        int,
-    ),
-    "prices": _checked(
-        "prices",
-        lambda _, value: isinstance(value, dict) and all(map(_is_price, value.values())),
-        "are not prices of 0 or more: set them to such as {'NVIDIA H200': 3.5}",
-        lambda value: {str(kind): float(price) for kind, price in value.items()},
-    ),
-    "currency": _checked(
-        "currency",
-        lambda _, value: isinstance(value, str) and len(value) <= 8,
-        "is not a sign of up to 8 characters: set it to such as '$'",
-    ),
-    "relevance": _checked(
-        "relevance",
-        lambda _, value: is_number(value) and 0 <= value < 1,
-        "is not a share from 0 to less than 1: set it to such as 0.02 for 2 %",
-        float,
-    ),
-    "base": _checked(
-        "base",
-        lambda data, value: value is None or (isinstance(value, str) and value in data.experiments),
-        "is not an experiment of these runs: set it to the name of one, or to None",
-    ),
-    "run": _checked(
-        "run",
-        lambda data, value: value is None or _is_run(data, value),
-        "is not the position of a run of this table: set it to 0 or more and less than their number, or to None",
-        lambda value: None if value is None else int(value),
-    ),
-    "pins": _checked(
-        "pins",
-        lambda data, value: isinstance(value, list | tuple)
-        and len(value) <= MAX_PINS
-        and all(_is_pin(data, one) for one in value),
-        f"is not a list of up to {MAX_PINS} names of experiments or positions of runs",
-        list,
-    ),
-    "sort": _checked(
-        "sort",
-        lambda data, value: value is None or _is_sort(data, value),
-        f"is not a column and one of {', '.join(DIRECTIONS)}, or None",
-        lambda value: value and list(value),
-    ),
-    "columns": _columns,
-    "brush": _brush,
-}  # fmt: skip
-"""Controls that are neither filters nor in `options`."""
+}
+"""Whether a control that is neither a filter nor in `options` may have a value, for those of `ALLOWED`."""
+MAY_BE_NONE = ("base", "run", "sort", "brush")
 
 
 def values(data: Data, state: State, name: str) -> np.ndarray:
@@ -359,7 +262,7 @@ def mask(data: Data, state: State) -> pd.Series:
     selected = data.of_task(state["task"])
     for name, choice in data.choices.items():
         if state[name]:
-            chosen = [code for code, value in enumerate(choice.values) if any(same(value, one) for one in state[name])]
+            chosen = [code for code, value in enumerate(choice.values) if is_among(value, state[name])]
             selected &= np.isin(choice.codes, chosen)
     if state["brush"] is not None:
         for side in ("x", "y"):

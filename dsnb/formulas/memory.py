@@ -5,34 +5,40 @@ buffers, fragmentation and the CUDA context come on top, and only a measurement 
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 HALF = ("fp16", "bf16")
 
 
-@dataclass(frozen=True)
-class PerParameter:
-    """Bytes per trained parameter; `copies` are the half-precision copies that autocast makes of the weights."""
+class Parts(NamedTuple):
+    """Bytes on one GPU, or of one trained parameter, by what they hold."""
 
     weights: float
     gradients: float
     optimizer: float
-    copies: float = 0
+    copies: float = 0  # the half-precision copies that autocast makes of the weights
+    activations: float = 0
+    output: float = 0  # the output layer, or the recomputed block if that is larger
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts."""
+        return sum(self)
 
 
-MASTERS = PerParameter(2, 2, 12)
+MASTERS = Parts(2, 2, 12)
 """Half precision with fp32 master weights and Adam: 2 + 2 + K with K = 12 (Rajbhandari et al. 2020, arXiv:1910.02054,
 section 3.1)."""
-FULL = PerParameter(4, 4, 8)
+FULL = Parts(4, 4, 8)
 """Single precision with Adam: weights, gradients and two moments in fp32, also 16 bytes."""
-AUTOCAST = PerParameter(4, 4, 8, copies=2)
+AUTOCAST = Parts(4, 4, 8, copies=2)
 """fp32 weights, half-precision arithmetic: autocast keeps its copy of each weight until the end of the forward pass
  (PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
 MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""
 
 
-def per_parameter(precision: str, mixed_precision: str = "native", strategy: str = "deepspeed") -> PerParameter:
+def per_parameter(precision: str, mixed_precision: str = "native", strategy: str = "deepspeed") -> Parts:
     """Return the bytes per trained parameter: DeepSpeed keeps fp32 masters, FSDP gathers fp32 shards, DDP autocasts."""
     if precision not in HALF:
         return FULL
@@ -41,31 +47,16 @@ def per_parameter(precision: str, mixed_precision: str = "native", strategy: str
     return FULL if strategy == "fsdp" else MASTERS
 
 
-@dataclass(frozen=True)
-class States:
-    """Bytes of the model states on one GPU."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    copies: float = 0
-
-    @property
-    def total(self) -> float:
-        """The sum of all parts."""
-        return self.weights + self.gradients + self.optimizer + self.copies
-
-
 def model_states(
     parameters: float,
-    each: PerParameter = MASTERS,
+    each: Parts = MASTERS,
     zero_stage: int = 0,
     data_parallel: int = 1,
     model_parallel: int = 1,
     offload: str = "none",
     frozen: float = 0,
     moments: float | None = None,
-) -> States:
+) -> Parts:
     """Return the model states on one GPU.
 
     Parameters
@@ -87,11 +78,9 @@ def model_states(
     """
     own = parameters / model_parallel
     weights = own * each.weights + frozen / model_parallel
-    gradients = own * each.gradients
-    optimizer = own * each.optimizer
+    gradients, optimizer, copies = own * each.gradients, own * each.optimizer, own * each.copies
     if moments is not None:
         optimizer = own * (each.optimizer - MOMENTS) + moments / model_parallel
-    copies = own * each.copies
     if zero_stage >= 1:
         optimizer /= data_parallel
     if zero_stage >= 2:
@@ -106,7 +95,7 @@ def model_states(
         gradients = 0
     if offloaded == "all":
         weights = 0
-    return States(weights, gradients, optimizer, copies)
+    return Parts(weights, gradients, optimizer, copies)
 
 
 def adafactor_moments(layers: int, hidden: int, vocab: int, positions: int | None = None) -> float:
@@ -190,24 +179,7 @@ def output_activations(tokens: float, hidden: int, vocab: int, tensor_parallel: 
     return tokens * (2 * width * hidden + 4 * vocab) / tensor_parallel
 
 
-@dataclass(frozen=True)
-class Peak:
-    """Bytes on one GPU at the larger of two peaks: the start of the backward pass, and the optimizer step."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    copies: float
-    activations: float
-    output: float
-
-    @property
-    def total(self) -> float:
-        """The sum of all parts."""
-        return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.output
-
-
-def peak(states: States, kept: float, output: float, accumulated: float = 0) -> Peak:
+def peak(states: Parts, kept: float, output: float, accumulated: float = 0) -> Parts:
     """Return the memory of a GPU at its peak.
 
     When the backward pass starts, memory holds all activations but only the gradients of earlier micro-batches: the
@@ -221,9 +193,8 @@ def peak(states: States, kept: float, output: float, accumulated: float = 0) -> 
     accumulated
         Bytes of the gradients of earlier micro-batches; 0 without accumulation.
     """
-    backward = Peak(states.weights, accumulated, states.optimizer, states.copies, kept, output)
-    step = Peak(states.weights, states.gradients, states.optimizer, 0, 0, 0)
-    return max(backward, step, key=lambda moment: moment.total)
+    backward = states._replace(gradients=accumulated, activations=kept, output=output)
+    return max(backward, states._replace(copies=0), key=lambda moment: moment.total)
 
 
 def activations(

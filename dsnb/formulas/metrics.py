@@ -46,11 +46,6 @@ def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) 
     return tokens_per_s_per_gpu / power_w
 
 
-def step_time_s(tokens_per_step: float, tokens_per_s: float) -> float | None:
-    """Return the seconds of an optimizer step; the inverse of `tokens_per_s` for one step."""
-    return tokens_per_step / tokens_per_s if tokens_per_s > 0 else None
-
-
 def algbw_gb_per_s(message_bytes: float, time_s: float) -> float | None:
     """Return a collective's algorithm bandwidth in GB/s (GB is 1e9 bytes): bytes of the message over its time.
 
@@ -88,11 +83,6 @@ def gpu_hours(tokens: float, tokens_per_s: float, gpus: int) -> float | None:
 def run_gpu_hours(wall_s: float, gpus: int) -> float:
     """Return the GPU-hours of a run from its launch to its end, model building and warm-up included."""
     return wall_s / 3600 * gpus
-
-
-def energy_kwh(gpu_hours: float, power_w: float | None) -> float | None:
-    """Return the kilowatt-hours of GPUs with this mean power; hosts, network and cooling are not included."""
-    return None if power_w is None else gpu_hours * power_w / 1000
 
 
 def cost(gpu_hours: float, price_per_gpu_hour: float | None) -> float | None:

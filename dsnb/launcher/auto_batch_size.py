@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsnb.files import records
 from dsnb.launcher.folder import prepare, remove_leftovers
 from dsnb.launcher.outcome import exception_status, without_machine_faults
 from dsnb.run_folder import finished, record_schema
@@ -29,8 +28,6 @@ LENGTH_SETTINGS = {"warmup_steps", "steps", "grad_accum", "profile"}
 """The settings in which a probe differs from the run that it serves."""
 RunOnce = Callable[[Experiment, RunPaths, Experiment], Result]
 """Runs one experiment, given its settings, its folder and the requested settings."""
-Predicted = Callable[[Experiment, int], int | None]
-"""Predicts the largest micro-batch that fits, given the settings and the most; None if it cannot."""
 
 
 class ProbeError(Exception):
@@ -50,40 +47,24 @@ def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_S
         The number that is expected; 0 for none.
     """
     guess = min(guess, most)
-    if guess and not fits(guess):
-        low, high = _below(fits, guess)
-    else:
-        low, high = _above(fits, guess, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _above(fits: Callable[[int], bool], start: int, most: int) -> tuple[int, int]:
-    """Return a number that fits and a larger one that does not, by doubling the distance from one that fits."""
-    low, distance = start, 1
-    while start + distance <= most and fits(start + distance):
-        low, distance = start + distance, 2 * distance
-    return low, min(start + distance, most + 1)
-
-
-def _below(fits: Callable[[int], bool], limit: int) -> tuple[int, int]:
-    """Return the same below one that does not fit."""
-    high, distance = limit, 1
-    while high > 1:
-        size = max(limit - distance, 1)
+    size, distance = (guess, 1) if guess else (1, 2)
+    largest_fit, smallest_misfit = 0, most + 1
+    while smallest_misfit - largest_fit > 1:
         if fits(size):
-            return size, high
-        high, distance = size, 2 * distance
-    return 0, high
+            largest_fit = size
+        else:
+            smallest_misfit = size
+        if smallest_misfit > most:
+            size, distance = min(guess + distance, most), 2 * distance
+        elif not largest_fit:
+            size, distance = max(guess - distance, 1), 2 * distance
+        else:
+            size = (largest_fit + smallest_misfit) // 2
+    return largest_fit
 
 
-def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, predicted: Predicted = lambda *_: None) -> Result:
-    """Find the largest micro-batch that fits, and run the experiment with it.
+def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, guess: int = 0) -> Result:
+    """Find the largest micro-batch that fits, starting from a guess, and run the experiment with it.
 
     A probe of a few steps may fit where the whole run does not, because memory fragments over time. Such a run replaces
     its probe in the outputs, and the next smaller micro-batch is tried.
@@ -93,15 +74,14 @@ def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, predicted: 
     LaunchError
         If a probe could not be started.
     """
-    began = launch_clock.now_s()
+    began_s = launch_clock.now_s()
     prepare(run, experiment)  # the run has a row in the tables even if its probes fail
     try:
-        guess = predicted(experiment, MAX_MICRO_BATCH_SIZE) or 0
         size = largest_that_fits(lambda size: probe_fits(experiment, run, size, run_once), guess=guess)
     except ProbeError as error:
-        return _write_result(run, began, "failed", str(error))
+        return _write_result(run, began_s, "failed", str(error))
     except BaseException as error:
-        _write_result(run, began, *exception_status(error))
+        _write_result(run, began_s, *exception_status(error))
         raise
     for smaller in range(size, 0, -1):
         result = run_once(experiment.model_copy(update={"micro_batch_size": smaller}), run, experiment)
@@ -109,7 +89,7 @@ def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, predicted: 
             return result
         replace_probe(run, RunPaths(probe_dir(run, smaller)))
     prepare(run, experiment)
-    return _write_result(run, began, "oom", "not even micro_batch_size 1 fits")
+    return _write_result(run, began_s, "oom", "not even micro_batch_size 1 fits")
 
 
 def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run_once: RunOnce) -> bool:
@@ -121,17 +101,19 @@ def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run
         If the probe ended for another reason.
     """
     probe, paths = probe_settings(experiment, micro_batch_size), RunPaths(probe_dir(run, micro_batch_size))
-    status, cause = _recorded_status(probe, paths)
-    if status not in FITS:
+    status = recorded_status(probe, paths)
+    if status is None:
+        paths.result.unlink(missing_ok=True)
         result = run_once(probe, paths, probe)
-        status, cause = result.status, result.cause
-    if status not in FITS:
-        raise ProbeError(f"the probe of micro_batch_size {micro_batch_size} is {status}: {cause}")
+        status = result.status
+        if status not in FITS:
+            raise ProbeError(f"the probe of micro_batch_size {micro_batch_size} is {status}: {result.cause}")
     return FITS[status]
 
 
-def _write_result(run: RunPaths, began: float, status: str, cause: str) -> Result:
-    result = Result(*without_machine_faults(status, cause), {}, {"wall": launch_clock.now_s() - began}, {}, run.dir)
+def _write_result(run: RunPaths, began_s: float, status: str, cause: str) -> Result:
+    phases_s = {"wall": launch_clock.now_s() - began_s}
+    result = Result(*without_machine_faults(status, cause), {}, phases_s, {}, run.dir)
     result.write()
     return result
 
@@ -159,32 +141,19 @@ def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
     return experiment.with_name(f"{experiment.name}{PROBE}{micro_batch_size}") / "run1"
 
 
-def _recorded_status(probe: Experiment, paths: RunPaths) -> tuple[str, str | None]:
-    """Return the recorded status and cause of a probe with the same settings; remove a result of no use.
+def recorded_status(probe: Experiment, paths: RunPaths) -> str | None:
+    """Return the status of a complete probe with the same settings that shows whether they fit; None without one.
 
     A whole run that ran out of memory, moved there by `replace_probe`, shows that its micro-batch does not fit.
     """
-    result = record_schema.read(paths.result) or {}
-    status = result.get("status")
-    usable = status in FITS and _has_settings_of(probe, paths, status)
-    if usable and (problem := finished.problem(paths)):
-        records.warn(f"{paths.dir}: {problem}; the probe is repeated")
-        usable = False
-    if not usable:
-        paths.result.unlink(missing_ok=True)
-        return "", None
-    return str(status), result.get("cause")
-
-
-def _has_settings_of(probe: Experiment, paths: RunPaths, status: str) -> bool:
-    """Return whether a recorded run has the settings of a probe, or is the whole run that it would serve."""
+    status = (record_schema.read(paths.result) or {}).get("status")
     recorded = {**DEFAULTS, **(record_schema.read(paths.experiment) or {})}
-    ignored = set(SUPERVISION)
+    settings, ignored = probe.model_dump(), set(SUPERVISION)
     if probe.device == "auto":  # resolved on the hosts
         ignored.add("device")
     if status == "oom" and recorded.get("asked"):
         ignored |= LENGTH_SETTINGS
-    settings = probe.model_dump()
-    if inputs.changed(recorded.get("inputs"), inputs.digests(settings)):
-        return False
-    return all(recorded.get(name) == value for name, value in settings.items() if name not in ignored)
+    is_same = all(recorded.get(name) == value for name, value in settings.items() if name not in ignored)
+    if status not in FITS or not is_same or finished.problem(paths):
+        return None
+    return None if inputs.changed(recorded.get("inputs"), inputs.digests(settings)) else status

@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from dsnb.errors import LaunchError, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.launcher.folder import create_run_dir
 from dsnb.launcher.run import launch
@@ -53,10 +53,7 @@ def measure_bandwidth(
         raise SettingsError(f"most_bytes is {most_bytes}: choose a number from {MIN_BYTES} to {MAX_BYTES}")
     home = paths.require_plain_name(Path(folder or paths.outputs_root()), "--output")
     run = RunPaths(create_run_dir(SweepPaths(home), BANDWIDTH))
-    try:
-        records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
-    except OSError as error:
-        raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another --output") from error
+    records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
     limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # a test has no steps
     experiment = experiment.model_copy(update={"step_timeout_s": limit_s})
     return launch(experiment, run.dir, progress=False, worker=WORKER)

@@ -42,7 +42,7 @@ def describe(ranks: Mapping[str, str] | None = None) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "os": platform.platform(terse=True),
-        "cpu": _cpu_name(),
+        "cpu": hardware.cpu_facts().get("model name", platform.machine()),
         "cores": hardware.cores(),
         "memory_gib": round(hardware.memory_gib(), 1),
         "gpus": [{"name": gpu.name, "memory_gib": round(gpu.memory_gib, 1)} for gpu in hardware.gpus()],
@@ -72,14 +72,6 @@ def recorded_variables(ranks: Mapping[str, str]) -> dict[str, str]:
     home = str(Path.home())
     values = {name: ranks[name] for name in sorted(os.environ) if name in ranks and is_recorded(name)}
     return {name: value.replace(home, "~")[:MAX_VALUE] for name, value in values.items()}
-
-
-def _cpu_name() -> str:
-    try:
-        rows = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((row.partition(":")[2].strip() for row in rows if row.startswith("model name")), platform.machine())
 
 
 def _version(package: str) -> str | None:
@@ -134,14 +126,6 @@ def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "def
     if arches := env.get("TORCH_CUDA_ARCH_LIST"):
         env["TORCH_CUDA_ARCH_LIST"] = plain_architectures(arches)
     return env
-
-
-def umask() -> int:
-    """Return this process's umask, from /proc: `os.umask` would change it for all threads."""
-    for row in Path("/proc/self/status").read_text().splitlines():
-        if row.startswith("Umask:"):
-            return int(row.split()[1], 8)
-    return 0o022
 
 
 def plain_architectures(arches: str) -> str:

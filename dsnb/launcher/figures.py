@@ -16,8 +16,11 @@ from dsnb.system import hardware
 
 STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 MAX_NAMED = 5
-FAILED_ALLOCATION = {"phase": "oom_phase", "step": "oom_step", "allocated_gib": "oom_allocated_gib"}
-FAILED_ALLOCATION |= {"requested_gib": "oom_requested_gib"}
+MEASURED_BY_WORKER = (
+    *("step_skew", "forward_skew", "host_memory_gib", "rank_host_memory_gib", "update_rms", "recompilations"),
+    *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
+)
+"""The fields of `worker.json` that are figures already."""
 
 
 def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
@@ -27,56 +30,48 @@ def summarize_run(experiment: Experiment, paths: RunPaths) -> dict[str, Any]:
     worker = record_schema.read(paths.worker) or {}
     steps = [step for step in record_schema.read_lines(paths.steps) if step.get("step") is not None]
     samples = [sample for sample in record_schema.read_lines(paths.gpu) if sample.get("t_s") is not None]
+    failures = record_schema.read_lines(paths.failures)
+    failed = next((failure for failure in failures if failure.get("status") == "oom"), {})
     timed = [step for step in steps if step.get("phase") == "timed"]
-    times_s = [step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)]
     gpu = gpu_figures(samples, worker, experiment.gpus)
-    failed = _failed_allocation(paths)
-    losses = [step.get("loss") for step in steps]
-    peaks = {key: _peak(steps, worker, failed, key) for key in ("allocated_gib", "reserved_gib")}
+    speed = _speed(experiment, timed)
+    needed_gib = [failed.get("allocated_gib"), failed.get("requested_gib")]
     return {
-        **_speed(experiment, timed, times_s),
-        "step_skew": worker.get("step_skew"),
-        "forward_skew": worker.get("forward_skew"),
-        **_flops(experiment, worker, _tokens_per_s_per_gpu(experiment, times_s)),
-        **{f"peak_{key}": value for key, value in peaks.items()},
-        "host_memory_gib": worker.get("host_memory_gib"),
-        "rank_host_memory_gib": worker.get("rank_host_memory_gib"),
-        **{column: failed.get(name) for name, column in FAILED_ALLOCATION.items()},
-        "needed_gib": _sum(failed.get("allocated_gib"), failed.get("requested_gib")),
+        **{name: worker.get(name) for name in MEASURED_BY_WORKER},
+        **speed,
+        **_flops(experiment, worker, speed["tokens_per_s_per_gpu"]),
+        "peak_allocated_gib": _peak(steps, worker, failed, "allocated_gib"),
+        "peak_reserved_gib": _peak(steps, worker, failed, "reserved_gib"),
+        **{f"oom_{name}": failed.get(name) for name in ("phase", "step", "allocated_gib", "requested_gib")},
+        "needed_gib": None if None in needed_gib else sum(needed_gib),
         **gpu,
-        "loss_first": losses[0] if losses else None,
-        "loss_last": losses[-1] if losses else None,
+        "loss_first": steps[0].get("loss") if steps else None,
+        "loss_last": steps[-1].get("loss") if steps else None,
         "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
-        "update_rms": worker.get("update_rms"),
-        "skipped_steps": sum(bool(step.get("skipped")) for step in timed),
-        "skipped_warmup_steps": sum(bool(step.get("skipped")) for step in steps) - _skipped(timed),
+        "skipped_steps": _skipped(timed),
+        "skipped_warmup_steps": _skipped(steps) - _skipped(timed),
         "slow_steps": len(slow_steps(timed)),
-        "recompilations": worker.get("recompilations"),
-        "graph_breaks": worker.get("graph_breaks"),
         "timed_steps": len(timed),
-        "parameters": worker.get("parameters"),
-        "trainable_parameters": worker.get("trainable_parameters"),
-        "active_parameters": worker.get("active_parameters"),
         "attention_used": worker.get("attention"),
-        "attention_kernel": worker.get("attention_kernel"),
         "note": "; ".join(_notes(experiment, timed, gpu, worker)) or None,
         **(_profile(paths) if experiment.profile else {}),
     }
 
 
-def _tokens_per_s_per_gpu(experiment: Experiment, times_s: list[float]) -> float | None:
-    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
-    return rate / experiment.gpus if rate is not None else None
+def _times_s(timed: list[dict[str, Any]]) -> dict[int, float]:
+    """Return step -> time of the steps with a time."""
+    return {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
 
 
-def _speed(experiment: Experiment, timed: list[dict[str, Any]], times_s: list[float]) -> dict[str, float | None]:
+def _speed(experiment: Experiment, timed: list[dict[str, Any]]) -> dict[str, float | None]:
     """Return throughput and step time; tokens of skipped steps are processed but not trained on."""
+    times_s = list(_times_s(timed).values())
     rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
     trained = 1 - _skipped(timed) / len(timed) if timed else 0.0
     return {
         "tokens_per_s": rate,
         "trained_tokens_per_s": rate * trained if rate is not None else None,
-        "tokens_per_s_per_gpu": _tokens_per_s_per_gpu(experiment, times_s),
+        "tokens_per_s_per_gpu": rate / experiment.gpus if rate is not None else None,
         "step_time_s": fmean(times_s) if times_s else None,
         "step_time_median_s": median(times_s) if times_s else None,
     }
@@ -88,11 +83,9 @@ def _skipped(steps: list[dict[str, Any]]) -> int:
 
 def slow_steps(timed: list[dict[str, Any]]) -> dict[int, float]:
     """Return the timed steps that took more than twice the median: step -> multiple of the median."""
-    times_s = {step["step"]: step["step_time_s"] for step in timed if isinstance(step.get("step_time_s"), int | float)}
-    middle = median(times_s.values()) if times_s else 0.0
-    return {
-        step: time_s / middle for step, time_s in times_s.items() if middle > 0 and time_s > metrics.SLOW_STEP * middle
-    }
+    times_s = _times_s(timed)
+    median_s = median(times_s.values()) if times_s else 0.0
+    return {step: time_s / median_s for step, time_s in times_s.items() if 0 < metrics.SLOW_STEP * median_s < time_s}
 
 
 def _notes(
@@ -118,17 +111,6 @@ def _notes(
         yield missing
     if power := power_note(gpu, worker):
         yield power
-
-
-def _failed_allocation(paths: RunPaths) -> dict[str, Any]:
-    """Return the failure record of the first rank that ran out of memory; empty if none did."""
-    failures = record_schema.read_lines(paths.failures)
-    return next((failure for failure in failures if failure.get("status") == "oom"), {})
-
-
-def _sum(*values: float | None) -> float | None:
-    present = [value for value in values if value is not None]
-    return sum(present) if len(present) == len(values) else None
 
 
 def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:

@@ -59,34 +59,30 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)
-        is_recorded = _is_recorded(run, experiment, requested or experiment)
+        is_recorded = not run.console.exists() and _is_recorded(run, experiment, requested or experiment)
         remove_leftovers(run)
         check_free_space(run.dir)
         ranks = environment.for_ranks(experiment.device, experiment.gpus, 0.0, experiment.allocator)
-        if not is_recorded:
-            write_experiment(run, experiment, requested)
-        write_machine(run, experiment, environment.describe(ranks))
+        write_description(
+            run, experiment, None if is_recorded else requested or experiment, environment.describe(ranks)
+        )
         run.console.touch()
     except OSError as error:
         raise LaunchError(f"{run.dir} cannot be written: {error.strerror}; choose another folder") from error
 
 
 def _is_recorded(run: RunPaths, experiment: Experiment, requested: Experiment) -> bool:
-    """Return whether a sweep has written just these settings for a launch that has not begun yet."""
-    settings = records.read_json(run.experiment)
-    if not settings or "asked" in settings or run.console.exists():
-        return False
-    return experiment == requested == Experiment.recorded(settings)
+    """Return whether a sweep has written just these settings."""
+    settings = records.read_json(run.experiment) or {"asked": {}}
+    return "asked" not in settings and experiment == requested == Experiment.recorded(settings)
 
 
-def write_description(run: RunPaths, experiment: Experiment, requested: Experiment, machine: dict[str, Any]) -> None:
-    """Write the settings, DeepSpeed's configuration and the description of the machine."""
-    write_experiment(run, experiment, requested)
-    write_machine(run, experiment, machine)
-
-
-def write_machine(run: RunPaths, experiment: Experiment, machine: dict[str, Any]) -> None:
-    """Write DeepSpeed's configuration and the description of the machine."""
+def write_description(
+    run: RunPaths, experiment: Experiment, requested: Experiment | None, machine: dict[str, Any]
+) -> None:
+    """Write DeepSpeed's configuration, the description of the machine and, unless they are recorded, the settings."""
+    if requested is not None:
+        write_experiment(run, experiment, requested)
     records.write_json(run.deepspeed, deepspeed_config(experiment))
     records.write_json(run.environment, machine)
 
@@ -133,5 +129,5 @@ def check_free_space(folder: Path) -> None:
 def remove_leftovers(run: RunPaths) -> None:
     """Remove the files of an unfinished run, except the notebook, which may be executing."""
     written = (run.steps, run.gpu, run.console, run.worker, run.failures, run.result, run.nodes)
-    for path in (*written, run.profile, run.trace, run.flops, *run.of_nodes):
+    for path in (*written, run.profile, run.trace, run.flops):
         path.unlink(missing_ok=True)

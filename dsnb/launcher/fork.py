@@ -8,20 +8,20 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
-from dsnb.system import interpreter, signals
-from dsnb.system.scratch import Scratch
+from dsnb.launcher.local import LocalRanks
+from dsnb.system import interpreter, scratch, signals
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 10.0
 _servers: dict[str, "ForkServer"] = {}
 
 
@@ -34,9 +34,9 @@ class ForkServer:
     """A fork server process for one device."""
 
     def __init__(self, device: str) -> None:
-        self._scratch = Scratch()
-        self.socket = self._scratch.path / "socket"
-        self.log = self._scratch.path / "server.log"
+        self._folder = scratch.folder()
+        self.socket = Path(self._folder.name) / "socket"
+        self.log = Path(self._folder.name) / "server.log"
         env = {**environment.for_ranks(device, 1, 0.0), "OMP_NUM_THREADS": "1"}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -82,7 +82,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._scratch.remove()
+        self._folder.cleanup()
 
 
 @contextlib.contextmanager
@@ -129,78 +129,66 @@ def _open(path: str) -> socket.socket:
     return connection
 
 
-class ForkedRanks:
+class ForkedRanks(LocalRanks):
     """Ranks forked by the server, in one process group."""
 
-    def __init__(self, device: str, variables: list[dict[str, str]], console: Path, worker: str, run_dir: Path) -> None:
-        self._count = len(variables)
-        self._codes: dict[int, int] = {}
-        self._rest = b""
-        self._hung_up = False
-        request = {
-            "ranks": variables,
-            "cwd": os.getcwd(),
-            "log": str(console),
-            "worker": worker,
-            "run_dir": str(run_dir),
-            "umask": environment.umask(),
-        }
-        self.pids: list[int] = []
-        self._connection = _connect(device)
-        try:
-            with contextlib.suppress(ConnectionError):
-                self._connection.sendall(json.dumps(request).encode() + b"\n")
-                deadline = time.monotonic() + START_TIMEOUT_S
-                while not (self.pids or self._hung_up) and time.monotonic() < deadline:
-                    self._read(timeout_s=0.5)
-            if not self.pids:
-                raise LaunchError("the ranks could not be started: the fork server gave no answer", console)
-        except BaseException:  # also an interrupt: the server kills the ranks of a closed connection
-            self._connection.close()
-            raise
+    _group: int | None = None
+    """The process group; None before the ranks run."""
+    _complete = False
+    """Whether the server has reported the exit codes of all ranks."""
 
-    def _read(self, timeout_s: float = 0.0) -> None:
-        while not self._hung_up and select.select([self._connection], [], [], timeout_s)[0]:
-            added = self._connection.recv(65536)
-            self._hung_up = not added
-            *lines, self._rest = (self._rest + added).split(b"\n")
-            for message in map(json.loads, lines):
-                if "pids" in message:
-                    self.pids = message["pids"]
-                else:
-                    self._codes[message["rank"]] = message["exit"]
-            timeout_s = 0.0
+    def _start_ranks(self, variables: list[dict[str, str]], gpus: list[int], worker: str) -> None:
+        request = {"ranks": variables, "cwd": os.getcwd(), "log": str(self._run.console)}
+        request |= {"worker": worker, "run_dir": str(self._run.dir)}
+        self._codes: dict[int, int] = {}
+        self._connection = _connect(self.experiment.device)
+        self._connection.settimeout(START_TIMEOUT_S)
+        try:
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            answers = self._connection.makefile("rb")
+            self._group = json.loads(answers.readline())["pids"][0]
+            self._connection.settimeout(None)
+        except (OSError, ValueError) as error:
+            raise LaunchError("the ranks could not be started: the fork server gave no answer") from error
+        finally:
+            if self._group is None:  # also after an interrupt: the server kills the ranks of a closed connection
+                self._disconnect()
+        self._reader = threading.Thread(target=self._read, args=(answers,), daemon=True)
+        self._reader.start()
+
+    def _read(self, answers: Iterable[bytes]) -> None:
+        """Collect exit codes; if the server ends before it has reported all of them, the rest count as killed."""
+        with contextlib.suppress(OSError):
+            for message in map(json.loads, answers):
+                self._codes[message["rank"]] = message["exit"]
+        self._complete = self.ended()
+        for rank in range(self.experiment.gpus):
+            self._codes.setdefault(rank, -signal.SIGKILL)
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far; if the server died, the remaining ranks count as killed."""
-        self._read()
-        if self._hung_up:
-            missing = {rank: -signal.SIGKILL for rank in range(self._count) if rank not in self._codes}
-            return {**self._codes, **missing}
-        return dict(self._codes)
+        """Return the exit codes so far: rank -> code, negative if killed by that signal."""
+        return dict(self._codes) if self._group else {}
 
     def ended(self) -> bool:
         """Return whether every rank has ended."""
-        return len(self.exit_codes()) == self._count
+        return len(self._codes) == self.experiment.gpus
 
-    def end(self) -> None:
-        """Kill the process group, disconnect, and wait until the group is gone.
+    def _end_ranks(self) -> None:
+        """Kill the process group, disconnect, and wait until the group is gone."""
+        if self._group is None:
+            return
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        with contextlib.suppress(OSError):
+            if not self._complete:  # otherwise the server has killed the group and reaped all of them
+                os.killpg(self._group, signal.SIGKILL)
+        self._disconnect()
+        self._reader.join()
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline_s:
+                os.killpg(self._group, 0)
+                time.sleep(0.02)
 
-        Raises
-        ------
-        LaunchError
-            If a process of the group remains.
-        """
-        self._read()
-        if len(self._codes) < self._count:  # otherwise the server has reaped all of them
-            with contextlib.suppress(OSError):
-                os.killpg(self.pids[0], signal.SIGKILL)
-        self._hung_up = True
+    def _disconnect(self) -> None:
+        with contextlib.suppress(OSError):  # the server has ended
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-        for _ in range(500):
-            try:
-                os.killpg(self.pids[0], 0)
-            except OSError:
-                return
-            time.sleep(0.02)
-        raise LaunchError(f"process group {self.pids[0]} does not end after SIGKILL: find out with `ps` why")

@@ -5,10 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from dsnb.formulas.metrics import UTILIZATION_S
-from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
 
-AVERAGED_S = 1.0
-"""On recent GPUs NVML's power is an average over the last second; earlier readings include idle time."""
 JOULES_PER_KWH = 3.6e6
 Sample = dict[str, Any]
 
@@ -40,23 +37,17 @@ def gpu_figures(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dic
     used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
     return {
         "device_memory_gib": max(used_gib, default=None),
-        "gpu_util_pct": _mean(timed, "util_pct") if _is_long(worker) else None,
+        "gpu_util_pct": _mean(timed, "util_pct") if (timed_wall_s(worker) or 0.0) >= UTILIZATION_S else None,
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
-        **_power(samples, worker, gpus),
+        **_power(worker, gpus),
         "run_energy_kwh": _run_energy_kwh(samples),
     }
 
 
 def timed_wall_s(worker: dict[str, Any]) -> float | None:
-    """Return the wall time of the timed steps; earlier versions recorded it as `timed_wall_s`."""
-    return (worker.get("phases_s") or {}).get("timed", worker.get("timed_wall_s"))
-
-
-def _is_long(worker: dict[str, Any]) -> bool:
-    """Return whether the timed steps took long enough for a mean of NVML's utilization."""
-    timed_s = timed_wall_s(worker)
-    between_s = worker.get("timed_to_s", -math.inf) - worker.get("timed_from_s", math.inf)
-    return (between_s if timed_s is None else timed_s) >= UTILIZATION_S
+    """Return the wall time of the timed steps; None if they did not end."""
+    timed_s: float | None = (worker.get("phases_s") or {}).get("timed")
+    return timed_s
 
 
 def _within(samples: list[Sample], first_s: float, last_s: float) -> list[Sample]:
@@ -77,25 +68,17 @@ def _mean(samples: list[Sample], key: str) -> float | None:
     return fmean(map(fmean, values)) if values else None
 
 
-def _power(samples: list[Sample], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
-    """Return energy and mean power of the timed steps; None if they were too short to measure."""
+def _power(worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
+    """Return energy and mean power of the timed steps; None if they were too short to measure, or without a counter."""
     timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
-    if worker.get("power_source") == POWER_COUNTER:
-        power_w = energy_j / timed_s / gpus if energy_j is not None and timed_s else None
-        return {"energy_j": energy_j, "power_w": power_w}
-    settled = _within(samples, worker.get("timed_from_s", math.inf) + AVERAGED_S, worker.get("timed_to_s", -math.inf))
-    power_w = _mean(settled, "power_w")
-    return {"energy_j": power_w * timed_s * gpus if power_w is not None and timed_s else None, "power_w": power_w}
+    return {"energy_j": energy_j, "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None}
 
 
 def power_note(figures: dict[str, float | None], worker: dict[str, Any]) -> str | None:
-    """Return why a run on GPUs has no power figure, or that it was not measured by the energy counter."""
-    source = worker.get("power_source")
-    if source is None:
+    """Return why a run on GPUs with an energy counter has no power figure."""
+    if worker.get("power_source") is None or figures.get("power_w") is not None:
         return None
-    if figures.get("power_w") is None:
-        return f"no power: the timed steps took {timed_wall_s(worker) or math.nan:.2f} s, too short to measure it"
-    return "power is a mean of samples: these GPUs have no energy counter" if source == POWER_AVERAGE else None
+    return f"no power: the timed steps took {timed_wall_s(worker) or math.nan:.2f} s, too short to measure it"
 
 
 def _run_energy_kwh(samples: list[Sample]) -> float | None:

@@ -1,4 +1,4 @@
-"""The ranks of a run on this machine: forked from a server with all imports done, or started by `deepspeed`."""
+"""The ranks of a run on this machine, and those that DeepSpeed's launcher starts."""
 
 import contextlib
 import os
@@ -6,15 +6,14 @@ import random
 import signal
 import socket
 import subprocess
-from pathlib import Path
+from abc import ABC, abstractmethod
 
 import psutil
 
 from dsnb.errors import LaunchError
 from dsnb.files import records
 from dsnb.launcher import environment, op_builds
-from dsnb.launcher.fork import ForkedRanks
-from dsnb.launcher.gpu_sampler import GpuSampler
+from dsnb.launcher.gpu_sampler import sampled
 from dsnb.launcher.outcome import SOME_RANK
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
@@ -26,15 +25,18 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set take precedence."""
 
 
-class LocalRanks:
+class LocalRanks(ABC):
     """All ranks of a run on this machine."""
+
+    external_failure = None
+    """A failure outside of the ranks: none, because on one machine every failure shows in the exit codes."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self.experiment, self._run = experiment, run
         self._oom_kills = hardware.oom_kills()
-        self._ranks: ForkedRanks | DeepSpeedRanks | None = None
+        self._sampling = contextlib.ExitStack()
 
-    def start(self, worker: str, launched_at: float) -> None:
+    def start(self, worker: str, launched_at_s: float) -> None:
         """Start the ranks.
 
         Raises
@@ -42,32 +44,19 @@ class LocalRanks:
         LaunchError
             If they cannot be started, or the port for their rendezvous is in use.
         """
-        experiment, console = self.experiment, self._run.console
-        gpus = [gpu.index for gpu in hardware.gpus()[: experiment.gpus]] if experiment.device == "cuda" else []
-        variables = rank_variables(experiment, gpus, launched_at)
-        for lock in op_builds.remove_stale_locks():
-            print(f"removed the stale lock of a killed compilation: {lock}")
-        self._sampler = GpuSampler(gpus, lambda sample: records.append_line(self._run.gpu, sample), launched_at)
-        try:
-            if experiment.launcher == "deepspeed":
-                self._ranks = DeepSpeedRanks(variables, gpus, console, worker, self._run.dir)
-            else:
-                self._ranks = ForkedRanks(experiment.device, variables, console, worker, self._run.dir)
-        except BaseException:
-            self._sampler.stop()
-            raise
+        chosen = hardware.gpus()[: self.experiment.gpus] if self.experiment.device == "cuda" else ()
+        gpus = [gpu.index for gpu in chosen]
+        variables = rank_variables(self.experiment, gpus, launched_at_s)
+        op_builds.remove_stale_locks()
+        self._sampling.enter_context(
+            sampled(gpus, lambda sample: records.append_line(self._run.gpu, sample), launched_at_s)
+        )
+        self._start_ranks(variables, gpus, worker)
 
-    def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far: rank -> code, negative if killed by that signal."""
-        return self._ranks.exit_codes() if self._ranks else {}
-
-    def ended(self) -> bool:
-        """Return whether all ranks have ended."""
-        return self._ranks is None or self._ranks.ended()
-
-    def external_failure(self) -> str | None:
-        """Return a failure outside of the ranks: None, for on one machine every failure shows in the exit codes."""
-        return None
+    def end(self) -> None:
+        """Kill the remaining ranks with their children, wait until they are gone, and stop sampling."""
+        with self._sampling:
+            self._end_ranks()
 
     def oom_kills(self) -> int:
         """Return the number of processes that the kernel has killed for lack of memory since the start."""
@@ -77,17 +66,22 @@ class LocalRanks:
         """Return the text behind a rank's number that names its host: empty, there is only one."""
         return ""
 
-    def end(self) -> None:
-        """Kill the remaining ranks with their children, wait until they are gone, and stop sampling."""
-        if self._ranks is None:
-            return
-        try:
-            self._ranks.end()
-        finally:
-            self._sampler.stop()
+    @abstractmethod
+    def exit_codes(self) -> dict[int, int]:
+        """Return the exit codes so far: rank -> code, negative if killed by that signal."""
+
+    @abstractmethod
+    def ended(self) -> bool:
+        """Return whether all ranks have ended."""
+
+    @abstractmethod
+    def _start_ranks(self, variables: list[dict[str, str]], gpus: list[int], worker: str) -> None: ...
+
+    @abstractmethod
+    def _end_ranks(self) -> None: ...
 
 
-def rank_variables(experiment: Experiment, gpus: list[int], launched_at: float) -> list[dict[str, str]]:
+def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float) -> list[dict[str, str]]:
     """Return each rank's whole environment, with the variables that torchrun would set.
 
     Raises
@@ -98,7 +92,7 @@ def rank_variables(experiment: Experiment, gpus: list[int], launched_at: float) 
     port, ranks = experiment.master_port, experiment.gpus
     if port and not is_free(LOCALHOST, port):
         raise LaunchError(f"master_port is {port}: it is in use; choose another, or 0 for any free port")
-    shared = LOOPBACK | environment.for_ranks(experiment.device, ranks, launched_at, experiment.allocator)
+    shared = LOOPBACK | environment.for_ranks(experiment.device, ranks, launched_at_s, experiment.allocator)
     shared |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(port or free_port(LOCALHOST)), "GROUP_RANK": "0"}
     shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     if experiment.device == "cuda":
@@ -106,21 +100,21 @@ def rank_variables(experiment: Experiment, gpus: list[int], launched_at: float) 
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-class DeepSpeedRanks:
+class DeepSpeedRanks(LocalRanks):
     """Ranks started by DeepSpeed's launcher."""
 
-    def __init__(
-        self, variables: list[dict[str, str]], gpus: list[int], console: Path, worker: str, run_dir: Path
-    ) -> None:
+    _process: subprocess.Popen[bytes] | None = None
+
+    def _start_ranks(self, variables: list[dict[str, str]], gpus: list[int], worker: str) -> None:
         env = variables[0]
         words = interpreter.command("-m", "deepspeed.launcher.runner", "--no_local_rank")
         words += ["--master_addr", env["MASTER_ADDR"], "--master_port", env["MASTER_PORT"]]
         # GPUs by index: given only a count, DeepSpeed drops CUDA_VISIBLE_DEVICES and takes the machine's first GPUs.
-        named = ["--include", f"localhost:{','.join(map(str, gpus))}"]
-        words += named if gpus else ["--num_gpus", str(len(variables))]
-        with open(console, "ab") as log:
-            self.process = subprocess.Popen(
-                [*words, "--module", "dsnb.train.start", worker, str(run_dir)],
+        included = ["--include", f"localhost:{','.join(map(str, gpus))}"]
+        words += included if gpus else ["--num_gpus", str(len(variables))]
+        with open(self._run.console, "ab") as log:
+            self._process = subprocess.Popen(
+                [*words, "--module", "dsnb.train.start", worker, str(self._run.dir)],
                 env={**env, "DSNB_OWNER_PID": str(os.getpid())},  # the ranks watch this process (dsnb.train.start)
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -130,27 +124,29 @@ class DeepSpeedRanks:
 
     def exit_codes(self) -> dict[int, int]:
         """Return the launcher's exit code, which is that of some rank; 247 stands for -9 (SIGKILL)."""
-        code = self.process.poll()
+        code = self._process.poll() if self._process else None
         if code is None:
             return {}
         return {SOME_RANK: -signal.SIGKILL if code == 256 - signal.SIGKILL else code}
 
     def ended(self) -> bool:
         """Return whether the launcher has ended; it outlives its ranks."""
-        return self.process.poll() is not None
+        return bool(self.exit_codes())
 
-    def end(self) -> None:
+    def _end_ranks(self) -> None:
         """Kill the launcher's process group and all descendants."""
+        if self._process is None:
+            return
         family = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self.process.pid).children(recursive=True)
+            family = psutil.Process(self._process.pid).children(recursive=True)
         with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(family, timeout=10)
-        self.process.wait()
+        self._process.wait()
 
 
 def free_port(address: str) -> int:

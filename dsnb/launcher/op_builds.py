@@ -26,13 +26,12 @@ def stale_locks() -> list[Path]:
     return [lock for lock in old if not any(lock.parent in {folder, *folder.parents} for folder in folders)]
 
 
-def remove_stale_locks() -> list[Path]:
-    """Remove the stale locks and return their paths."""
-    locks = stale_locks()
-    for lock in locks:
+def remove_stale_locks() -> None:
+    """Remove the stale locks, and print their paths."""
+    for lock in stale_locks():
         with contextlib.suppress(OSError):
             lock.unlink()
-    return locks
+            print(f"removed the stale lock of a killed compilation: {lock}")
 
 
 def _age_s(lock: Path) -> float:

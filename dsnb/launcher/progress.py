@@ -4,11 +4,10 @@ A notebook and a terminal show the same. A phase is shown with its elapsed secon
 building or compiling a large model can take minutes in which there is nothing else to show.
 """
 
-import contextlib
 import html
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -18,11 +17,6 @@ from dsnb.system import launch_clock
 
 REFRESH_S = 0.5
 """Seconds between refreshes of the bar."""
-
-
-def start_phase(experiment: Experiment) -> str:
-    """Return the phase before the ranks run; the first of a process that forks its ranks imports the libraries."""
-    return "starting the ranks" if _imports_in_ranks(experiment) else "importing torch, DeepSpeed and transformers"
 
 
 def phase(experiment: Experiment, run: RunPaths) -> str:
@@ -51,70 +45,67 @@ class PhaseTimer:
         return f"{name}: {self._now_s() - self._began_s:.0f} s"
 
 
-class NotebookBar:
-    """The progress of a run in a notebook: one output that is replaced, so that a saved notebook has its last state.
+class Progress:
+    """The progress of a run while a `with` block runs: a bar in a terminal, in a notebook one output that is replaced.
 
-    Of a widget, a notebook without the widget's state would show the first one.
-
-    Parameters
-    ----------
-    total
-        Steps of the run, warm-up included.
-    name
-        The experiment's name.
+    A saved notebook has the last state of the output. Of a widget, a notebook without the widget's state would show the
+    first one. A run that ends leaves no output, one that is cut short its last state.
     """
 
-    disable = False
+    def __init__(self, experiment: Experiment, run: RunPaths, enabled: bool) -> None:
+        self.step, self.total = 0, experiment.warmup_steps + experiment.steps
+        self._experiment, self._run = experiment, run
+        self._note = (
+            "starting the ranks" if _imports_in_ranks(experiment) else "importing torch, DeepSpeed and transformers"
+        )
+        self._timer, self._refreshed_s = PhaseTimer(), 0.0
+        self._output: Any = None
+        in_notebook = enabled and _in_notebook()
+        self._bar = tqdm(total=self.total, unit="step", disable=not enabled or in_notebook, desc=experiment.name)
+        if in_notebook:
+            from IPython.display import display
 
-    def __init__(self, total: int, name: str) -> None:
-        from IPython.display import display
+            self._output = display(self, display_id=True)
+        self._show()
 
-        self.n, self._total, self._name, self._note = 0, total, name, ""
-        self._handle: Any = display(self, display_id=True)
+    def __enter__(self) -> Self:
+        return self
 
-    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
-        """Set the text behind the bar."""
-        self._note = text
-        if refresh:
-            self.refresh()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._bar.close()
+        if self._output and kind is None:
+            from IPython.display import clear_output
 
-    def refresh(self) -> None:
-        """Show the current state."""
-        self._handle.update(self)
+            clear_output(wait=True)
+        elif self._output:
+            self._note += ", interrupted" if kind is KeyboardInterrupt else ", failed"
+            self._output.update(self)
 
-    def clear(self) -> None:
-        """Remove the bar."""
-        from IPython.display import clear_output
+    def update(self, steps: Iterable[dict[str, Any]], at_once: bool = False) -> None:
+        """Take the steps that are new; show them, or the phase before the first one, at most every `REFRESH_S`."""
+        for step in steps:
+            self.step = step["step"]
+            rate = self._experiment.tokens_per_step / step["step_time_s"] if step.get("step_time_s") else 0.0
+            loss = step["loss"] if step.get("loss") is not None else float("nan")
+            self._note = f"loss {loss:.3f}, {rate:,.0f} tokens/s"
+        if at_once or launch_clock.now_s() > self._refreshed_s + REFRESH_S:
+            self._refreshed_s = launch_clock.now_s()
+            if not self.step:
+                self._note = self._timer.text(phase(self._experiment, self._run))
+            self._show()
 
-        clear_output(wait=True)
-
-    def end(self, how: str) -> None:
-        """Leave the last state with the way in which the run ended."""
-        self.set_postfix_str(", ".join(filter(None, [self._note, how])))
+    def _show(self) -> None:
+        self._bar.n = self.step
+        self._bar.set_postfix_str(self._note)
+        if self._output:
+            self._output.update(self)
 
     def __repr__(self) -> str:
-        return ", ".join(filter(None, [f"{self._name}: {self.n} of {self._total} steps", self._note]))
+        return f"{self._experiment.name}: {self.step} of {self.total} steps, {self._note}"
 
     def _repr_html_(self) -> str:
         text = html.escape(repr(self))
-        return f'<progress value="{self.n}" max="{self._total}" aria-label="steps"></progress> {text}'
-
-
-@contextlib.contextmanager
-def progress_bar(experiment: Experiment, enabled: bool) -> Iterator[Any]:
-    """Show the bar of one run while the block runs."""
-    total = experiment.warmup_steps + experiment.steps
-    if enabled and _in_notebook():
-        bar = NotebookBar(total, experiment.name)
-        try:
-            yield bar
-        except BaseException as error:
-            bar.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
-            raise
-        bar.clear()
-        return
-    with tqdm(total=total, unit="step", disable=not enabled, desc=experiment.name) as bar:
-        yield bar
+        return f'<progress value="{self.step}" max="{self.total}" aria-label="steps"></progress> {text}'
 
 
 def _in_notebook() -> bool:

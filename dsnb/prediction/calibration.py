@@ -21,13 +21,15 @@ NOISE = 0.08
 SPREADS = {"host_link_": 0.35, "host_": 0.7, "link_": 0.7, "network_": 0.7, "": 0.35}
 """Standard deviation of the logarithm of a constant around its start, by the beginning of its name: hosts and networks
 differ by a factor of two, what GPUs reach of their nominal rates by less."""
-FEWEST = 3
+MIN_SETTINGS = 3
 """Settings that constants are fitted to; fewer tell too little of a host and a GPU."""
 STEPS = 12
-LARGEST_CHANGE = 0.5
+MAX_CHANGE = 0.5
 """Of the logarithm of a constant in one step."""
 NAMES = tuple(field.name for field in fields(Constants))
-SHARES = frozenset(name for name in NAMES if name.endswith("efficiency") or name == "overlap")
+SPREAD = np.array([next(spread for start, spread in SPREADS.items() if name.startswith(start)) for name in NAMES])
+LOG_MAX = np.array([0.0 if name.endswith("efficiency") or name == "overlap" else np.inf for name in NAMES])
+"""The logarithms of the largest values: shares are at most 1."""
 
 
 def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants:
@@ -45,33 +47,21 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants
     settings, targets = stack([run.setting for run in runs]), np.log([run.step_time_s for run in runs])
     repeats = Counter(run.setting for run in runs)
     shares = np.array([1 / repeats[run.setting] for run in runs])
-    first = np.log([getattr(start, name) for name in NAMES])
-    spreads = np.array([_spread(name) for name in NAMES])
-    now = first.copy()
+    first = now = np.log([getattr(start, name) for name in NAMES])
     for _ in range(STEPS):
         error = _log_times(settings, now) - targets
         usual = 1.5 * max(NOISE, float(np.median(np.abs(error))))
         weights = np.sqrt(shares * np.minimum(1, usual / np.maximum(np.abs(error), 1e-12))) / NOISE
         slopes = _slopes(settings, now) * weights[:, None]
-        system = np.vstack([slopes, np.diag(1 / spreads)])
-        goal = np.concatenate([-error * weights, (first - now) / spreads])
+        system = np.vstack([slopes, np.diag(1 / SPREAD)])
+        goal = np.concatenate([-error * weights, (first - now) / SPREAD])
         change = np.linalg.lstsq(system, goal, rcond=None)[0]
-        now = _bounded(now + np.clip(change, -LARGEST_CHANGE, LARGEST_CHANGE))
+        now = np.minimum(now + np.clip(change, -MAX_CHANGE, MAX_CHANGE), LOG_MAX)
     return _constants(now)
 
 
-def _spread(name: str) -> float:
-    return next(spread for start, spread in SPREADS.items() if name.startswith(start))
-
-
 def _constants(logarithms: NDArray[np.float64]) -> Constants:
-    return Constants(**{name: float(value) for name, value in zip(NAMES, np.exp(logarithms), strict=True)})
-
-
-def _bounded(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the logarithms with shares of at most 1."""
-    most = [0.0 if name in SHARES else np.inf for name in NAMES]
-    return np.minimum(logarithms, most)
+    return Constants(*map(float, np.exp(logarithms)))
 
 
 def _log_times(settings: Setting, logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -80,10 +70,6 @@ def _log_times(settings: Setting, logarithms: NDArray[np.float64]) -> NDArray[np
 
 def _slopes(settings: Setting, logarithms: NDArray[np.float64], width: float = 1e-4) -> NDArray[np.float64]:
     """Return the derivatives of the logarithms of times by those of constants, shape (settings, constants)."""
-    columns = []
-    for number in range(len(logarithms)):
-        up, down = logarithms.copy(), logarithms.copy()
-        up[number] += width
-        down[number] -= width
-        columns.append((_log_times(settings, up) - _log_times(settings, down)) / (2 * width))
-    return np.array(columns).T
+    steps = width * np.eye(len(NAMES))
+    differences = [_log_times(settings, logarithms + step) - _log_times(settings, logarithms - step) for step in steps]
+    return np.array(differences).T / (2 * width)

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from dsnb.errors import SettingsError
 from dsnb.formulas.memory import HALF
-from dsnb.prediction.gpus import Gpu
+from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.host_work import gathering_passes
-from dsnb.prediction.kernels import LINEAR_LAYERS
-from dsnb.prediction.links import Link
-from dsnb.prediction.mode import Mode, recomputed_share, shape, trained_parameters
+from dsnb.prediction.mode import LINEAR_LAYERS, Mode, recomputed_share, shape, trained_parameters
 from dsnb.settings.experiment import Experiment
 
 GRADIENT_BUCKET = 25 * 2**20 / 4
@@ -25,38 +23,20 @@ POWERSGD_SHARE = 1.4
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one rank sends in a step; every field is a number, or an array over many settings.
+    """Bytes that one rank sends in a step; every field is a number, or an array over many settings."""
 
-    Attributes
-    ----------
-    all_reduce, reduce_scatter, all_gather, all_to_all
-        Among data-parallel ranks.
-    tensor_all_reduce
-        Among tensor-parallel ranks.
-    point_to_point
-        Between pipeline stages.
-    host
-        Between the GPU and host memory.
-    cpu_parameters
-        Parameters that the CPU updates for this rank.
-    data_messages, tensor_messages, pipeline_messages
-        Collectives, and sends.
-    reduction_overlaps, gather_overlaps
-        1 where reductions or gathers run beside the forward and backward passes, else 0.
-    """
-
-    all_reduce: float = 0.0
+    all_reduce: float = 0.0  # this and the next three among data-parallel ranks
     reduce_scatter: float = 0.0
     all_gather: float = 0.0
     all_to_all: float = 0.0
-    tensor_all_reduce: float = 0.0
-    point_to_point: float = 0.0
-    host: float = 0.0
-    cpu_parameters: float = 0.0
-    data_messages: float = 0.0
+    tensor_all_reduce: float = 0.0  # among tensor-parallel ranks
+    point_to_point: float = 0.0  # between pipeline stages
+    host: float = 0.0  # between the GPU and host memory
+    cpu_parameters: float = 0.0  # parameters that the CPU updates for this rank
+    data_messages: float = 0.0  # collectives, and sends of a pipeline
     tensor_messages: float = 0.0
     pipeline_messages: float = 0.0
-    reduction_overlaps: float = 0.0
+    reduction_overlaps: float = 0.0  # 1 where reductions run beside the forward and backward passes, else 0
     gather_overlaps: float = 0.0
 
 
@@ -78,11 +58,11 @@ class Routes:
 
 def traffic(experiment: Experiment) -> Traffic:
     """Return what one rank sends in an optimizer step of an experiment."""
-    data = _data_parallel(experiment)
-    return Traffic(**{**data, **_tensor(experiment), **_pipeline(experiment), **_offload(experiment)})
+    parts = (_data_parallel, _tensor, _pipeline, _offload)
+    return Traffic(**{name: sent for part in parts for name, sent in part(experiment).items()})
 
 
-def routes(experiment: Experiment, gpu: Gpu, link: Link) -> Routes:
+def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> Routes:
     """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
 
     Raises
@@ -113,43 +93,31 @@ def _data_parallel(experiment: Experiment) -> dict[str, float]:
     ranks, count = experiment.data_parallel, experiment.grad_accum
     if ranks == 1 or experiment.strategy == "plain":
         return {}
-    once, twice = (ranks - 1) / ranks, 2 * (ranks - 1) / ranks
+    model, once = shape(experiment.model), (ranks - 1) / ranks
     own = experiment.tensor_parallel * experiment.pipeline_parallel
-    trained, everything = trained_parameters(experiment) / own, shape(experiment.model).parameters / own
+    trained, everything = trained_parameters(experiment) / own, model.parameters / own
     weight, gradient = _widths(experiment)
     if experiment.strategy == "fsdp":
-        blocks = shape(experiment.model).layers
         return {
             "all_gather": 2 * count * everything * weight * once,
             "reduce_scatter": trained * gradient * once,  # only with the last micro-batch
-            "data_messages": (2 * count + 1) * blocks,
+            "data_messages": (2 * count + 1) * model.layers,
             "reduction_overlaps": 1.0,
             "gather_overlaps": 1.0,
         }
     if experiment.strategy == "ddp":
-        bucket = experiment.bucket_elements or GRADIENT_BUCKET
         return {
-            "all_reduce": trained * gradient * twice,
-            "data_messages": trained / bucket + 1,
+            "all_reduce": trained * gradient * 2 * once,
+            "data_messages": trained / (experiment.bucket_elements or GRADIENT_BUCKET) + 1,
             "reduction_overlaps": 1.0,
         }
-    return _zero(experiment, trained, everything, (weight, gradient), once)
-
-
-def _zero(
-    experiment: Experiment, trained: float, everything: float, widths: tuple[float, float], once: float
-) -> dict[str, float]:
-    """Return what ZeRO sends (DeepSpeed 0.19.8, engine.allreduce_gradients and zero/stage_1_and_2.average_tensor).
-
-    ZeRO 0 and 1 reduce at the last micro-batch, ZeRO 2 and 3 at each. ZeRO 1 and 2 all-reduce whole buckets
-    (`use_multi_rank_bucket_allreduce`, on by default) where the paper has a reduce-scatter of half the bytes.
-    """
-    weight, gradient = widths
-    stage, count = experiment.zero_stage, experiment.grad_accum
+    if experiment.zero_stage == 3:
+        return _zero_3(experiment, trained * once, everything * once)
+    # DeepSpeed 0.19.8, engine.allreduce_gradients and zero/stage_1_and_2.average_tensor: ZeRO 0 and 1 reduce at the
+    # last micro-batch, ZeRO 2 at each. ZeRO 1 and 2 all-reduce whole buckets (`use_multi_rank_bucket_allreduce`, on by
+    # default) where the paper has a reduce-scatter of half the bytes.
+    stage, reductions = experiment.zero_stage, count if experiment.zero_stage == 2 else 1
     messages = trained / (experiment.bucket_elements or ZERO_BUCKET) + 1
-    if stage == 3:
-        return _zero_3(experiment, trained, everything, widths, once)
-    reductions = count if stage == 2 else 1
     return {
         "all_reduce": reductions * trained * gradient * 2 * once,
         "all_gather": trained * weight * once if stage else 0.0,
@@ -158,22 +126,18 @@ def _zero(
     }
 
 
-def _zero_3(
-    experiment: Experiment, trained: float, everything: float, widths: tuple[float, float], once: float
-) -> dict[str, float]:
+def _zero_3(experiment: Experiment, reduced: float, gathered: float) -> dict[str, float]:
     """Return what ZeRO 3 sends: weights for each pass, unless they are kept, and gradients with each micro-batch."""
-    weight, gradient = widths
-    model, count = shape(experiment.model), experiment.grad_accum
-    quantized = experiment.zeropp in {"weights", "all"}
-    sent = 1.0 if quantized else weight
-    passes = gathering_passes(experiment)
-    reduced = trained * once * count
+    weight, gradient = _widths(experiment)
+    count, passes = experiment.grad_accum, gathering_passes(experiment)
+    sent = 1.0 if experiment.zeropp in {"weights", "all"} else weight
     to_all = experiment.zeropp in {"gradients", "all"}
     return {
-        "all_gather": passes * count * everything * sent * once,
-        "reduce_scatter": 0.0 if to_all else reduced * gradient,
-        "all_to_all": reduced * 0.5 * 2 if to_all else 0.0,  # 4 bits, inside nodes and between them (Wang et al. 2023)
-        "data_messages": (passes + 1) * count * model.layers * 2,
+        "all_gather": passes * count * gathered * sent,
+        "reduce_scatter": 0.0 if to_all else reduced * count * gradient,
+        # 4 bits, inside nodes and between them (Wang et al. 2023)
+        "all_to_all": reduced * count * 0.5 * 2 if to_all else 0.0,
+        "data_messages": (passes + 1) * count * shape(experiment.model).layers * 2,
         "reduction_overlaps": float(experiment.overlap_comm != "off"),
         "gather_overlaps": 1.0,
     }

@@ -17,26 +17,24 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from dsnb.prediction.fake_model import CudaOperators, Size, autocast, size
+from dsnb.prediction.fake_model import CudaOperators, Size, autocast, build, size
 from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi
-from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.chunked_loss import aligned, chunk_tokens
 from dsnb.train.model import weights_dtype
 from dsnb.train.model_parts import blocks, output_layer
 
 
-def kept_sizes(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch: int) -> list[Size]:
-    """Return the tensors that a compiled model of fake ones keeps from its forward to its backward pass.
+def kept_size(experiment: Experiment, layers: int, micro_batch: int) -> Size:
+    """Return what a compiled model of so many blocks keeps from its forward to its backward pass.
 
     Parameters
     ----------
-    fake
-        The mode that the model's tensors belong to.
     micro_batch
         Sequences of the pass, as `dsnb.prediction.fake_model.size` takes them.
     """
+    model, fake = build(experiment.model_copy(update={"activation_checkpointing": False}), layers)
     torch._dynamo.reset()
     known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, tuple[int, torch.Tensor]] = {}
@@ -54,7 +52,7 @@ def kept_sizes(model: CausalLoss, experiment: Experiment, fake: Any, micro_batch
         with CudaOperators(), autocast(experiment):
             loss = model(ids)
     del loss
-    return [size(number_of_bytes, micro_batch) for number_of_bytes, _ in kept.values()]
+    return functools.reduce(Size.plus, (size(number_of_bytes, micro_batch) for number_of_bytes, _ in kept.values()))
 
 
 def loss_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: int) -> tuple[list[Size], Size]:
@@ -95,11 +93,6 @@ def _chunked_sizes(experiment: Experiment, vocab: int, width: int, micro_batch: 
 
 def _bytes_of_number(experiment: Experiment) -> int:
     return 4 if experiment.precision in {"fp32", "tf32"} else 2
-
-
-def embedding_gradient(vocab: int, width: int) -> Size:
-    """Return the size of the embedding's gradient, summed up in fp32 before the output layer's is added to it."""
-    return Size(4 * vocab * width)
 
 
 def _backend(keep: Callable[[Sequence[Any]], None]) -> Any:
@@ -144,16 +137,13 @@ def flash_attention() -> Iterator[None]:
         return fused(query, key, value, scale=scale)
 
     usual = F.scaled_dot_product_attention
-    substitutes = (
+    substitutes: list[tuple[Any, str, Any]] = [
         (F, "scaled_dot_product_attention", fused),
         (alibi, "flex_attention", flex),
         (alibi, "_causal_blocks", lambda *_: None),
-    )
-    replaced = [(module, name, getattr(module, name)) for module, name, _ in substitutes]
-    try:
+    ]
+    with contextlib.ExitStack() as stack:
         for module, name, substitute in substitutes:
+            stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, substitute)
         yield
-    finally:
-        for module, name, original in replaced:
-            setattr(module, name, original)

@@ -7,42 +7,22 @@ from dataclasses import dataclass
 class Constants:
     """What is reached of nominal rates, and what the host needs; `dsnb.prediction.calibration` fits them.
 
-    Attributes
-    ----------
-    matmul_efficiency, unaligned_efficiency, attention_efficiency
-        Share of the data sheet's dense FLOP/s that matrix products reach besides the time of their operands' bytes,
-        those of a width that is no multiple of 8, and fused attention.
-    memory_efficiency
-        Share of the data sheet's memory bandwidth.
-    kernel_us
-        Of a kernel on the GPU, beyond its bytes and FLOPs.
-    host_launch_us
-        Of the host, to launch an operation from Python or autograd.
-    host_parameter_us
-        Of the host, to ask the GPU about one parameter tensor in ZeRO 0's optimizer step.
-    host_gather_us
-        Of the host, to fetch and free a parameter or block at ZeRO 3.
-    link_efficiency, network_efficiency, host_link_efficiency
-        Share of nominal bandwidth inside a node, between nodes, and to host memory.
-    overlap
-        Share of communication beside computation that is hidden.
-    cpu_parameter_ns
-        Of the CPU, to update a parameter whose optimizer state is in host memory.
+    Efficiencies are shares of the data sheet's rates, of the links and of the network.
     """
 
-    matmul_efficiency: float
-    unaligned_efficiency: float
-    attention_efficiency: float
+    matmul_efficiency: float  # of matrix products, besides the time of their operands' bytes
+    unaligned_efficiency: float  # of those of a width that is no multiple of 8
+    attention_efficiency: float  # of fused attention
     memory_efficiency: float
-    kernel_us: float
-    host_launch_us: float
-    host_parameter_us: float
-    host_gather_us: float
-    link_efficiency: float
-    network_efficiency: float
-    host_link_efficiency: float
-    overlap: float
-    cpu_parameter_ns: float
+    kernel_us: float  # of a kernel on the GPU, beyond its bytes and FLOPs
+    host_launch_us: float  # of the host, to launch an operation from Python or autograd
+    host_parameter_us: float  # of the host, to ask the GPU about one parameter tensor in ZeRO 0's optimizer step
+    host_gather_us: float  # of the host, to fetch and free a parameter or block at ZeRO 3
+    link_efficiency: float  # inside a node
+    network_efficiency: float  # between nodes
+    host_link_efficiency: float  # to host memory
+    overlap: float  # share of communication beside computation that is hidden
+    cpu_parameter_ns: float  # of the CPU, to update a parameter whose optimizer state is in host memory
 
 
 PRIOR = Constants(

@@ -72,13 +72,11 @@ def compute_recomputed_as_cuda(block: Any, offloaded: bool) -> None:
     block._gradient_checkpointing_func = run
 
 
-def fake_mode() -> FakeTensorMode:
-    """Return a mode whose tensors have no memory."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTensorMode]:
+    """Build the model with its loss as it is trained, of fake tensors, which have no memory, and return their mode too.
 
-
-def build(experiment: Experiment, fake: FakeTensorMode, layers: int = 0) -> CausalLoss:
-    """Build the model with its loss as it is trained, of fake tensors; `layers` replaces its number of blocks."""
+    `layers` replaces its number of blocks.
+    """
     dtype = model_builder.weights_dtype(experiment)
     if experiment.strategy == "fsdp" and experiment.mixed_precision == "native":
         dtype = model_builder.DTYPES[experiment.precision]  # what is gathered
@@ -91,10 +89,10 @@ def build(experiment: Experiment, fake: FakeTensorMode, layers: int = 0) -> Caus
         model = model_builder.adapt(experiment, model_builder._with_attention(experiment, make))
     if experiment.lora_rank:
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
-    whole = with_loss(experiment, model)
+    whole, fake = with_loss(experiment, model), FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         _allocate(whole)
-    return whole
+    return whole, fake
 
 
 def _allocate(model: nn.Module) -> None:
@@ -136,14 +134,6 @@ def size(number_of_bytes: int, micro_batch: int) -> Size:
     return Size(-(-number_of_bytes // BLOCK_BYTES) * BLOCK_BYTES, 0)
 
 
-def total(sizes: Iterable[Size]) -> Size:
-    """Return the sum of sizes."""
-    found = Size()
-    for one in sizes:
-        found = found.plus(one)
-    return found
-
-
 def largest(sizes: Iterable[Size]) -> list[Size]:
     """Return the sizes that can be the largest one for some micro-batch."""
     kept: list[Size] = []
@@ -162,20 +152,15 @@ class LiveBytes(TorchDispatchMode):
         Tensors that are not counted.
     micro_batch
         Sequences of the pass; `MANY` to tell what each sequence adds.
-
-    Attributes
-    ----------
-    now
-        What is alive.
     """
 
     def __init__(self, existing: Iterable[torch.Tensor], micro_batch: int) -> None:
         super().__init__()
+        self.now = Size()
         self._known = {tensor.untyped_storage()._cdata for tensor in existing}
         self._micro_batch = micro_batch
         self._sizes: dict[int, Size] = {}
         self._peaks: list[Size] = []
-        self.now = Size()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -184,17 +169,10 @@ class LiveBytes(TorchDispatchMode):
                 self._add(tensor.untyped_storage())
         return result
 
-    def change(self, more: Size, times: float = 1) -> None:
-        """Count more bytes, or fewer, that no tensor shows."""
-        self.now = self.now.plus(more, times)
-        if not self._peaks or any(now > peak for now, peak in zip(self.now, self._peaks[-1], strict=True)):
-            self._peaks.append(self.now)
-
     def take_peaks(self) -> list[Size]:
         """Return the sizes that can have been the peak since the last call."""
-        found = largest(self._peaks)
-        self._peaks = [self.now]
-        return found
+        peaks, self._peaks = largest(self._peaks), [self.now]
+        return peaks
 
     def _add(self, storage: Any) -> None:
         key = storage._cdata
@@ -202,7 +180,9 @@ class LiveBytes(TorchDispatchMode):
             return
         self._sizes[key] = size(storage.nbytes(), self._micro_batch)
         weakref.finalize(storage, self._remove, key)
-        self.change(self._sizes[key])
+        self.now = self.now.plus(self._sizes[key])
+        if not self._peaks or any(now > peak for now, peak in zip(self.now, self._peaks[-1], strict=True)):
+            self._peaks.append(self.now)
 
     def _remove(self, key: int) -> None:
         self.now = self.now.plus(self._sizes.pop(key), -1)

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 
 from dsnb.errors import SettingsError
 from dsnb.formulas.model_shapes import SPLIT, facts
+from dsnb.prediction.accuracy import PredictionError, peak_error
 from dsnb.prediction.memory import Room, peak_memory, room
-from dsnb.prediction.memory_errors import PeakError, expected_error
-from dsnb.prediction.moments import Trace
-from dsnb.prediction.traces import attempts
+from dsnb.prediction.traces import Trace, attempts, traces
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
-KNOWN_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
+READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
 """Keys of DeepSpeed's configuration that the rules of memory read; what another one does to memory is unknown."""
 TRACED_SIZES = (16, 32)
 """The sizes that are traced, which takes as long for large ones as for small ones. At smaller ones, tensors that do not
@@ -28,7 +27,7 @@ class Fit:
 
     peak_gib: float
     room: Room
-    error: PeakError
+    error: PredictionError
 
     @property
     def is_too_large(self) -> bool:
@@ -56,7 +55,7 @@ def is_covered(experiment: Experiment) -> bool:
         and experiment.compile != "deepcompile"
         and experiment.zeropp == "none"
         and not experiment.offload.endswith("nvme")
-        and set(experiment.deepspeed) <= KNOWN_KEYS
+        and set(experiment.deepspeed) <= READ_KEYS
         and facts(experiment.model).get("family") in SPLIT
     )
 
@@ -70,13 +69,18 @@ def fits_here(experiments: Sequence[Experiment]) -> list[Fit | None]:
         If torch or transformers is missing.
     """
     rooms = [room_here(one) if is_covered(one) else None for one in experiments]
-    known = [number for number, here in enumerate(rooms) if here]
-    asked = [experiments[number].model_copy(update={"device": "cuda"}) for number in known]
-    found: list[Fit | None] = [None] * len(experiments)
-    for number, one, trace in zip(known, asked, attempts(asked), strict=True):
-        if (here := rooms[number]) and isinstance(trace, Trace):
-            found[number] = Fit(peak_memory(one, trace).peak_allocated_gib, here, expected_error(one)[1])
-    return found
+    asked = [one.model_copy(update={"device": "cuda"}) for one, here in zip(experiments, rooms, strict=True) if here]
+    made = iter(zip(asked, attempts(asked), strict=True))
+
+    def fit(here: Room | None) -> Fit | None:
+        if here is None:
+            return None
+        experiment, trace = next(made)
+        if isinstance(trace, SettingsError):
+            return None
+        return Fit(peak_memory(experiment, trace).peak_allocated_gib, here, peak_error(experiment)[1])
+
+    return [fit(here) for here in rooms]
 
 
 def largest_predicted(experiment: Experiment, most: int) -> int | None:
@@ -94,10 +98,8 @@ def largest_predicted(experiment: Experiment, most: int) -> int | None:
     if experiment.device == "cpu" or here is None or not is_covered(sized[0]):
         return None
     try:
-        low, high = attempts(sized)
-    except SettingsError:  # torch is missing
-        return None
-    if isinstance(low, SettingsError) or isinstance(high, SettingsError):
+        low, high = traces(sized)
+    except SettingsError:  # torch is missing, or the model cannot be traced
         return None
 
     def is_too_large(size: int) -> bool:

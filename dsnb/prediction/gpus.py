@@ -1,42 +1,35 @@
-"""What data sheets say of GPUs: rates, bandwidths, memory and how the GPUs of a node are connected.
+"""What data sheets say of GPUs, and the links between them: rates, bandwidths and memory.
 
-Peak rates of most of them are `dsnb.system.hardware.PEAKS`; all bandwidths are decimal GB/s in one direction.
+Peak rates of most GPUs are `dsnb.system.hardware.PEAKS`; all bandwidths are decimal GB/s in one direction.
 """
 
+import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 from dsnb.errors import SettingsError
+from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
+
+NODE_GPUS = 8
+"""GPUs of a node, where an experiment does not say on how many nodes it runs."""
+LINK = re.compile(r"ib:(\d+(?:\.\d+)?)(/node)?")
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU by its data sheet.
-
-    Attributes
-    ----------
-    fp32_tflops, tf32_tflops, half_tflops
-        Dense peak rates. A GPU without tf32 computes it in fp32, one without bf16 cannot train in it.
-    memory_gb_per_s
-        Bandwidth of the GPU's memory.
-    nvlink_gb_per_s
-        Bandwidth of all links to other GPUs of the node, in one direction; 0 for none.
-    pcie_gb_per_s
-        Bandwidth to host memory, in one direction.
-    switched
-        Whether a switch gives two GPUs of a node all links. Without one each pair has its share of the links.
-    """
+class GpuSpec:
+    """One GPU by its data sheet: dense peak rates, memory and bandwidths."""
 
     name: str
     fp32_tflops: float
-    tf32_tflops: float
+    tf32_tflops: float  # fp32's on a GPU without tf32
     half_tflops: float
     memory_gib: float
     memory_gb_per_s: float
-    nvlink_gb_per_s: float
-    pcie_gb_per_s: float
-    switched: bool
+    nvlink_gb_per_s: float  # of all links to other GPUs of the node; 0 for none
+    pcie_gb_per_s: float  # to host memory
+    switched: bool  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
 
     def peak_flops(self, precision: str) -> float:
         """Return the dense peak rate in FLOP/s."""
@@ -45,10 +38,11 @@ class Gpu:
         return (self.tf32_tflops if precision == "tf32" else self.fp32_tflops) * 1e12
 
 
-def _gpu(name: str, key: str, memory: tuple[float, float], links: tuple[float, float], switched: bool = True) -> Gpu:
-    peak = hardware.PEAKS[key]
+def _gpu(name: str, memory: tuple[float, float], links: tuple[float, float], switched: bool = True) -> GpuSpec:
+    """Return a GPU whose peak rates are known: its memory in GiB and GB/s, its NVLink and PCIe in GB/s."""
+    peak = hardware.PEAKS[name.partition("-")[0].lower()]
     half = peak.bf16 or peak.fp16
-    return Gpu(name, peak.fp32, peak.tf32 or peak.fp32, half, *memory, *links, switched)
+    return GpuSpec(name, peak.fp32, peak.tf32 or peak.fp32, half, *memory, *links, switched)
 
 
 # Rates and bandwidths are those of the makers' data sheets, and of the white papers of Ada and GA102. Compared in
@@ -63,29 +57,30 @@ def _gpu(name: str, key: str, memory: tuple[float, float], links: tuple[float, f
 # NVLink 5: 18 links of 50 GB/s in each direction; NVLink 4: 18 of 25; NVLink 3: 12; NVLink 2: 6. PCIe 5.0 x16: 64
 # GB/s, 4.0: 32, 3.0: 16. Bridges of the NVL and PCIe cards join two of them. MI250X: one of its two dies, as programs
 # see it.
-GPUS = {
-    "B200": _gpu("B200", "b200", (178.4, 8000), (900, 64)),
-    "H200": _gpu("H200", "h200", (139.8, 4800), (450, 64)),
-    "H200 NVL": _gpu("H200 NVL", "h200 nvl", (139.8, 4800), (450, 64), switched=False),
-    "H100": _gpu("H100", "h100", (79.1, 3350), (450, 64)),
-    "H100 NVL": _gpu("H100 NVL", "h100 nvl", (93.1, 3900), (300, 64), switched=False),
-    "H100 PCIe": _gpu("H100 PCIe", "h100 pcie", (79.1, 2000), (300, 64), switched=False),
-    "A100": _gpu("A100", "a100", (79.2, 2039), (300, 32)),
-    "A100-40GB": _gpu("A100-40GB", "a100", (39.4, 1555), (300, 32)),
-    "V100": _gpu("V100", "v100", (31.7, 900), (150, 16), switched=False),
-    "V100-16GB": _gpu("V100-16GB", "v100", (15.8, 900), (150, 16), switched=False),
-    "L40S": _gpu("L40S", "l40s", (44.4, 864), (0, 32)),
-    "L4": _gpu("L4", "l4", (22.0, 300), (0, 32)),
-    "A10": _gpu("A10", "a10", (22.0, 600), (0, 32)),
-    "T4": _gpu("T4", "t4", (14.6, 320), (0, 16)),
-    "RTX 4090": _gpu("RTX 4090", "rtx 4090", (23.6, 1008), (0, 32)),
-    "RTX 3090": _gpu("RTX 3090", "rtx 3090", (23.6, 936), (56, 32), switched=False),
-    "MI250X": Gpu("MI250X", 23.9, 23.9, 191.5, 64.0, 1638, 200, 36, False),
-}
+_KNOWN = (
+    _gpu("B200", (178.4, 8000), (900, 64)),
+    _gpu("H200", (139.8, 4800), (450, 64)),
+    _gpu("H200 NVL", (139.8, 4800), (450, 64), switched=False),
+    _gpu("H100", (79.1, 3350), (450, 64)),
+    _gpu("H100 NVL", (93.1, 3900), (300, 64), switched=False),
+    _gpu("H100 PCIe", (79.1, 2000), (300, 64), switched=False),
+    _gpu("A100", (79.2, 2039), (300, 32)),
+    _gpu("A100-40GB", (39.4, 1555), (300, 32)),
+    _gpu("V100", (31.7, 900), (150, 16), switched=False),
+    _gpu("V100-16GB", (15.8, 900), (150, 16), switched=False),
+    _gpu("L40S", (44.4, 864), (0, 32)),
+    _gpu("L4", (22.0, 300), (0, 32)),
+    _gpu("A10", (22.0, 600), (0, 32)),
+    _gpu("T4", (14.6, 320), (0, 16)),
+    _gpu("RTX 4090", (23.6, 1008), (0, 32)),
+    _gpu("RTX 3090", (23.6, 936), (56, 32), switched=False),
+    GpuSpec("MI250X", 23.9, 23.9, 191.5, 64.0, 1638, 200, 36, switched=False),
+)
+GPUS = {gpu.name: gpu for gpu in _KNOWN}
 
 
 @lru_cache
-def find(name: str) -> Gpu:
+def find(name: str) -> GpuSpec:
     """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`).
 
     Raises
@@ -93,14 +88,53 @@ def find(name: str) -> Gpu:
     SettingsError
         If no GPU of that name is known.
     """
-    words = f" {name.lower().replace('-', ' ')} "
-    keys = sorted(GPUS, key=len, reverse=True)
-    found = next((key for key in keys if f" {key.lower().replace('-', ' ')} " in words), None)
-    if found is None and " mi150x " in words:  # the publication's name for the die of an MI250X
-        found = "MI250X"
-    if found is None:
-        raise SettingsError([f"unknown GPU {name!r}: choose one of {', '.join(GPUS)}"])
-    small = {"A100": "40gb", "V100": "16gb"}.get(found)
-    if small and f" {small} " in words:
-        found = f"{found}-{small.upper()}"
-    return GPUS[found]
+    words = f" {name.lower().replace('-', ' ')} ".replace(" mi150x ", " mi250x ")  # a publication's name for its die
+    for key in sorted(GPUS, key=len, reverse=True):
+        if f" {key.lower().replace('-', ' ')} " in words:
+            small = {"A100": "40gb", "V100": "16gb"}.get(key)
+            return GPUS[f"{key}-{small.upper()}" if small and f" {small} " in words else key]
+    raise SettingsError([f"unknown GPU {name!r}: choose one of {', '.join(GPUS)}"])
+
+
+@dataclass(frozen=True)
+class Link:
+    """How GPUs are connected."""
+
+    nvlink: bool = True  # whether the GPUs of a node use NVLink if they have it; otherwise PCIe
+    network_gb_per_s: float = 0.0  # between nodes for each GPU; 0 where there is no network
+
+    def nodes(self, experiment: Experiment) -> int:
+        """Return the number of nodes of an experiment."""
+        return max(int(experiment.nodes or 1), math.ceil(experiment.gpus / NODE_GPUS))
+
+    def inside_gb_per_s(self, gpu: GpuSpec, members: int, node_gpus: int) -> float:
+        """Return the bandwidth of a GPU to `members` - 1 others of its node, which has `node_gpus`, in one direction.
+
+        Without a switch, each pair has its share of the links: two of four V100 have a third of them.
+        """
+        if not self.nvlink or not gpu.nvlink_gb_per_s:
+            return gpu.pcie_gb_per_s
+        share = 1.0 if gpu.switched or node_gpus <= 2 else max(1, members - 1) / (node_gpus - 1)
+        return gpu.nvlink_gb_per_s * share
+
+
+def link(text: str = "nvlink") -> Link:
+    """Return the link that a text describes.
+
+    Parameters
+    ----------
+    text
+        `nvlink` or `pcie` for one node; `ib:400` for NVLink inside nodes and 400 Gbit/s for each GPU between them;
+        `ib:100/node` for 100 Gbit/s that the GPUs of a node share.
+
+    Raises
+    ------
+    SettingsError
+        If the text is none of these.
+    """
+    if text in {"nvlink", "pcie"}:
+        return Link(nvlink=text == "nvlink")
+    match = LINK.fullmatch(text)
+    if not match or float(match[1]) <= 0:
+        raise SettingsError(f"link is {text!r}: use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node")
+    return Link(network_gb_per_s=float(match[1]) / 8 / (NODE_GPUS if match[2] else 1))

@@ -1,7 +1,6 @@
 """What the host does in a step, in counts: operations it starts, parameters it goes through, weights it gathers."""
 
-from dsnb.prediction.kernels import TENSORS
-from dsnb.prediction.mode import Mode, parameter_tensors, recomputed_share, shape, trained_parameters
+from dsnb.prediction.mode import LINEAR_LAYERS, TENSORS, Mode, recomputed_share, shape, trained_parameters
 from dsnb.settings.derived import CUDA_GRAPHS, compiles_blocks
 from dsnb.settings.experiment import Experiment
 
@@ -20,9 +19,7 @@ FSDP_GATHER = 8.0
 BLOCK_GATHER = 2.0
 FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next one
 ZERO3_PARAMETER = 1.5
-ADAFACTOR_TENSOR = (
-    1.2  # torch 2.11 waits for two norms of each tensor: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
-)
+ADAFACTOR_TENSOR = 1.2  # torch 2.11 waits for two norms of each: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
 KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
@@ -72,8 +69,12 @@ def hook_launches(experiment: Experiment) -> float:
 
 
 def _own_tensors(experiment: Experiment) -> float:
-    """Return the parameter tensors of a pipeline stage."""
-    return parameter_tensors(experiment) / experiment.pipeline_parallel
+    """Return the trained parameter tensors of a pipeline stage."""
+    model = shape(experiment.model)
+    whole = model.layers * TENSORS.get(model.family, 12) + 4
+    if experiment.lora_rank:
+        whole = 2 * model.layers * LINEAR_LAYERS.get(model.family, 4)
+    return whole / experiment.pipeline_parallel
 
 
 def parameters(experiment: Experiment, mode: Mode) -> float:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dsnb.errors import SettingsError
-from dsnb.prediction import gpus, links
-from dsnb.prediction.links import Link
+from dsnb.prediction import gpus
+from dsnb.prediction.gpus import Link
 from dsnb.prediction.step_time import Setting, setting
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured run.
-
-    Attributes
-    ----------
-    experiment, gpu_name, step_time_s
-        What was run, on what, and how long a step took.
-    setting
-        Its counts.
-    """
+    """One measured run: what was run, on what, how long a step took, and its counts."""
 
     experiment: Experiment
     gpu_name: str
@@ -44,46 +36,43 @@ def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured
     link
         How the GPUs of these runs are connected.
     """
-    path = links.link(link) if isinstance(link, str) else link
-    found = (of_record(record, path) for record in runs.to_dict("records"))
-    return [row for row in found if row is not None]
+    path = gpus.link(link) if isinstance(link, str) else link
+    return [run for record in runs.to_dict("records") if (run := of_record(record, path))]
 
 
 def recorded(record: dict[str, Any]) -> Experiment:
     """Return the settings of a row of a table of runs, unchecked; what it does not tell has its default."""
-    known = {name: value for name, value in record.items() if name in DEFAULTS and not _missing(value)}
-    for name, value in known.items():
+    told = {name: value for name, value in record.items() if not _missing(value)}
+    settings = {name: value for name, value in told.items() if name in DEFAULTS}
+    for name, value in settings.items():
         if isinstance(DEFAULTS[name], int):  # whole numbers and truth values come as fractions
-            known[name] = type(DEFAULTS[name])(value)
-    if not isinstance(known.get("deepspeed"), dict):
-        known["deepspeed"] = {}  # in a table of runs, the column of this name holds DeepSpeed's version
-    if "compile" in known:
-        known["compile"] = compile_mode(known["compile"])
-    of_deepspeed = ((name, value) for name, value in record.items() if name.startswith("deepspeed."))
-    keys = {name: _whole(value) for name, value in of_deepspeed if not _missing(value)}
-    return Experiment.recorded(deepspeed_keys.flattened({**known, **keys}))
+            settings[name] = type(DEFAULTS[name])(value)
+    if not isinstance(settings.get("deepspeed"), dict):
+        settings["deepspeed"] = {}  # in a table of runs, the column of this name holds DeepSpeed's version
+    if "compile" in settings:
+        settings["compile"] = compile_mode(settings["compile"])
+    keys = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in told.items()
+        if name.startswith("deepspeed.")
+    }
+    return Experiment.recorded(deepspeed_keys.flattened({**settings, **keys}))
 
 
 def of_record(record: dict[str, Any], link: Link) -> Measured | None:
     """Return the measured run of one row; None if it did not succeed, or its GPU or its model are unknown."""
-    status = record.get("status")
-    if not (_missing(status) or status == "ok") or _missing(record.get("gpu_name")):
+    told = {name: value for name, value in record.items() if not _missing(value)}
+    if told.get("status", "ok") != "ok" or "gpu_name" not in told:
         return None
-    experiment, name = recorded(record), str(record["gpu_name"])
-    seconds = record.get("step_time_s")
-    if _missing(seconds):
-        rate = record.get("tokens_per_s")
-        seconds = None if _missing(rate) else experiment.tokens_per_step / float(rate)  # type: ignore[arg-type]
+    experiment, name = recorded(record), str(told["gpu_name"])
+    seconds = told.get("step_time_s")
+    if seconds is None and "tokens_per_s" in told:
+        seconds = experiment.tokens_per_step / float(told["tokens_per_s"])
     try:
         counts = setting(experiment, gpus.find(name), link)
     except SettingsError:
         return None
     return Measured(experiment, name, float(seconds), counts) if seconds and seconds > 0 else None
-
-
-def _whole(value: Any) -> Any:
-    """Return a number as it was given: a column of whole numbers with gaps holds fractions."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _missing(value: Any) -> bool:

@@ -6,13 +6,14 @@ The rules of the strategies were read in torch and DeepSpeed 0.19.8, and held to
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from dsnb.formulas import memory as formulas
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.formulas.model_shapes import facts
-from dsnb.prediction.moments import Moment, Trace
+from dsnb.prediction.traces import Trace
 from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
 
@@ -32,12 +33,34 @@ SUB_GROUP = 1_000_000_000
 """Elements that ZeRO 3 updates at a time, `sub_group_size`."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The predicted memory of one GPU: the moment of the peak, whose parts are in bytes, and what tensors take then."""
+class Moment(NamedTuple):
+    """Bytes in a GPU's memory at one moment of a step."""
 
-    moment: Moment
-    peak_allocated_gib: float
+    name: str  # `forward`, `loss`, `backward`, `reduction`, `optimizer` or `second step`
+    weights: float = 0
+    gradients: float = 0
+    optimizer: float = 0
+    activations: float = 0
+    logits: float = 0
+    buffers: float = 0  # communication buckets, gathered weights, and temporaries of the optimizer
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts."""
+        return sum(self[1:])
+
+    @property
+    def peak_allocated_gib(self) -> float:
+        """The GiB that tensors take if this moment is the peak, workspaces of libraries included."""
+        return self.total / GIB + WORKSPACE_GIB
+
+    def parts(self) -> dict[str, float]:
+        """Return the bytes of each part."""
+        return dict(zip(self._fields[1:], self[1:], strict=True))
+
+    def with_more(self, name: str, **more: float) -> "Moment":
+        """Return another moment, in which some parts are larger by so many bytes."""
+        return self._replace(name=name, **{part: getattr(self, part) + size for part, size in more.items()})
 
 
 @dataclass(frozen=True)
@@ -63,25 +86,11 @@ def room(experiment: Experiment, gpu_gib: float) -> Room:
     return min([whole, *limit], key=lambda one: one.tensors_gib)
 
 
-def peak_memory(experiment: Experiment, trace: Trace) -> Memory:
+def peak_memory(experiment: Experiment, trace: Trace) -> Moment:
     """Return the predicted peak of the rank that needs most."""
-    candidates = [
-        moment
-        for part in _of_ranks(experiment, trace)
-        for moment in RULES[experiment.strategy](engine_of(experiment, part, _moments(experiment, part)))
-    ]
-    peak = max(candidates, key=lambda moment: moment.total)
-    return Memory(peak, peak.total / GIB + WORKSPACE_GIB)
-
-
-def _moments(experiment: Experiment, trace: Trace) -> float | None:
-    """Return the bytes of the optimizer's moments if it is not Adam: Adafactor's rows and columns, Muon's momentum."""
-    if experiment.optimizer == "adafactor":
-        positions = facts(experiment.model).get("positions")
-        return formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
-    if experiment.optimizer == "muon":  # matrices of the blocks have one moment, everything else two
-        return 4 * (2 * trace.trainable - trace.layers * trace.of_block)
-    return None
+    rule = RULES[experiment.strategy]
+    moments = (moment for part in _of_ranks(experiment, trace) for moment in rule(engine_of(experiment, part)))
+    return max(moments, key=lambda moment: moment.total)
 
 
 def _of_ranks(experiment: Experiment, trace: Trace) -> list[Trace]:
@@ -119,37 +128,20 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: Trace) -> Trace:
 
 @dataclass(frozen=True)
 class Engine:
-    """The sizes that the rules are about.
-
-    Attributes
-    ----------
-    width
-        Bytes of a weight as the model computes with it: 2 if a half-precision copy is what trains, else 4.
-    trained, frozen
-        Elements of a rank.
-    ranks
-        Data-parallel ranks.
-    moments
-        Bytes of the optimizer's moments over all parameters.
-    """
+    """The sizes that the rules are about."""
 
     experiment: Experiment
     trace: Trace
-    width: int
-    trained: float
+    width: int  # bytes of a weight as the model computes with it: 2 if a half-precision copy is what trains, else 4
+    trained: float  # elements of a rank, as the next
     frozen: float
-    ranks: int
-    moments: float
+    ranks: int  # data-parallel ranks
+    moments: float  # bytes of the optimizer's moments over all parameters
 
     @property
     def accumulates(self) -> bool:
         """Whether gradients of earlier micro-batches are in memory when the last one is computed."""
         return self.experiment.grad_accum > 1
-
-    @property
-    def keeps_masters(self) -> bool:
-        """Whether there are fp32 weights beside the half-precision ones."""
-        return self.width == 2
 
     @property
     def bucket(self) -> float:
@@ -171,23 +163,26 @@ class Engine:
         return one * (2 if experiment.overlap_comm == "on" else 1)
 
     @property
-    def is_one_graph(self) -> bool:
-        """Whether the whole model is compiled: all gradients then leave its backward pass at once, at its end."""
-        settings = vars(self.experiment)
-        return settings["compile"] not in {"off", "deepcompile"} and not compiles_blocks(settings)
+    def frozen_bytes(self) -> float:
+        """The bytes of the weights that LoRA freezes, which are in half precision where there is one."""
+        return (2 if self.experiment.precision in HALF else 4) * self.frozen
 
 
-def engine_of(experiment: Experiment, trace: Trace, moments: float | None = None) -> Engine:
-    """Return the sizes of a setting; `moments` are the optimizer's bytes if it is not Adam."""
+def engine_of(experiment: Experiment, trace: Trace) -> Engine:
+    """Return the sizes of a setting."""
     # Embeddings, with which the output layer is tied, are whole on every tensor-parallel rank and on the outer stages.
     whole = trace.of_root / trace.parameters
     split = 1 / (whole + (1 - whole) / (experiment.tensor_parallel * experiment.pipeline_parallel))
     native = experiment.precision in HALF and experiment.mixed_precision == "native"
     width = 2 if native and experiment.strategy == "deepspeed" else 4
-    trained = trace.trainable / split
-    states = MOMENTS * trained if moments is None else moments / split
-    frozen = (trace.parameters - trace.trainable) / split
-    return Engine(experiment, trace, width, trained, frozen, experiment.data_parallel, states)
+    moments = MOMENTS * trace.trainable
+    if experiment.optimizer == "adafactor":  # rows and columns
+        positions = facts(experiment.model).get("positions")
+        moments = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
+    if experiment.optimizer == "muon":  # matrices of the blocks have one moment, everything else two
+        moments = 4 * (2 * trace.trainable - trace.layers * trace.of_block)
+    trained, frozen = trace.trainable / split, (trace.parameters - trace.trainable) / split
+    return Engine(experiment, trace, width, trained, frozen, experiment.data_parallel, moments / split)
 
 
 def _passes(engine: Engine, base: Moment, gradient: float, held: float, later: float = 0) -> list[Moment]:
@@ -217,21 +212,18 @@ def _passes(engine: Engine, base: Moment, gradient: float, held: float, later: f
         gradients = gradient * computed + np.minimum(held, width * computed)
         most = int(np.argmax(sizes + gradients))
         parts = {"activations": float(sizes[most]), "gradients": float(gradients[most]), "buffers": later}
-        if engine.is_one_graph:
+        settings = vars(engine.experiment)
+        # Of a model that is compiled as a whole, all gradients leave the backward pass at once, at its end.
+        if settings["compile"] not in {"off", "deepcompile"} and not compiles_blocks(settings):
             parts["buffers"] = 0
             found.append(base.with_more("backward", gradients=width * engine.trained, buffers=later))
         found.append(base.with_more("backward", **parts))
     return found
 
 
-def _frozen_bytes(engine: Engine) -> float:
-    """Return the bytes of the weights that LoRA freezes, which are in half precision where there is one."""
-    return (2 if engine.experiment.precision in HALF else 4) * engine.frozen
-
-
 def _plain(engine: Engine) -> list[Moment]:
     """Hold fp32 weights and optimizer; gradients stay until the update."""
-    states = Moment("states", weights=4 * engine.trained + _frozen_bytes(engine), optimizer=engine.moments)
+    states = Moment("states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments)
     gradients = 4 * engine.trained
     base = states.with_more("states", gradients=gradients if engine.accumulates else 0)
     return [
@@ -248,7 +240,7 @@ def _ddp(engine: Engine) -> list[Moment]:
     more (OPT-1.3B on H200, 4 and 8 x 1024); with Adafactor it does not, nor on CPU ranks, and why is not known.
     """
     sent = {"bf16": 2, "powersgd": 4}.get(engine.experiment.gradient_compression, 0)
-    states = Moment("states", weights=4 * engine.trained + _frozen_bytes(engine), optimizer=engine.moments)
+    states = Moment("states", weights=4 * engine.trained + engine.frozen_bytes, optimizer=engine.moments)
     states = states.with_more("states", buffers=(4 + sent) * engine.trained)
     base = states.with_more("states", gradients=4 * engine.trained if engine.accumulates else 0)
     found = [*_passes(engine, base, 0, 0), states.with_more("optimizer")]
@@ -263,7 +255,7 @@ def _fsdp(engine: Engine) -> list[Moment]:
     native = engine.experiment.precision in HALF and engine.experiment.mixed_precision == "native"
     gathered = (2 if native else 4) * (engine.trace.of_root + engine.trace.of_block)
     states = Moment(
-        "states", weights=4 * share + _frozen_bytes(engine) / engine.ranks, optimizer=engine.moments / engine.ranks
+        "states", weights=4 * share + engine.frozen_bytes / engine.ranks, optimizer=engine.moments / engine.ranks
     )
     base = states.with_more("states", buffers=gathered, gradients=4 * engine.trained if engine.accumulates else 0)
     gradient = 0 if engine.accumulates else 4 / engine.ranks
@@ -286,13 +278,13 @@ def _zero(engine: Engine) -> list[Moment]:
 def _zero0(engine: Engine) -> list[Moment]:
     """Hold everything on every rank; gradients are flattened to be reduced, in half precision once more to step."""
     width, trained = engine.width, engine.trained
-    masters = 4 * trained if engine.keeps_masters else 0
-    weights = width * trained + _frozen_bytes(engine)
+    masters = 4 * trained if engine.width == 2 else 0
+    weights = width * trained + engine.frozen_bytes
     states = Moment("states", weights=weights, optimizer=masters + engine.moments)
     base = states.with_more("states", gradients=width * trained if engine.accumulates else 0)
     after = states.with_more("states", gradients=width * trained)
     # FP16_Optimizer.step: a list of all gradients in fp32, and a flat copy of them.
-    flat = 8 * trained if engine.keeps_masters else 0
+    flat = 8 * trained if engine.width == 2 else 0
     return [
         *_passes(engine, base, 0 if engine.accumulates else width, 0),
         after.with_more("reduction", buffers=width * trained if engine.ranks > 1 else 0),
@@ -306,7 +298,7 @@ def _zero12(engine: Engine) -> list[Moment]:
     offloaded = experiment.offload != "none"
     # Also without half precision the optimizer has masters of its own: clones of its share of the fp32 weights.
     optimizer = 0 if offloaded else (4 * trained + engine.moments) / ranks
-    states = Moment("states", weights=width * trained + _frozen_bytes(engine), optimizer=optimizer)
+    states = Moment("states", weights=width * trained + engine.frozen_bytes, optimizer=optimizer)
     partitioned = experiment.zero_stage == 2
     in_fp32 = accumulates_in_fp32(vars(experiment))
     own = (4 if in_fp32 else width) * trained / ranks
@@ -354,7 +346,7 @@ def _zero1_in_fp32(engine: Engine) -> list[Moment]:
     """Hold fp32 accumulators for all gradients on every rank: DeepSpeed's BF16_Optimizer."""
     trained, ranks = engine.trained, engine.ranks
     optimizer = 0 if engine.experiment.offload != "none" else (4 * trained + engine.moments) / ranks
-    states = Moment("states", weights=2 * trained + _frozen_bytes(engine), gradients=4 * trained, optimizer=optimizer)
+    states = Moment("states", weights=2 * trained + engine.frozen_bytes, gradients=4 * trained, optimizer=optimizer)
     base = states.with_more("states", gradients=2 * trained)
     return [
         *_passes(engine, base, 0, 0),
@@ -367,7 +359,7 @@ def _zero3(engine: Engine) -> list[Moment]:
     """Hold everything in shards; gathered weights stay as long as they are below a limit."""
     experiment, width = engine.experiment, engine.width
     share = engine.trained / engine.ranks
-    weights = width * share + _frozen_bytes(engine) / engine.ranks
+    weights = width * share + engine.frozen_bytes / engine.ranks
     optimizer = 4 * share + engine.moments / engine.ranks
     gradients = (4 if accumulates_in_fp32(vars(experiment)) else width) * share
     what = experiment.offload.partition("-")[0]
@@ -383,7 +375,7 @@ def _zero3(engine: Engine) -> list[Moment]:
     copied = engine.ranks > 1 or what == "all"
     gathered = width * min(engine.trained + engine.frozen, limit) if copied else 0
     base = states.with_more("states", buffers=gathered)
-    update = (6 if engine.keeps_masters else 4) * min(share, SUB_GROUP) if what == "none" else 0
+    update = (6 if engine.width == 2 else 4) * min(share, SUB_GROUP) if what == "none" else 0
     return [
         *_passes(engine, base, 0, min(engine.bucket, width * engine.trained)),
         states.with_more("optimizer", buffers=update),

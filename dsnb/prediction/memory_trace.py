@@ -11,8 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,9 +24,7 @@ from dsnb.prediction.fake_model import (
     autocast,
     build,
     compute_recomputed_as_cuda,
-    fake_mode,
     size,
-    total,
 )
 from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
@@ -38,49 +35,25 @@ from dsnb.train.model_parts import blocks, output_layer
 NOTHING = Size()
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the backward pass, up to the gradient of one parameter.
+class Section(NamedTuple):
+    """A part of the backward pass, up to the gradient of one parameter."""
 
-    Attributes
-    ----------
-    block
-        The block of the parameter; None outside of all blocks.
-    done
-        Elements of the gradients that had been computed before.
-    peaks
-        The sizes that can have been the peak.
-    """
-
-    block: int | None
-    done: int
-    peaks: Sequence[Size]
+    block: int | None  # the block of the parameter; None outside of all blocks
+    done: int  # elements of the gradients that had been computed before
+    peaks: Sequence[Size]  # the sizes that can have been the peak
 
     def moved(self, more: Size, times: float, done: int) -> "Section":
         """Return the same part where more is kept and more gradients have been computed."""
-        return Section(self.block, self.done + done, [one.plus(more, times) for one in self.peaks])
+        return Section(self.block, self.done + done, [peak.plus(more, times) for peak in self.peaks])
 
 
-@dataclass(frozen=True)
-class Pass:
-    """The memory of a forward and a backward pass.
+class Pass(NamedTuple):
+    """The memory of a forward and a backward pass."""
 
-    Attributes
-    ----------
-    kept
-        What the blocks keep from the forward to the backward pass.
-    added
-        What the blocks have added at the end of the last one, in the forward pass.
-    forward
-        The sizes that can have been the peak of the forward pass.
-    sections
-        The backward pass, from the last block to the first.
-    """
-
-    kept: Size
-    added: Size
-    forward: Sequence[Size]
-    sections: Sequence[Section]
+    kept: Size  # what the blocks keep from the forward to the backward pass
+    added: Size  # what the blocks have added at the end of the last one, in the forward pass
+    forward: Sequence[Size]  # the sizes that can have been the peak of the forward pass
+    sections: Sequence[Section]  # the backward pass, from the last block to the first
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
@@ -89,7 +62,7 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     Returns
     -------
     dict
-        The fields of `dsnb.prediction.moments.ModelTrace`.
+        A record as `dsnb.prediction.traces.Trace.of` reads it.
     """
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     micro_batch = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
@@ -121,8 +94,7 @@ def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> d
 
 def _passes(experiment: Experiment, layers: int, micro_batch: int) -> Pass:
     """Follow the forward and the backward pass of a model with so many blocks."""
-    fake = fake_mode()
-    model = build(experiment, fake, layers)
+    model, fake = build(experiment, layers)
     with fake:
         live = LiveBytes([*model.parameters(), *model.buffers()], micro_batch)
         recorder = _Recorder(experiment, model, live)
@@ -179,25 +151,20 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -
     """Ask torch's compiler what it keeps of models of two and three blocks, and add the rest of the blocks."""
     from dsnb.prediction import compiled_trace
 
-    every_block = experiment.model_copy(update={"activation_checkpointing": False})
-    found = []
-    for layers in (2, 3):
-        fake = fake_mode()
-        model = build(every_block, fake, layers)
-        found.append(compiled_trace.kept_sizes(model, experiment, fake, micro_batch))
-    root, block = total(found[0]), total(found[1]).plus(total(found[0]), -1)
+    two, three = (compiled_trace.kept_size(experiment, layers, micro_batch) for layers in (2, 3))
+    block = three.plus(two, -1)
     kept, again = _kept_of_blocks(experiment, sizes, block)
-    whole = root.plus(block, -2).plus(kept)
-    of_head = sizes["vocab"], sizes["width_of_head"]
-    losses, head = compiled_trace.loss_sizes(experiment, *of_head, micro_batch)
-    last = (kept.plus(again).plus(head), 1)
+    whole = two.plus(block, -2).plus(kept)
+    losses, head = compiled_trace.loss_sizes(experiment, sizes["vocab"], sizes["width_of_head"], micro_batch)
     end = head
     if not compiles_blocks(experiment.model_dump()):
-        end = head.plus(compiled_trace.embedding_gradient(*of_head))
+        # The embedding's gradient is summed up in fp32 before the output layer's is added to it.
+        end = head.plus(Size(4 * sizes["vocab"] * sizes["width_of_head"]))
+    last = kept.plus(again).plus(head)
     return {
         "forward": [whole],
         "kept": kept,
-        "moments": _moments([*((whole.plus(loss), 0) for loss in losses), last, (end, sizes["trainable"])]),
+        "moments": _moments([*((whole.plus(loss), 0) for loss in losses), (last, 1), (end, sizes["trainable"])]),
     }
 
 
@@ -223,8 +190,7 @@ def _kept_of_blocks(experiment: Experiment, sizes: dict[str, Any], block: Size) 
 
 def _sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
     """Return the counts of a model's elements; its blocks are alike, so one of them is built."""
-    fake = fake_mode()
-    model = build(experiment, fake, 1)
+    model, fake = build(experiment, 1)
     parameters, block = list(model.parameters()), list(blocks(model.model)[0].parameters())
     whole, of_block, head = _elements(parameters), _elements(block), output_layer(model).weight
     trained, of_block_trained = (_elements(one for one in some if one.requires_grad) for some in (parameters, block))

@@ -1,27 +1,29 @@
 """What an experiment trains and how it computes: what follows from its settings before any work is counted."""
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 
 from dsnb.errors import SettingsError
 from dsnb.formulas.memory import HALF, lora_parameters, recomputed_blocks
-from dsnb.formulas.model_shapes import PRESETS, SPLIT, Shape, local_config
-from dsnb.prediction import kernels
+from dsnb.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
 from dsnb.settings.experiment import Experiment
 
 MEGATRON = "megatron-deepspeed"
 """The strategy of published runs of Megatron with DeepSpeed."""
+LINEAR_LAYERS = {"gpt2": 4, "bloom": 4, "opt": 6}
+"""Linear layers of a block: OPT's queries, keys and values come from three."""
+TENSORS = {"gpt2": 12, "bloom": 12, "opt": 16}
+"""Parameter tensors of a block."""
 
 
 @dataclass(frozen=True)
 class Mode:
     """How an experiment computes: what follows from its precision, strategy and compilation."""
 
-    width: int
-    stream_width: int
+    width: int  # bytes of a number
+    stream_width: int  # of the residual stream, which autocast leaves in fp32
     autocast: bool
-    kind: str
+    kind: str  # `eager`, `compiled`, or `megatron` (hand-written fused kernels)
     fused_attention: bool
 
     @classmethod
@@ -45,14 +47,6 @@ def trained_parameters(experiment: Experiment) -> float:
     return lora_parameters(model.layers, model.hidden, experiment.lora_rank, fused=model.family != "opt")
 
 
-def parameter_tensors(experiment: Experiment) -> int:
-    """Return the number of trained parameter tensors."""
-    model = shape(experiment.model)
-    if experiment.lora_rank:
-        return 2 * model.layers * kernels.LINEAR_LAYERS.get(model.family, 4)
-    return model.layers * kernels.TENSORS.get(model.family, 12) + 4
-
-
 def recomputed_share(experiment: Experiment) -> float:
     """Return the share of blocks whose forward pass runs again in the backward pass."""
     if not experiment.activation_checkpointing:
@@ -72,35 +66,16 @@ def shape(model: str) -> Shape:
     """
     if model in PRESETS:
         return PRESETS[model]
-    path = local_config(model)
+    path, config = local_config(model), local_fields(model) or {}
     if path is None:
         raise SettingsError(f"model is {model!r}: a prediction needs a preset or a configuration file on this machine")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return _from_config(config)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SettingsError(f"cannot read the shape of a {', '.join(SPLIT)} model from {path}: {error}") from None
-
-
-def _from_config(config: dict[str, object]) -> Shape:
-    family = str(config["model_type"])
-    if family not in SPLIT:
-        raise ValueError(f"its model_type is {family!r}")
-
-    def number(*names: str) -> int:
-        found = next((config[name] for name in names if config.get(name)), None)
-        if found is None:
-            raise ValueError(f"it has no {' or '.join(names)}")
-        return int(str(found))
-
-    hidden = number("n_embd", "hidden_size")
-    embedding = int(str(config.get("word_embed_proj_dim") or hidden))
-    return Shape(
-        family,
-        number("n_layer", "num_hidden_layers"),
-        hidden,
-        number("n_head", "num_attention_heads"),
-        number("vocab_size"),
-        None if family == "bloom" else number("n_positions", "max_position_embeddings"),
-        embedding=None if embedding == hidden else embedding,
-    )
+    family, hidden = str(config.get("model_type")), config.get("n_embd") or config.get("hidden_size")
+    known = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
+    needed = ["layers", "hidden", "heads", "vocab", *(["positions"] if family != "bloom" else [])]
+    unknown = [name for name in needed if not isinstance(known.get(name), int)]
+    if family not in SPLIT or unknown:
+        why = f"it does not tell {', '.join(unknown)}" if family in SPLIT else f"its model_type is {family!r}"
+        raise SettingsError(f"cannot read the shape of a {', '.join(SPLIT)} model from {path}: {why}")
+    embedding = config.get("word_embed_proj_dim") or hidden
+    numbers = {"positions": None, **{name: known[name] for name in needed}}
+    return Shape(family, **numbers, embedding=None if embedding == hidden else embedding)

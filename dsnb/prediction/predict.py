@@ -2,25 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.formulas.model_shapes import slug
-from dsnb.prediction import gpus, links, memory_errors, time_errors
+from dsnb.prediction import accuracy, gpus
+from dsnb.prediction.accuracy import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.constants import DEFAULT, Constants
-from dsnb.prediction.coverage import DEFAULT_COVERAGE, Coverage, outside
-from dsnb.prediction.gpus import Gpu
-from dsnb.prediction.links import Link
+from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.measured import Measured, measured
-from dsnb.prediction.memory import GIB, Memory, peak_memory, room
-from dsnb.prediction.moments import Trace
-from dsnb.prediction.step_time import Setting, StepTime, setting, stack
+from dsnb.prediction.memory import GIB, peak_memory, room
+from dsnb.prediction.step_time import Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
-from dsnb.prediction.time_errors import DEFAULT_ERRORS, Errors
-from dsnb.prediction.traces import traces
+from dsnb.prediction.traces import Trace, traces
 from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
 
@@ -29,12 +28,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Known:
-    """The constants of the time model, what they were fitted to, and how wrong they were on other models."""
+class On:
+    """The GPU and link that settings are predicted for, and the time model: constants, what they cover, its errors."""
 
+    gpu: GpuSpec
+    link: Link
     constants: Constants = DEFAULT
     covered: Coverage = DEFAULT_COVERAGE
-    errors: Errors = field(default_factory=lambda: DEFAULT_ERRORS)
+    errors: Errors | None = None  # by default those on runs that the default constants have not seen
+
+    def calibrated(self, runs: Sequence[Measured]) -> "On":
+        """Return the same with what one or more measured runs tell, and the error on models that were left out."""
+        constants = fit(runs)
+        errors = accuracy.by_kind(runs, accuracy.left_out(runs), constants)
+        return replace(self, constants=constants, covered=Coverage.of(runs, self.link), errors=errors)
 
 
 def predict(
@@ -88,25 +95,20 @@ def predict(
     """
     planning.check(tokens, {}, price=price)
     experiments = [one.model_copy(update={"device": "cuda"}) for one in experiments]  # whatever this machine has
-    kind, path = gpus.find(gpu), links.link(link)
-    known = Known() if calibrate is None else _calibrated(calibrate, path)
-    settings = [setting(one, kind, path) for one in experiments]  # refuses before anything is traced
-    return tabulated(experiments, settings, traces(experiments), On(kind, path, known), tokens=tokens, price=price)
-
-
-@dataclass(frozen=True)
-class On:
-    """What settings are predicted for, and with what."""
-
-    gpu: Gpu
-    link: Link
-    known: Known = field(default_factory=Known)
+    on = On(gpus.find(gpu), gpus.link(link))
+    if calibrate is not None:
+        runs = measured(calibrate, on.link)
+        if not runs:
+            raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
+        on = on.calibrated(runs)
+    settings = [setting(one, on.gpu, on.link) for one in experiments]  # refuses before anything is traced
+    return tabulated(experiments, settings, traces(experiments), on, tokens=tokens, price=price)
 
 
 def tabulated(
     experiments: Sequence[Experiment],
     settings: Sequence[Setting],
-    found: Sequence[Trace | None],
+    model_traces: Sequence[Trace | None],
     on: On,
     *,
     tokens: float,
@@ -118,74 +120,58 @@ def tabulated(
     if not settings:
         return pd.DataFrame()
     together = stack(settings)
-    times = step_parts(together, on.known.constants)
-    by_cpu = time_errors.limited_by_cpu(together, on.known.constants)
+    times = step_parts(together, on.constants)
+    by_cpu = accuracy.limited_by_cpu(together, on.constants)
     slugs = {model: slug(model) for model in {one.model for one in experiments}}
+    names, seconds = list(vars(times)), np.array([*vars(times).values()]).T.tolist()
     rows = []
-    parts = zip(*(values.tolist() for values in vars(times).values()), strict=True)
-    for one, trace, seconds, waits in zip(experiments, found, parts, by_cpu, strict=True):
-        memory = _memory_columns(one, peak_memory(one, trace), on.gpu) if trace else {}
-        row = {
-            "experiment": f"{slugs[one.model]}_{one.name}",
-            **memory,
-            **_time_columns(one, StepTime(*seconds), bool(waits), on),
+    for one, trace, parts, total, waits in zip(
+        experiments, model_traces, seconds, np.asarray(times.step_time_s).tolist(), by_cpu.tolist(), strict=True
+    ):
+        kind, error = _time_error(one, waits, on)
+        tokens_per_s = one.tokens_per_step / total
+        row: dict[str, Any] = {"experiment": f"{slugs[one.model]}_{one.name}"}
+        row |= _memory_columns(one, trace, on.gpu) if trace else {}
+        row |= {
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_error_pct": error.mean_pct,
+            "step_time_s": total,
+            "step_time_error_pct": error.mean_pct,
+            "step_time_error_on": f"{error.settings} settings, {kind}",
+            "limited_by": "CPU" if waits else "GPU",
+            **dict(zip(names, parts, strict=True)),
         }
-        row |= {"mfu": _mfu(one, trace, row["tokens_per_s"], on.gpu)} if trace else {}
-        row |= _cost_columns(one, row["tokens_per_s"], row["tokens_per_s_error_pct"], tokens, price)
-        rows.append({**row, "outside": "; ".join(outside(one, on.gpu.name, on.known.covered, on.link))})
+        row |= {"mfu": _mfu(one, trace, tokens_per_s, on.gpu)} if trace else {}
+        row |= _cost_columns(one, tokens_per_s, error.mean_pct, tokens, price)
+        rows.append({**row, "outside": "; ".join(accuracy.outside(one, on.gpu.name, on.covered, on.link))})
     return pd.DataFrame(rows)
 
 
-def _calibrated(runs: "pd.DataFrame", link: Link) -> Known:
-    """Return what measured runs tell, with the error on models that were left out."""
-    found = measured(runs, link)
-    if not found:
-        raise SettingsError("no run to calibrate with: give successful runs of GPT-2, OPT or BLOOM on known GPUs")
-    return known_from(found, link)
+def _time_error(experiment: Experiment, by_cpu: bool, on: On) -> tuple[str, accuracy.PredictionError]:
+    if on.gpu.name in on.covered.gpus:
+        return accuracy.expected_error(accuracy.kinds(experiment, by_cpu), on.errors or TIME_ERRORS)
+    kinds = accuracy.kinds_elsewhere(on.gpu.name, on.link.nodes(experiment))
+    return accuracy.expected_error(kinds, accuracy.ELSEWHERE)
 
 
-def known_from(runs: Sequence[Measured], link: Link) -> Known:
-    """Return what at least one measured run tells."""
-    constants = fit(runs)
-    errors = time_errors.by_kind(runs, time_errors.left_out(runs), constants)
-    return Known(constants, Coverage.of(runs, link), errors)
-
-
-def _memory_columns(experiment: Experiment, memory: Memory, gpu: Gpu) -> dict[str, Any]:
-    kind, error = memory_errors.expected_error(experiment)
-    left = room(experiment, gpu.memory_gib).tensors_gib
-    peak = memory.peak_allocated_gib
-    parts = {f"{name}_gib": size / GIB for name, size in memory.moment.parts().items()}
+def _memory_columns(experiment: Experiment, trace: Trace, gpu: GpuSpec) -> dict[str, Any]:
+    moment = peak_memory(experiment, trace)
+    kind, error = accuracy.peak_error(experiment)
+    left, peak = room(experiment, gpu.memory_gib).tensors_gib, moment.peak_allocated_gib
+    parts = {f"{name}_gib": size / GIB for name, size in moment.parts().items()}
     return {
         "fits": peak <= left,
         "headroom_gib": left - peak,
         "peak_allocated_gib": peak,
         "peak_allocated_error_pct": error.mean_pct,
         "peak_allocated_error_on": f"{error.settings} settings, {kind}",
-        "moment": memory.moment.name,
+        "moment": moment.name,
         **parts,
         "workspace_gib": peak - sum(parts.values()),
     }
 
 
-def _time_columns(experiment: Experiment, time: StepTime, by_cpu: bool, on: On) -> dict[str, Any]:
-    if on.gpu.name in on.known.covered.gpus:
-        kinds, known = time_errors.kinds(experiment, by_cpu), on.known.errors
-    else:
-        kinds, known = time_errors.kinds_elsewhere(on.gpu.name, on.link.nodes(experiment)), time_errors.ELSEWHERE
-    kind, error = time_errors.expected_error(kinds, known)
-    return {
-        "tokens_per_s": experiment.tokens_per_step / time.step_time_s,
-        "tokens_per_s_error_pct": error.mean_pct,
-        "step_time_s": time.step_time_s,
-        "step_time_error_pct": error.mean_pct,
-        "step_time_error_on": f"{error.settings} settings, {kind}",
-        "limited_by": "CPU" if by_cpu else "GPU",
-        **vars(time),
-    }
-
-
-def _mfu(experiment: Experiment, trace: Trace, tokens_per_s: float, gpu: Gpu) -> float | None:
+def _mfu(experiment: Experiment, trace: Trace, tokens_per_s: float, gpu: GpuSpec) -> float | None:
     shape = int(trace.parameters), trace.layers, trace.hidden, experiment.seq_len, int(trace.trainable)
     achieved = metrics.tflops(metrics.model_flops_per_token(*shape), tokens_per_s / experiment.gpus)
     return metrics.mfu(achieved, gpu.peak_flops(experiment.precision) / 1e12)

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dsnb.errors import SettingsError
-from dsnb.prediction import communication, gpus, links
+from dsnb.prediction import communication, gpus
 from dsnb.prediction.communication import Routes, Traffic
 from dsnb.prediction.constants import DEFAULT, Constants
-from dsnb.prediction.gpus import Gpu
-from dsnb.prediction.links import Link
+from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.work import Work, work
 from dsnb.settings.experiment import Experiment
 
@@ -76,7 +75,7 @@ class Setting:
 Part = TypeVar("Part")
 
 
-def setting(experiment: Experiment, gpu: Gpu, link: Link) -> Setting:
+def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     """Return the counts of an experiment on a GPU.
 
     Raises
@@ -86,15 +85,12 @@ def setting(experiment: Experiment, gpu: Gpu, link: Link) -> Setting:
     """
     if experiment.micro_batch_size == "auto":
         raise SettingsError("micro_batch_size is 'auto': a step time is predicted for a number")
-    rates = Rates(gpu.peak_flops(experiment.precision), _attention_flops(experiment, gpu), gpu.memory_gb_per_s * 1e9)
+    peak = attention = gpu.peak_flops(experiment.precision)
+    if experiment.precision == "tf32":  # no flash kernel takes tf32, and the other one is slower
+        attention = min(peak, TF32_ATTENTION * gpu.peak_flops("fp32"))
     routes = communication.routes(experiment, gpu, link)
+    rates = Rates(peak, attention, gpu.memory_gb_per_s * 1e9)
     return Setting(work(experiment), communication.traffic(experiment), routes, rates)
-
-
-def _attention_flops(experiment: Experiment, gpu: Gpu) -> float:
-    """Return the nominal rate of fused attention; no flash kernel takes tf32, and the other one is slower."""
-    peak = gpu.peak_flops(experiment.precision)
-    return min(peak, TF32_ATTENTION * gpu.peak_flops("fp32")) if experiment.precision == "tf32" else peak
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:
@@ -105,7 +101,7 @@ def problem(experiment: Experiment, gpu: str, link: str) -> str:
     SettingsError
         If GPU or link are unknown.
     """
-    kind, path = gpus.find(gpu), links.link(link)
+    kind, path = gpus.find(gpu), gpus.link(link)
     try:
         setting(experiment, kind, path)
     except SettingsError as error:
@@ -120,17 +116,12 @@ def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> S
 
 def stack(settings: Sequence[Setting]) -> Setting:
     """Return many settings as one, whose counts are arrays of shape (settings,)."""
-    return Setting(
-        work=_stack([one.work for one in settings]),
-        traffic=_stack([one.traffic for one in settings]),
-        routes=_stack([one.routes for one in settings]),
-        rates=_stack([one.rates for one in settings]),
-    )
 
+    def stacked(items: list[Part]) -> Part:
+        return type(items[0])(*np.array([list(vars(item).values()) for item in items], dtype=float).T)
 
-def _stack(items: list[Part]) -> Part:
-    columns = np.array([list(vars(item).values()) for item in items], dtype=float).T
-    return type(items[0])(*columns)
+    kinds = ([getattr(one, name) for one in settings] for name in Setting.__dataclass_fields__)
+    return Setting(*map(stacked, kinds))
 
 
 def parts(one: Setting, constants: Constants) -> StepTime:
@@ -140,14 +131,16 @@ def parts(one: Setting, constants: Constants) -> StepTime:
     matmul = matmul + w.unaligned_flops / (one.rates.flops * c.unaligned_efficiency)
     attention = w.attention_flops / (one.rates.attention * c.attention_efficiency)
     elementwise = w.elementwise_bytes / memory + w.kernels * c.kernel_us * 1e-6
-    tensor, point = _between(one, c)
+    t, r = one.traffic, one.routes  # nothing hides tensor and pipeline parallelism
+    tensor = _seconds(t.tensor_all_reduce, t.tensor_messages, r.tensor_inside, r.tensor_network, c)
+    point = _seconds(t.point_to_point, t.pipeline_messages, r.pipeline_inside, r.pipeline_network, c)
     passes = matmul + attention + elementwise + tensor + point
     bubble = w.pipeline_fill * passes
     data, beside = _data_parallel(one, c, passes)
     optimizer = w.optimizer_bytes / memory
     launches = (w.host_launches * c.host_launch_us + w.host_gathers * c.host_gather_us) * 1e-6
     waits = np.maximum(launches - passes - beside, 0) * (1 + w.pipeline_fill)
-    offload = (one.traffic.host + w.offloaded_activation_bytes) / (one.routes.host * c.host_link_efficiency)
+    offload = (t.host + w.offloaded_activation_bytes) / (r.host * c.host_link_efficiency)
     return StepTime(
         matmul_s=matmul,
         attention_s=attention,
@@ -157,7 +150,7 @@ def parts(one: Setting, constants: Constants) -> StepTime:
         tensor_all_reduce_s=tensor,
         point_to_point_s=point,
         optimizer_s=optimizer,
-        offload_s=offload + one.traffic.cpu_parameters * c.cpu_parameter_ns * 1e-9,
+        offload_s=offload + t.cpu_parameters * c.cpu_parameter_ns * 1e-9,
         host_s=waits + w.host_parameters * c.host_parameter_us * 1e-6,
     )
 
@@ -167,13 +160,6 @@ def _seconds(sent: Any, messages: Any, inside: Any, network: Any, c: Constants) 
     across = np.where(np.asarray(network) > 0, network * c.network_efficiency, np.inf)
     rate = np.minimum(inside * c.link_efficiency, across)
     return messages * LATENCY_S + sent / rate
-
-
-def _between(one: Setting, c: Constants) -> tuple[Any, Any]:
-    """Return the times of tensor and pipeline parallelism, which nothing hides."""
-    t, r = one.traffic, one.routes
-    tensor = _seconds(t.tensor_all_reduce, t.tensor_messages, r.tensor_inside, r.tensor_network, c)
-    return tensor, _seconds(t.point_to_point, t.pipeline_messages, r.pipeline_inside, r.pipeline_network, c)
 
 
 def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:

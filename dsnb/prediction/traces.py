@@ -4,19 +4,21 @@ import contextlib
 import hashlib
 import json
 import subprocess
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.prediction.moments import ModelTrace, Trace
 from dsnb.run_folder import paths
 from dsnb.settings.derived import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
@@ -31,8 +33,63 @@ TRACED = (
 """Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
 TRACERS = ("fake_model", "memory_trace", "compiled_trace")
 """The modules of this package that trace, and import torch."""
+ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab")
 WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1}
 """A trace is of the whole model: without ranks, none can be split among them."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The bytes of one micro-batch, without weights, gradients and optimizer, and the elements of its model."""
+
+    forward_peak: float  # the most bytes of the forward pass
+    kept: float  # what the blocks keep from their forward to their backward passes
+    moments: Sequence[tuple[float, float]]
+    """(bytes, elements) in the backward pass: the most bytes alive while so many elements of gradients had been
+    computed. The first one is the loss's backward pass, when none had."""
+    parameters: float
+    trainable: float
+    of_block: float  # of one block, and of all that is outside of blocks
+    of_root: float
+    largest: float  # of the largest parameter
+    layers: int
+    hidden: int
+    vocab: int  # the rows of the output layer
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], micro_batch: int) -> "Trace":
+        """Return the memory of a micro-batch by the record of a model, as `dsnb.prediction.memory_trace` makes it.
+
+        Sizes of a record are (bytes that are always there, bytes of each sequence); which of several sizes is the
+        largest depends on the micro-batch.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If the record is none.
+        """
+
+        def whole(size: Sequence[float]) -> float:
+            return float(size[0] + micro_batch * size[1])
+
+        moments = [(whole(size), size[2]) for size in record["moments"]]
+        elements = {name: record[name] for name in ELEMENTS}
+        return cls(max(map(whole, record["forward"])), whole(record["kept"]), _peaks(moments), **elements)
+
+    @cached_property
+    def after_loss(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The bytes and elements of the moments after the first one, each of shape (moments - 1,)."""
+        sizes, done = np.array(self.moments[1:], dtype=float).reshape(-1, 2).T
+        return sizes, done
+
+
+def _peaks(moments: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return the loss's backward pass, and the later moments that can be a peak: none has more bytes and gradients."""
+    kept: list[tuple[float, float]] = []
+    for size, done in sorted((moment for moment in moments if moment[1]), key=lambda moment: (-moment[1], -moment[0])):
+        if not kept or size > kept[-1][0]:
+            kept.append((size, done))
+    return (max(moment for moment in moments if not moment[1]), *kept[::-1])
 
 
 def traces(experiments: Sequence[Experiment]) -> list[Trace]:
@@ -43,10 +100,11 @@ def traces(experiments: Sequence[Experiment]) -> list[Trace]:
     SettingsError
         If a model cannot be traced; the message says why.
     """
-    found = attempts(experiments)
-    if problem := next((one for one in found if isinstance(one, SettingsError)), None):
-        raise problem
-    return [one for one in found if isinstance(one, Trace)]
+    tried = attempts(experiments)
+    for problem in tried:
+        if isinstance(problem, SettingsError):
+            raise problem
+    return [trace for trace in tried if isinstance(trace, Trace)]
 
 
 def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
@@ -57,26 +115,23 @@ def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
     SettingsError
         If torch or transformers is missing.
     """
-    keys = _keys(experiments)
-    missing = {key: one for key, one in dict(zip(keys, experiments, strict=True)).items() if not _is_kept(key)}
-    problems: dict[str, SettingsError] = {}
-    for group in _made_by_processes(missing):
-        for key, found in group.items():
-            if "error" in found:
-                problems[key] = SettingsError(found["error"])
-                continue
-            _write(key, found)
-            _remember(key, found)
-    made = _of_batches(keys, experiments)
-    return [one if one is not None else problems[key] for key, one in zip(keys, made, strict=True)]
+    by_key = dict(zip(_keys(experiments), experiments, strict=True))
+    made = _make({key: experiment for key, experiment in by_key.items() if not _is_kept(key)})
+    problems = {key: SettingsError(record["error"]) for key, record in made.items() if "error" in record}
+    for key in made.keys() - problems.keys():
+        _records[key] = made[key]
+        if file := _file(key):
+            with contextlib.suppress(OSError):  # a cache that cannot be written is none
+                file.parent.mkdir(parents=True, exist_ok=True)
+                records.write_json(file, made[key])
+    return [trace or problems[key] for key, trace in _of_batches(experiments)]
 
 
 def kept(experiments: Sequence[Experiment]) -> list[Trace | None]:
     """Return the trace of each setting that was made before, None for the others; nothing is traced."""
-    keys = _keys(experiments)
-    for key in set(keys):
+    for key in set(_keys(experiments)):
         _is_kept(key)
-    return _of_batches(keys, experiments)
+    return [trace for _, trace in _of_batches(experiments)]
 
 
 def can_trace() -> bool:
@@ -84,51 +139,39 @@ def can_trace() -> bool:
     return bool(find_spec("torch") and find_spec("transformers"))
 
 
-_made: dict[str, ModelTrace] = {}
+_records: dict[str, dict[str, Any]] = {}
+"""What was read from the cache or traced by this process, by key."""
 
 
-def _of_batches(keys: Sequence[str], experiments: Sequence[Experiment]) -> list[Trace | None]:
-    """Return the trace of each setting at its micro-batch; None where there is none."""
-    asked = [(key, int(one.micro_batch_size)) for key, one in zip(keys, experiments, strict=True)]
-    known = {(key, size): _made[key].of(size) for key, size in set(asked) if key in _made}
-    return [known.get(one) for one in asked]
+def _of_batches(experiments: Sequence[Experiment]) -> list[tuple[str, Trace | None]]:
+    """Return the key of each setting and its trace at its micro-batch, None where there is no record."""
+    asked = [(key, int(one.micro_batch_size)) for key, one in zip(_keys(experiments), experiments, strict=True)]
+    found = {(key, size): Trace.of(_records[key], size) for key, size in set(asked) if key in _records}
+    return [(one[0], found.get(one)) for one in asked]
 
 
 def _keys(experiments: Sequence[Experiment]) -> list[str]:
     settings = [_settings(one) for one in experiments]
-    known = {one: _key(one) for one in set(settings)}
-    return [known[one] for one in settings]
+    keys = {one: _key(one) for one in set(settings)}
+    return [keys[one] for one in settings]
 
 
 def _is_kept(key: str) -> bool:
-    """Return whether a trace is in memory, or in the cache, from where it is read then."""
-    return key in _made or ((record := _read(key)) is not None and _remember(key, record))
+    """Return whether a record is in memory, or in the cache, from where it is read then."""
+    file = _file(key)
+    if key not in _records and file and file.is_file():
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            Trace.of(record, 1)
+        except (OSError, KeyError, TypeError, ValueError):  # incomplete, or of another version: it is traced again
+            return False
+        _records[key] = record
+    return key in _records
 
 
 def _file(key: str) -> Path | None:
     home = paths.cache_home()
     return home / "traces" / f"{key}.json" if home else None
-
-
-def _read(key: str) -> dict[str, Any] | None:
-    file = _file(key)
-    with warnings.catch_warnings(action="ignore"):  # what cannot be read is traced again
-        return records.read_json(file) if file and file.is_file() else None
-
-
-def _write(key: str, record: dict[str, Any]) -> None:
-    if file := _file(key):
-        with contextlib.suppress(OSError):  # a cache that cannot be written is none
-            file.parent.mkdir(parents=True, exist_ok=True)
-            records.write_json(file, record)
-
-
-def _remember(key: str, record: dict[str, Any]) -> bool:
-    try:
-        _made[key] = ModelTrace.read(record)
-    except (KeyError, TypeError, ValueError):  # written by another version
-        return False
-    return True
 
 
 def _settings(experiment: Experiment) -> tuple[Any, ...]:
@@ -160,10 +203,8 @@ def _versions() -> tuple[str, ...]:
     """Return what a trace depends on besides the settings: libraries, and dsnb's code that trains and traces."""
     found = []
     for name in ("torch", "transformers", "peft"):
-        try:
-            found.append(version(name))
-        except PackageNotFoundError:
-            found.append("")
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
     code = hashlib.sha256()
     own = (paths.PACKAGE / "prediction" / f"{name}.py" for name in TRACERS)
     for file in [*sorted((paths.PACKAGE / "train").glob("*.py")), *own]:
@@ -171,15 +212,14 @@ def _versions() -> tuple[str, ...]:
     return (*found, code.hexdigest(), str(CHUNK_TOKENS))
 
 
-def _made_by_processes(missing: dict[str, Experiment]) -> Iterable[dict[str, Any]]:
-    if not missing:
-        return []
-    if not can_trace():
+def _make(missing: dict[str, Experiment]) -> dict[str, Any]:
+    """Return the record of each setting, by its key, or a record of its `error`."""
+    if missing and not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
     keys = list(missing)
-    groups = [keys[start::WORKERS] for start in range(min(WORKERS, len(keys)))]
+    groups = [{key: missing[key] for key in keys[start::WORKERS]} for start in range(min(WORKERS, len(keys)))]
     with ThreadPoolExecutor(WORKERS) as pool:
-        return list(pool.map(lambda group: _trace({key: missing[key] for key in group}), groups))
+        return {key: record for group in pool.map(_trace, groups) for key, record in group.items()}
 
 
 def _trace(group: dict[str, Experiment]) -> dict[str, Any]:

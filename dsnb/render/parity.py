@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dsnb.analysis.parity import FIGURES, Parity, errors, parity
+from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.constants import FITTED_SETTINGS
-from dsnb.prediction.time_errors import ALL
 from dsnb.prediction.traces import can_trace
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note

@@ -29,7 +29,7 @@ from dsnb.render.templates import (
 )
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
-from dsnb.runs.literature.measured import SOURCE, is_own
+from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.settings.planning import GOAL_DAYS, MOST_DAYS, gpus_needed
 
 

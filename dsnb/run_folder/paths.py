@@ -117,19 +117,6 @@ class RunPaths(_JobPaths):
         """Environment and end of every host; only of a run with a hostfile."""
         return self.dir / "nodes.json"
 
-    def node(self, number: int) -> Path:
-        """Return the path of how the ranks of a host ended; part of `nodes` once the run has ended."""
-        return self.dir / f"node{number}.json"
-
-    def node_gpu(self, number: int) -> Path:
-        """Return the path of the samples of a host's GPUs; part of `gpu` once the run has ended."""
-        return self.dir / f"gpu{number}.jsonl"
-
-    @property
-    def of_nodes(self) -> list[Path]:
-        """The files that hosts have written for themselves."""
-        return [*self.dir.glob("node[0-9]*.json"), *self.dir.glob("gpu[0-9]*.jsonl")]
-
     @property
     def repeat(self) -> int | None:
         """The k of `run<k>`, None for another folder name."""

@@ -8,11 +8,10 @@ from pathlib import Path
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.logs import find
+from dsnb.runs.logs import console
 
 _RUN = RunPaths(Path())
 _EXPERIMENT, _ENVIRONMENT, _RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
-_STEPS, _BANDWIDTH_PLAN = _RUN.steps.name, _RUN.bandwidth_plan.name
 
 
 @dataclass
@@ -53,25 +52,28 @@ def find_runs(path: str | Path) -> Found:
         raise SettingsError(
             f"{str(path)!r} is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"
         )
-    found, waiting = Found(), [root]
-    while waiting:
-        folder = waiting.pop()
-        files, below = _scan(folder)
-        if _BANDWIDTH_PLAN in files:
+    found = Found()
+    for folder, below, files in os.walk(root, onerror=_warn):
+        if _RUN.bandwidth_plan.name in files:
             found.folders += 1
+            below.clear()
         elif _EXPERIMENT in files or {_RESULT, _ENVIRONMENT} <= set(files):  # a run without settings is still a row
             found.runs.append(folder)
-            if _RESULT in files and _STEPS not in files:
+            below.clear()
+            if _RESULT in files and _RUN.steps.name not in files:
                 found.without_steps.add(folder)
         else:
             found.folders += 1
             found.files += len(files)
-            waiting += [os.path.join(folder, name) for name in below]
-            logs = [name for name in files if os.path.splitext(name)[1].lower() not in find.NEVER and name[0] != "."]
-            found.logs += [os.path.join(folder, name) for name in logs]
+            logs = [name for name in files if os.path.splitext(name)[1].lower() not in console.NEVER and name[0] != "."]
+            found.logs += [path for name in logs if os.path.isfile(path := os.path.join(folder, name))]
     found.runs.sort(key=_sort_key)
     found.logs.sort(key=_sort_key)
     return found
+
+
+def _warn(error: OSError) -> None:
+    warnings.warn(f"{error.filename} is left out: it cannot be read ({error.strerror})", DsnbWarning, stacklevel=2)
 
 
 def no_runs_message(path: str | Path) -> str:
@@ -81,26 +83,8 @@ def no_runs_message(path: str | Path) -> str:
     files, folders = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in numbers.items())
     return (
         f"{str(path)!r} contains no runs: none of {files} in {folders} is a run of dsnb or a log that it can read; "
-        f"supported are {find.KINDS}"
+        f"supported are {console.KINDS}"
     )
-
-
-def _scan(folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the files and of the subfolders in a folder; links to folders are not followed."""
-    files, below = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        below.append(entry.name)
-                    elif entry.is_file():
-                        files.append(entry.name)
-                except OSError:  # a link to itself
-                    continue
-    except OSError as error:
-        warnings.warn(f"{folder} is left out: it cannot be read ({error.strerror})", DsnbWarning, stacklevel=2)
-    return files, below
 
 
 def _sort_key(path: str) -> tuple[list[str], int, str]:

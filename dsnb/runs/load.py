@@ -27,7 +27,7 @@ from dsnb.run_folder.columns import (
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import run_folders
 from dsnb.runs.discover import Found, displayable, find_runs
-from dsnb.runs.logs import find, step_csv
+from dsnb.runs.logs import console, step_csv
 from dsnb.runs.logs import rows as log_rows
 from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.names import name_runs, names_from_log
@@ -123,16 +123,20 @@ def _logged(found: Found) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
     """
     for path in map(Path, found.logs):
         try:
-            runs = find.read(path)
+            runs = console.read(path)
             if found.is_one_file and not runs:
-                raise LogError(path, find.UNSUPPORTED)
+                raise LogError(path, console.UNSUPPORTED)
             names = names_from_log(str(path), runs)
-            with find.contained(path):
-                shown = Path(displayable(str(path)))
-                made = [(log_rows.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
-        except LogError as error:
+            shown = Path(displayable(str(path)))
+            made = [(log_rows.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
+        except MemoryError:
+            raise
+        except Exception as error:
+            if not isinstance(error, LogError):  # one log must not keep the others of a folder from being read
+                what = getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                error = LogError(path, f"cannot be read: {what}")
             if found.is_one_file:
-                raise
+                raise error from None
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
         yield from made

@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,11 +18,7 @@ from dsnb.run_folder.paths import PROBE
 from dsnb.runs.discover import displayable
 from dsnb.runs.logs.logged_run import LoggedRun
 
-Recorded = tuple[str, str]
-"""A run's experiment by its settings: the name without the model, and the name of the model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-_FORM = re.compile(r"(?:.+_)?(?:zs[0-3]|ddp|fsdp)_(?:fp32|tf32|fp16|bf16)_gpus\d+_bs(?:\d+|auto)_sl\d+")
-"""The beginning of an experiment's name as dsnb generates it."""
 
 
 def names_from_path(path: str) -> dict[str, Any]:
@@ -65,60 +61,48 @@ def name_runs(folders: Sequence[str], recorded: Sequence[Any], models: Sequence[
     list of dict
         `sweep`, `experiment` and `repeat` of each run.
     """
-    found = [names_from_path(folder) for folder in folders]
-    misplaced: dict[int, Recorded] = {}
-    for _, places in groupby(range(len(folders)), key=lambda place: os.path.dirname(folders[place])):
-        made = {place: (recorded[place], models[place]) for place in places}
-        misplaced |= _misplaced(found[next(iter(made))]["experiment"], made)
-    _rename(found, misplaced, folders)
-    return found
-
-
-def _misplaced(experiment: str, made: Mapping[int, tuple[Any, Any]]) -> dict[int, Recorded]:
-    """Return the runs of a folder that belong to another experiment: position -> that experiment."""
-    known = {
-        place: (name, model)
-        for place, (name, model) in made.items()
-        if isinstance(name, str) and isinstance(model, str) and _NAME.fullmatch(name)
-    }
-    if PROBE in experiment or not known:
-        return {}
-    owner = _owner(experiment, Counter(known.values()))
-    return {place: one for place, one in known.items() if one != owner}
-
-
-def _folders(made: Recorded) -> tuple[str, str]:
-    """Return the folder names that a sweep may use for such a run, without and with the model."""
-    name, model = made
-    return name, f"{model}_{name}"
-
-
-def _owner(experiment: str, made: Counter[Recorded]) -> Recorded | None:
-    """Return the experiment that a folder belongs to; None if it is that of none of its runs."""
-    fitting = Counter({one: count for one, count in made.items() if experiment in _folders(one)})
-    if fitting:
-        return fitting.most_common(1)[0][0]
-    most = made.most_common(1)[0][0]
-    return None if _FORM.match(experiment) and not experiment.startswith(_folders(most)) else most
-
-
-def _rename(found: list[dict[str, Any]], misplaced: dict[int, Recorded], folders: Sequence[str]) -> None:
-    """Assign each misplaced run to the experiment that its settings name, with a free repeat number."""
-    taken: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for place, name in enumerate(found if misplaced else []):
+    names = [names_from_path(folder) for folder in folders]
+    misplaced = _misplaced(folders, names, recorded, models)
+    repeats: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for place, name in enumerate(names if misplaced else []):
         if place not in misplaced:
-            taken[name["sweep"], name["experiment"]].add(name["repeat"])
-    warned: Counter[str] = Counter()
-    for place, made in misplaced.items():
-        before = found[place]
-        plain, with_model = _folders(made)
-        needs_model = plain == before["experiment"] or (before["sweep"], with_model) in taken
+            repeats[name["sweep"], name["experiment"]].add(name["repeat"])
+    for place, (plain, with_model) in misplaced.items():
+        before = names[place]
+        needs_model = plain == before["experiment"] or (before["sweep"], with_model) in repeats
         experiment = with_model if needs_model else plain
-        numbers = taken[before["sweep"], experiment]
-        repeat = before["repeat"] if before["repeat"] not in numbers else max(numbers) + 1
-        numbers.add(repeat)
-        found[place] = {**before, "experiment": experiment, "repeat": repeat}
-        first = f"{displayable(folders[place])} belongs to {experiment}, not to {before['experiment']}"
-        warned[f"{first}, by its settings: it is listed as a run of {experiment}"] += 1
-    for sentence in warned:
-        warnings.warn(sentence, DsnbWarning, stacklevel=3)
+        taken = repeats[before["sweep"], experiment]
+        repeat = before["repeat"] if before["repeat"] not in taken else max(taken) + 1
+        taken.add(repeat)
+        names[place] = {**before, "experiment": experiment, "repeat": repeat}
+        warnings.warn(
+            f"{displayable(folders[place])} belongs to {experiment}, not to {before['experiment']}, by its settings: "
+            f"it is listed as a run of {experiment}",
+            DsnbWarning,
+            stacklevel=3,
+        )
+    return names
+
+
+def _misplaced(
+    folders: Sequence[str], names: list[dict[str, Any]], recorded: Sequence[Any], models: Sequence[Any]
+) -> dict[int, tuple[str, str]]:
+    """Return the runs that belong to another experiment: position -> its name, without and with the model.
+
+    A folder belongs to the experiment of which it has the name, otherwise to that of most of its runs.
+    """
+    misplaced: dict[int, tuple[str, str]] = {}
+    for (_, experiment), places in groupby(
+        range(len(folders)), key=lambda place: (os.path.dirname(folders[place]), names[place]["experiment"])
+    ):
+        made = {
+            place: (recorded[place], f"{models[place]}_{recorded[place]}")
+            for place in places
+            if isinstance(recorded[place], str) and models[place] and _NAME.fullmatch(recorded[place])
+        }
+        counts = Counter(made.values())
+        fitting = [both for both in counts if experiment in both]
+        if counts and PROBE not in experiment:
+            owner = max(fitting or counts, key=counts.__getitem__)
+            misplaced |= {place: both for place, both in made.items() if both != owner}
+    return misplaced

@@ -5,22 +5,22 @@ Uses NVML and the operating system only, so that it works on a laptop without to
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from dsnb.system import nvml
 
 GIB = nvml.GIB
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Peak:
+class PeakRates:
     """A vendor's dense peak rates in TFLOP/s; None if the chip lacks the format."""
 
     fp32: float
@@ -33,21 +33,21 @@ class Peak:
 # Dense rates (data sheets print twice as much "with sparsity"). fp32 is the rate outside the matrix units.
 # The first key that NVML's name contains counts, so longer keys come first.
 PEAKS = {
-    "b200": Peak(80, 1125, 2250, 2250, "NVIDIA Blackwell architecture brief, HGX B200"),
-    "h200 nvl": Peak(60, 418, 835, 835, "NVIDIA H200 data sheet, NVL"),
-    "h200": Peak(67, 494, 989, 989, "NVIDIA H200 data sheet, SXM"),
-    "h100 nvl": Peak(60, 418, 835, 835, "NVIDIA H100 data sheet, NVL"),
-    "h100 pcie": Peak(51, 378, 756, 756, "NVIDIA H100 data sheet, PCIe"),
-    "h100": Peak(67, 494, 989, 989, "NVIDIA H100 data sheet, SXM"),
-    "a100": Peak(19.5, 156, 312, 312, "NVIDIA A100 data sheet"),
-    "a10": Peak(31.2, 62.5, 125, 125, "NVIDIA A10 data sheet"),
-    "l40s": Peak(91.6, 183, 362, 362, "NVIDIA L40S data sheet"),
-    "l4": Peak(30.3, 60, 121, 121, "NVIDIA L4 data sheet"),
-    "v100 pcie": Peak(14, None, 112, None, "NVIDIA V100 data sheet, PCIe"),
-    "v100": Peak(15.7, None, 125, None, "NVIDIA V100 data sheet, SXM2"),
-    "t4": Peak(8.1, None, 65, None, "NVIDIA T4 data sheet"),
-    "rtx 4090": Peak(82.6, 82.6, 165.2, 165.2, "NVIDIA Ada architecture white paper, fp32 accumulate"),
-    "rtx 3090": Peak(35.6, 35.6, 71, 71, "NVIDIA Ampere GA102 white paper, fp32 accumulate"),
+    "b200": PeakRates(80, 1125, 2250, 2250, "NVIDIA Blackwell architecture brief, HGX B200"),
+    "h200 nvl": PeakRates(60, 418, 835, 835, "NVIDIA H200 data sheet, NVL"),
+    "h200": PeakRates(67, 494, 989, 989, "NVIDIA H200 data sheet, SXM"),
+    "h100 nvl": PeakRates(60, 418, 835, 835, "NVIDIA H100 data sheet, NVL"),
+    "h100 pcie": PeakRates(51, 378, 756, 756, "NVIDIA H100 data sheet, PCIe"),
+    "h100": PeakRates(67, 494, 989, 989, "NVIDIA H100 data sheet, SXM"),
+    "a100": PeakRates(19.5, 156, 312, 312, "NVIDIA A100 data sheet"),
+    "a10": PeakRates(31.2, 62.5, 125, 125, "NVIDIA A10 data sheet"),
+    "l40s": PeakRates(91.6, 183, 362, 362, "NVIDIA L40S data sheet"),
+    "l4": PeakRates(30.3, 60, 121, 121, "NVIDIA L4 data sheet"),
+    "v100 pcie": PeakRates(14, None, 112, None, "NVIDIA V100 data sheet, PCIe"),
+    "v100": PeakRates(15.7, None, 125, None, "NVIDIA V100 data sheet, SXM2"),
+    "t4": PeakRates(8.1, None, 65, None, "NVIDIA T4 data sheet"),
+    "rtx 4090": PeakRates(82.6, 82.6, 165.2, 165.2, "NVIDIA Ada architecture white paper, fp32 accumulate"),
+    "rtx 3090": PeakRates(35.6, 35.6, 71, 71, "NVIDIA Ampere GA102 white paper, fp32 accumulate"),
 }
 
 
@@ -66,8 +66,7 @@ def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
     float or None
         TFLOP/s of one GPU; None for a GPU that is not in the table.
     """
-    words = (gpu_name or "").lower().replace("-", " ")
-    peak = next((peak for key, peak in PEAKS.items() if f" {key} " in f" {words} "), None)
+    peak = _of_gpu(PEAKS, gpu_name)
     return getattr(peak, precision) if peak else None
 
 
@@ -77,12 +76,16 @@ MATMULS = {"h200": {"fp32": 52.8, "tf32": 381.8, "fp16": 738.6, "bf16": 771.6}}
 
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the measured rate of a large matrix product on a GPU, in TFLOP/s; None if it was not measured."""
+    return (_of_gpu(MATMULS, gpu_name) or {}).get(precision)
+
+
+def _of_gpu(table: dict[str, T], gpu_name: str | None) -> T | None:
     words = f" {(gpu_name or '').lower().replace('-', ' ')} "
-    return next((rates.get(precision) for key, rates in MATMULS.items() if f" {key} " in words), None)
+    return next((value for key, value in table.items() if f" {key} " in words), None)
 
 
 @dataclass(frozen=True)
-class Gpu:
+class InstalledGpu:
     """One GPU that this process may use; `index` is NVML's, over all GPUs of the machine."""
 
     index: int
@@ -92,22 +95,20 @@ class Gpu:
     capability: tuple[int, int]
 
 
-def gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible, in its order."""
-    return tuple(
-        _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    )  # read each time: a notebook may change it
+def gpus() -> tuple[InstalledGpu, ...]:
+    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible now, in its order."""
+    return tuple(_visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 @cache
-def _all_gpus() -> list[Gpu]:
+def _all_gpus() -> list[InstalledGpu]:
     with nvml.session() as api:
         return [_describe(api, index) for index in range(api.nvmlDeviceGetCount())] if api else []
 
 
-def _describe(api: Any, index: int) -> Gpu:
+def _describe(api: Any, index: int) -> InstalledGpu:
     handle = api.nvmlDeviceGetHandleByIndex(index)
-    return Gpu(
+    return InstalledGpu(
         index=index,
         name=_text(api.nvmlDeviceGetName(handle)),
         uuid=_text(api.nvmlDeviceGetUUID(handle)),
@@ -120,11 +121,11 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _visible(cards: list[Gpu], choice: str | None) -> list[Gpu]:
+def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu]:
     """Return the GPUs that CUDA would see: indexes or UUID prefixes, up to the first unknown one."""
     if choice is None:
         return cards
-    chosen: list[Gpu] = []
+    chosen: list[InstalledGpu] = []
     for word in filter(None, map(str.strip, choice.split(","))):
         match = [gpu for gpu in cards if (word == str(gpu.index) or gpu.uuid.startswith(word))]
         if len(match) != 1:
@@ -193,16 +194,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def loopback_works() -> bool:
-    """Return whether a process of this machine can connect to another one through 127.0.0.1."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
 def oom_kills() -> int:
     """Return the number of processes that Linux has killed for lack of memory since boot."""
     try:
@@ -218,16 +209,15 @@ def memory_gib() -> float:
 
 
 @cache
-def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets of the CPU, under Linux's names; empty on other systems."""
+def cpu_facts() -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the first core: name -> value; empty on other systems than Linux."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        rows = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
-        return frozenset()
-    flags = next((row for row in text.splitlines() if row.startswith(("flags", "Features"))), "")
-    return frozenset(flags.partition(":")[2].split())
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
 
 
 def cpu_supports_fp16() -> bool:
     """Return whether the CPU has fp16 arithmetic that torch uses; without it DeepSpeed refuses fp16."""
-    return bool(cpu_flags() & {"avx512_fp16", "avx_ne_convert", "amx_fp16"})
+    return not {"avx512_fp16", "avx_ne_convert", "amx_fp16"}.isdisjoint(cpu_facts().get("flags", "").split())

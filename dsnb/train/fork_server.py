@@ -5,7 +5,7 @@ rank is a process of its own with a fresh copy of the server's memory. The serve
 GPU, so a run inherits nothing from the one before.
 
 The server reads one JSON line per run from a Unix socket ({"ranks": [environment, ...], "cwd", "log", "worker",
-"run_dir", "umask"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. It kills the ranks when the
+"run_dir"}), answers {"pids": [...]} and then {"rank", "exit"} for each rank. It kills the ranks when the
 client disconnects, and exits when the process that started it ends.
 """
 
@@ -151,7 +151,6 @@ def run_as_rank(request: dict[str, Any], environment: dict[str, str], report: in
         signals.die_with_parent(server)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, group)
-        os.umask(request["umask"])
         redirect(request["log"])
         os.environ.clear()
         os.environ.update(environment)

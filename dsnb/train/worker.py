@@ -25,7 +25,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
-from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
+from dsnb.system.nvml import POWER_COUNTER
 from dsnb.train import compiling, failure, over_ranks, profiling, rendezvous, token_work
 from dsnb.train.alibi import FLEX_NAME
 from dsnb.train.attention import KernelWatch
@@ -80,7 +80,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         meter = make_meter(run, experiment, device, nvml_gpu, position)
         built = launch_clock.now_s()
         measured = train_steps(experiment, trainer, data, meter, position)
-        source = power_source(device, nvml_gpu)
+        source = POWER_COUNTER if nvml_gpu and nvml_gpu.energy else None
     phases_s = {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s}
     record = {**describe(trainer, device), **measured, "power_source": source, "phases_s": phases_s}
     if rank() == 0:
@@ -233,13 +233,6 @@ def limit_memory(experiment: Experiment, device: torch.device) -> None:
 def weight_decay(experiment: Experiment, updates: int) -> float:
     """Return the factor that weight decay alone applies to a weight over `updates` updates."""
     return float((1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates)
-
-
-def power_source(device: torch.device, nvml_gpu: Gpu | None) -> str | None:
-    """Return how the energy of the timed steps is measured; None on a CPU, where it is not."""
-    if device.type != "cuda":
-        return None
-    return POWER_COUNTER if nvml_gpu and nvml_gpu.energy else POWER_AVERAGE
 
 
 def versions() -> dict[str, str | None]:

@@ -7,7 +7,7 @@ import pytest
 import dsnb
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.loss_gaps import loss_gaps_pct, median_of_others, repeat_gaps_pct
-from dsnb.runs.literature import measured
+from dsnb.runs.literature import tables
 
 SETTING = {
     "sweep": "s",
@@ -106,7 +106,7 @@ def test_repeats_train_alike_or_are_flagged():
 def test_runs_on_h200_that_compute_something_else():
     """Found on 2026-11-23 (docs/LOG.md): of two causes, and nothing else among 494 runs."""
     runs = dsnb.published("h200")
-    found = flags(runs, measured.steps("published: h200"))
+    found = flags(runs, tables.steps("published: h200"))
     flagged = runs[[Flag.LOSS in own for own in found["flags"]]]
     names = flagged["experiment"]
     raced = names.str.match("gpt2-xl_plain_bf16_gpus1_bs2_sl1024")  # its compiled runs, and the eager ones beside them

@@ -24,7 +24,7 @@ from dsnb.analysis.ratio_errors import (
 )
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
-from tests.prediction.test_time_errors import runs
+from tests.prediction.made_up import runs
 
 
 def test_errors_of_ratios_by_hand():

@@ -9,12 +9,13 @@ from dsnb.analysis import ratio_errors
 from dsnb.analysis.ratio_errors import RatioError
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
-from tests.prediction.made_up import MODEL_TRACE
+from dsnb.prediction.traces import Trace
+from tests.prediction.made_up import RECORD
 
 
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
-    monkeypatch.setattr(predict, "traces", lambda asked: [MODEL_TRACE.of(int(one.micro_batch_size)) for one in asked])
+    monkeypatch.setattr(predict, "traces", lambda asked: [Trace.of(RECORD, int(one.micro_batch_size)) for one in asked])
 
 
 def given(**settings):

@@ -232,7 +232,8 @@ def test_in_a_kernel_predictions_and_the_sweep_show_up_by_themselves(tmp_path, f
 
 @pytest.mark.parametrize(("name", "known"), [("NVIDIA H200", "H200"), ("NVIDIA GeForce GT 710", "")])
 def test_the_gpu_of_this_machine_is_taken_if_it_is_known(monkeypatch, name, known):
-    monkeypatch.setattr(hardware, "gpus", lambda: [hardware.Gpu(0, name, "GPU-0", 80.0, (9, 0))] if name else [])
+    cards = [hardware.InstalledGpu(0, name, "GPU-0", 80.0, (9, 0))] if name else []
+    monkeypatch.setattr(hardware, "gpus", lambda: cards)
     monkeypatch.setattr(module, "predicted", lambda made, *_: made.table)
     design = dsnb.design(SMALL)
     assert design.form.gpu.value == known

@@ -32,35 +32,35 @@ def interrupted_connect(client):
     return connect(client)
 
 KernelManager._async_cleanup_resources = tidy_late
-if "at the start" in Path(sys.argv[1]).read_text():
-    NotebookClient.start_new_kernel_client = interrupted_connect
-try:
-    notebook.execute(*map(Path, sys.argv[1:]), {})
-except BaseException as error:
-    print(f"{type(error).__name__}: {error}", psutil.Process().children())
+for source in sorted(Path.cwd().glob("*/in.ipynb")):
+    NotebookClient.start_new_kernel_client = interrupted_connect if "starts" in str(source) else connect
+    try:
+        notebook.execute(source, source.with_name("out.ipynb"), {})
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", psutil.Process().children())
 """
 
 DIED = "the kernel of in.ipynb failed:"
+CELLS = {
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "starts": "pass",
+    "works": "import os, time; os.kill(os.getppid(), 2); time.sleep(100)",
+}
 
 
-@pytest.mark.parametrize(
-    ("source", "end"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", f"KernelDiedError: {DIED} it was killed by signal 9 (SIGKILL)"),
-        ("pass  # at the start", "KeyboardInterrupt: "),
-        ("import os, time; os.kill(os.getppid(), 2); time.sleep(100)", "KeyboardInterrupt: "),
-    ],
-    ids=["killed", "interrupted while it starts", "interrupted while it works"],
-)
 @pytest.mark.process
-def test_only_the_caller_hears_of_a_kernels_end(tmp_path, source, end):
-    nbformat.write(nbf.new_notebook(cells=[nbf.new_code_cell(source)]), tmp_path / "in.ipynb")
-    command = [sys.executable, "-c", EXECUTE, str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
-    assert (done.stdout, done.stderr) == (f"{end} []\n", "")
-    if "time" in source:  # the cell was executing
-        (cell,) = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
-        assert [output["text"] for output in cell.outputs] == ["interrupted\n"]
+def test_only_the_caller_hears_of_a_kernels_end(tmp_path):
+    """The kernel is killed, or the notebook is interrupted while its kernel starts or a cell works."""
+    for name, source in CELLS.items():
+        (tmp_path / name).mkdir()
+        nbformat.write(nbf.new_notebook(cells=[nbf.new_code_cell(source)]), tmp_path / name / "in.ipynb")
+    command = [sys.executable, "-c", EXECUTE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S)
+    killed = f"KernelDiedError: {DIED} it was killed by signal 9 (SIGKILL) []"
+    assert done.stdout.splitlines() == [killed, "KeyboardInterrupt:  []", "KeyboardInterrupt:  []"]
+    assert done.stderr == ""
+    (cell,) = nbformat.read(tmp_path / "works" / "out.ipynb", as_version=4).cells
+    assert [output["text"] for output in cell.outputs] == ["interrupted\n"]
 
 
 @pytest.mark.process

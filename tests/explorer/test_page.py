@@ -11,16 +11,19 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.analysis import decide
 from dsnb.analysis.comparisons import differences
+from dsnb.explorer import page as pages
 from dsnb.explorer import single_runs
-from dsnb.explorer.state import options, values
+from dsnb.explorer.payload import answered, payload
+from dsnb.explorer.state import options, question, values
 from dsnb.files import records
+from dsnb.render.words import words
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
-from tests.support.browser import CALM, SETTLED, violations
+from tests.support.browser import CALM, ROOT, SETTLED, Tabs, violations
 
-ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
     "<img src=x onerror='window.hacked = 1'>",
@@ -33,28 +36,41 @@ HOSTILE = [
     "javascript:window.hacked=1",
     "{{ 7 * 7 }} $x$ [a](b)",
 ]
+FIRST_CHART = ".dsnb-chart canvas"
 
 
 @pytest.fixture(scope="module")
 def runs():
     """Give runs with all that may be missing: figures, settings, repeats."""
-    few = {
-        "grad_accum": [1, 4],
-        "seq_len": [1024],
-        "micro_batch_size": [8, 64],
-        "gpus": [1, 4],
-    }
-    table = made_up.runs(300, seed=1, **few)
-    table.loc[::17, "power_w"] = np.nan
-    table.loc[::17, "tokens_per_joule"] = np.nan
+    table = made_up.runs(300, seed=1, grad_accum=[1, 4], seq_len=[1024], micro_batch_size=[8, 64], gpus=[1, 4])
+    table.loc[::17, ["power_w", "tokens_per_joule"]] = np.nan
     table["activation_checkpointing"] = table["activation_checkpointing"].astype(object)
     table.loc[table["experiment"].isin(table["experiment"].unique()[::9]), "activation_checkpointing"] = None
     return table
 
 
+@pytest.fixture
+def explorer(runs):
+    return dsnb.explore(runs)
+
+
 @pytest.fixture(scope="module")
 def saved(runs, tmp_path_factory):
     return dsnb.explore(runs).save(tmp_path_factory.mktemp("page") / "page.html")
+
+
+@pytest.fixture(scope="module")
+def opened(saved, chromium):
+    return Tabs(chromium).open(saved)
+
+
+@pytest.fixture
+def page(opened):
+    """Give the page of `runs` in its usual state; at the end, it has said nothing and asked for nothing."""
+    opened.tab.set_viewport_size({"width": 1280, "height": 1600})
+    opened.tab.evaluate(f"scrollTo(0, 0), {ROOT}.set({ROOT}.model.state)")
+    yield opened
+    assert (opened.said, opened.outside) == ([], [])
 
 
 def chosen(random_state, explorer):
@@ -80,10 +96,12 @@ def positions(explorer):
     return [int(explorer.data.runs.index.get_loc(index)) for index in explorer.selection.index]
 
 
-def test_sixty_states_select_in_the_page_what_they_select_in_pandas(runs, saved, watched):
-    page = watched(saved)
-    explorer, draw = dsnb.explore(runs), random.Random(0)
-    sizes = set()
+def csv_rows(waiting):
+    return list(csv.DictReader(io.StringIO(waiting.value.path().read_text(encoding="utf-8"), newline="")))
+
+
+def test_states_select_in_the_page_what_they_select_in_pandas(explorer, page):
+    draw, sizes = random.Random(0), set()
     select = f"(states) => states.map((state) => ({ROOT}.set(state), [...{ROOT}.selected]))"
     for _ in range(4):  # fifteen at a time: the page draws what the last of them selects
         changes = [chosen(draw, explorer) for _ in range(15)]
@@ -92,38 +110,590 @@ def test_sixty_states_select_in_the_page_what_they_select_in_pandas(runs, saved,
             assert selected == positions(explorer)
             sizes.add(len(explorer.selection))
     assert len(sizes) > 25
+
+
+def test_the_pages_own_controls_set_the_same_states(explorer, page):
+    tab = page.tab
+    tab.locator("fieldset", has_text="strategy").get_by_text("ZeRO 3", exact=True).click()
+    tab.locator(".dsnb-legend button", has_text="bf16").click()
+    tab.locator("fieldset", has_text="precision").get_by_text("fp16", exact=True).click()
+    tab.get_by_label("Y axis", exact=True).select_option("days")
+    tab.get_by_label("X axis", exact=True).select_option("power_w")
+    tab.get_by_label("Colour by").select_option("gpus")
+    tab.get_by_label("Y scale").select_option("log")
+    tab.get_by_label("Training tokens (billions)").fill("50")
+    tab.get_by_label("Training tokens (billions)").press("Enter")
+    explorer.set(strategy="ZeRO 3", precision=["bf16", "fp16"], y="days", x="power_w", colour="gpus", y_scale="log")
+    explorer.set(train_tokens=50e9)
+    assert tab.evaluate(f"{ROOT}.state") == explorer.state
+    assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
+    assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(explorer.selection)} of 300 runs")
+    tab.get_by_role("button", name="Reset").click()
+    assert tab.evaluate(f"{ROOT}.selected.length") == 300
+
+
+def drag(tab, start, end):
+    """Draw a region in the first chart, from and to shares of its size."""
+    box = tab.locator(FIRST_CHART).first.bounding_box()
+    tab.mouse.move(box["x"] + start[0] * box["width"], box["y"] + start[1] * box["height"])
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + end[0] * box["width"], box["y"] + end[1] * box["height"], steps=5)
+    tab.mouse.up()
+    tab.evaluate(CALM)
+
+
+def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(page):
+    tab = page.tab
+    drag(tab, (0.2, 0.1), (0.6, 0.7))
+    state, selected = tab.evaluate(f"{ROOT}.state.brush"), tab.evaluate(f"{ROOT}.selected")
+    assert 5 < len(selected) < 290
+    inside = f"(({{ canvas, view }}) => canvas.clientWidth - view.origin()[0] - view.signal('width'))({ROOT}.scatter)"
+    assert 5 <= tab.evaluate(inside) < 30  # the axes end where the canvas does
+    for _ in "on", "off":
+        tab.locator(".dsnb-chip", has_text="bf16").click()
+    tab.set_viewport_size({"width": 700, "height": 900})
+    tab.evaluate(CALM)
+    tab.get_by_label("Y scale").select_option("log")
+    tab.evaluate(CALM)
+    assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected]") == [state, selected]
+    tab.get_by_role("button", name="Clear region").click()
+    tab.evaluate(CALM)
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    for clear in (
+        lambda: tab.get_by_role("button", name="Reset").click(),
+        lambda: drag(tab, (0.95, 0.05), (0.95, 0.05)),
+    ):
+        drag(tab, (0.3, 0.2), (0.7, 0.8))
+        assert tab.evaluate(f"{ROOT}.state.brush") is not None
+        clear()  # or a click beside it
+        tab.evaluate(CALM)
+        assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected.length]") == [None, 300]
+
+
+def test_a_region_over_a_setting_snaps_to_its_values(runs, page):
+    tab = page.tab
+    tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
+    tab.evaluate(SETTLED)
+    box = tab.evaluate(
+        f"(({{ scatter }}) => [1.02, 1.4].map((at) => (scatter.view.origin()[0] + 5 + scatter.view.scale('x')(at))"
+        f" / scatter.canvas.clientWidth))({ROOT})"
+    )
+    drag(tab, (box[0], 0.03), (box[1], 0.85))
+    chosen_runs = runs.iloc[tab.evaluate(f"{ROOT}.selected")]
+    assert set(chosen_runs["zero_stage"]) == {1}
+    assert len(chosen_runs) == (runs.query("status == 'ok'")["zero_stage"] == 1).sum()
+
+
+def test_a_page_asks_for_nothing_and_may_not(saved, watched):
+    page = watched(saved)
+    assert (page.said, page.outside) == ([], [])
+    tried = page.tab.evaluate(
+        """async () => {
+          const script = document.createElement("script");
+          script.textContent = "window.hacked = 1";
+          document.body.append(script);
+          const image = new Image();
+          const loaded = new Promise((done) => {
+            image.onload = () => done("loaded");
+            image.onerror = () => done("refused");
+          });
+          image.src = "http://127.0.0.1:9/x.png";
+          const fetched = await fetch("http://127.0.0.1:9/").then(() => "fetched", () => "refused");
+          return [window.hacked ?? "refused", await loaded, fetched];
+        }"""
+    )
+    assert tried == ["refused", "refused", "refused"]
+    assert len([line for line in page.said if "Content Security Policy" in line]) >= 3
+
+
+def test_hostile_text_stays_text(tmp_path, watched):
+    """Every text field of a table of runs is hostile in turn, and all of them at once."""
+    table = made_up.runs(len(HOSTILE) * 3)
+    texts = [HOSTILE[index // 3] for index in range(len(table))]
+    bad = np.arange(len(table)) % 3 == 2
+    table = table.assign(
+        experiment=texts, model=texts, sweep=texts[::-1], gpu_name=texts, data=texts, cause=np.where(bad, texts, None),
+        status=np.where(bad, "failed", "ok"), precision=texts, note=texts,
+    )  # fmt: skip
+    page = watched(dsnb.explore(table).save(tmp_path / "page.html", title=HOSTILE[0]))
+    tab = page.tab
+    for run in range(0, len(table), 3):
+        tab.evaluate(f"{ROOT}.open({run + 2})")
+        shown = tab.locator(".dsnb-card", has_text="One run").first.evaluate("(node) => node.textContent")
+        assert texts[run] in shown
+        tab.evaluate(f"{ROOT}.describe({{ id: {run} }})")
+    tab.evaluate(f"{ROOT}.set({{ colour: 'precision', along: 'gpu_name', x: 'precision' }})")
+    tab.evaluate(SETTLED)
+    tab.mouse.move(400, 500)
+    assert any("</script><script>" in name for name in tab.locator(".dsnb-link").all_inner_texts())
+    assert tab.title() == HOSTILE[0]
+    assert tab.evaluate("window.hacked === undefined")
+    assert tab.evaluate("document.querySelectorAll('img, iframe, object').length") == 0
+    assert tab.evaluate("document.scripts.length") == 2
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert (page.outside, page.said) == ([], [])
+
+
+def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explorer, page):
+    tab = page.tab
+    explorer.set(strategy=["ZeRO 1", "ZeRO 3"], y="power_w", x="device_memory_gib", colour="gpus")
+    explorer.set(brush={"x": [0, float("inf")], "y": [0, 1e4]}, pins=[runs["experiment"][0], 4], run=7)
+    explorer.set(sort=["mfu", "ascending"], y_scale="log", base=runs["experiment"][9])
+    explorer.set(train_tokens=5e9, objective="cost", gpus_at_hand=4, prices={"GPU": 1.5}, currency="€", relevance=0.05)
+    tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
+    tab.evaluate(CALM, 300)  # an address is written once the controls rest
+    other = tab.context.new_page()
+    other.goto(tab.evaluate("location.href"))
+    other.evaluate(SETTLED)
+    assert other.evaluate(f"{ROOT}.state") == explorer.state
+    assert other.evaluate(f"{ROOT}.selected") == positions(explorer)
+    other.get_by_role("button", name="Reset").click()
+    usual = dsnb.explore(runs).state
+    assert other.evaluate(f"{ROOT}.state") == usual
+    bad = {
+        **{"y": "x", "strategy": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": ["mfu"]},
+        **{"task": "x", "objective": "speed", "gpus_at_hand": -1, "prices": {"GPU": "1"}, "currency": "x" * 9},
+        **{"base": 3, "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "relevance": 1},
+    }
+    read = f"(text) => {{ location.hash = `explorer=${{encodeURIComponent(text)}}`; return {ROOT}.address.read(); }}"
+    for text in (json.dumps(bad), "null", "[1]", "%", '{"brush": 7}', '{"pins": [true]}'):
+        assert other.evaluate(read, text) == {}
+    assert other.evaluate(read, '{"columns": ["mfu"], "y": "mfu"}') == {"y": "mfu"}  # of an earlier page
+    other.close()
+
+
+def test_what_is_shown_is_saved(runs, page):
+    tab = page.tab
+    tab.evaluate(f"{ROOT}.set({{ precision: ['bf16'] }})")
+    with tab.expect_download() as waiting:
+        tab.get_by_role("button", name="Save as PNG: All runs; the tables below contain the same data").click()
+    assert waiting.value.suggested_filename == "runs-tokens-s-gpu-against-memory-allocated.png"
+    picture = waiting.value.path().read_bytes()
+    width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    assert picture.startswith(b"\x89PNG")
+    assert (width, height) == tuple(
+        tab.evaluate(
+            f"(({{ canvas }}) => [2 * canvas.clientWidth, 2 * (canvas.clientHeight + 4 * 18)])({ROOT}.scatter)"
+        )
+    )
+    table = tab.locator(".dsnb-card", has_text="Save as CSV")
+    head = table.get_by_role("columnheader", name="tokens/s/GPU")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    with tab.expect_download() as waiting:
+        tab.get_by_role("button", name="Save as CSV").click()
+    rows, plain = csv_rows(waiting), runs[runs["precision"] == "bf16"]
+    assert len(rows) == len(plain)
+    rates = [float(row["tokens/s/GPU"]) for row in rows if row["tokens/s/GPU"]]
+    assert rates == sorted(rates, reverse=True)
+    assert sorted(rates) == pytest.approx(sorted(plain["tokens_per_s_per_gpu"].dropna()), rel=1e-14)
+    assert {row["cause"] for row in rows if row["status"] == "oom"} == {"rank 0: CUDA out of memory"}
+    assert rows[0]["experiment"] in table.locator("tbody tr").first.inner_text()
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    tab.get_by_role("button", name="Next").click()
+    assert tab.locator(".dsnb-range-shown").inner_text().startswith("26 to 50 of ")
+
+
+def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, watched):
+    folder = tmp_path / "made_up"
+    made_up.write_folders(made_up.runs(3).assign(experiment="javascript:alert(1)#?"), folder)
+    plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
+    for path in (profiled.trace, profiled.flops, plain.trace):  # that of a run without a profile is not its own
+        path.write_text("x")
+    records.write_json(profiled.experiment, {**records.read_json(profiled.experiment), "profile": True})
+    records.write_json(profiled.profile, {"forward_s": 0.0123, "backward_s": 0.02})
+    profiled.notebook.unlink()
+    page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
+    page.tab.evaluate(f"{ROOT}.open(1)")
+    links = page.tab.locator(".dsnb-bar a")
+    assert links.all_inner_texts() == ["Trace of one step", "FLOPs by module"]
+    targets = links.evaluate_all("(nodes) => nodes.map((node) => decodeURIComponent(node.href))")
+    assert targets == [f"file://{path}" for path in (profiled.trace, profiled.flops)]
+    assert page.tab.get_by_text("Profiled step: forward 12.3 ms, backward 20.0 ms.").is_visible()
+    page.tab.evaluate(f"{ROOT}.open(0)")
+    assert links.all_inner_texts() == ["Executed notebook"]
+    assert (page.outside, page.said) == ([], [])
+
+
+def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, page):
+    tab = page.tab
+    tab.evaluate(f"{ROOT}.set({{ status: ['oom', 'failed'] }})")
+    lost = (runs["status"] != "ok").sum()
+    assert lost > 5
+    drawn = tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, x }}) => [id, x])")
+    assert len(drawn) == lost
+    needed = (runs["oom_allocated_gib"] + runs["oom_requested_gib"])[runs["status"] == "oom"].round(3)
+    assert {run: dict(drawn)[run] for run in needed.index} == pytest.approx(needed.to_dict())
+    assert tab.evaluate(f"{ROOT}.scatter.view.data('capacity_x')")[0]["x"] == 140
+    first = int(needed.index[0])
+    sentence = f"138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB"
+    assert sentence in tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
+    tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
+    assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
+    shortages = tab.evaluate(f"{ROOT}.scatter.view.data('shortages').map(({{ id, y }}) => [id, y])")
+    assert dict(shortages) == pytest.approx(needed.to_dict())
+    assert "not ok: oom" in tab.locator(".dsnb-legend").inner_text()
+    assert f"{lost} of 300 runs" in tab.locator(".dsnb-count").inner_text()
+    assert tab.locator("td.dsnb-bad", has_text="oom").count() > 0
+
+
+PLACE = """({ scatter, medians, losses }, name) => {
+  const chart = { scatter, medians, losses }[name];
+  chart.canvas.scrollIntoView({ block: "center" });
+  const box = chart.canvas.querySelector("canvas").getBoundingClientRect();
+  const [[left, top], pad] = [chart.view.origin(), chart.view.padding()];
+  const [across, up] = [chart.view.scale("x"), chart.view.scale("y")];
+  return ({ x, y }) => [box.left + pad.left + left + across(x), box.top + pad.top + top + up(y)];
+}"""
+POINT = f"""(isOnFront) => {{
+  const place = ({PLACE})({ROOT}, "scatter");
+  const points = {ROOT}.scatter.view.data("points").map((one) => [place(one), one.id]);
+  const rings = {ROOT}.scatter.view.data("front").map((one) => [place(one)]);
+  const near = ([[x, y]], others) => others.filter(([[left, top]]) => Math.hypot(x - left, y - top) < 12).length;
+  const [[x, y], id] = points.find((one) => near(one, points) === 1 && near(one, rings) === isOnFront);
+  return [x, y, id];
+}}"""
+MEDIAN = f"""() => {{
+  const mark = {ROOT}.medians.view.data("medians").find(({{ low, high }}) => low < high);
+  return [{{ id: mark.id, isExperiment: mark.isExperiment }}, ({PLACE})({ROOT}, "medians")(mark)];
+}}"""
+LINE = f"""() => {{
+  const lines = {ROOT}.losses.view.data("lines");
+  const [x, y] = lines[0].path.split("L").at(-2).split(",").map(Number);
+  return [lines.map(({{ id }}) => id), ({PLACE})({ROOT}, "losses")({{ x, y }})];
+}}"""
+
+
+def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monkeypatch):
+    """A run on the front or off it, under a region or not; a median; a line. Steps that do not fit are left out."""
+    monkeypatch.setattr(single_runs, "MAX_NUMBERS", 9 * single_runs.MIN_POINTS * 20)
+    table = made_up.runs(60).assign(recompilations=2)
+    table = table[(table["repeat"] == 1) | (table["experiment"] == table["experiment"][0])]
+    made_up.write_folders(table, tmp_path / "s")
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
+    page = watched(explorer.save(tmp_path / "page.html"))
+    tab, shown = page.tab, explorer.data.runs
+    left_out = "are left out of this file to keep it small; they are in the run folders."
+    assert f"The steps of 2 of the 22 selected runs {left_out}" in tab.locator(".dsnb-explorer").inner_text()
+    for front, brush in ((0, None), (1, {"x": [-1, 1e9], "y": [-1, 1e9]})):
+        tab.evaluate(f"(state) => {ROOT}.set(state)", {"run": None, "brush": brush})
+        tab.evaluate(CALM)
+        across, down, run = tab.evaluate(POINT, front)
+        tab.mouse.move(across, down)
+        assert tab.locator(".dsnb-tip").first.is_visible()
+        tab.mouse.click(across, down)
+        tab.evaluate(CALM)
+        assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
+        assert tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
+    series = tab.evaluate(f"Object.keys({ROOT}.model.series).map(Number)")
+    tab.evaluate(f"{ROOT}.open({next(run for run in range(22) if run not in series)})")
+    assert f"The steps of this run {left_out}" in tab.locator(".dsnb-explorer").inner_text()
+    tab.evaluate(f"{ROOT}.open({series[0]})")
+    tab.evaluate(SETTLED)
+    assert tab.locator(".dsnb-series canvas").count() == 6
+
+    tab.evaluate(f"{ROOT}.set({{ brush: null, base: null, run: null }})")
+    tab.evaluate(CALM)
+    mark, place = tab.evaluate(MEDIAN)
+    name = tab.evaluate(f"{ROOT}.model.experiments.names[{mark['id']}]")
+    lines = tab.evaluate(f"(mark) => {ROOT}.describe(mark)", mark)
+    assert lines[0] == name
+    count = shown.loc[shown["experiment"] == name, "tokens_per_s_per_gpu"].notna().sum()
+    assert any(re.search(rf"\(median of {count} runs: [\d,.]+ to [\d,.]+\)", line) for line in lines)
+    tab.mouse.click(*place)
+    tab.evaluate(CALM)
+    assert tab.evaluate(f"{ROOT}.state.base") in set(shown["experiment"])
+
+    drawn, place = tab.evaluate(LINE)
+    tab.mouse.move(*place)
+    tab.evaluate(CALM)
+    hovered = tab.evaluate(f"{ROOT}.losses.view.signal('hovered')")
+    assert hovered in drawn  # and the others fade
+    assert tab.locator(".dsnb-tip:visible").inner_text().startswith(shown["experiment"].iloc[hovered])
     assert page.said == []
 
 
-def settings(rates, memory):
-    """Give one ok run for each setting, which differ in their micro-batch."""
-    table = made_up.runs(len(rates), repeats=1, micro_batch_size=list(range(1, 1 + len(rates))), **ONE_OF_EACH)
-    table = table.sort_values("micro_batch_size").assign(
-        status="ok", tokens_per_s=rates, tokens_per_s_per_gpu=rates, peak_allocated_gib=memory
+def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
+    """In light and dark, on a screen and a phone, with all that opens, then with all tasks."""
+    made_up.write_folders(made_up.runs(45, seq_len=[512, 1024]), tmp_path / "s")
+    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
+    page = watched(explorer.save(tmp_path / "page.html"), bypass_csp=True)
+    tab = page.tab
+    pins = list(dict.fromkeys(explorer.selection["experiment"]))[:2]
+    run = int(np.flatnonzero(explorer.selection["status"] == "ok")[0])
+    one = {"run": run, "pins": pins, "strategy": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
+    looks = [(1280, "light"), (390, "dark")], [(390, "light")]
+    for state, seen in zip((one, {"task": "all"}), looks, strict=True):
+        tab.evaluate(f"(state) => {ROOT}.set(state)", state)
+        tab.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
+        for width, scheme in seen:
+            tab.set_viewport_size({"width": width, "height": 900})
+            tab.emulate_media(color_scheme=scheme)
+            tab.evaluate(SETTLED)
+            assert violations(tab) == []
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def stroke(tab, start, end):
+    """Move a finger over the first chart, from and to shares of its size."""
+    box = tab.locator(FIRST_CHART).first.bounding_box()
+    session = tab.context.new_cdp_session(tab)
+    for share in range(9):
+        across, up = (start[side] + (end[side] - start[side]) * share / 8 for side in (0, 1))
+        point = {"x": box["x"] + across * box["width"], "y": box["y"] + up * box["height"]}
+        kind = "touchMove" if share else "touchStart"
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
+        tab.wait_for_timeout(16)
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    tab.evaluate(CALM, 250)
+
+
+def test_a_finger_draws_a_region_sideways_and_scrolls_up_and_down(explorer, saved, watched):
+    page = watched(saved, viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    tab = page.tab
+    tab.locator(FIRST_CHART).first.scroll_into_view_if_needed()
+    stroke(tab, (0.3, 0.3), (0.97, 0.9))
+    region, selected = tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected]")
+    assert 5 < len(selected) < 290
+    assert selected == positions(explorer.set(brush=region))
+    before = tab.evaluate("scrollY")
+    stroke(tab, (0.6, 0.9), (0.62, 0.3))
+    assert tab.evaluate("scrollY") > before + 50
+    stroke(tab, (0.02, 0.5), (0.6, 0.6))  # from beside the axes
+    assert tab.evaluate(f"{ROOT}.state.brush") == region
+    stroke(tab, (0.9, 0.8), (0.9, 0.8))  # a tap beside all marks
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    assert page.said == []
+
+
+def test_the_keyboard_reaches_and_uses_every_control(page):
+    tab = page.tab
+    tab.evaluate(f"{ROOT}.set({{ run: 0, brush: {{ x: [0, 50], y: [0, 1e6] }} }})")
+    wanted = tab.evaluate(
+        """() => {
+          const all = [...document.querySelectorAll("button, input, select, summary, a[href], [tabindex='0']")];
+          const closed = (node) => node.closest("details:not([open]) > :not(summary)");
+          window.controls = all.filter((node) => !node.disabled && node.offsetParent !== null && !closed(node));
+          return window.controls.length;
+        }"""
     )
-    return table.assign(experiment=[chr(97 + place) for place in range(len(rates))]).reset_index(drop=True)
+    reached = set()
+    for _ in range(wanted + 10):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("window.controls.indexOf(document.activeElement)"))
+    assert reached - {-1} == set(range(wanted))
+    assert wanted > 40
+
+    tab.get_by_role("button", name="Clear region").focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+    tab.locator(".dsnb-chip input").first.focus()
+    tab.keyboard.press("Space")
+    assert tab.locator(".dsnb-chip input").first.is_checked()
+    assert 0 < tab.evaluate(f"{ROOT}.selected.length") < 300
+    assert tab.evaluate("document.activeElement.type") == "checkbox"  # the focus stays where it was
+    tab.get_by_label("Y axis", exact=True).focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.evaluate(f"{ROOT}.state.y") != "tokens_per_s_per_gpu"
+    tab.locator(".dsnb-link").first.focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.tagName") == "H4"  # the reader is taken to the run
 
 
-ONE_OF_EACH = {
-    "zero_stage": [1],
-    "precision": ["bf16"],
-    "grad_accum": [1],
-    "activation_checkpointing": [False],
-    "gpus": [1],
+def test_printed_it_is_light_and_complete(saved, watched):
+    page = watched(saved, color_scheme="dark")
+    page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
+    assert page.tab.locator(".dsnb-runs tbody tr").count() == 300
+    page.tab.emulate_media(media="print")
+    page.tab.set_viewport_size({"width": 718, "height": 1000})  # A4 without its margins
+    cut = "(nodes) => nodes.filter((node) => node.getBoundingClientRect().right > innerWidth).length"
+    assert page.tab.locator(".dsnb-explorer :is(th, td)").evaluate_all(cut) == 0
+    page.tab.emulate_media(media="screen")
+    page.tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#e6e9ed"
+
+
+OUT_OF_VIEW = f"""async () => {{
+  const table = document.querySelector(".dsnb-runs");
+  const seen = () => [table.innerText, document.documentElement.scrollHeight, table.scrollTop, table.scrollLeft];
+  scrollTo(0, 0);
+  await new Promise(requestAnimationFrame);
+  table.scrollTo(50, 90);
+  {ROOT}.set({{ precision: ["bf16"] }});
+  const now = seen();
+  await new Promise(requestAnimationFrame);
+  const [skipped, height] = [table.innerText === "", document.documentElement.scrollHeight];
+  await new Promise((done) => setTimeout(done));
+  return {{ now, skipped, height, afterwards: seen() }};
+}}"""
+
+
+def test_tables_out_of_view_are_painted_later_but_can_always_be_read(page):
+    page.tab.set_viewport_size({"width": 1280, "height": 800})
+    found = page.tab.evaluate(OUT_OF_VIEW)
+    assert found["skipped"]
+    assert found["now"][0].count("\tbf16\t") == 25
+    assert found["now"][2:] == [90, 50]
+    assert found["afterwards"] == found["now"]
+    assert found["height"] == found["now"][1]  # the page does not jump
+
+
+def test_without_scripts_the_page_says_what_it_needs(saved, chromium):
+    context = chromium.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(saved.as_uri())
+    assert tab.get_by_text("The explorer needs JavaScript").is_visible()
+    context.close()
+
+
+def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
+    table = made_up.runs(10_000, repeats=9)
+    saved = dsnb.explore(table).save(tmp_path / "page.html")
+    assert saved.stat().st_size < 3_000_000
+    page = watched(saved)
+    rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
+    found = pd.DataFrame(rows[1:], columns=rows[0])
+    for name in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_allocated_gib", "step_time_s"):
+        label = METRIC_LABELS[name]
+        figures = pd.to_numeric(found[label.heading]).to_numpy()
+        assert figures == pytest.approx(label.factor * table[name].to_numpy()[:300], rel=1e-14, nan_ok=True)
+    page.tab.locator(".dsnb-chip", has_text="bf16").click()
+    assert page.tab.evaluate(f"{ROOT}.selected.length") > 3000
+    assert page.said == []
+
+
+ONE_OF_EACH = {"zero_stage": [1], "precision": ["bf16"], "grad_accum": [1], "activation_checkpointing": [False]}
+
+
+def front():
+    """Give one ok run for each of six settings, which differ in their micro-batch."""
+    rates, memory = [100.0, 101.0, 110.0, 111.0, 130.0, 90.0], [10.0, 10.1, 10.15, 20.0, 20.1, 15.0]
+    table = made_up.runs(6, repeats=1, micro_batch_size=[1, 2, 3, 4, 5, 6], gpus=[1], **ONE_OF_EACH)
+    table = table.sort_values("micro_batch_size").assign(status="ok", tokens_per_s=rates, peak_allocated_gib=memory)
+    return table.assign(tokens_per_s_per_gpu=rates, experiment=list("abcdef")).reset_index(drop=True)
+
+
+def unstable():
+    """Give settings of which the fastest and one more have a run that is ten times as slow as the others."""
+    table = made_up.runs(24, seed=3, repeats=4, gpus=[1], precision=["bf16"]).assign(status="ok", cause=None)
+    table["gpu_memory_gib"] = 200.0
+    fast = table.groupby("experiment")["tokens_per_s"].median().idxmax()
+    other = next(name for name in table["experiment"] if name != fast)
+    slow = (table["repeat"] == 1) & table["experiment"].isin([fast, other])
+    table.loc[slow, ["tokens_per_s", "tokens_per_s_per_gpu"]] *= 0.1
+    return table
+
+
+def blocks():
+    """Give a setting with recomputed blocks and one without, of which nobody says which blocks these would be."""
+    table = made_up.runs(
+        2, micro_batch_size=[8], gpus=[1], **{**ONE_OF_EACH, "activation_checkpointing": [False, True]}
+    )
+    return table.assign(
+        status="ok", activation_checkpointing=[True, False], checkpoint_every=[2, 1], tokens_per_s=[2000.0, 1000.0],
+        experiment=["every-second", "none"], sweep="blocks",
+    )  # fmt: skip
+
+
+def missing_metrics():
+    table = made_up.runs(30)
+    return table.assign(**{name: np.nan for name in table if name.endswith(("_gib", "_pct", "_w", "mfu", "joule"))})
+
+
+ODD = {
+    "no runs": (made_up.runs(30).head(0), "There are no runs here yet: start the sweep first."),
+    "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
+    "only failed runs": (made_up.runs(30).assign(status="failed"), "not ok: 30 failed"),
+    "one axis": (front(), "6 of 6 runs in 6 experiments selected"),
+    "missing metrics": (missing_metrics(), "30 of 30 runs"),
+    "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
+    "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
+    "milliseconds": (made_up.runs(3).assign(status="ok", step_time_s=[0.0121, 0.0123, 0.0129]), "3 of 3 runs"),
+    "unstable": (unstable(), "24 of 24 runs"),
+    "blocks": (blocks(), "2 of 2 runs"),
 }
 
 
-def test_the_front_is_what_nothing_else_beats(tmp_path, watched):
-    rates, memory = [100.0, 101.0, 110.0, 111.0, 130.0, 90.0], [10.0, 10.1, 10.15, 20.0, 20.1, 15.0]
-    page = watched(dsnb.explore(settings(rates, memory)).save(tmp_path / "page.html"))
-    names = f"{ROOT}.frontier.map((point) => {ROOT}.model.experiments.names[point.experiment])"
-    front = f"(state) => ({ROOT}.set(state), {names})"
-    assert page.tab.evaluate(front, {"relevance": 0}) == list("abcde")  # f is slower than a
+@pytest.fixture(scope="module")
+def several(tmp_path_factory, chromium):
+    """Give one page with an explorer for each table of ODD."""
+    explorers = [dsnb.explore(table) for table, _ in ODD.values()]
+    pieces = "".join(pages.fragment(payload(one.data, one.state, None)) for one in explorers)
+    path = tmp_path_factory.mktemp("several") / "page.html"
+    path.write_text(f"<!doctype html><meta charset='utf-8'><title>x</title>{pieces}<script>{pages.script()}</script>")
+    return Tabs(chromium).open(path)
+
+
+def root(kind):
+    return f"document.querySelectorAll('.dsnb-explorer')[{list(ODD).index(kind)}].dsnb"
+
+
+def test_odd_tables_give_a_sensible_page(several):
+    tab = several.tab
+    for kind, (table, text) in ODD.items():
+        here = root(kind)
+        assert text in tab.evaluate(f"{here}.count.textContent")
+        for name in ("x", "y", "colour", "along"):
+            for value in tab.evaluate(f"{here}.model.options.{name}")[:: 1 if name == "y" else 4]:
+                tab.evaluate(f"{here}.set({{ {name}: '{value}' }})")
+        tab.evaluate(SETTLED)
+        if len(table):
+            tab.evaluate(f"{here}.open(0)")
+        shown = tab.locator(".dsnb-explorer").nth(list(ODD).index(kind)).locator(".dsnb-card")
+        messages = shown.locator(".dsnb-empty:visible").all_inner_texts()
+        assert all(messages)
+        assert len(messages) + shown.locator(".dsnb-chart:visible").count() >= 3
+        tab.evaluate(f"{here}.set({here}.model.state)")
+    assert (several.said, several.outside) == ([], [])
+
+
+def test_the_front_is_what_nothing_else_beats(several):
+    here = root("one axis")
+    names = f"{here}.frontier.map((point) => {here}.model.experiments.names[point.experiment])"
+    front = f"(state) => ({here}.set(state), {names})"
+    assert several.tab.evaluate(front, {"relevance": 0}) == list("abcde")  # f is slower than a
     # c takes 1.5 % more than a and is 10 % faster; d is 0.9 % faster than c for twice the memory
-    assert page.tab.evaluate(front, {"relevance": 0.02}) == ["c", "e"]
-    assert page.tab.evaluate(front, {"micro_batch_size": [1, 2, 4, 6]}) == ["a", "b", "d"]
-    assert page.tab.evaluate(front, {"micro_batch_size": [], "y": "peak_allocated_gib"}) == []  # one figure
-    assert "choose two different metrics" in page.tab.locator(".dsnb-front").inner_text()
+    assert several.tab.evaluate(front, {"relevance": 0.02}) == ["c", "e"]
+    assert several.tab.evaluate(front, {"micro_batch_size": [1, 2, 4, 6]}) == ["a", "b", "d"]
+    assert several.tab.evaluate(front, {"micro_batch_size": [], "y": "peak_allocated_gib"}) == []  # one figure
+    assert "choose two different metrics" in several.tab.evaluate(f"{here}.front.textContent")
+
+
+def test_the_page_has_seconds_and_shows_milliseconds(several):
+    tab, here = several.tab, root("milliseconds")
+    tab.evaluate(f"{here}.set({{ y: 'step_time_s' }})")
+    assert tab.evaluate(f"[...{here}.model.columns.get('step_time_s')]") == [0.0121, 0.0123, 0.0129]
+    assert "step time 12.3 ms" in tab.evaluate(f"{here}.front.textContent")
+    assert tab.evaluate(f"{here}.scatter.view.data('points').map(({{ y }}) => y)") == [0.0121, 0.0123, 0.0129]
+    assert tab.evaluate(f"{here}.scatter.view.signal('y_factor')") == 1000
+    tab.evaluate(f"{here}.set({{ brush: {{ x: [0, 1e9], y: [0.0123, 0.0129] }} }})")
+    head, *rows = tab.evaluate(f"{here}.table.lines()")
+    assert [row[head.index("step time (ms)")] for row in rows] == [12.3, 12.9]
+
+
+def test_unstable_settings_are_named_first_and_are_on_no_front(several):
+    tab, here, table = several.tab, root("unstable"), ODD["unstable"][0]
+    spread = table.groupby("experiment")["tokens_per_s_per_gpu"]
+    unsteady = set(spread.max().index[spread.max() > 1.5 * spread.min()])
+    card = tab.evaluate(f"{here}.card.node.textContent")
+    assert "2 settings are unstable and not ranked: their repeats differ by more than 1.5 times in tokens/s (" in card
+    assert "while nothing else uses the machine (see docs/how-to/noise.md)." in card
+    front = tab.evaluate(f"{here}.frontier.map((point) => {here}.model.experiments.names[point.experiment])")
+    assert front
+    assert not unsteady & {*front, tab.evaluate(f"{here}.base.value")}
+    assert "the setting's runs differ by" in " ".join(tab.evaluate(f"{here}.model.remarks.texts"))
+
+
+def test_a_setting_that_does_nothing_is_not_named(several):
+    """The runner-up recomputes no block, so which ones it would recompute is no difference."""
+    explorer = dsnb.explore(ODD["blocks"][0])
+    known = answered(explorer.data).dropna(axis="columns", how="all")
+    said = words(decide.of_runs(known, question(explorer.state))).following
+    assert said.startswith("Runner-up: checkpointing off, ")
+    assert "recomputed" not in said
+    assert several.tab.evaluate(f"{root('blocks')}.card.answer.words().following") == said
 
 
 @pytest.fixture(scope="module")
@@ -172,641 +742,10 @@ def test_changes_are_shown_with_the_intervals_of_python(repeated, tmp_path, watc
     assert len(shown) > 2
     assert len(kinds) > 3
     other = next(name for name, cells in shown if not cells[0][1].startswith("too few"))
-    rows = pinned_rows(tab, [base, other])
+    tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", [base, other])
+    cells = tab.locator(".dsnb-pins tr", has_text="tokens/s/GPU").locator("td").all_text_contents()
     row, metric = tables[0].loc[other], METRIC_LABELS["tokens_per_s_per_gpu"]
-    assert rows["tokens/s/GPU"][:2] == [f"{row[name]:,.{metric.digits}f}" for name in ("base_value", "value")]
-    assert rows["tokens/s/GPU"][2] == "".join(dict(shown)[other][0])
-    swapped = compared(tab, other)
-    assert dict(swapped)[base][0][0] != dict(shown)[other][0][0]
+    assert cells[:2] == [f"{row[name]:,.{metric.digits}f}" for name in ("base_value", "value")]
+    assert cells[2] == "".join(dict(shown)[other][0])
+    assert dict(compared(tab, other))[base][0][0] != dict(shown)[other][0][0]
     assert page.said == []
-
-
-def pinned_rows(tab, pins):
-    """Give the cells of the comparison of two pins by the heading of their row."""
-    tab.evaluate(f"(pins) => {ROOT}.set({{ pins }})", pins)
-    rows = tab.locator(".dsnb-pins tbody tr").evaluate_all(
-        "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
-    )
-    return {head: cells for head, *cells in rows}
-
-
-def test_unstable_settings_are_named_first_and_are_on_no_front(tmp_path, watched):
-    table = made_up.runs(24, seed=3, repeats=4, gpus=[1], precision=["bf16"]).assign(status="ok", cause=None)
-    table["gpu_memory_gib"] = 200.0
-    names = list(table["experiment"].unique())
-    fast = table.groupby("experiment")["tokens_per_s"].median().idxmax()
-    other = next(name for name in names if name != fast)
-    first_of = table["repeat"] == 1
-    for name in (fast, other):
-        table.loc[first_of & (table["experiment"] == name), ["tokens_per_s", "tokens_per_s_per_gpu"]] *= 0.1
-    explorer = dsnb.explore(table)
-    page = watched(explorer.save(tmp_path / "page.html"))
-    card = page.tab.locator(".dsnb-decision").inner_text()
-    assert "2 settings are unstable and not ranked: their repeats differ by more than 1.5 times in tokens/s (" in card
-    assert "while nothing else uses the machine (see docs/how-to/noise.md)." in card
-    front = page.tab.evaluate(f"{ROOT}.frontier.map((point) => {ROOT}.model.experiments.names[point.experiment])")
-    assert front
-    assert not {fast, other} & set(front)
-    assert page.tab.evaluate(f"{ROOT}.base.value") not in {fast, other}
-    unusual = page.tab.evaluate(f"Object.values({ROOT}.model.unusual)")
-    assert "the setting's runs differ by" in " ".join(unusual)
-    mark = f"{ROOT}.describe({{ id: {names.index(fast)}, isExperiment: true }}).join('\\n')"
-    spread = table[table["experiment"] == fast]["tokens_per_s_per_gpu"]
-    assert f"{spread.median():,.0f} tokens/s/GPU (median of 4 runs: {spread.min():,.0f} to" in page.tab.evaluate(mark)
-    assert page.said == []
-
-
-def test_the_page_has_seconds_and_shows_milliseconds(tmp_path, watched):
-    table = made_up.runs(3).assign(status="ok", step_time_s=[0.0121, 0.0123, 0.0129])
-    explorer = dsnb.explore(table).set(y="step_time_s")
-    page = watched(explorer.save(tmp_path / "page.html"))
-    tab = page.tab
-    (figure,) = [one for one in tab.evaluate(f"{ROOT}.model.figures") if one["name"] == "step_time_s"]
-    assert tab.evaluate(f"[...{ROOT}.model.columns.get('step_time_s')]") == [0.0121, 0.0123, 0.0129]
-    assert (figure["factor"], figure["unit"]) == (1000, "ms")
-    assert "step time 12.3 ms" in tab.locator(".dsnb-front").inner_text()
-    assert tab.evaluate(f"{ROOT}.scatter.view.data('points').map(({{ y }}) => y)") == [0.0121, 0.0123, 0.0129]
-    assert tab.evaluate(f"{ROOT}.scatter.view.signal('y_factor')") == 1000
-    tab.locator(".dsnb-region summary").click()
-    for place, edge in enumerate(("12.3", "12.9")):
-        tab.locator(".dsnb-region input").nth(place).fill(edge)
-        tab.locator(".dsnb-region input").nth(place).press("Enter")
-    assert tab.evaluate(f"{ROOT}.state.brush.y") == [0.0123, 0.0129]
-    assert tab.evaluate(f"{ROOT}.selected") == [1, 2]
-    assert tab.locator(".dsnb-region input").first.input_value() == "12.3"
-    with tab.expect_download() as waiting:
-        tab.get_by_role("button", name="Save as CSV").click()
-    rows = list(csv.DictReader(io.StringIO(waiting.value.path().read_text(encoding="utf-8"), newline="")))
-    assert [row["step time (ms)"] for row in rows] == ["12.3", "12.9"]
-
-
-def test_the_pages_own_controls_set_the_same_states(runs, saved, watched):
-    page = watched(saved)
-    explorer = dsnb.explore(runs)
-    tab = page.tab
-    tab.locator("fieldset", has_text="strategy").get_by_text("ZeRO 3", exact=True).click()
-    tab.locator("fieldset", has_text="precision").get_by_text("bf16", exact=True).click()
-    tab.locator("fieldset", has_text="precision").get_by_text("fp16", exact=True).click()
-    tab.get_by_label("Y axis", exact=True).select_option("days")
-    tab.get_by_label("X axis", exact=True).select_option("power_w")
-    tab.get_by_label("Colour by").select_option("gpus")
-    tab.get_by_label("Y scale").select_option("log")
-    tab.get_by_label("Training tokens (billions)").fill("50")
-    tab.get_by_label("Training tokens (billions)").press("Enter")
-    explorer.set(strategy="ZeRO 3", precision=["bf16", "fp16"], y="days", x="power_w", colour="gpus", y_scale="log")
-    explorer.set(train_tokens=50e9)
-    assert tab.evaluate(f"{ROOT}.state") == explorer.state
-    assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
-    assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(explorer.selection)} of 300 runs")
-    tab.get_by_role("button", name="Reset").click()
-    assert tab.evaluate(f"{ROOT}.selected.length") == 300
-
-
-def drag(tab, start, end):
-    """Draw a region in the first chart, from and to shares of its size."""
-    box = tab.locator(".dsnb-chart canvas").first.bounding_box()
-    tab.mouse.move(box["x"] + start[0] * box["width"], box["y"] + start[1] * box["height"])
-    tab.mouse.down()
-    tab.mouse.move(box["x"] + end[0] * box["width"], box["y"] + end[1] * box["height"], steps=5)
-    tab.mouse.up()
-    tab.evaluate(CALM)
-
-
-def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(runs, saved, watched):
-    page = watched(saved)
-    tab = page.tab
-    drag(tab, (0.2, 0.1), (0.6, 0.7))
-    state, selected = tab.evaluate(f"{ROOT}.state.brush"), tab.evaluate(f"{ROOT}.selected")
-    assert 5 < len(selected) < 290
-    inside = f"(({{ canvas, view }}) => canvas.clientWidth - view.origin()[0] - view.signal('width'))({ROOT}.scatter)"
-    assert 5 <= tab.evaluate(inside) < 30  # the axes end where the canvas does
-    for press in ("fp32", "fp32", "bf16", "bf16"):  # each on and off
-        tab.locator(".dsnb-chip", has_text=press).click()
-        tab.evaluate(CALM)
-        assert tab.evaluate(f"{ROOT}.state.brush") == state
-    assert tab.evaluate(f"{ROOT}.selected") == selected
-    tab.set_viewport_size({"width": 700, "height": 900})
-    tab.evaluate(CALM)
-    tab.get_by_label("Y scale").select_option("log")
-    tab.evaluate(CALM)
-    assert tab.evaluate(f"{ROOT}.state.brush") == state
-    assert tab.evaluate(f"{ROOT}.selected") == selected
-    tab.locator(".dsnb-region summary").click()
-    tab.get_by_role("button", name="Clear region").click()
-    tab.evaluate(CALM)
-    assert tab.evaluate(f"{ROOT}.state.brush") is None
-    drag(tab, (0.3, 0.2), (0.7, 0.8))
-    assert tab.evaluate(f"{ROOT}.state.brush") is not None
-    tab.get_by_role("button", name="Reset").click()
-    tab.evaluate(CALM)
-    assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected.length]") == [None, 300]
-    drag(tab, (0.3, 0.2), (0.7, 0.8))
-    drag(tab, (0.95, 0.05), (0.95, 0.05))  # a click beside it
-    assert tab.evaluate(f"{ROOT}.state.brush") is None
-    assert page.said == []
-
-
-def test_a_region_is_typed_saved_and_snaps_to_the_values_of_a_setting(runs, tmp_path, watched):
-    explorer = dsnb.explore(runs).set(brush={"x": [0, float("inf")], "y": [5e4, 1e9]})
-    page = watched(explorer.save(tmp_path / "page.html"))
-    tab = page.tab
-    assert tab.evaluate(f"{ROOT}.state") == explorer.state
-    assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
-    tab.get_by_role("button", name="Reset").click()
-    assert tab.evaluate(f"{ROOT}.state") == dsnb.explore(runs).state
-
-    tab.evaluate(f"{ROOT}.set({{ x: 'power_w' }})")
-    tab.locator(".dsnb-region summary").click()
-    explorer = dsnb.explore(runs).set(x="power_w")
-    found = [values(explorer.data, explorer.state, explorer.state[side]) for side in ("y", "x")]
-    draw = random.Random(2)
-    edges = [edge for side in found for edge in sorted(draw.sample(list(side[np.isfinite(side)]), 2))]
-    for place, edge in enumerate(edges):
-        tab.locator(".dsnb-region input").nth(place).fill(f"{edge}")
-        tab.locator(".dsnb-region input").nth(place).press("Enter")
-    brush = tab.evaluate(f"{ROOT}.state.brush")
-    assert [*brush["y"], *brush["x"]] == pytest.approx(edges, rel=1e-6)
-    explorer.set(brush=brush)
-    assert tab.evaluate(f"{ROOT}.selected") == positions(explorer)
-    assert 0 < len(explorer.selection) < 280
-
-    tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
-    tab.evaluate(SETTLED)
-    box = tab.evaluate(
-        f"(({{ scatter }}) => [1.02, 1.4].map((at) => (scatter.view.origin()[0] + 5 + scatter.view.scale('x')(at))"
-        f" / scatter.canvas.clientWidth))({ROOT})"
-    )
-    drag(tab, (box[0], 0.03), (box[1], 0.85))
-    chosen_runs = runs.iloc[tab.evaluate(f"{ROOT}.selected")]
-    assert set(chosen_runs["zero_stage"]) == {1}
-    assert len(chosen_runs) == (runs.query("status == 'ok'")["zero_stage"] == 1).sum()
-    assert page.said == []
-
-
-def test_a_page_asks_for_nothing_and_may_not(saved, watched):
-    page = watched(saved)
-    assert page.outside == []
-    assert page.said == []
-    tried = page.tab.evaluate(
-        """async () => {
-          const script = document.createElement("script");
-          script.textContent = "window.hacked = 1";
-          document.body.append(script);
-          const image = new Image();
-          const loaded = new Promise((done) => {
-            image.onload = () => done("loaded");
-            image.onerror = () => done("refused");
-          });
-          image.src = "http://127.0.0.1:9/x.png";
-          const fetched = await fetch("http://127.0.0.1:9/").then(() => "fetched", () => "refused");
-          return [window.hacked ?? "refused", await loaded, fetched];
-        }"""
-    )
-    assert tried == ["refused", "refused", "refused"]
-    assert len([line for line in page.said if "Content Security Policy" in line]) >= 3
-
-
-def test_hostile_text_stays_text(tmp_path, watched):
-    """Every text field of a table of runs is hostile in turn, and all of them at once."""
-    table = made_up.runs(len(HOSTILE) * 3)
-    texts = [HOSTILE[index // 3] for index in range(len(table))]
-    bad = np.arange(len(table)) % 3 == 2
-    table = table.assign(
-        experiment=texts, model=texts, sweep=texts[::-1], gpu_name=texts, data=texts, cause=np.where(bad, texts, None),
-        status=np.where(bad, "failed", "ok"), precision=texts,
-    )  # fmt: skip
-    explorer = dsnb.explore(table)
-    page = watched(explorer.save(tmp_path / "page.html", title=HOSTILE[0]))
-    tab = page.tab
-    for run in range(0, len(table), 3):
-        tab.evaluate(f"{ROOT}.open({run + 2})")
-        shown = tab.locator(".dsnb-card", has_text="One run").first.evaluate("(node) => node.textContent")
-        assert texts[run] in shown
-        tab.evaluate(f"{ROOT}.describe({{ id: {run} }})")
-    tab.evaluate(f"{ROOT}.set({{ colour: 'precision', along: 'gpu_name', x: 'precision' }})")
-    tab.evaluate(SETTLED)
-    tab.mouse.move(400, 500)
-    names = tab.locator(".dsnb-link").all_inner_texts()
-    assert any("</script><script>" in name for name in names)
-    assert tab.title() == HOSTILE[0]
-    assert tab.evaluate("window.hacked === undefined")
-    assert tab.evaluate("document.querySelectorAll('img, iframe, object').length") == 0
-    assert tab.evaluate("document.scripts.length") == 2
-    assert (page.outside, page.said) == ([], [])
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
-
-
-def test_a_link_opens_the_same_view_and_a_hostile_one_the_usual(runs, saved, watched):
-    page = watched(saved)
-    tab = page.tab
-    explorer = dsnb.explore(runs)
-    explorer.set(strategy=["ZeRO 1", "ZeRO 3"], y="power_w", x="device_memory_gib", colour="gpus")
-    explorer.set(brush={"x": [0, 60], "y": [0, 1e4]}, pins=[runs["experiment"][0], 4], run=7, columns=["mfu", "repeat"])
-    explorer.set(sort=["mfu", "ascending"], y_scale="log", base=runs["experiment"][9])
-    explorer.set(train_tokens=5e9, objective="cost", gpus_at_hand=4, prices={"GPU": 1.5}, currency="€", relevance=0.05)
-    tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
-    tab.evaluate(CALM, 300)  # an address is written once the controls rest
-    address, link = tab.evaluate(f"[location.href, {ROOT}.address.link({ROOT}.state)]")
-    assert address == link
-    other = tab.context.new_page()
-    other.goto(link)
-    other.evaluate(SETTLED)
-    assert other.evaluate(f"{ROOT}.state") == explorer.state
-    assert other.evaluate(f"{ROOT}.selected") == positions(explorer)
-    assert other.locator(".dsnb-runs thead th").all_inner_texts() == ["experiment", "repeat", "MFU (%)"]
-    other.get_by_role("button", name="Reset").click()
-    usual = dsnb.explore(runs).state
-    assert other.evaluate(f"{ROOT}.state") == usual
-    bad = {
-        **{"y": "x", "strategy": [9], "run": 1e9, "pins": ["</script>"], "sort": ["mfu", "up"], "columns": 1},
-        **{"task": "x", "objective": "speed", "gpus_at_hand": -1, "prices": {"GPU": "1"}, "currency": "x" * 9},
-        **{"base": 3, "brush": {"x": [1]}, "train_tokens": "1", "__proto__": {"y": 1}, "relevance": 1},
-    }
-    opened = f"(text) => {{ location.hash = `explorer=${{encodeURIComponent(text)}}`; return {ROOT}.address.read(); }}"
-    for text in (json.dumps(bad), "null", "[1]", "%", '{"brush": 7}', '{"pins": [true]}'):
-        assert other.evaluate(opened, text) == {}
-    other.evaluate(CALM)
-    assert other.evaluate(f"{ROOT}.state") == usual
-    other.close()
-    assert (page.said, page.outside) == ([], [])
-
-
-def test_charts_are_saved_with_their_legend(runs, saved, watched):
-    page = watched(saved)
-    tab = page.tab
-    tab.locator(".dsnb-legend button", has_text="bf16").click()
-    assert tab.evaluate(f"{ROOT}.state.precision") == ["bf16"]
-    tab.get_by_label("Save: All runs; the tables below contain the same data").click()
-    for kind, start in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
-        with tab.expect_download() as waiting:
-            tab.locator(".dsnb-save[open]").get_by_role("button", name=kind).click()
-        assert waiting.value.suggested_filename == f"runs-tokens-s-gpu-against-memory-allocated.{kind.lower()}"
-        content = waiting.value.path().read_bytes()
-        assert content.startswith(start)
-        if kind == "SVG":
-            assert f"n = {(runs['precision'] == 'bf16').sum()} runs".encode() in content
-            assert b">bf16</text>" in content
-    assert (page.said, page.outside) == ([], [])
-
-
-def test_a_run_leads_to_its_notebook_and_profile_in_its_own_folder(tmp_path, watched):
-    folder = tmp_path / "made_up"
-    made_up.write_folders(made_up.runs(3).assign(experiment="javascript:alert(1)#?"), folder)
-    plain, profiled = (RunPaths(path.parent) for path in sorted(folder.glob("*/run[12]/run.ipynb")))
-    for path in (profiled.trace, profiled.flops, plain.trace):  # that of a run without a profile is not its own
-        path.write_text("x")
-    records.write_json(profiled.experiment, {**records.read_json(profiled.experiment), "profile": True})
-    profiled.notebook.unlink()
-    page = watched(dsnb.explore(dsnb.load_runs(folder), home=folder).save(folder / "page.html"))
-    page.tab.evaluate(f"{ROOT}.open(1)")
-    links = page.tab.locator(".dsnb-bar a")
-    assert links.all_inner_texts() == ["Trace of one step", "FLOPs by module"]
-    targets = links.evaluate_all("(nodes) => nodes.map((node) => decodeURIComponent(node.href))")
-    assert targets == [f"file://{path}" for path in (profiled.trace, profiled.flops)]
-    page.tab.evaluate(f"{ROOT}.open(0)")
-    assert links.all_inner_texts() == ["Executed notebook"]
-    assert (page.outside, page.said) == ([], [])
-
-
-def test_the_table_sorts_turns_pages_and_is_saved(runs, saved, watched):
-    page = watched(saved)
-    tab = page.tab
-    tab.evaluate(f"{ROOT}.set({{ precision: ['bf16'] }})")
-    head = tab.locator(".dsnb-card", has_text="Save as CSV").get_by_role("columnheader", name="tokens/s/GPU")
-    head.get_by_role("button").click()
-    assert head.get_attribute("aria-sort") == "descending"
-    with tab.expect_download() as waiting:
-        tab.get_by_role("button", name="Save as CSV").click()
-    rows = list(csv.DictReader(io.StringIO(waiting.value.path().read_text(encoding="utf-8"), newline="")))
-    plain = runs[runs["precision"] == "bf16"]
-    assert len(rows) == len(plain)
-    rates = [float(row["tokens/s/GPU"]) for row in rows if row["tokens/s/GPU"]]
-    assert rates == sorted(rates, reverse=True)
-    assert sorted(rates) == pytest.approx(sorted(plain["tokens_per_s_per_gpu"].dropna()), rel=1e-4)
-    assert {row["cause"] for row in rows if row["status"] == "oom"} == {"rank 0: CUDA out of memory"}
-    first = tab.locator(".dsnb-card", has_text="Save as CSV").locator("tbody tr").first
-    assert rows[0]["experiment"] in first.inner_text()
-    head.get_by_role("button").click()
-    assert head.get_attribute("aria-sort") == "ascending"
-    tab.get_by_role("button", name="Next").click()
-    assert tab.locator(".dsnb-range-shown").inner_text().startswith("26 to 50 of ")
-
-
-def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, saved, watched):
-    page = watched(saved)
-    page.tab.evaluate(f"{ROOT}.set({{ status: ['oom', 'failed'] }})")
-    lost = (runs["status"] != "ok").sum()
-    assert lost > 5
-    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').length") == lost
-    needed = (runs["oom_allocated_gib"] + runs["oom_requested_gib"])[runs["status"] == "oom"].round(3)
-    drawn = page.tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, x }}) => [id, x])")
-    assert {run: dict(drawn)[run] for run in needed.index} == pytest.approx(needed.to_dict())
-    assert page.tab.evaluate(f"{ROOT}.scatter.view.data('capacity_x')")[0]["x"] == 140
-    first = int(needed.index[0])
-    words = f"138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB"
-    assert words in page.tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
-    page.tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
-    assert "To change: " in page.tab.locator(".dsnb-card", has_text="One run").first.inner_text()
-    shortages = page.tab.evaluate(f"{ROOT}.scatter.view.data('shortages').map(({{ id, y }}) => [id, y])")
-    assert dict(shortages) == pytest.approx(needed.to_dict())
-    assert "not ok: oom" in page.tab.locator(".dsnb-legend").inner_text()
-    assert f"{lost} of 300 runs" in page.tab.locator(".dsnb-count").inner_text()
-    assert page.tab.locator("td.dsnb-bad", has_text="oom").count() > 0
-
-
-POINT = f"""(front) => {{
-  const {{ scatter }} = {ROOT};
-  const [across, up] = [scatter.view.scale("x"), scatter.view.scale("y")];
-  const at = ({{ x, y }}) => ({{ x: across(x), y: up(y) }});
-  const placed = scatter.view.data("points").map((one) => ({{ id: one.id, ...at(one) }}));
-  const rings = scatter.view.data("front").map(at);
-  const close = (one, other) => Math.hypot(one.x - other.x, one.y - other.y) < 12;
-  const near = (one, others) => others.filter((other) => close(one, other)).length;
-  const item = placed.find((one) => near(one, placed) === 1 && near(one, rings) === front);
-  const box = scatter.canvas.querySelector("canvas").getBoundingClientRect();
-  const [left, top] = scatter.view.origin();
-  const pad = scatter.view.padding();
-  return [box.left + pad.left + left + item.x, box.top + pad.top + top + item.y, item.id];
-}}"""
-
-
-def test_a_click_on_a_point_opens_the_run(tmp_path, watched):
-    """On the front or off it, under a region or not."""
-    made_up.write_folders(made_up.runs(60).query("repeat == 1").assign(recompilations=2), tmp_path / "s")
-    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
-    tab = page.tab
-    for front, brush in ((0, None), (1, {"x": [-1, 1e9], "y": [-1, 1e9]})):
-        tab.evaluate(f"(state) => {ROOT}.set(state)", {"run": None, "brush": brush})
-        tab.evaluate(CALM)
-        across, down, run = tab.evaluate(POINT, front)
-        tab.mouse.move(across, down)
-        assert tab.locator(".dsnb-tip").first.is_visible()
-        tab.mouse.click(across, down)
-        tab.evaluate(CALM)
-        assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
-    tab.evaluate(SETTLED)
-    assert tab.locator(".dsnb-series canvas").count() == 6
-    assert tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
-    assert page.said == []
-
-
-def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
-    """In light and dark, on a screen and a phone, with everything open that opens, then with all tasks."""
-    made_up.write_folders(made_up.runs(45, seq_len=[512, 1024]), tmp_path / "s")
-    explorer = dsnb.explore(dsnb.load_runs(tmp_path))
-    page = watched(explorer.save(tmp_path / "page.html"), bypass_csp=True)
-    tab = page.tab
-    pins = list(dict.fromkeys(explorer.selection["experiment"]))[:2]
-    run = int(np.flatnonzero(explorer.selection["status"] == "ok")[0])
-    one = {"run": run, "pins": pins, "strategy": ["ZeRO 1", "ZeRO 3"], "brush": {"x": [0, 50], "y": [0, 1e6]}}
-    looks = [(1280, "light"), (390, "dark")], [(390, "light")]
-    for state, seen in zip((one, {"task": "all"}), looks, strict=True):
-        tab.evaluate(f"(state) => {ROOT}.set(state)", state)
-        tab.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
-        for width, scheme in seen:
-            tab.set_viewport_size({"width": width, "height": 900})
-            tab.emulate_media(color_scheme=scheme)
-            tab.evaluate(SETTLED)
-            assert violations(tab) == []
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.locator(".dsnb-panel canvas").count() == 2
-
-
-def stroke(tab, start, end):
-    """Move a finger over the first chart, from and to shares of its size."""
-    box = tab.locator(".dsnb-chart canvas").first.bounding_box()
-    session = tab.context.new_cdp_session(tab)
-    for share in range(9):
-        across, up = (start[side] + (end[side] - start[side]) * share / 8 for side in (0, 1))
-        point = {"x": box["x"] + across * box["width"], "y": box["y"] + up * box["height"]}
-        kind = "touchMove" if share else "touchStart"
-        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
-        tab.wait_for_timeout(16)
-    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    tab.evaluate(CALM, 250)
-
-
-def test_a_finger_draws_a_region_sideways_and_scrolls_up_and_down(runs, saved, watched):
-    page = watched(saved, viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
-    tab = page.tab
-    tab.locator(".dsnb-chart canvas").first.scroll_into_view_if_needed()
-    stroke(tab, (0.3, 0.3), (0.97, 0.9))
-    region, selected = tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected]")
-    assert 5 < len(selected) < 290
-    assert selected == positions(dsnb.explore(runs).set(brush=region))
-    before = tab.evaluate("scrollY")
-    stroke(tab, (0.6, 0.9), (0.62, 0.3))
-    assert tab.evaluate("scrollY") > before + 50
-    assert tab.evaluate(f"{ROOT}.state.brush") == region
-    stroke(tab, (0.02, 0.5), (0.6, 0.6))  # from beside the axes
-    assert tab.evaluate(f"{ROOT}.state.brush") == region
-    stroke(tab, (0.9, 0.8), (0.9, 0.8))  # a tap beside all marks
-    assert tab.evaluate(f"{ROOT}.state.brush") is None
-    assert page.said == []
-
-
-def test_the_keyboard_reaches_and_uses_every_control(tmp_path, watched):
-    made_up.write_folders(made_up.runs(12), tmp_path / "s")
-    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
-    tab = page.tab
-    wanted = tab.evaluate(
-        """() => {
-          const all = [...document.querySelectorAll("button, input, select, summary, a[href], [tabindex='0']")];
-          const closed = (node) => node.closest("details:not([open]) > :not(summary)");
-          window.controls = all.filter((node) => !node.disabled && node.offsetParent !== null && !closed(node));
-          return window.controls.length;
-        }"""
-    )
-    reached = set()
-    for _ in range(wanted + 10):
-        tab.keyboard.press("Tab")
-        reached.add(tab.evaluate("window.controls.indexOf(document.activeElement)"))
-    assert reached - {-1} == set(range(wanted))
-    assert wanted > 40
-
-    tab.locator(".dsnb-chip input").first.focus()
-    tab.keyboard.press("Space")
-    assert tab.locator(".dsnb-chip input").first.is_checked()
-    few = tab.evaluate(f"{ROOT}.selected.length")
-    assert 0 < few < 12
-    assert tab.evaluate("document.activeElement.type") == "checkbox"  # the focus stays where it was
-    tab.get_by_label("Y axis", exact=True).focus()
-    tab.keyboard.press("ArrowDown")
-    assert tab.evaluate(f"{ROOT}.state.y") != "tokens_per_s_per_gpu"
-    tab.locator(".dsnb-region summary").focus()
-    tab.keyboard.press("Enter")
-    tab.keyboard.press("Tab")
-    tab.keyboard.type("1")
-    tab.keyboard.press("Enter")
-    assert tab.evaluate(f"{ROOT}.state.brush.y[0]") == 1
-    tab.get_by_role("button", name="Clear region").focus()
-    tab.keyboard.press("Enter")
-    assert tab.evaluate(f"{ROOT}.state.brush") is None
-    tab.locator(".dsnb-link").first.focus()
-    tab.keyboard.press("Enter")
-    assert tab.evaluate("document.activeElement.tagName") == "H4"  # the reader is taken to the run
-    assert page.said == []
-
-
-def missing_metrics():
-    table = made_up.runs(30)
-    return table.assign(**{name: np.nan for name in table if name.endswith(("_gib", "_pct", "_w", "mfu", "joule"))})
-
-
-ODD = {
-    "no runs": (made_up.runs(30).head(0), "There are no runs here yet: start the sweep first."),
-    "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
-    "only failed runs": (made_up.runs(30).assign(status="failed"), "not ok: 30 failed"),
-    "one axis": (made_up.runs(3000).drop_duplicates("zero_stage").assign(
-        precision="bf16", grad_accum=1, micro_batch_size=8, seq_len=128, gpus=1, activation_checkpointing=False,
-    ), "4 of 4 runs in 4 experiments selected"),
-    "missing metrics": (missing_metrics(), "30 of 30 runs"),
-    "few columns": (made_up.runs(9)[["experiment", "repeat", "status"]], "9 of 9 runs"),
-    "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_odd_tables_give_a_sensible_page(kind, tmp_path, watched):
-    table, words = ODD[kind]
-    page = watched(dsnb.explore(table).save(tmp_path / "page.html"))
-    assert words in page.tab.locator(".dsnb-count").inner_text()
-    assert page.said == []
-    for name in ("x", "y", "colour", "along"):
-        for value in page.tab.evaluate(f"{ROOT}.model.options.{name}")[:: 1 if name == "y" else 4]:
-            page.tab.evaluate(f"{ROOT}.set({{ {name}: '{value}' }})")
-    page.tab.evaluate(SETTLED)
-    if len(table):
-        page.tab.evaluate(f"{ROOT}.open(0)")
-    assert (page.said, page.outside) == ([], [])
-    shown = page.tab.locator(".dsnb-empty:visible")
-    assert all(text for text in shown.all_inner_texts())
-    assert shown.count() + page.tab.locator(".dsnb-card .dsnb-chart:visible").count() >= 3
-
-
-def test_ten_thousand_runs_make_a_page_of_less_than_3_mb(tmp_path, watched):
-    table = made_up.runs(10_000, repeats=9)
-    saved = dsnb.explore(table).save(tmp_path / "page.html")
-    assert saved.stat().st_size < 3_000_000
-    page = watched(saved)
-    rows = page.tab.evaluate(f"{ROOT}.table.lines().slice(0, 301)")
-    found = pd.DataFrame(rows[1:], columns=rows[0])
-    for name in ("tokens_per_s", "peak_allocated_gib", "step_time_s"):
-        label = METRIC_LABELS[name]
-        figures = pd.to_numeric(found[label.heading]).to_numpy()
-        assert figures == pytest.approx(label.factor * table[name].to_numpy()[:300], rel=1e-14, nan_ok=True)
-    first = page.tab.locator(".dsnb-runs tbody tr", has_text=table["experiment"][0]).first
-    assert f"{table['tokens_per_s'][0]:,.0f}" in first.inner_text()
-    page.tab.locator(".dsnb-chip", has_text="bf16").click()
-    assert page.tab.evaluate(f"{ROOT}.selected.length") > 3000
-    assert page.said == []
-
-
-def test_the_series_of_a_large_sweep_are_thinned_and_the_page_says_so(tmp_path, watched, monkeypatch):
-    monkeypatch.setattr(single_runs, "MAX_NUMBERS", 9 * single_runs.MIN_POINTS * 4)
-    made_up.write_folders(made_up.runs(9), tmp_path / "s")
-    page = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html"))
-    page.tab.evaluate(f"{ROOT}.open(8)")
-    text = page.tab.locator(".dsnb-explorer").inner_text()
-    left_out = "are left out of this file to keep it small; they are in the run folders."
-    assert f"The steps of 5 of the 9 selected runs {left_out}" in text
-    assert f"The steps of this run {left_out}" in text
-
-    # a hand over a line of the losses shows whose it is, and fades the others
-    drawn, *place = page.tab.evaluate(
-        f"""(({{ losses }}) => {{
-          losses.canvas.scrollIntoView();
-          const lines = losses.view.data("lines");
-          const [x, y] = lines[0].path.split("L").at(-2).split(",").map(Number);
-          const box = losses.canvas.querySelector("canvas").getBoundingClientRect();
-          const [[left, top], pad] = [losses.view.origin(), losses.view.padding()];
-          const [across, up] = [losses.view.scale("x")(x), losses.view.scale("y")(y)];
-          return [lines.map(({{ id }}) => id), box.left + pad.left + left + across, box.top + pad.top + top + up];
-        }})({ROOT})"""
-    )
-    assert len(drawn) == 4
-    page.tab.mouse.move(*place)
-    page.tab.evaluate(CALM)
-    hovered = page.tab.evaluate(f"{ROOT}.losses.view.signal('hovered')")
-    assert hovered in drawn
-    assert (
-        page.tab.locator(".dsnb-tip:visible")
-        .inner_text()
-        .startswith(page.tab.evaluate(f"{ROOT}.model.experiments.names[{ROOT}.model.experiments.codes[{hovered}]]"))
-    )
-
-
-def test_a_median_names_its_experiment_and_a_click_makes_it_the_baseline(runs, saved, watched):
-    page = watched(saved)
-    mark, place = page.tab.evaluate(
-        f"""(({{ medians }}) => {{
-          const mark = medians.view.data("medians").find(({{ low, high }}) => low < high);
-          const box = medians.canvas.querySelector("canvas").getBoundingClientRect();
-          const [left, top] = medians.view.origin();
-          const pad = medians.view.padding();
-          const [across, up] = [medians.view.scale("x"), medians.view.scale("y")];
-          const place = [box.left + pad.left + left + across(mark.x), box.top + pad.top + top + up(mark.y)];
-          return [{{ id: mark.id, isExperiment: mark.isExperiment }}, place];
-        }})({ROOT})"""
-    )
-    name = page.tab.evaluate(f"{ROOT}.model.experiments.names[{mark['id']}]")
-    count = runs.loc[runs["experiment"] == name, "tokens_per_s_per_gpu"].notna().sum()
-    lines = page.tab.evaluate(f"(mark) => {ROOT}.describe(mark)", mark)
-    assert lines[0] == name
-    assert any(re.search(rf"\(median of {count} runs: [\d,.]+ to [\d,.]+\)", line) for line in lines)
-    page.tab.evaluate(f"{ROOT}.set({{ base: null }})")
-    page.tab.mouse.click(*place)
-    page.tab.evaluate(CALM)
-    assert page.tab.evaluate(f"{ROOT}.state.base") in set(runs["experiment"])
-    assert page.said == []
-
-
-def test_printed_it_is_light_and_complete(saved, watched):
-    page = watched(saved, color_scheme="dark")
-    page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#1f2328"
-    page.tab.emulate_media(media="print")
-    page.tab.set_viewport_size({"width": 718, "height": 1000})  # A4 without its margins
-    cut = "(nodes) => nodes.filter((node) => node.getBoundingClientRect().right > innerWidth).length"
-    assert page.tab.locator(".dsnb-explorer :is(th, td)").evaluate_all(cut) == 0
-    page.tab.emulate_media(media="screen")
-    page.tab.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.tab.evaluate(f"{ROOT}.scatter.view.signal('ink')") == "#e6e9ed"
-
-
-OUT_OF_VIEW = """async () => {
-  const root = document.querySelector(".dsnb-explorer");
-  const table = root.querySelector(".dsnb-runs");
-  const frame = () => new Promise(requestAnimationFrame);
-  const task = () => new Promise((done) => setTimeout(done));
-  const seen = () => [table.innerText, document.documentElement.scrollHeight, table.scrollTop, table.scrollLeft];
-  scrollTo(0, 0);
-  await frame();
-  table.scrollTo(50, 90);
-  root.dsnb.set({ precision: ["bf16"] });
-  const now = seen();
-  await frame();
-  const skipped = table.innerText === "";
-  const height = document.documentElement.scrollHeight;
-  await task();
-  return { now, skipped, height, afterwards: seen() };
-}"""
-
-
-def test_tables_out_of_view_are_painted_later_but_can_always_be_read(saved, watched):
-    page = watched(saved, viewport={"width": 1280, "height": 800})
-    found = page.tab.evaluate(OUT_OF_VIEW)
-    assert found["skipped"]
-    assert found["now"][0].count("\tbf16\t") == 25
-    assert found["now"][2:] == [90, 50]
-    assert found["afterwards"] == found["now"]
-    assert found["height"] == found["now"][1]  # the page does not jump
-    assert page.said == []
-
-
-def test_without_scripts_the_page_says_what_it_needs(saved, chromium):
-    context = chromium.new_context(java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto(saved.as_uri())
-    assert tab.get_by_text("The explorer needs JavaScript").is_visible()
-    context.close()

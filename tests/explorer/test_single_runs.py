@@ -2,8 +2,7 @@
 
 import dsnb
 from dsnb.analysis.flags import flags, load_samples
-from dsnb.explorer import data
-from dsnb.explorer.single_runs import remarks
+from dsnb.explorer import data, single_runs
 from dsnb.files import records
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs.load import load_runs, load_steps
@@ -28,7 +27,7 @@ def test_runs_are_marked_as_the_flags_say(tmp_path):
     ok = table[table["status"] == "ok"]
     slow_down(SweepPaths(tmp_path / "s").run(ok["experiment"].iloc[0], ok["repeat"].iloc[0]))
     runs = load_runs(tmp_path / "s")
-    unusual, alone = remarks(data.read(runs), range(len(runs)))
+    unusual, alone = single_runs.unusual(data.read(runs), range(len(runs)))
     own = flags(runs, load_steps(tmp_path / "s"), load_samples(runs))
     assert unusual == {place: words for place, words in enumerate(own["words"]) if words}
     assert any("clock 50.0 % lower" in words and "drifted" in words for words in unusual.values())
@@ -44,10 +43,22 @@ def test_runs_are_marked_as_the_flags_say(tmp_path):
 
 def test_runs_whose_steps_are_not_read_are_marked_by_their_columns():
     runs = made_up.runs(6).assign(recompilations=[0, 2, 0, 0, 0, 1])
-    unusual, alone = remarks(data.read(runs), [])
+    unusual, alone = single_runs.unusual(data.read(runs), [])
     assert {place: words.partition(" during")[0] for place, words in unusual.items() if "graph" in words} == {
         1: "2 graphs compiled",
         5: "1 graph compiled",
     }
     assert alone == {}
     assert dsnb.explore(runs)  # neither folders nor steps are needed
+
+
+def test_series_are_thinned_where_there_are_many_runs(tmp_path):
+    made_up.write_folders(made_up.runs(30), tmp_path / "made_up", steps=500)
+    shown = data.read(load_runs(tmp_path))
+    series = {position: one for position, one in single_runs.load_all(shown).items() if one}
+    assert len(series) > 20
+    sizes = {len(one["step"]) for one in series.values()}
+    assert max(sizes) <= single_runs.MAX_NUMBERS / single_runs.COLUMNS / 30
+    assert all(one["step"][-1] == 500 for one in series.values())
+    whole = single_runs.load(shown, next(iter(series)), points=500)
+    assert (whole["step"], whole["warm_steps"]) == (list(range(1, 501)), 5)

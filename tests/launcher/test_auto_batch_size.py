@@ -6,7 +6,7 @@ from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.folder import write_experiment
 from dsnb.launcher.run import launch
-from dsnb.prediction.fit import largest_predicted
+from dsnb.prediction import fit
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.runs.load import load_runs
@@ -16,15 +16,8 @@ from tests.support import whole
 AUTO = {"micro_batch_size": "auto", "memory_limit_gib": 1.0}
 
 
-@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 9, 100])
-def test_doubling_then_bisection_finds_the_largest(largest):
-    asked = []
-    assert auto_batch_size.largest_that_fits(lambda number: asked.append(number) or number <= largest) == largest
-    assert len(asked) == len(set(asked)) <= 2 * (largest.bit_length() + 1)
-
-
-def tried(largest, most=2**16, guess=0):
-    """Give the numbers that a search for the largest one tries."""
+def tried(largest, guess=0, most=2**16):
+    """Return the numbers that a search for the largest one tries."""
     asked = []
     found = auto_batch_size.largest_that_fits(lambda number: asked.append(number) or number <= largest, most, guess)
     assert found == min(largest, most)
@@ -32,23 +25,20 @@ def tried(largest, most=2**16, guess=0):
     return asked
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 60, 5000])
-def test_with_the_right_guess_two_numbers_are_tried(largest):
-    assert tried(largest, guess=largest) == [largest, largest + 1]
-    assert tried(largest, most=largest, guess=largest) == [largest]
+@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 9, 60, 1000, 2**16])
+def test_the_largest_number_is_found_with_and_without_a_guess(largest):
+    assert len(tried(largest)) <= 2 * (largest.bit_length() + 1)
+    for off in (-500, -7, 31, 2**16):
+        assert len(tried(largest, max(0, largest + off))) <= 3 * 16
 
 
-def test_a_guess_that_is_off_by_little_costs_little():
-    assert tried(60, guess=61) == [61, 60]
-    assert tried(60, guess=62) == [62, 61, 60]
-    assert tried(60, guess=59) == [59, 60, 61]
-    assert tried(60, guess=64) == [64, 63, 62, 60, 61]
-
-
-@pytest.mark.parametrize("largest", [0, 1, 7, 60, 1000])
-@pytest.mark.parametrize("off", [-500, -7, 31, 2**16])
-def test_a_guess_that_is_far_off_finds_the_same(largest, off):
-    assert len(tried(largest, guess=max(0, largest + off))) <= 3 * 16
+def test_a_good_guess_costs_little():
+    assert tried(60, 60) == [60, 61]
+    assert tried(60, 60, most=60) == [60]
+    assert tried(60, 61) == [61, 60]
+    assert tried(60, 62) == [62, 61, 60]
+    assert tried(60, 59) == [59, 60, 61]
+    assert tried(60, 64) == [64, 63, 62, 60, 61]
 
 
 class Machine:
@@ -88,25 +78,16 @@ def test_probes_are_neighbours_and_the_run_takes_the_largest(tmp_path, small):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("guess", "made"),
-    [
-        (6, [6, 7, 6]),
-        (7, [7, 6, 6]),
-        (4, [4, 5, 6, 8, 7, 6]),
-        (None, [1, 2, 4, 8, 6, 7, 6]),
-    ],
-)  # fmt: skip
-def test_the_search_starts_from_the_prediction(tmp_path, small, guess, made):
+def test_the_search_starts_from_the_prediction(tmp_path, small):
     machine, run = Machine(), RunPaths(tmp_path / "exp" / "run1")
-    result = auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once, lambda experiment, most: guess)
-    assert result.status == "ok"
-    assert [size for size, _ in machine.made] == made
+    assert auto_batch_size.launch(small(**AUTO, steps=50), run, machine.once, 7).status == "ok"
+    assert [size for size, _ in machine.made] == [7, 6, 6]
 
 
 def test_a_launch_has_the_prediction_of_this_machine(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(fit, "largest_predicted", lambda experiment, most: 17)
     monkeypatch.setattr(auto_batch_size, "launch", lambda *given: given[-1])
-    assert launch(small(**AUTO), tmp_path / "run1") is largest_predicted
+    assert launch(small(**AUTO), tmp_path / "run1") == 17
 
 
 @pytest.mark.process

@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 
-from dsnb.errors import LaunchError, SettingsError
+from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import metrics
 from dsnb.launcher import bandwidth
 from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-from dsnb.render.all_reduce import format_table, section
+from dsnb.render.all_reduce import section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.all_reduce import load_bandwidth
 from dsnb.runs.load import load_runs, load_steps
@@ -66,17 +66,9 @@ def test_every_size_is_measured_and_right(measured):
             assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"] * {2: 1.0, 4: 1.5}[ranks])
 
 
-def test_its_times_are_those_of_the_calls(measured):
-    _, results, _ = measured
-    result = results[0]
-    rows = records.read_lines(RunPaths(result.run_dir).bandwidth)
-    spent_s = sum(row["calls"] * row["time_us"] for row in rows) / 1e6
-    assert 0 < spent_s < result.phases_s["timed"]
-    assert rows[-1]["algbw_gb_per_s"] < 100  # no CPU moves more through a socket
-
-
-def test_it_is_no_training_run(measured):
+def test_it_is_no_training_run(measured, swept):
     home, results, (runs, steps) = measured
+    assert list(section(swept)) == []  # without a test
     assert load_runs(home).equals(runs)
     assert load_steps(home).equals(steps)
     assert load_runs(results[0].run_dir).empty
@@ -86,18 +78,9 @@ def test_the_newest_one_that_is_ok_is_shown(measured):
     home, results, _ = measured
     assert set(load_bandwidth(home)["ranks"]) == {4}
     assert set(load_bandwidth(results[0].run_dir)["ranks"]) == {2}
-    heading, picture, table = (part._repr_html_() for part in section(home))
+    heading, picture, _ = (part._repr_html_() for part in section(home))
     assert "In-place all-reduce over 4 ranks (gloo on CPUs)" in heading
     assert picture.startswith('<img alt="Bus bandwidth of an all-reduce against message size"')
-    cells = [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", table)]
-    heads = ["size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"]
-    assert cells[:8] == heads
-    assert cells[8:12] == ["8", "2", "float", "sum"]
-
-
-def test_a_folder_without_a_test_shows_nothing(swept):
-    assert list(section(swept)) == []
-    assert format_table(load_bandwidth(swept)).empty
 
 
 @pytest.mark.process
@@ -116,7 +99,6 @@ def test_a_wrong_sum_is_an_error(tmp_path, monkeypatch):
     [
         ({"gpus": 1}, None, "gpus is 1: an all-reduce needs at least 2 ranks; set it to 2 or more"),
         ({}, 7, "most_bytes is 7: choose a number from 8 to 17179869184"),
-        ({}, 2**35, "most_bytes is 34359738368: choose a number from 8 to 17179869184"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tmp_path, changes, most_bytes, message):
@@ -124,12 +106,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path, changes, most_bytes, messa
         measure_bandwidth(settings(**changes), tmp_path, most_bytes=most_bytes)
     assert str(caught.value) == message
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match="cannot be written: Not a directory; choose another"):
-        measure_bandwidth(settings(), tmp_path / "file")
 
 
 @pytest.mark.process

@@ -10,7 +10,7 @@ from dsnb.launcher import figures
 from dsnb.render import notes
 from dsnb.run_folder.paths import RunPaths
 
-PHASES = {"build": "building the model", "loss": "the loss of step 3", "backward": "the backward pass of step 3"}
+PHASES = {"build": "building the model", "backward": "the backward pass of step 3"}
 
 
 def recorded(tmp_path, small, times_s, skipped=(), **worker):
@@ -97,11 +97,13 @@ def test_a_run_that_trains_nothing_is_not_ok(run_small, settings):
     assert result.summary["update_rms"] < 1e-8
     norms = [step.get("grad_norm") for step in records.read_lines(paths.steps)]
     assert norms == [0.0] * 5 if settings.get("zero_stage") else norms == [None] * 5
+    assert "Next: raise learning_rate" in result.message()
+    assert dataclasses.replace(result, status="ok").raise_for_status() is None
 
 
 def test_gradient_norms_are_those_of_one_process(run_small):
     norms = {}
-    for stage in (1, 2, 3):
+    for stage in (1, 3):
         result, paths = run_small(zero_stage=stage, gpus=2)
         norms[stage] = [step["grad_norm"] for step in records.read_lines(paths.steps)]
         assert result.summary["grad_norm_last"] == norms[stage][-1] > 0
@@ -154,9 +156,3 @@ def test_what_figures_mean_stands_beside_them(swept):
     assert "<h3>Runs to look at</h3>" in odd
     assert '<td class="text">&lt;b&gt;</td>' in odd
     assert "3 graphs compiled during the timed steps" in odd
-
-
-def test_an_untrained_result_says_what_to_do(run_small):
-    result, _ = run_small(worker="tests.workers.gradless")
-    assert "Next: raise learning_rate" in result.message()
-    assert dataclasses.replace(result, status="ok").raise_for_status() is None

@@ -1,13 +1,10 @@
 """The ports, GPUs and variables of ranks on this machine and on a host."""
 
-import os
 from pathlib import Path
 
 from dsnb import Experiment
-from dsnb.launcher import torchrun
 from dsnb.launcher.local import LOCALHOST, free_port, rank_variables
-from dsnb.run_folder.paths import RunPaths
-from dsnb.system import hardware, launch_clock
+from dsnb.system import hardware
 
 
 def test_ports_lie_where_systems_take_none_for_outgoing_connections():
@@ -31,22 +28,8 @@ def test_ranks_have_torchruns_variables_and_the_gpus_that_are_chosen():
 
 
 def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch):
-    cards = [hardware.Gpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in range(4)]
+    cards = [hardware.InstalledGpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in range(4)]
     monkeypatch.setattr(hardware, "_all_gpus", lambda: cards)
     for choice, numbers in (("0,1,2", [0, 1, 2]), ("GPU-3,1", [3, 1])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
         assert [gpu.index for gpu in hardware.gpus()] == numbers
-
-
-def test_a_host_uses_the_gpus_of_its_slots_and_the_interface_that_is_named(monkeypatch, tmp_path):
-    cards = [hardware.Gpu(number, "NVIDIA H200", f"GPU-{number}", 140.0, (9, 0)) for number in (3, 5, 6)]
-    monkeypatch.setattr(hardware, "gpus", lambda: cards)
-    sampled = []
-    monkeypatch.setattr(torchrun, "GpuSampler", lambda gpus, take, launched_at: sampled.append((gpus, launched_at)))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    words = ["--device", "cuda", "--slots", "0,2", "--interface", "ib0", "--nccl-interface", "ib0"]
-    options = torchrun._options([*words, "--launched-at", "7.5", str(tmp_path)])
-    torchrun._prepare(options, RunPaths(tmp_path), 1)
-    assert sampled == [([3, 6], 7.5)]
-    names = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_SIZE", launch_clock.LAUNCHED_AT)
-    assert [os.environ[name] for name in names] == ["3,6", "ib0", "ib0", "2", "7.5"]

@@ -1,7 +1,6 @@
 """What the machine is to blame for: the run is repeated by the next call, or refused before it starts."""
 
 import json
-import resource
 import subprocess
 import sys
 
@@ -9,44 +8,17 @@ import pytest
 
 from dsnb.launcher.outcome import MACHINE_FAULTS, without_machine_faults
 from dsnb.settings import checks
-from dsnb.system import hardware
-from tests.support.small_sweep import PARAMS, command
-
-TOO_MANY = "raise the limit of open files (`ulimit -n`) and start the sweep again"
+from tests.support.small_sweep import PARAMS
 
 
-@pytest.mark.parametrize("words", MACHINE_FAULTS)
-def test_a_failure_by_the_machines_fault_is_an_interruption(words):
-    status, cause = without_machine_faults("failed", f"rank 1: OSError: {words}: '/tmp/x'")
-    assert status == "interrupted"
-    assert cause == f"rank 1: OSError: {words}: '/tmp/x'; {MACHINE_FAULTS[words]} and start the sweep again"
-    assert without_machine_faults("failed", cause) == (status, cause)  # the advice is given once
-
-
-@pytest.mark.parametrize(
-    ("status", "cause"),
-    [("failed", "rank 0: ValueError: 3 is odd"), ("oom", "Too many open files"), ("ok", None), ("failed", None)],
-)
-def test_other_ends_stay_as_they_are(status, cause):
-    assert without_machine_faults(status, cause) == (status, cause)
-
-
-@pytest.mark.process
-def test_a_sweep_that_lacked_open_files_is_repeated_by_the_next_call(tmp_path):
-    params, out = tmp_path / "small.yaml", tmp_path / "out"
-    params.write_text(PARAMS)
-    asked = command(params, "--set", "repeats=1", "--set", "zero_stage=[0]")
-    short = subprocess.run(
-        asked,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)),
-    )
-    assert TOO_MANY in short.stdout + short.stderr
-    (result,) = out.glob("*/run1/result.json")
-    assert json.loads(result.read_text())["status"] == "interrupted"
-    subprocess.run(asked, capture_output=True, check=True)
-    assert json.loads(result.read_text())["status"] == "ok"
+def test_a_failure_by_the_machines_fault_is_an_interruption():
+    for words, advice in MACHINE_FAULTS.items():
+        status, cause = without_machine_faults("failed", f"rank 1: OSError: {words}: '/tmp/x'")
+        assert status == "interrupted"
+        assert cause == f"rank 1: OSError: {words}: '/tmp/x'; {advice} and start the sweep again"
+        assert without_machine_faults("failed", cause) == (status, cause)  # the advice is given once
+    for other in (("failed", "rank 0: ValueError: 3 is odd"), ("oom", "Too many open files"), ("ok", None)):
+        assert without_machine_faults(*other) == other
 
 
 @pytest.mark.process
@@ -65,12 +37,6 @@ def test_a_variable_that_disables_compilation_is_refused(small, monkeypatch, nam
     assert checks.unsupported(small().model_dump()) == []
     monkeypatch.setenv(name, "0")
     assert checks.unsupported(small(compile="default").model_dump()) == []
-
-
-def test_without_loopback_no_rank_retries_for_minutes(small, monkeypatch):
-    monkeypatch.setattr(hardware, "loopback_works", lambda: False)
-    said = "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
-    assert checks.unsupported(small().model_dump()) == [said]
 
 
 @pytest.mark.process

@@ -55,36 +55,33 @@ def output(monkeypatch):
     return outputs
 
 
-def advance(bar, steps):
-    bar.n = steps
-    bar.set_postfix_str("loss 2.500, 10 tokens/s", refresh=False)
-    bar.refresh()
+STEP = {"step": 4, "loss": 2.5, "step_time_s": 6.4}
 
 
-def cut_short(experiment, error):
-    with progress.progress_bar(experiment, enabled=True) as bar:
-        advance(bar, 4)
-        assert bar._repr_html_().startswith('<progress value="4" max="10" ')
+def cut_short(experiment, run, error):
+    with progress.Progress(experiment, run, enabled=True) as shown:
+        shown.update([STEP], at_once=True)
+        assert shown._repr_html_().startswith('<progress value="4" max="10" ')
         raise error
 
 
 @pytest.mark.parametrize(("error", "how"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
-def test_a_run_that_is_cut_short_leaves_its_last_state(small, output, error, how):
+def test_a_run_that_is_cut_short_leaves_its_last_state(small, tmp_path, output, error, how):
     experiment = small(steps=8, warmup_steps=2)
     with pytest.raises(error):
-        cut_short(experiment, error)
+        cut_short(experiment, RunPaths(tmp_path), error)
     (shown,) = output
-    begin = f"{experiment.name}: "
-    state = f"{begin}4 of 10 steps, loss 2.500, 10 tokens/s"
-    assert shown.texts == [f"{begin}0 of 10 steps", state, f"{state}, {how}"]
+    state = f"{experiment.name}: 4 of 10 steps, loss 2.500, 10 tokens/s"
+    assert shown.texts[0] == f"{experiment.name}: 0 of 10 steps, importing torch, DeepSpeed and transformers"
+    assert shown.texts[-2:] == [state, f"{state}, {how}"]
 
 
-def test_a_run_that_ends_leaves_no_bar(small, output):
-    with progress.progress_bar(small(), enabled=True) as bar:
-        advance(bar, 1)
+def test_a_run_that_ends_leaves_no_bar(small, tmp_path, output):
+    with progress.Progress(small(), RunPaths(tmp_path), enabled=True) as shown:
+        shown.update([STEP])
     assert output[1:] == [None]
-    with progress.progress_bar(small(), enabled=False) as bar:
-        assert bar.disable
+    with progress.Progress(small(), RunPaths(tmp_path), enabled=False) as shown:
+        shown.update([STEP])
     assert len(output) == 2
 
 

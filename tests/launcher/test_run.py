@@ -14,6 +14,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import fork, run
 from dsnb.launcher.run import launch
+from dsnb.system import launch_clock
 from tests import ROOT
 from tests.support.waiting import wait_until, wait_until_ended
 
@@ -70,13 +71,12 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(run_small, monkeyp
     assert free(int((paths.dir / "port").read_text()))
 
 
-@pytest.mark.parametrize(("kills", "status"), [(0, "failed"), (1, "oom")])
-def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run_small, monkeypatch, kills, status):
-    counts = iter([5, 5 + kills])
+def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run_small, monkeypatch):
+    counts = iter([5, 6])
     monkeypatch.setattr("dsnb.system.hardware.oom_kills", lambda: next(counts))
     result, paths = run_small(worker="tests.workers.dying", gpus=2, steps=50)
-    how = "by the kernel: the machine's memory ran out" if kills else "by signal 9 (SIGKILL)"
-    assert (result.status, result.cause) == (status, f"rank 1 was killed {how}")
+    cause = "rank 1 was killed by the kernel: the machine's memory ran out"
+    assert (result.status, result.cause) == ("oom", cause)
     assert len(records.read_lines(paths.steps)) >= 2
 
 
@@ -160,8 +160,7 @@ def test_a_loss_that_is_no_number_is_nan(run_small):
 def test_the_time_limit_leaves_nothing_behind(small, tmp_path, monkeypatch):
     """The limit passes when the ranks hang, however long they took to start."""
     folder = tmp_path / "run1"
-    elapsed_s = run.Stopwatch.elapsed_s
-    monkeypatch.setattr(run.Stopwatch, "elapsed_s", lambda self: elapsed_s(self) + 1000 * (len(pids(folder)) == 4))
+    monkeypatch.setattr(launch_clock, "now_s", lambda: time.monotonic() + 1000 * (len(pids(folder)) == 4))
     result = launch(small(gpus=2, time_limit_s=900), folder, progress=False, worker="tests.workers.hanger")
     assert (result.status, result.cause) == ("timeout", "no end within the time limit of 900 s, 0 of 5 steps done")
     wait_until_ended(pids(folder))
@@ -235,11 +234,6 @@ def test_a_fixed_port_that_is_in_use(run_small):
             LaunchError, match=f"^master_port is {port}: it is in use; choose another, or 0 for any free port"
         ):
             run_small(master_port=port)
-
-
-def test_a_limit_without_end(run_small):
-    result, _ = run_small(step_timeout_s=1e300, time_limit_s=1e300, gpus=2)
-    assert result.status == "ok", result.message()
 
 
 def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):

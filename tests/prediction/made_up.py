@@ -1,11 +1,14 @@
-"""A trace of a small made-up model, for tests that need no torch, and the predicted step of a single setting."""
+"""A trace of a small made-up model, for tests that need no torch, made-up runs, and the predicted step of a setting."""
 
-from dataclasses import asdict
+from dataclasses import replace
 
-from dsnb.prediction import gpus, links
+import pandas as pd
+
+from dsnb.prediction import gpus
 from dsnb.prediction.constants import DEFAULT
-from dsnb.prediction.moments import ELEMENTS, ModelTrace, Trace
-from dsnb.prediction.step_time import parts, setting
+from dsnb.prediction.measured import measured
+from dsnb.prediction.step_time import parts, setting, step_times
+from dsnb.prediction.traces import ELEMENTS, Trace
 
 MIB = 2.0**20
 PARAMETERS = 1_000_000_000
@@ -22,21 +25,27 @@ TRACE = Trace(
     hidden=2048,
     vocab=50_000,
 )
-MODEL_TRACE = ModelTrace(
-    forward=[(0, 900 / 8 * MIB)],
-    kept=(0, 600 / 8 * MIB),
-    moments=[(200 * MIB, 100 * MIB, 0), (0, 500 / 8 * MIB, 5e8), (50 * MIB, 0, 1e9)],
-    elements={name: getattr(TRACE, name) for name in ELEMENTS},
-)
-"""A trace that is `TRACE` at a micro-batch of 8."""
-RECORD = {**asdict(MODEL_TRACE), **MODEL_TRACE.elements}
-"""The same as traces are kept."""
+RECORD = {
+    "forward": [(0, 900 / 8 * MIB)],
+    "kept": (0, 600 / 8 * MIB),
+    "moments": [(200 * MIB, 100 * MIB, 0), (0, 500 / 8 * MIB, 5e8), (50 * MIB, 0, 1e9)],
+    **{name: getattr(TRACE, name) for name in ELEMENTS},
+}
+"""The record of a model whose trace is `TRACE` at a micro-batch of 8."""
+
+
+def runs(*settings):
+    """Return made-up runs that take exactly as long as the default constants say."""
+    common = {"gpu_name": "NVIDIA H200", "step_time_s": 1.0, "model": "opt-1.3b", "micro_batch_size": 8, "seq_len": 512}
+    made = measured(pd.DataFrame([{**common, **one} for one in settings]))
+    times = step_times([run.setting for run in made]).step_time_s
+    return [replace(run, step_time_s=float(seconds)) for run, seconds in zip(made, times, strict=True)]
 
 
 def step_time(experiment, gpu, link, constants=DEFAULT):
     """Return the parts of a step; GPU and link are objects or their names."""
     gpu = gpus.find(gpu) if isinstance(gpu, str) else gpu
-    link = links.link(link) if isinstance(link, str) else link
+    link = gpus.link(link) if isinstance(link, str) else link
     return parts(setting(experiment, gpu, link), constants)
 
 

@@ -9,9 +9,10 @@ import pytest
 import dsnb
 from benchmarks import prediction_errors
 from dsnb.formulas import metrics
+from dsnb.prediction.accuracy import DEFAULT_COVERAGE, Coverage
 from dsnb.prediction.calibration import calibrate
 from dsnb.prediction.constants import DEFAULT, FITTED_SETTINGS, PRIOR
-from dsnb.prediction.coverage import DEFAULT_COVERAGE, Coverage
+from dsnb.prediction.gpus import Link
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.step_time import step_times
 from tests.prediction.made_up import communication_s, step_time
@@ -58,13 +59,7 @@ def test_a_single_run_moves_what_it_depends_on_and_nothing_else(h200):
         (DEFAULT.link_efficiency, DEFAULT.host_gather_us)
     )
     assert calibrate([]) is DEFAULT
-
-
-def test_repeats_of_a_setting_count_once(h200):
-    slow = replace(h200[-1], step_time_s=2 * h200[-1].step_time_s)
-    rest = [run for run in h200 if run.setting != slow.setting]
-    few, many = calibrate([*rest, slow]), calibrate([*rest, *[slow] * 50])
-    assert many.host_launch_us == pytest.approx(few.host_launch_us)
+    assert vars(calibrate([slow] * 50)) == pytest.approx(vars(found))  # repeats of a setting count once
 
 
 def test_the_default_constants_are_those_that_fit_the_measured_runs(h200):
@@ -72,8 +67,9 @@ def test_the_default_constants_are_those_that_fit_the_measured_runs(h200):
     assert {name: getattr(DEFAULT, name) for name in vars(DEFAULT)} == pytest.approx(vars(found), rel=0.005)
     assert len(h200) == FITTED_SETTINGS
     # A single row has an offloaded optimizer, which covers nothing.
-    assert Coverage.of(h200).ranges == DEFAULT_COVERAGE.ranges
-    assert {**Coverage.of(h200).names, "offload": frozenset({"none"})} == DEFAULT_COVERAGE.names
+    covered = Coverage.of(h200, Link())
+    assert covered.ranges == DEFAULT_COVERAGE.ranges
+    assert {**covered.names, "offload": frozenset({"none"})} == DEFAULT_COVERAGE.names
 
 
 def test_small_clusters_tell_large_ones():
@@ -133,14 +129,7 @@ def test_rows_of_other_programs():
     key = "deepspeed.zero_optimization.stage3_max_live_parameters"
     assert recorded({**row, key: 5}).deepspeed == {"zero_optimization.stage3_max_live_parameters": 5}
     assert recorded({**row, key: 5.0}).name == recorded({**row, key: 5}).name  # in a column with gaps
-    bad = [
-        {"gpu_name": "Z9"},
-        {"gpu_name": None},
-        {"model": "someone/model"},
-        {"status": "oom"},
-        {"tokens_per_s": None},
-    ]
+    bad = [{"gpu_name": "Z9"}, {"gpu_name": None}, {"model": "a/b"}, {"status": "oom"}, {"tokens_per_s": None}]
     good = {**row, "gpu_name": "NVIDIA H200", "tokens_per_s": 2048.0, "micro_batch_size": 8, "seq_len": 128}
     table = pd.DataFrame([good, *({**good, **change} for change in bad)])
-    runs = measured(table)
-    assert [run.step_time_s for run in runs] == [0.5]
+    assert [run.step_time_s for run in measured(table)] == [0.5]

@@ -1,4 +1,4 @@
-"""Bytes of communication against the ZeRO paper and DeepSpeed's source, and bandwidths by route."""
+"""Bytes of communication against the ZeRO paper and DeepSpeed's source, bandwidths by route, and GPUs by name."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from dsnb.errors import SettingsError
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus
 from dsnb.prediction.communication import routes, traffic
-from dsnb.prediction.links import link
+from dsnb.prediction.gpus import link
 from dsnb.settings.experiment import Experiment
 
 PSI = PRESETS["opt-1.3b"].parameters
@@ -128,12 +128,35 @@ def test_pairs_share_links_without_a_switch():
     assert routes(experiment(**four), v100, link("pcie")).data_inside == 16e9
 
 
-@pytest.mark.parametrize("text", ["ib", "ib:", "ib:0", "ib:400/rack", "ethernet"])
-def test_links_that_are_not_understood(text):
-    with pytest.raises(SettingsError, match=r"link is '.*': use nvlink, pcie, ib:400"):
-        link(text)
+def test_links_that_are_not_understood():
+    for text in ("ib", "ib:0", "ib:400/rack", "ethernet"):
+        with pytest.raises(SettingsError, match=r"link is '.*': use nvlink, pcie, ib:400"):
+            link(text)
 
 
 def test_several_nodes_need_a_network():
     with pytest.raises(SettingsError, match="gpus is 16, on 2 nodes: say how these are connected"):
         routes(experiment(gpus=16), gpus.find("H100"), link("nvlink"))
+
+
+def test_gpus_by_the_names_of_publications_and_drivers():
+    names = {
+        "NVIDIA H200": "H200",
+        "H200 NVL": "H200 NVL",
+        "H100-SXM-80GB": "H100",
+        "H100-NVL": "H100 NVL",
+        "NVIDIA A100-SXM4-40GB": "A100-40GB",
+        "NVIDIA A100-SXM4-80GB": "A100",
+        "V100-32GB": "V100",
+        "V100-16GB": "V100-16GB",
+        "MI150X": "MI250X",
+    }
+    assert {name: gpus.find(name).name for name in names} == names
+    with pytest.raises(SettingsError, match="unknown GPU 'Z9': choose one of B200, H200, "):
+        gpus.find("Z9")
+
+
+def test_the_rate_is_that_of_the_precision():
+    gpu = gpus.find("H200")
+    assert [gpu.peak_flops(name) / 1e12 for name in ("fp32", "tf32", "fp16", "bf16")] == [67, 494, 989, 989]
+    assert gpus.find("V100").peak_flops("tf32") == 15.7e12  # it has no tf32

@@ -29,7 +29,7 @@ def made(tmp_path, monkeypatch):
         return {key: json.loads(json.dumps(RECORD)) for key in group}
 
     monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
-    monkeypatch.setattr(traces, "_made", {})
+    monkeypatch.setattr(traces, "_records", {})
     monkeypatch.setattr(traces, "_trace", trace)
     return found
 
@@ -56,13 +56,13 @@ def test_a_trace_serves_all_micro_batches_unless_the_loss_is_computed_in_chunks(
 
 def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_read(made, tmp_path, monkeypatch):
     traces.traces([given()])
-    monkeypatch.setattr(traces, "_made", {})
+    monkeypatch.setattr(traces, "_records", {})
     assert traces.traces([given()]) == [TRACE]
     assert len(made) == 1
     (file,) = (tmp_path / "traces").iterdir()
     for nonsense in ("", "[]", "{}", '{"moments": 3}'):
         file.write_text(nonsense)
-        monkeypatch.setattr(traces, "_made", {})
+        monkeypatch.setattr(traces, "_records", {})
         assert traces.traces([given()]) == [TRACE]
     assert len(made) == 5
 
@@ -117,7 +117,7 @@ def test_a_model_that_ranks_share_is_traced_whole(monkeypatch):
         sent.extend(json.loads(input).values())
         return SimpleNamespace(stdout=json.dumps(dict.fromkeys(json.loads(input), RECORD)), stderr="")
 
-    monkeypatch.setattr(traces, "_made", {})
+    monkeypatch.setattr(traces, "_records", {})
     monkeypatch.setenv("DSNB_CACHE", "off")
     monkeypatch.setattr("subprocess.run", answer)
     shared = {"model": "opt-tiny", "zero_stage": 1, "gpus": 4}

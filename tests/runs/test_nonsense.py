@@ -130,7 +130,7 @@ def campaign(draw, home, real, batches, runs_a_batch, charts_every):
         with only_our_warnings():
             for name in names:
                 read_like_a_sweep(replace(planned, paths=RunPaths(folder / name)), planned.experiment)
-                auto_batch_size._recorded_status(planned.experiment, RunPaths(folder / name))
+                auto_batch_size.recorded_status(planned.experiment, RunPaths(folder / name))
             runs = show_like_a_report(folder, charts=batch % charts_every == 0)
         assert len(runs) == sum((folder / name / "experiment.json").is_file() for name in names)
         count += 4

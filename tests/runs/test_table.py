@@ -8,7 +8,7 @@ import pytest
 import dsnb
 from dsnb.analysis.summary import summarize
 from dsnb.formulas.metrics import UTILIZATION_S
-from dsnb.runs.literature import measured
+from dsnb.runs.literature import tables
 from dsnb.runs.table import with_plain_ratio, without_noise
 from tests.support import made_up
 
@@ -138,7 +138,7 @@ def test_run_folders_of_an_earlier_version_do_not_show_it(tmp_path):
 
 @pytest.mark.parametrize("name", ["h200", "h100", "h200_memory", "h200_gpt2_zero_precision"])
 def test_published_runs_do_not_show_it(name):
-    raw, runs = measured.table(name), dsnb.published(name)
+    raw, runs = tables.as_measured(name), dsnb.published(name)
     timed_s = runs["timed_s"].fillna(runs["timed_steps"] * runs["step_time_s"])
     assert raw["gpu_util_pct"][timed_s < 5].notna().any()
     assert runs["gpu_util_pct"][timed_s < 5].isna().all()

@@ -135,7 +135,7 @@ def test_a_notebook_setting_of_a_wrong_type_is_refused():
 
 
 def test_auto_ranks_on_a_cpu_are_two_whatever_gpus_there_are(monkeypatch):
-    gpu = hardware.Gpu(0, "NVIDIA H200", "GPU-1", 140.0, (9, 0))
+    gpu = hardware.InstalledGpu(0, "NVIDIA H200", "GPU-1", 140.0, (9, 0))
     monkeypatch.setattr(hardware, "gpus", lambda: (gpu,) * 8)
     assert Experiment(gpus="auto", device="cpu").gpus == min(2, hardware.cores())
     assert Experiment(gpus="auto").gpus == 8
@@ -150,14 +150,14 @@ def test_what_a_cpu_cannot_do(settings):
 
 
 def test_fp16_on_a_cpu_that_cannot(monkeypatch):
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(hardware, "cpu_facts", lambda: {"flags": "avx2"})
     assert checks.unsupported(Experiment(device="cpu", precision="fp16").model_dump()) == [
         "precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'"
     ]
 
 
 def test_more_gpus_than_there_are_and_formats_they_lack(monkeypatch):
-    volta = hardware.Gpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
+    volta = hardware.InstalledGpu(0, "Tesla V100-SXM2-32GB", "GPU-1", 32.0, (7, 0))
     monkeypatch.setattr(hardware, "gpus", lambda: (volta,))
     assert checks.unsupported(Experiment(device="cuda", gpus=2, precision="bf16").model_dump()) == [
         "gpus is 2: this machine has 1; use at most 1, 'auto', or a hostfile",

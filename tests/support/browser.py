@@ -17,6 +17,7 @@ FLAGS = [
     "--disable-sync",
 ]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 
 
 @contextmanager

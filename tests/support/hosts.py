@@ -1,31 +1,60 @@
-"""Real hosts on one machine: a network, PID, mount, UTS and IPC namespace each, with a real sshd.
-
-    with cluster(2, folder=tmp_path) as hosts:
-        with hosts.entered():                          # this thread, and what it starts, is where launchers are
-            launch(experiment, ...)
-        hosts.cut(2)
+"""Real hosts on one machine, in namespaces of their own with a real sshd, and runs on them to which something happens.
 
 All hosts hang on a bridge in a further network namespace, the switch, which is where launchers run; `ssh mnhost1` works
 there, and nothing but ssh knows the names. The machine's own network is never touched. Hosts share the machine's file
-system, so every folder is shared storage unless `mount_tmpfs` hides it. All is gone when the block ends, and when the
-process that held it dies. Hosts are named by number, from 1, or by name.
+system, so every folder is shared storage unless `mount_tmpfs` hides it. All ends with the process that started it.
+The ranks are fakes without torch that hang with a child each: the supervision is what is tried out.
 """
 
 import contextlib
-import functools
+import ctypes
+import multiprocessing
 import os
-import signal
+import shutil
 import subprocess
-import tempfile
+import threading
+import time
 import warnings
 from pathlib import Path
 
-from tests.support import host_init, namespaces
-from tests.support.namespaces import HOST_ENV, OF_A_HOST, OF_A_SWITCH, POWER, SYSTEM_PATH, WAIT_S, Holder, refusal, tool
-from tests.support.waiting import wait_until
+import psutil
+import pytest
 
-NETWORK = "10.77.0"
-INTERFACE = "eth0"
+import dsnb
+from dsnb.errors import LaunchError
+from dsnb.files import records
+from dsnb.launcher.run import launch
+from dsnb.run_folder.paths import RunPaths
+from dsnb.system import signals
+from tests import ROOT
+from tests.support.waiting import WAIT_S, wait_until
+
+SETTINGS = {"model": "gpt2-tiny", "seq_len": 32, "micro_batch_size": 1, "warmup_steps": 1, "steps": 4, "device": "cpu"}
+SILENCE_S = 5.0
+LAUNCH = "a launch of the test lab"
+HANGER, SILENT = "tests.workers.hanger", "tests.workers.silent"
+NETWORK, INTERFACE = "10.77.0", "eth0"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOST_ENV = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/root", "USER": "root", "LOGNAME": "root"}
+TOOLS = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen")
+OF_A_HOST = ("--net", "--pid", "--mount", "--uts", "--ipc")
+NEW_NET = 0x40000000  # CLONE_NEWNET
+FURNISH = """
+set -e
+hostname {name}
+mount -t proc none /proc
+mount -t tmpfs none /run
+mkdir /run/sshd /run/cgroup
+mount --rbind /sys/fs/cgroup /run/cgroup
+mount -t sysfs none /sys  # shows this host's network interfaces instead of the machine's
+mount --move /run/cgroup /sys/fs/cgroup
+mount -t tmpfs none /dev/shm
+mount --bind {folder}/hosts /etc/hosts
+for settings in ~/.bashrc ~/.zshenv; do [ ! -e $settings ] || mount --bind /dev/null $settings; done
+echo furnished
+trap '' CHLD  # nobody else reaps what is orphaned in a host
+exec sleep infinity
+"""
 SERVER = """\
 AddressFamily inet
 PidFile none
@@ -50,196 +79,266 @@ Host *
 """
 
 
-def no_hosts(reason):
-    """Fail where hosts must be had, else skip with one loud line."""
-    import pytest
+def tool(name):
+    """Find a program where root finds it."""
+    return shutil.which(name, path=f"{os.environ['PATH']}:{SYSTEM_PATH}") or name
 
-    if os.environ.get("DSNB_REQUIRE_HOSTS"):
+
+def require_hosts():
+    """Skip where there can be no hosts, with one loud line; fail where they must be had."""
+    missing = [name for name in TOOLS if not os.path.isabs(tool(name))]
+    tried = "mount -t sysfs none /sys && ip link add b0 type bridge && ip link add v0 type veth peer name v1"
+    command = [tool("unshare"), *OF_A_HOST, "--fork", "sh", "-c", tried]
+    reason = f"not installed: {', '.join(missing)}" if missing else ""
+    if not reason and (done := subprocess.run(command, env=HOST_ENV, capture_output=True, text=True)).returncode:
+        reason = f"namespaces are refused: {done.stderr.strip()}"
+    if reason and os.environ.get("DSNB_REQUIRE_HOSTS"):
         pytest.fail(f"no test hosts: {reason}")
-    warnings.warn(f"NO TEST ON SEVERAL HOSTS WAS RUN: {reason}", stacklevel=1)
-    pytest.skip(f"no test hosts: {reason}")
+    if reason:
+        warnings.warn(f"NO TEST ON SEVERAL HOSTS WAS RUN: {reason}", stacklevel=1)
+        pytest.skip(f"no test hosts: {reason}")
+
+
+def started(*words):
+    """Start a process that ends with this one, and wait until it has said so."""
+    command = [tool("setpriv"), "--pdeathsig", "KILL", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=HOST_ENV, start_new_session=True)
+    assert process.stdout.readline() == b"furnished\n"
+    return process
 
 
 @contextlib.contextmanager
-def cluster(count, slots=2, folder=None):
-    """Boot `count` hosts; end them, and whatever is still in the switch, at the end of the block."""
-    if reason := refusal():
-        no_hosts(reason)
-    with contextlib.ExitStack() as stack:
-        if folder is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dsnb-hosts-"))
-        hosts = Cluster(Path(folder).resolve(), count, slots)
-        stack.callback(hosts.close)
-        hosts.open()
-        yield hosts
+def entered(pid):
+    """Move this thread, and what it starts from now on, into a process's network namespace, and out again."""
+    libc = ctypes.CDLL(None, use_errno=True)  # Python 3.11 has no `os.setns`
+    with open("/proc/thread-self/ns/net") as outside, open(f"/proc/{pid}/ns/net") as inside:
+        assert libc.setns(inside.fileno(), NEW_NET) == 0
+        try:
+            yield
+        finally:
+            assert libc.setns(outside.fileno(), NEW_NET) == 0
 
 
-class Cluster:
-    """Some hosts and their switch. Made by `cluster`."""
+@contextlib.contextmanager
+def lab(folder, count):
+    """Boot hosts with two slots each; in the block this thread, and those it starts, are where launchers are."""
+    require_hosts()
+    made = Lab(folder, count)
+    changed = {
+        "DSNB_SILENCE_S": str(SILENCE_S),
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        for name, value in changed.items():
+            patch.setenv(name, value)
+        stack.callback(made.close)
+        made.open()
+        with entered(made.switch.pid):
+            yield made
 
-    def __init__(self, folder, count, slots):
-        self.addresses = {f"mnhost{i}": f"{NETWORK}.{i}" for i in range(1, count + 1)}
-        self.names = list(self.addresses)
-        self.interface, self.folder, self.hostfile = INTERFACE, folder, folder / "hostfile"
-        self.env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-        self.switch, self._hosts, self._owner = None, {}, os.pidfd_open(os.getpid())
-        self._slots = slots
+
+class Lab:
+    """Test hosts, which are named by their numbers from 1. Made by `lab`."""
+
+    def __init__(self, folder, count):
+        self.numbers = range(1, count + 1)
+        self.folder, self.outputs, self.hostfile = folder, folder / "outputs", folder / "hostfile"
+        self.switch, self._hosts, self._count = None, {}, 0
 
     def open(self):
-        """Write the files, make the switch, and boot all hosts at once."""
-        self._write_ssh_files()
-        self.hostfile.write_text("".join(f"{name} slots={self._slots}\n" for name in self.names))
-        known = "".join(f"{address} {name}\n" for name, address in self.addresses.items())
-        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
-        self.switch = Holder(OF_A_SWITCH, self._owner, self.folder / "switch.log")
-        self.switch.wait()
-        bridge = [f"addr add {NETWORK}.254/24 dev br0", "link set br0 up"]
-        self.switch.ip("link set lo up", "link add br0 type bridge", *bridge)
-        self.boot(*self.names)
-
-    def close(self):
-        """End all hosts, all that is in the switch but this process, and the switch."""
-        for host in self._hosts.values():
-            host.kill()
-        if self.switch:
-            if self.switch.alive and self.switch.pid:
-                host_init.clear(os.readlink(self.switch.network), but=[self.switch.pid])
-            self.switch.kill()
-        os.close(self._owner)
-
-    # -- what a launcher needs
-
-    def inside(self, argv, **popen):
-        """Start a process in the switch, as a launcher: the process itself, so that it can be killed."""
-        with namespaces.entered(self.switch.network):
-            return subprocess.Popen([*map(str, argv)], **{"env": self.env, **popen})
-
-    @contextlib.contextmanager
-    def entered(self):
-        """Move this thread, and what it starts from now on (threads too), into the switch, with its `ssh` on PATH."""
-        path = os.environ["PATH"]
-        with namespaces.entered(self.switch.network):
-            os.environ["PATH"] = self.env["PATH"]
-            try:
-                yield self
-            finally:
-                os.environ["PATH"] = path
-
-    # -- what befalls hosts
-
-    def boot(self, *which):
-        """Switch hosts on, with a new sshd: none of their processes is there, nor what was mounted."""
-        names = [self._name(one) for one in which]
-        for name in set(names) & set(self._hosts):
-            self.kill(name)
-        for name in names:
-            own = [name, self.folder / "hosts"]
-            self._hosts[name] = Holder([*OF_A_HOST, *POWER], self._owner, self.folder / f"{name}.log", *own)
-        for name in names:
-            self._hosts[name].wait()
-        self._plug(names)
-        self.start_sshd(*names)
-
-    def kill(self, which):
-        """Switch a host off: its peers hear nothing."""
-        with contextlib.suppress(RuntimeError):  # the kernel has removed it already, with the host
-            self.switch.ip(f"link del {self._name(which)}")
-        self._host(which).kill()
-
-    def cut(self, which):
-        """Take a host's link down."""
-        self.switch.ip(f"link set {self._name(which)} down")
-
-    def heal(self, which):
-        """Take a host's link up again."""
-        self.switch.ip(f"link set {self._name(which)} up")
-
-    def kill_sshd(self, which):
-        """Kill a host's sshd with all its connections."""
-
-        def gone():
-            sshd = [pid for pid, name, _ in self._host(which).members() if name.startswith("sshd")]
-            for pid in sshd:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return not sshd and not self._listens(which)
-
-        wait_until(gone, f"no sshd on {self._name(which)}")
-
-    def start_sshd(self, *which):
-        """Start the sshd of hosts, and wait until it listens."""
-        names = [self._name(one) for one in which]
-        names = [name for name in names if not self._listens(name)]
-        commands = [[*self.prefix(name), tool("sshd"), "-f", self.folder / "sshd_config"] for name in names]
-        starts = [subprocess.Popen(command, env=HOST_ENV, stdin=subprocess.DEVNULL) for command in commands]
-        for name, start in zip(names, starts, strict=True):
-            if start.wait(WAIT_S):
-                raise RuntimeError(f"no sshd on {name}: {self._host(name).log.read_text().strip()}")
-            wait_until(functools.partial(self._listens, name), f"{name} listens")
-
-    def mount_tmpfs(self, which, path, size="64m"):
-        """Give a host storage of its own, of a size, in place of a shared folder."""
-        self._must(which, "mkdir", "-p", path)
-        self._must(which, "mount", "-t", "tmpfs", "-o", f"size={size}", "none", path)
-
-    # -- what is on hosts
-
-    def is_up(self, which):
-        return self._host(which).alive
-
-    def prefix(self, which):
-        """Give the words that, put before a command, make it run on a host, not by ssh; killed with the process."""
-        enter = [tool("nsenter"), "--target", str(self._host(which).pid), *OF_A_HOST, "--"]
-        return [*enter, "setpriv", "--pdeathsig", "KILL", "--"]
-
-    def run_on(self, which, argv, **options):
-        """Run a command on a host to its end, not by ssh, in a fresh environment."""
-        options = {"env": HOST_ENV, "capture_output": True, "text": True, "timeout": WAIT_S, "check": False, **options}
-        return subprocess.run([*self.prefix(which), *map(str, argv)], **options)
-
-    def processes(self, which):
-        """Give the machine's number and the command line of each process on a host but the first one and sshd."""
-        host = self._host(which)
-        return [(pid, line) for pid, name, line in host.members() if not name.startswith("sshd")] if host.alive else []
-
-    # -- inner parts
-
-    def _name(self, which):
-        if which not in self.names and which not in range(1, len(self.names) + 1):
-            raise ValueError(f"there is no host {which!r}: name one of {', '.join(self.names)}, or its number")
-        return which if which in self.names else self.names[which - 1]
-
-    def _host(self, which):
-        return self._hosts[self._name(which)]
-
-    def _must(self, which, *argv):
-        done = self.run_on(which, argv)
-        if done.returncode:
-            raise RuntimeError(f"{self._name(which)}: {done.stderr.strip()}")
-
-    def _plug(self, names):
-        """Connect hosts to the switch; a host keeps its hardware address, or its peers' caches would be wrong."""
-        lines = []
-        for name in names:
-            hardware = f"02:77:00:00:00:{self.names.index(name) + 1:02x}"
-            peer = f"peer name {INTERFACE} address {hardware} netns {self._host(name).pid}"
-            lines += [f"link add {name} type veth {peer}", f"link set {name} master br0 up"]
-        self.switch.ip(*lines)
-        for name in names:
-            address = f"addr add {self.addresses[name]}/24 dev {INTERFACE}"
-            self._host(name).ip("link set lo up", address, f"link set {INTERFACE} up")
-
-    def _write_ssh_files(self):
-        """Write all that ssh and sshd read, so that nothing of the machine's own is read: one key serves everybody."""
+        """Write all that ssh and sshd read, so that nothing of the machine's own is read, and boot everything."""
         key, binaries = self.folder / "key", self.folder / "bin"
-        binaries.mkdir(parents=True)
+        for made in (binaries, self.outputs):
+            made.mkdir()
         subprocess.run([tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         (self.folder / "sshd_config").write_text(SERVER.format(key=key, path=SYSTEM_PATH))
-        named = "".join(f"Host {name}\n  HostName {address}\n" for name, address in self.addresses.items())
+        named = "".join(f"Host mnhost{number}\n  HostName {NETWORK}.{number}\n" for number in self.numbers)
         (self.folder / "ssh_config").write_text(named + CLIENT.format(key=key))
         (binaries / "ssh").write_text(f"#!/bin/sh\nexec {tool('ssh')} -F '{self.folder / 'ssh_config'}' \"$@\"\n")
         (binaries / "ssh").chmod(0o755)
+        addresses = "".join(f"{NETWORK}.{number} mnhost{number}\n" for number in self.numbers)
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
+        self.hostfile.write_text("".join(f"mnhost{number} slots=2\n" for number in self.numbers))
+        self.switch = started(tool("unshare"), "--net", "sh", "-c", "echo furnished; exec sleep infinity")
+        bridge = [f"addr add {NETWORK}.254/24 dev br0", "link set br0 up"]
+        self.ip("link set lo up", "link add br0 type bridge", *bridge)
+        for number in self.numbers:
+            self.boot(number)
 
-    def _listens(self, which):
-        rows = Path(f"/proc/{self._host(which).pid}/net/tcp").read_text().splitlines()[1:]
-        return any(row.split()[1].endswith(":0016") and row.split()[3] == "0A" for row in rows)
+    def close(self):
+        for process in filter(None, [*self._hosts.values(), self.switch]):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def ip(self, *lines, pid=None):
+        """Run lines of `ip` in the switch, or in the network of a process."""
+        command = [tool("nsenter"), f"--net=/proc/{pid or self.switch.pid}/ns/net", "--", tool("ip"), "-batch", "-"]
+        subprocess.run(command, input="\n".join(lines), text=True, check=True, capture_output=True)
+
+    # -- what befalls hosts
+
+    def boot(self, number):
+        """Switch a host on, with a new sshd: none of its processes is there, nor what was mounted."""
+        script = FURNISH.format(name=f"mnhost{number}", folder=self.folder)
+        self._hosts[number] = started(tool("unshare"), *OF_A_HOST, "--fork", "--kill-child", "sh", "-c", script)
+        hardware = f"02:77:00:00:00:{number:02x}"  # always the same one, or its peers' caches would be wrong
+        peer = f"peer name {INTERFACE} address {hardware} netns {self._first(number)}"
+        self.ip(f"link add mnhost{number} type veth {peer}", f"link set mnhost{number} master br0 up")
+        up = [f"addr add {NETWORK}.{number}/24 dev {INTERFACE}", f"link set {INTERFACE} up"]
+        self.ip("link set lo up", *up, pid=self._first(number))
+        self.run_on(number, [tool("sshd"), "-f", self.folder / "sshd_config"], check=True)
+        table = Path(f"/proc/{self._first(number)}/net/tcp")
+        wait_until(lambda: ":0016 00000000:0000 0A" in table.read_text(), f"host {number} listens")
+
+    def kill(self, number):
+        """Switch a host off: its peers hear nothing."""
+        self.ip(f"link del mnhost{number}")
+        self._hosts[number].kill()
+        self._hosts[number].wait()
+
+    def cut(self, number):
+        """Take a host's link down."""
+        self.ip(f"link set mnhost{number} down")
+
+    def mount_tmpfs(self, number, path):
+        """Give a host storage of its own in place of a shared folder."""
+        self.run_on(number, ["mount", "-t", "tmpfs", "-o", "size=64m", "none", path], check=True)
+
+    def mend(self):
+        """Make all hosts whole again, whatever befell them."""
+        for number in self.numbers:
+            if self._hosts[number].poll() is not None:
+                self.boot(number)
+                self.ip("neigh flush all")  # or connections fail for a second: it was not there just now
+            self.ip(f"link set mnhost{number} up")
+            while self.run_on(number, ["umount", self.outputs]).returncode == 0:
+                pass
+
+    # -- what is on hosts
+
+    def prefix(self, number):
+        """Return the words that, put before a command, make it run on a host, not by ssh; killed with the process."""
+        enter = [tool("nsenter"), "--target", str(self._first(number)), *OF_A_HOST, "--"]
+        return [*enter, "setpriv", "--pdeathsig", "KILL", "--"]
+
+    def run_on(self, number, argv, check=False):
+        """Run a command on a host to its end, not by ssh, in a fresh environment."""
+        command = [*self.prefix(number), *map(str, argv)]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.run(command, env=HOST_ENV, timeout=WAIT_S, check=check, **pipes)
+
+    def processes(self, number):
+        """Return ID and command line of each process on a host but the first one and sshd."""
+        if self._hosts[number].poll() is not None:
+            return []
+        return [
+            (process.pid, " ".join(process.cmdline()))
+            for process in self._members(number)
+            if not process.name().startswith("sshd")
+        ]
+
+    def left(self, *numbers):
+        """Return what is on hosts beside sshd."""
+        return [line for number in numbers or self.numbers for _, line in self.processes(number)]
+
+    def _first(self, number):
+        """Return the ID of the first process of a host, a child of `unshare`."""
+        (first,) = psutil.Process(self._hosts[number].pid).children()
+        return first.pid
+
+    def _members(self, number):
+        first = self._first(number)
+        namespace = os.readlink(f"/proc/{first}/ns/pid")
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):  # it has ended
+                inside = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace
+                if inside and process.pid != first and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    # -- runs
+
+    def settings(self, **settings):
+        """Return the settings of a run on all hosts."""
+        common = {"gpus": 2 * len(self.numbers), "forward_env": "DSNB_TEST_*", "hostfile": str(self.hostfile)}
+        return {**SETTINGS, **common, **settings}
+
+    def folder_of_next(self):
+        self._count += 1
+        return self.outputs / f"run{self._count}"
+
+    def run(self, worker=SILENT, **settings):
+        """Make a run from its start to its end."""
+        return Run(self, worker, settings).wait()
+
+    def begin(self, worker=HANGER, outside=False, **settings):
+        """Start a run, in a thread or in a process of its own, and wait until all its ranks are there."""
+        return Run(self, worker, settings, outside).until_ranks()
+
+
+class Run:
+    """A run under way."""
+
+    def __init__(self, lab, worker, settings, outside=False):
+        self.lab, self.paths = lab, RunPaths(lab.folder_of_next())
+        self.settings, self.worker = lab.settings(**settings), worker
+        self.process = self.error = None
+        self.began = time.monotonic()
+        if outside:
+            # A fork while a thread launches may copy a lock that the thread holds, and wait for it for ever.
+            assert not [thread for thread in threading.enumerate() if thread.name == LAUNCH], "fork first"
+            self.process = multiprocessing.get_context("fork").Process(target=self._launch_and_listen)
+            self.process.start()
+        else:
+            self.thread = threading.Thread(target=self._launch, name=LAUNCH)
+            self.thread.start()
+
+    def _launch(self):
+        try:
+            launch(dsnb.Experiment(**self.settings), self.paths.dir, progress=False, worker=self.worker)
+        except LaunchError as error:
+            self.error = error
+
+    def _launch_and_listen(self):
+        """Launch as the command line does, which takes SIGTERM for an interrupt."""
+        signals.install_handlers()
+        with contextlib.suppress(KeyboardInterrupt):
+            self._launch()
+
+    def until_ranks(self):
+        """Wait until every rank has started its child."""
+
+        def are_there():
+            assert not self.paths.result.exists(), self.paths.result.read_text()
+            return len([path for path in self.paths.dir.glob("pids*") if path.read_text()]) == self.settings["gpus"]
+
+        wait_until(are_there, "all ranks are there")
+        self.began = time.monotonic()
+        return self
+
+    def kill_rank(self, rank, number):
+        """Kill a rank as its host would."""
+        pid = (self.paths.dir / f"pids{rank}").read_text().split()[0]
+        self.lab.run_on(number, ["kill", "-9", pid], check=True)
+
+    def torchrun(self, number):
+        """Return the processes of this run on a host that run torchrun."""
+        return [pid for pid, line in self.lab.processes(number) if "dsnb.launcher.on_host" in line]
+
+    def wait(self):
+        """Wait for the end of the launch, and return this run with what it recorded and after how long."""
+        launching = self.process or self.thread
+        launching.join(WAIT_S)
+        assert not launching.is_alive(), "the launch does not end"
+        self.recorded_s = time.monotonic() - self.began
+        record = records.read_json(self.paths.result) or {}
+        self.status, self.cause = record.get("status"), record.get("cause")
+        self.nodes = {row["host"]: row for row in (records.read_json(self.paths.nodes) or {}).get("nodes", [])}
+        self.lost = {name: row["lost"] for name, row in self.nodes.items() if row["lost"]}
+        return self
+
+    def until_empty(self, *numbers):
+        """Wait until hosts have no process of a run any more, and return the seconds since the run began or was hit."""
+        wait_until(lambda: not self.lab.left(*numbers), "hosts have no process of a run")
+        return time.monotonic() - self.began

@@ -3,7 +3,7 @@
 import pytest
 
 from dsnb.launcher.gpu_figures import gpu_figures, power_note
-from dsnb.system.nvml import POWER_AVERAGE, POWER_COUNTER
+from dsnb.system.nvml import POWER_COUNTER
 from dsnb.train.energy import EnergyMeter
 
 
@@ -74,8 +74,6 @@ def test_power_is_the_counters_energy_over_time():
     assert (figures["energy_j"], figures["power_w"]) == (5600, 700)  # the samples would say 400 W
     assert figures["run_energy_kwh"] == pytest.approx(3600 / 3.6e6)
     assert power_note(figures, {**WORKER, "power_source": POWER_COUNTER}) is None
-    old = {name: value for name, value in WORKER.items() if name != "phases_s"} | {"timed_wall_s": 4.0}
-    assert gpu_figures([], {**old, "energy_j": 5600.0, "power_source": POWER_COUNTER}, gpus=2)["power_w"] == 700
 
 
 def test_a_short_timed_region_says_so():
@@ -85,18 +83,6 @@ def test_a_short_timed_region_says_so():
     assert power_note(figures, worker) == "no power: the timed steps took 0.21 s, too short to measure it"
 
 
-def test_without_a_counter_only_settled_samples_count():
-    rows = samples((10.5, 0, 300, None, 1), (11.5, 0, 600, None, 1), (13.9, 0, 640, None, 1), (14.4, 0, 900, None, 1))
-    worker = {**WORKER, "power_source": POWER_AVERAGE}
-    figures = gpu_figures(rows, worker, gpus=1)
-    assert (figures["power_w"], figures["energy_j"]) == (620, 4 * 620)
-    assert figures["run_energy_kwh"] is None
-    assert power_note(figures, worker) == "power is a mean of samples: these GPUs have no energy counter"
-    short = {**worker, "timed_to_s": 10.9, "phases_s": {"timed": 0.9}}
-    assert gpu_figures(rows, short, gpus=1)["power_w"] is None
-    assert power_note({"power_w": None}, {}) is None  # a CPU
-
-
 @pytest.mark.parametrize(("timed_s", "expected"), [(4.9, None), (5.0, 60.0)])
 def test_utilization_needs_five_seconds(timed_s, expected):
     """NVML's readings are shares of up to a second: those of 0.4 s were 9 to 100 % between repeats."""
@@ -104,10 +90,9 @@ def test_utilization_needs_five_seconds(timed_s, expected):
         {"t_s": 10.0 + t_s, "gpu": 0, "util_pct": share, "sm_clock_mhz": 1980} for t_s, share in ((0.2, 20), (4, 100))
     ]
     region = {"timed_from_s": 10.0, "timed_to_s": 10.0 + timed_s}
-    for worker in (region, {**region, "phases_s": {"timed": timed_s}}, {**region, "timed_wall_s": timed_s}):
-        figures = gpu_figures(rows, worker, gpus=1)
-        assert figures["gpu_util_pct"] == expected
-        assert figures["sm_clock_mhz"] == 1980
+    figures = gpu_figures(rows, {**region, "phases_s": {"timed": timed_s}}, gpus=1)
+    assert figures["gpu_util_pct"] == expected
+    assert figures["sm_clock_mhz"] == 1980
 
 
 def test_memory_on_the_device_is_that_of_the_steps():

@@ -1,32 +1,28 @@
-// The card: the answer to the selected task, and the question: what is to be least, for how many tokens, at which price. Then all
-// tasks side by side.
+// The card: the answer to the selected task, and the question: what is to be least, for how many tokens, at which price. Then the
+// answers to all tasks.
 
-const ALL_TASKS = "One panel for each task, ★ at its answer. Runs of different tasks are never compared.";
+const ALL_TASKS = "A row for each task. Runs of different tasks are never compared.";
 
-// A field for a number. What is entered and not allowed is put back, with a sentence that names it and says what is allowed.
+// A field for a number. An entry that is not allowed is not used: the browser's own words for what is wrong stand beside it.
 class NumberField {
   // `rule` is one of `INPUTS` in dsnb/explorer/state.py.
-  constructor(label, rule, attributes) {
+  constructor(label, rule, events) {
     this.rule = rule;
-    this.input = element("input", { type: "text", inputmode: "decimal", class: "dsnb-number", ...attributes });
+    const limits = { min: rule.least / rule.factor, max: Number((rule.most / rule.factor).toPrecision(15)), step: rule.isWhole ? 1 : "any", required: !rule.mayBeEmpty };
+    this.input = element("input", { type: "number", ...limits, ...events });
     this.problem = element("span", { class: "dsnb-problem", role: "alert", id: newId() });
     this.node = field(label, this.input);
     this.node.append(this.problem);
   }
 
-  // The value in the unit of the state, null for an empty field that may be empty, undefined for what is not allowed.
-  value() {
-    const { rule } = this;
-    const text = this.input.value.trim();
-    if (text === "") return rule.mayBeEmpty ? null : undefined;
-    const value = Number((Number(text) * rule.factor).toPrecision(15));
-    return value >= rule.least && value <= rule.most && (!rule.isWhole || Number.isInteger(value)) ? value : undefined;
+  // The value in the unit of the state, null for an empty field.
+  get value() {
+    return this.input.value === "" ? null : Number((this.input.valueAsNumber * this.rule.factor).toPrecision(15));
   }
 
-  // What is wrong with what is entered; empty if nothing is.
-  wrong() {
-    const text = this.input.value.trim();
-    return this.value() === undefined ? `${text ? `“${text.slice(0, 40)}”` : "An empty field"} was not used: ${this.rule.allowed}.` : "";
+  show(value) {
+    this.input.value = value === null ? "" : Number((value / this.rule.factor).toPrecision(15));
+    this.say("");
   }
 
   say(problem) {
@@ -35,14 +31,24 @@ class NumberField {
     if (problem) this.input.setAttribute("aria-describedby", this.problem.id);
     else this.input.removeAttribute("aria-describedby");
   }
+
+  // Whether the entry is allowed; if not, what is wrong is said.
+  check() {
+    const { validity, validationMessage } = this.input;
+    this.say(validity.valid ? "" : `Not used: ${validationMessage}`);
+    return validity.valid;
+  }
 }
 
 class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
     const { labels } = model;
-    const entered = { onchange: ({ target }) => this.read(target), onkeydown: ({ key, target }) => key === "Enter" && this.read(target) }; // JupyterLab may keep Enter
-    const number = (name, label, attributes) => new NumberField(label, model.inputs[name], { ...entered, ...attributes });
+    const events = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
+    const number = (name, label, read) => {
+      const made = new NumberField(label, model.inputs[name], events(() => made.check() && set(read(made.value))));
+      return made;
+    };
     const group = newId();
     this.choices = [model.allTasks, ...model.tasks].filter(Boolean);
     this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
@@ -53,48 +59,25 @@ class Card {
     const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, labels.task), ...chips) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
     const options = Object.keys(model.words.best).map((value) => element("option", { value }, ""));
-    this.objective = element("select", { onchange: ({ target }) => this.read(target) }, ...options);
-    this.tokens = number("train_tokens", labels.train_tokens);
-    this.gpus = number("gpus_at_hand", labels.gpus_at_hand, { placeholder: "any" });
-    this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...entered });
+    this.objective = element("select", { onchange: ({ target }) => set({ objective: target.value }) }, ...options);
+    this.tokens = number("train_tokens", labels.train_tokens, (train_tokens) => ({ train_tokens }));
+    this.gpus = number("gpus_at_hand", labels.gpus_at_hand, (gpus) => ({ gpus_at_hand: gpus ?? 0 }));
+    this.gpus.input.placeholder = "any";
+    this.currency = element("input", { type: "text", maxlength: "8", size: "4", ...events(() => set({ currency: this.currency.value })) });
     this.kinds = [...new Set(model.tasks.flatMap(({ candidates }) => candidates.map(({ kind }) => kind)))];
-    this.prices = this.kinds.map((kind) => number("price", `${labels.price} (${kind})`));
-    this.relevance = number("relevance", labels.relevance);
-    this.numbers = [this.tokens, this.gpus, ...this.prices, this.relevance];
+    this.prices = this.kinds.map((kind) => number("price", `${labels.price} (${kind})`, (price) => ({ prices: this.priced(kind, price) })));
+    this.relevance = number("relevance", labels.relevance, (relevance) => ({ relevance }));
     const fields = [field(labels.objective, this.objective), ...[this.tokens, this.gpus, ...this.prices].map(({ node }) => node), field(labels.currency, this.currency), this.relevance.node];
     this.form = element("div", { class: "dsnb-fields" }, ...fields);
     this.remarks = element("ul", { class: "dsnb-remarks" });
     this.node = element("section", { class: "dsnb-card dsnb-decision", "aria-label": labels.answer }, tasks, this.text, this.form, this.remarks);
   }
 
-  // Take over what was entered, except what is not allowed: then the answer stays as it was, and the field says so.
-  read(target) {
-    const { state } = this;
-    const entered = this.numbers.find(({ input }) => input === target);
-    const wrong = entered?.wrong();
-    const [tokens, gpus, relevance] = [this.tokens, this.gpus, this.relevance].map((one) => one.value());
-    const prices = { ...state.prices };
-    this.kinds.forEach((kind, index) => {
-      const price = this.prices[index].value();
-      if (price === undefined || this.prices[index].input.value === String(this.shown[index])) return;
-      if (price === null) delete prices[kind];
-      else prices[kind] = price;
-    });
-    this.set({
-      objective: this.objective.value, prices, currency: this.currency.value,
-      train_tokens: tokens ?? state.train_tokens,
-      gpus_at_hand: gpus === undefined ? state.gpus_at_hand : (gpus ?? 0),
-      relevance: relevance ?? state.relevance,
-    });
-    this.show(this.state);
-    entered?.say(wrong);
-  }
-
-  // What was said of an entry holds until another question is shown.
-  forget(state) {
-    const asked = JSON.stringify([state.task, state.objective, state.train_tokens, state.gpus_at_hand, state.prices, state.currency, state.relevance]);
-    if (this.asked !== asked) for (const one of this.numbers) one.say("");
-    this.asked = asked;
+  // The prices with that of one kind of hardware changed; without one, it is the usual price.
+  priced(kind, price) {
+    const { [kind]: _, ...others } = this.state.prices;
+    if (price === priceOf(this.model, this.state, kind)) return this.state.prices; // the assumed one stays assumed
+    return price === null ? others : { ...others, [kind]: price };
   }
 
   show(state) {
@@ -109,7 +92,6 @@ class Card {
       this.text.replaceChildren(element("p", {}, model.words.noRuns));
       return;
     }
-    this.forget(state);
     this.showQuestion(state, task);
     this.remarks.replaceChildren(...(task.remarks ?? []).map((remark) => element("li", {}, remark)));
     this.answer = task === model.allTasks ? null : new Answer(model, task, state);
@@ -130,14 +112,13 @@ class Card {
     const unit = units.size === 1 ? [...units][0] : "GPU";
     for (const option of this.objective.options) option.textContent = fill(model.words.best[option.value], { unit });
     this.objective.value = state.objective;
-    this.tokens.input.value = Number((state.train_tokens / this.tokens.rule.factor).toPrecision(15));
-    this.gpus.input.value = state.gpus_at_hand || "";
+    this.tokens.show(state.train_tokens);
+    this.gpus.show(state.gpus_at_hand || null);
     this.gpus.node.firstChild.textContent = fill(model.labels.gpus_at_hand, { unit: unit === "rank" ? "Rank" : unit });
     this.currency.value = state.currency;
-    this.relevance.input.value = Number((100 * state.relevance).toPrecision(12));
-    this.shown = this.kinds.map((kind) => priceOf(model, state, kind) ?? "");
+    this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
-      this.prices[index].input.value = this.shown[index];
+      this.prices[index].show(priceOf(model, state, kind));
       this.prices[index].node.hidden = !own.has(kind);
     });
   }
@@ -158,57 +139,22 @@ class Card {
   }
 }
 
-const MOST_PANELS = 12;
-
-class TaskPanel {
-  // `open()` shows the task alone; the button is for the keyboard, the whole panel for the mouse.
-  constructor(model, task, open) {
-    Object.assign(this, { model, task });
-    const box = element("div", { class: "dsnb-box" });
-    const button = element("button", { type: "button", class: "dsnb-link" }, task.title);
-    this.headline = element("p");
-    this.costs = element("p", { class: "dsnb-soft" });
-    this.note = element("p", { class: "dsnb-soft" });
-    const remarks = element("ul", { class: "dsnb-remarks" }, ...task.remarks.map((remark) => element("li", {}, remark)));
-    this.node = element("section", { class: "dsnb-card dsnb-panel", onclick: open }, element("h3", {}, button), this.headline, this.costs, box, this.note, remarks);
-    this.chart = new Chart(box, model.charts.scatter, `Runs of ${task.title}`, {}, 190);
-  }
-
-  show(state) {
-    const { model, task } = this;
-    const own = { ...state, task: task.title, ...model.measuredAxes(state, task) };
-    const answer = new Answer(model, task, own);
-    const { headline, costs, note } = answer.words();
-    [this.headline.textContent, this.costs.textContent] = [headline, [costs, note].filter(Boolean).join(" ")];
-    const runs = model.filtered(own);
-    const front = model.front(model.grouped(runs), own);
-    const picture = scatter(model, own, runs, runs, front, answer.best?.experiment);
-    this.chart.draw(picture);
-    this.note.textContent = picture.message ? "" : picture.note;
-  }
-}
-
+// All tasks: what each is best trained with, and what that takes. A press on a task shows it alone.
 class Overview {
-  // `open(title)` shows one task alone.
   constructor(model, open) {
-    const { tasks } = model;
-    Object.assign(this, { model, open, tasks: tasks.slice(0, MOST_PANELS), panels: [] });
-    const others = tasks.slice(MOST_PANELS);
-    const runs = others.flatMap((task) => model.runsOf(task)).length;
-    const more = `${count(others.length, "more task")} with ${count(runs, "run")} ${others.length === 1 ? "has" : "have"} no panel: choose one above.`;
-    this.grid = element("div", { class: "dsnb-panels" });
-    this.node = element("div", { hidden: true }, this.grid, others.length ? element("p", { class: "dsnb-soft" }, more) : null);
-  }
-
-  get charts() {
-    return this.panels.map(({ chart }) => chart);
+    Object.assign(this, { model, open });
+    this.node = element("section", { class: "dsnb-card", hidden: true });
   }
 
   show(state) {
-    if (!this.panels.length) {
-      this.panels = this.tasks.map((task) => new TaskPanel(this.model, task, () => this.open(task.title)));
-      this.grid.append(...this.panels.map(({ node }) => node));
-    }
-    for (const panel of this.panels) panel.show(state);
+    const { model, open } = this;
+    const rows = model.tasks.map((task) => {
+      const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
+      const name = element("th", { scope: "row" }, button(task.title, () => open(task.title), { class: "dsnb-link" }));
+      const texts = [headline, [costs, note].filter(Boolean).join(" "), task.remarks.join(" ")];
+      return element("tr", {}, name, ...texts.map((text) => element("td", { class: "dsnb-text" }, text)));
+    });
+    const heads = ["task", "answer", "what it takes", "remarks"].map((title) => heading(title, true));
+    this.node.replaceChildren(scrollTable(model.labels.all_tasks, heads, rows, "dsnb-wrapped"));
   }
 }

@@ -1,4 +1,4 @@
-// The controls: filters and axes, the region as numbers, and the legend, whose entries are filters.
+// The controls: filters and axes, and the legend, whose entries are filters.
 
 class Controls {
   constructor(model, set) {
@@ -51,50 +51,6 @@ class Controls {
     }
     for (const { name, input } of this.selects) input.value = state[name] ?? "";
     this.selects.find(({ name }) => name === "x_scale").input.disabled = this.model.axis.has(state.x); // settings have no scale
-  }
-}
-
-// The brushed region as four numbers, for the keyboard and for exact limits.
-class Region {
-  constructor(model, set) {
-    Object.assign(this, { model, set });
-    const { labels } = model;
-    const input = () => element("input", { type: "number", step: "any", onchange: () => this.read() });
-    this.inputs = { y: [input(), input()], x: [input(), input()] };
-    this.titles = { y: element("span"), x: element("span") };
-    const row = (side) => {
-      const [low, high] = this.inputs[side];
-      return element("div", { class: "dsnb-range" }, this.titles[side], element("label", {}, "from", low), element("label", {}, "to", high));
-    };
-    this.clear = button(labels.clear, () => this.set({ brush: null }));
-    this.node = element(
-      "details", { class: "dsnb-region" }, element("summary", {}, labels.region), row("y"), row("x"), this.clear,
-    );
-  }
-
-  // An empty limit is open.
-  read() {
-    const { model } = this;
-    const open = model.rules.openEdge;
-    const edge = (side, input, otherwise) => (input.value === "" ? otherwise : model.undisplayed(this.state[side], Number(input.value)));
-    const given = Object.values(this.inputs).flat().some((input) => input.value !== "");
-    const range = (side) => [edge(side, this.inputs[side][0], -open), edge(side, this.inputs[side][1], open)].sort((a, b) => a - b);
-    this.set({ brush: given ? { x: range("x"), y: range("y") } : null });
-  }
-
-  show(state) {
-    this.state = state;
-    const { model } = this;
-    for (const side of ["x", "y"]) {
-      this.titles[side].textContent = state[side] ? model.heading(state[side]) : "";
-      this.inputs[side].forEach((input, index) => {
-        const value = state.brush?.[side][index];
-        const open = value === undefined || Math.abs(value) >= model.rules.openEdge;
-        input.value = open ? "" : Number(model.displayed(state[side], value).toPrecision(9));
-        input.setAttribute("aria-label", `${this.titles[side].textContent} ${index ? "to" : "from"}`);
-      });
-    }
-    this.clear.disabled = !state.brush;
   }
 }
 

@@ -1,4 +1,4 @@
-// Saving what is shown: tables as CSV, charts as SVG and PNG with a legend and a line that says what was measured.
+// Saving what is shown: tables as CSV, charts as PNG with a legend and a line that says what was measured.
 
 const saveFile = (name, content) => {
   const url = URL.createObjectURL(content);
@@ -24,69 +24,58 @@ const cell = (value) => {
 const csv = (lines) => lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
 const saveCsv = (what, lines) => saveFile(fileName(what, "csv"), new Blob([csv(lines)], { type: "text/csv;charset=utf-8" }));
 
-// Break words into lines of at most `width` characters.
-const wrapped = (text, width) => {
-  const lines = [""];
-  for (const word of text.split(" ")) {
-    if (lines.at(-1) && lines.at(-1).length + word.length >= width) lines.push("");
-    lines[lines.length - 1] += `${lines.at(-1) ? " " : ""}${word}`;
-  }
-  return lines;
-};
+const LINE = 18;
+const PIXELS = 2; // of a picture for each of the page
 
-const LINE = 17;
-
-// A chart as one SVG document: title, legend, the chart itself, the citation.
-const chartSvg = async (chart) => {
+// A chart between its title and legend and a line that says what was measured.
+const chartCanvas = async (chart) => {
   const { title, legend, cite } = chart.about();
-  const inner = new DOMParser().parseFromString(await chart.view.toSVG(), "image/svg+xml").documentElement;
-  const [width, height] = ["width", "height"].map((name) => Number.parseFloat(inner.getAttribute(name)));
+  const plot = await chart.view.toCanvas(PIXELS);
+  const [width, height] = [plot.width / PIXELS, plot.height / PIXELS];
+  const canvas = element("canvas");
+  const pen = canvas.getContext("2d");
   const style = getComputedStyle(chart.canvas);
-  const colour = (name) => style.getPropertyValue(`--dsnb-${name}`).trim();
-  const parts = [];
-  let top = 8;
-  const write = (text, attributes) => {
-    for (const line of wrapped(text, width / 6.4)) {
-      top += LINE;
-      parts.push(svgElement("text", { x: 10, y: top - 4, "font-size": 12, fill: colour("soft"), ...attributes }, line));
+  const font = (kind) => `${kind} ${style.fontFamily}`;
+  const texts = []; // of the legend and around it: { text, left, line, kind }, and of an entry its mark
+  let line = 0;
+  // Write texts one after another, in as many lines as they need.
+  const write = (entries, kind) => {
+    pen.font = font(kind);
+    let left = 10;
+    line += 1;
+    for (const { label, ...marked } of entries) {
+      const room = pen.measureText(`${label} `).width + (marked.shape ? 28 : 0);
+      if (left > 10 && left + room > width) [left, line] = [10, line + 1];
+      texts.push({ label, left, line, kind, ...marked });
+      left += room;
     }
   };
-  write(title, { "font-size": 14, "font-weight": 600, fill: colour("ink") });
-  let left = 10;
-  if (legend.length) top += LINE;
-  for (const { label, shape, fill, hollow } of legend) {
-    const room = 26 + 6.4 * label.length;
-    if (left + room > width && left > 10) [left, top] = [10, top + LINE];
-    const drawn = mark(shape, fill, hollow);
-    for (const [name, value] of [["x", left], ["y", top - 14]]) drawn.setAttribute(name, value);
-    parts.push(drawn, svgElement("text", { x: left + 16, y: top - 4, "font-size": 12, fill: colour("ink") }, label));
-    left += room;
+  const words = (text) => text.split(" ").map((label) => ({ label }));
+  write(words(title), "600 14px");
+  if (legend.length) write(legend, "12px");
+  const above = line;
+  write(words(cite), "11px");
+  [canvas.width, canvas.height] = [width * PIXELS, (height + (line + 1) * LINE) * PIXELS];
+  pen.scale(PIXELS, PIXELS);
+  pen.fillStyle = style.getPropertyValue("--dsnb-card");
+  pen.fillRect(0, 0, width, canvas.height);
+  pen.drawImage(plot, 0, (above + 0.5) * LINE, width, height);
+  for (const { label, left, line: at, kind, shape, fill: colour, hollow } of texts) {
+    const top = at * LINE + (at > above ? height : 0);
+    if (shape) {
+      const path = new Path2D();
+      path.addPath(new Path2D(MARKS[shape]), new DOMMatrix([1, 0, 0, 1, left, top - 11]));
+      [pen.fillStyle, pen.strokeStyle] = [colour, colour];
+      if (hollow) pen.stroke(path);
+      else pen.fill(path);
+    }
+    [pen.font, pen.fillStyle] = [font(kind), style.getPropertyValue("--dsnb-ink")];
+    pen.fillText(label, left + (shape ? 16 : 0), top);
   }
-  inner.setAttribute("y", top + 4);
-  parts.push(inner);
-  top += 4 + height;
-  write(cite, { "font-size": 11 });
-  const outer = svgElement("svg", { xmlns: SVG, width, height: top + 8, viewBox: `0 0 ${width} ${top + 8}`, "font-family": "system-ui, sans-serif" });
-  outer.append(svgElement("rect", { width: "100%", height: "100%", fill: colour("card") }), ...parts);
-  return { text: new XMLSerializer().serializeToString(outer), width, height: top + 8 };
+  return canvas;
 };
 
-const chartPng = async (chart, scale = 2) => {
-  const { text, width, height } = await chartSvg(chart);
-  const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
-  await image.decode();
-  const canvas = element("canvas", { width: Math.round(width * scale), height: Math.round(height * scale) });
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  return new Promise((done) => canvas.toBlob(done, "image/png"));
-};
-
-// The two buttons of a chart, folded away.
-const saveMenu = (chart) => {
-  const svg = async () => saveFile(fileName(chart.about().title, "svg"), new Blob([(await chartSvg(chart)).text], { type: "image/svg+xml" }));
-  const png = async () => saveFile(fileName(chart.about().title, "png"), await chartPng(chart));
-  return element(
-    "details", { class: "dsnb-more dsnb-save" }, element("summary", { "aria-label": `Save: ${chart.label}` }, "Save"),
-    element("div", { class: "dsnb-bar" }, button("SVG", svg), button("PNG", png)),
-  );
+const saveButton = (chart) => {
+  const save = async () => (await chartCanvas(chart)).toBlob((png) => saveFile(fileName(chart.about().title, "png"), png), "image/png");
+  return button("Save as PNG", save, { class: "dsnb-save", "aria-label": `Save as PNG: ${chart.label}` });
 };

@@ -12,7 +12,6 @@ const stateChecks = (model) => {
   const isExperiment = isOneOf(model.experiments.names);
   const isRange = (value) => isList(Number.isFinite)(value) && value.length === 2 && value[0] <= value[1];
   const { train_tokens, gpus_at_hand, price, relevance } = model.inputs;
-  const columns = tableColumns(model);
   return {
     ...Object.fromEntries(model.axes.map(({ name, values }) => [name, isList(isOneOf(values))])),
     ...Object.fromEntries(Object.entries(model.options).map(([name, values]) => [name, isOneOf(values)])),
@@ -27,8 +26,7 @@ const stateChecks = (model) => {
     currency: (value) => typeof value === "string" && value.length <= 8,
     relevance: isWithin(relevance),
     pins: (value) => isList((pin) => isRun(pin) || isExperiment(pin))(value) && value.length <= 2,
-    sort: orNull(([name, direction, ...more]) => ["experiment", ...columns].includes(name) && ["ascending", "descending"].includes(direction) && !more.length),
-    columns: isList(isOneOf(columns)),
+    sort: orNull(([name, direction, ...more]) => ["experiment", ...tableColumns(model)].includes(name) && ["ascending", "descending"].includes(direction) && !more.length),
   };
 };
 
@@ -89,27 +87,4 @@ class AddressState {
       if (hash !== location.hash.slice(1)) history.replaceState(null, "", hash ? `#${hash}` : location.href.split("#")[0]);
     }, 250);
   }
-
-  link(state) {
-    const hash = this.hash(state);
-    return `${location.href.split("#")[0]}${hash ? `#${hash}` : ""}`;
-  }
 }
-
-// A button that copies a text; where the browser forbids that, the text is shown and selected.
-const copyButton = (label, text) => {
-  const said = element("span", { class: "dsnb-soft", role: "status" });
-  const shown = element("input", { type: "text", readonly: true, hidden: true, "aria-label": "Link to this view" });
-  const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(text());
-      said.textContent = "Copied.";
-    } catch {
-      shown.hidden = false;
-      shown.value = text();
-      shown.select();
-      said.textContent = "Copy the selected address.";
-    }
-  };
-  return element("span", { class: "dsnb-copy" }, button(label, copy), said, shown);
-};

@@ -15,21 +15,20 @@ class Explorer {
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(this.model, set);
     this.pins = new Pins(this.model, set);
-    this.link = this.address ? copyButton(this.model.labels.link, () => this.address.link(this.state)) : null;
     this.about = element("p", { class: "dsnb-soft" });
     this.front = element("div", { class: "dsnb-front" });
     this.effectBox = element("div", { class: "dsnb-later" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.laneNote = element("p", { class: "dsnb-soft" });
     this.lossNote = element("p", { class: "dsnb-soft" });
-    this.region = new Region(this.model, set);
+    this.clear = button(this.model.labels.clear, () => set({ brush: null }));
     this.table = new RunTable(this.model, (run) => this.open(run), set);
     this.detail = new Detail(this.model, set, this.pins);
     this.single = element("div"); // all that is about one task
     this.overview = new Overview(this.model, (task) => this.openTask(task));
     this.layOut(root);
     this.redraw();
-    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.table.print(printing));
+    this.stopWatching = watchTheme(root, () => this.charts().forEach((chart) => chart.recolour()), (printing) => this.print(printing));
     this.followAddress = () => this.set({ ...this.model.state, ...this.address.read() });
     if (this.address) addEventListener("hashchange", this.followAddress);
     this.root = root;
@@ -43,15 +42,12 @@ class Explorer {
     const mediansBox = element("div", { class: "dsnb-box" });
     const lossesBox = element("div", { class: "dsnb-box" });
     const base = field("Baseline", this.base);
-    root.replaceChildren(
-      this.card.node, folded("Filters and axes", this.controls.node),
-      element("div", { class: "dsnb-bar dsnb-top" }, this.count, this.link), this.legend.node,
-      this.overview.node, this.single,
-    );
+    root.replaceChildren(this.card.node, this.overview.node, this.single);
     this.single.append(
+      folded("Filters and axes", this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
-        element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.region.node, this.front),
+        element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.clear, this.front),
         element("section", { class: "dsnb-card" }, this.headings.medians, mediansBox),
         card("Effect of one change", base, this.effectBox),
         card("Loss", lossesBox, this.lossNote),
@@ -69,12 +65,16 @@ class Explorer {
     this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs", { tooltip, click, highlight: true });
     this.charts().forEach((chart) => {
       chart.about = () => this.describePicture(chart);
-      chart.menu.append(saveMenu(chart));
+      chart.menu.append(saveButton(chart));
     });
   }
 
   charts() {
-    return [this.scatter, this.medians, this.losses, ...this.detail.charts, ...this.overview.charts];
+    return [this.scatter, this.medians, this.losses, ...this.detail.charts];
+  }
+
+  print(printing) {
+    for (const table of [this.table, this.model.predictions.table]) table?.print(printing);
   }
 
   // What a saved picture of a chart says besides: title, legend, and what was measured with what.
@@ -95,7 +95,7 @@ class Explorer {
     this.address?.write(this.state);
     const changed = Object.keys(this.state).filter((name) => this.state[name] !== before[name]);
     const parts = { run: () => this.detail.show(this.state.run, this.state), pins: () => this.pins.show(this.state) };
-    for (const name of ["sort", "columns"]) parts[name] = () => this.table.show(this.selected, this.state);
+    parts.sort = () => this.table.showRuns(this.selected, this.state);
     if (!this.single.hidden && changed.every((name) => parts[name])) changed.forEach((name) => parts[name]());
     else this.redraw();
     paintViewFirst(this.root);
@@ -104,22 +104,22 @@ class Explorer {
   redraw() {
     const { model, state } = this;
     this.card.show(state);
-    this.controls.show(state);
-    this.region.show(state);
     this.filtered = model.filtered(state);
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
-    this.describeSelection();
     this.single.hidden = model.showsAllTasks(state);
     this.overview.node.hidden = !this.single.hidden;
     if (this.single.hidden) {
       this.overview.show(state);
       return;
     }
+    this.controls.show(state);
+    this.clear.hidden = !state.brush;
+    this.describeSelection();
     this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
     this.compare();
-    this.table.show(this.selected, state);
+    this.table.showRuns(this.selected, state);
     model.predictions.show(state);
     this.pins.show(state);
     this.detail.show(state.run, state);

@@ -61,7 +61,7 @@ class Model {
     for (const figure of payload.figures) {
       if (figure.name !== "days") this.columns.set(figure.name, columnOf(figure, this.columns));
     }
-    this.ok = this.status.codes.map((code) => this.status.values[code] === payload.rules.okStatus);
+    this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
     this.settings = payload.experiments.names.map(() => null);
     payload.experiments.codes.forEach((experiment, run) => {
       this.settings[experiment] ??= payload.experimentAxes.map((name) => this.axis.get(name).codes[run]);
@@ -93,7 +93,11 @@ class Model {
   // One figure or axis of every run; NaN where it is missing.
   values(name, state) {
     if (name !== "days") return this.columns.get(name);
-    return this.columns.get("tokens_per_s").map((rate) => (rate > 0 ? state.train_tokens / rate / 86400 : NaN));
+    if (this.days?.tokens !== state.train_tokens) {
+      const values = this.columns.get("tokens_per_s").map((rate) => (rate > 0 ? state.train_tokens / rate / 86400 : NaN));
+      this.days = { tokens: state.train_tokens, values };
+    }
+    return this.days.values;
   }
 
   title(name) {
@@ -248,13 +252,9 @@ class Model {
     return this.figure.get(name)?.factor ?? 1;
   }
 
-  // A value in its display unit, and back; rounded to what a decimal number keeps, so that both undo each other.
+  // A value in its display unit, rounded to what a decimal number keeps.
   displayed(name, value) {
     return Number((value * this.factor(name)).toPrecision(15));
-  }
-
-  undisplayed(name, value) {
-    return Number((value / this.factor(name)).toPrecision(15));
   }
 
   // A value as text in its display unit.
@@ -267,8 +267,8 @@ class Model {
 
 // Memory beside what a GPU has: the line of its capacity, runs that did not fit, headroom.
 class GpuMemory {
-  constructor(model, { figures, fullest, capacity_gib, allocated_gib, requested_gib, advice, texts }) {
-    Object.assign(this, { model, fullest, allocated: allocated_gib, requested: requested_gib, advice, texts });
+  constructor(model, { figures, fullest, capacity_gib, allocated_gib, requested_gib }) {
+    Object.assign(this, { model, fullest, allocated: allocated_gib, requested: requested_gib });
     this.figures = new Set(figures);
     this.perRun = Array.isArray(capacity_gib) ? capacity_gib : null;
     this.common = this.perRun ? null : capacity_gib;

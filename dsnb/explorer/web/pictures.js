@@ -216,19 +216,17 @@ const losses = (model, state, selected) => {
   const signals = { x_title: "optimizer step", y_title: "loss", x_low: x[0], x_high: x[1], y_low: y[0], y_high: y[1] };
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
-  return { ...linear(signals), data: { lines, warm: [], ends }, message, note };
+  return { ...linear(signals), data: { lines, ends }, message, note };
 };
 
-// One chart of a run over time, or the reason why it is empty: the timed steps, or all since the launch.
-const series = (model, one, { values, times, heading, factor }, whole) => {
+// One chart of a run over time, or the reason why it is empty: the timed steps, or all since the launch where there are none.
+const series = (model, one, { values, times, heading, factor }) => {
   const all = new Curve(one?.[times] ?? [], one?.[values] ?? []);
-  const from = one?.warm_s ?? 0;
-  const timed = all.after(from);
-  const shown = whole || !timed.points.length ? all : timed;
+  const timed = all.after(one?.warm_s ?? 0);
+  const shown = timed.points.length ? timed : all;
   const [x, y] = [0, 1].map((side) => extentOf([shown], side));
-  const low = shown === all ? 0 : from;
+  const low = shown === all ? 0 : one.warm_s ?? 0;
   const signals = { x_title: "time since start (s)", y_title: heading, x_low: low, x_high: x[1], y_low: y[0], y_high: y[1], y_factor: factor };
-  const warm = from && shown === all ? [{ from: 0, to: from }] : [];
   const lines = [{ id: 0, path: shown.path, fill: model.colours.run, dash: SOLID }];
-  return { ...linear(signals), data: { lines, warm }, message: shown.points.length ? null : `${heading}: not measured in this run.` };
+  return { ...linear(signals), data: { lines }, message: shown.points.length ? null : `${heading}: not measured in this run.` };
 };

@@ -1,8 +1,6 @@
 // Predicted settings that were not run: hollow marks beside the runs, a table of their own, what is worth measuring. They
 // are no runs of the model, so that no count, median, front or answer includes them.
 
-const MOST_PREDICTED_ROWS = 100;
-
 class Predictions {
   constructor(model, payload) {
     const empty = { names: [], notes: [], tasks: [], codes: {}, fits: [], settings: [], kinds: [], gpus: [], outside: [], outsides: [], figures: {}, errors: {} };
@@ -119,13 +117,10 @@ class Predictions {
   // The card with the table; nothing without predictions.
   card() {
     if (!this.names.length && !this.notes.length) return null;
-    this.head = element("tr");
-    this.body = element("tbody");
-    this.more = element("p", { class: "dsnb-soft" });
-    this.save = button("Save as CSV", () => saveCsv("predicted", this.lines(this.state)));
-    this.box = scrollTable("Predicted settings", this.head, this.body, "dsnb-runs");
+    this.table = new DataTable("Predicted settings", "predicted");
+    this.none = element("p", { class: "dsnb-soft" }, "No predicted setting of this task matches the filters.");
     const notes = this.notes.map((note) => element("p", { class: "dsnb-soft" }, note));
-    return element("section", { class: "dsnb-card dsnb-predicted" }, element("h3", {}, "Predicted, not run"), ...notes, this.box, this.more, element("p", {}, this.save));
+    return element("section", { class: "dsnb-card dsnb-predicted" }, element("h3", {}, "Predicted, not run"), ...notes, this.table.node, this.none);
   }
 
   // The fastest first; those that would not fit last.
@@ -135,12 +130,12 @@ class Predictions {
   }
 
   // For a file: how the settings are set, each figure in the units of its heading with its mean error.
-  lines(state) {
+  lines(places, state) {
     const { model } = this;
     const axes = model.axes.filter(({ name }) => this.codes[name]);
     const figures = [...Object.keys(this.figures), "days"].filter((name) => model.figure.has(name));
     const heads = figures.flatMap((name) => [model.heading(name), `${model.heading(name)}, mean error (%)`]);
-    const rows = this.sorted(state).map((place) => [
+    const rows = places.map((place) => [
       this.names[place], "predicted", this.isFitting(place), ...axes.map((axis) => axis.values[this.codes[axis.name][place]]),
       ...figures.flatMap((name) => [model.displayed(name, this.value(name, place, state)), this.error(name, place)]), this.outsides[this.outside[place]],
     ]);
@@ -148,22 +143,22 @@ class Predictions {
   }
 
   show(state) {
-    if (!this.box) return;
+    if (!this.table) return;
     const { model } = this;
-    this.state = state;
     const figures = ["tokens_per_s", "step_time_s", "peak_allocated_gib", "days"].filter((name) => model.figure.has(name) && (name === "days" || this.figures[name]));
-    const words = ["setting", "status", "would fit"].map((title) => heading(title, true));
-    this.head.replaceChildren(...words, ...figures.map((name) => heading(model.heading(name))), heading("less sure, because", true));
+    const text = (title, content, isBad = () => false) => ({
+      head: heading(title, true), cell: (place) => element("td", { class: isBad(place) ? "dsnb-text dsnb-bad" : "dsnb-text" }, content(place)),
+    });
+    const columns = [
+      { head: heading("setting", true), cell: (place) => element("th", { scope: "row", title: this.settings[place] }, this.names[place]) },
+      text("status", () => "predicted"),
+      text("would fit", (place) => this.isFitting(place), (place) => this.fits[place] === false),
+      ...figures.map((name) => ({ head: heading(model.heading(name)), cell: (place) => element("td", {}, this.text(name, place, state)) })),
+      text("less sure, because", (place) => this.outsides[this.outside[place]] ?? ""),
+    ];
     const sorted = this.sorted(state);
-    this.body.replaceChildren(...sorted.slice(0, MOST_PREDICTED_ROWS).map((place) => this.row(place, figures, state)));
-    this.box.hidden = this.save.hidden = !sorted.length;
-    this.more.textContent = sorted.length > MOST_PREDICTED_ROWS ? `The fastest ${MOST_PREDICTED_ROWS} of ${sorted.length}.` : sorted.length ? "" : "No predicted setting of this task matches the filters.";
-  }
-
-  row(place, figures, state) {
-    const text = (content, isBad = false) => element("td", { class: isBad ? "dsnb-text dsnb-bad" : "dsnb-text" }, content);
-    const name = element("th", { scope: "row", title: this.settings[place] }, this.names[place]);
-    const cells = figures.map((figure) => element("td", {}, this.text(figure, place, state)));
-    return element("tr", {}, name, text("predicted"), text(this.isFitting(place), this.fits[place] === false), ...cells, text(this.outsides[this.outside[place]] ?? ""));
+    this.table.show(columns, sorted, () => this.lines(sorted, state));
+    this.table.node.hidden = !sorted.length;
+    this.none.hidden = sorted.length > 0;
   }
 }

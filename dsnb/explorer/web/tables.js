@@ -11,22 +11,56 @@ const isConstant = (values) => {
   return known.length === 0 || (known.length === values.length && known.every((value) => value === known[0]) && values.length > 1);
 };
 
-class RunTable {
-  constructor(model, open, set) {
-    Object.assign(this, { model, open, set, page: 0, printing: false });
+// A table that turns pages and is saved as CSV. Its columns are { head (a cell), cell(item) }; `lines()` are those of the file.
+class DataTable {
+  constructor(caption, file) {
+    Object.assign(this, { page: 0, printing: false, items: [], columns: [] });
     this.head = element("tr");
     this.body = element("tbody");
     this.range = element("span", { class: "dsnb-range-shown" });
     this.back = button("Previous", () => this.turnPage(-1));
     this.next = button("Next", () => this.turnPage(1));
-    this.save = button("Save as CSV", () => saveCsv("runs", this.lines()));
-    this.boxes = this.picker();
+    this.save = button("Save as CSV", () => saveCsv(file, this.lines()));
     this.node = element(
       "div", { class: "dsnb-later" },
-      scrollTable("The selected runs", this.head, this.body, "dsnb-runs"),
+      scrollTable(caption, this.head, this.body, "dsnb-runs"),
       element("div", { class: "dsnb-bar" }, this.back, this.range, this.next, this.save),
-      this.boxes.node,
     );
+  }
+
+  show(columns, items, lines) {
+    Object.assign(this, { columns, items, lines, page: 0 });
+    this.head.replaceChildren(...columns.map(({ head }) => head));
+    this.draw();
+  }
+
+  turnPage(pages) {
+    this.page += pages;
+    this.draw();
+  }
+
+  // All rows while the page is printed.
+  print(printing) {
+    this.printing = printing;
+    this.draw();
+  }
+
+  draw() {
+    const { columns, items } = this;
+    const size = this.printing ? Math.max(items.length, 1) : ROWS_PER_PAGE;
+    const [first, last] = [this.page * size, Math.min((this.page + 1) * size, items.length)];
+    this.body.replaceChildren(...items.slice(first, last).map((item) => element("tr", {}, ...columns.map(({ cell }) => cell(item)))));
+    this.range.textContent = `${items.length ? first + 1 : 0} to ${last} of ${items.length}`;
+    this.back.disabled = this.page === 0;
+    this.next.disabled = last >= items.length;
+    this.save.disabled = items.length === 0;
+  }
+}
+
+class RunTable extends DataTable {
+  constructor(model, open, set) {
+    super("The selected runs", "runs");
+    Object.assign(this, { model, open, set });
   }
 
   heading(name) {
@@ -38,62 +72,42 @@ class RunTable {
   }
 
   // One figure of every run; NaN where it is missing.
-  values(name, run) {
+  value(name, run) {
     if (name === "experiment") return this.model.experiments.codes[run];
     if (name === "repeat") return this.model.repeats[run] ?? NaN;
     if (name === "headroom") return 100 * this.model.memory.headroom(run);
-    return (this.cached[name] ??= this.model.values(name, this.state))[run];
+    return this.model.values(name, this.state)[run];
   }
 
   text(name, run) {
-    const value = this.values(name, run);
+    const value = this.value(name, run);
     if (name === "repeat") return String(this.model.repeats[run] ?? "");
     if (name === "headroom") return Number.isNaN(value) ? "" : value.toFixed(0);
     return this.model.cellText(name, run, this.state);
   }
 
-  // Without a choice, all columns in which the runs of the task differ.
-  shownColumns() {
-    if (this.state.columns.length) return tableColumns(this.model).filter((name) => this.state.columns.includes(name));
+  // The columns in which the runs of the task differ.
+  varying() {
     const { task } = this.state;
-    if (this.varying?.task !== task) {
+    if (this.shown?.task !== task) {
       const runs = this.model.runsOf(this.model.task(this.state));
-      const columns = tableColumns(this.model).filter((name) => !isConstant(runs.map((run) => this.values(name, run))));
-      this.varying = { task, columns };
+      const names = tableColumns(this.model).filter((name) => !isConstant(runs.map((run) => this.value(name, run))));
+      this.shown = { task, names };
     }
-    return this.varying.columns;
+    return this.shown.names;
   }
 
-  picker() {
-    const inputs = new Map(tableColumns(this.model).map((name) => [name, element("input", { type: "checkbox", onchange: () => this.pick() })]));
-    const labels = [...inputs].map(([name, input]) => element("label", { class: "dsnb-tick" }, input, this.heading(name)));
-    const usual = button("Usual columns", () => this.set({ columns: [] }));
-    const node = element("details", { class: "dsnb-more" }, element("summary", {}, "Columns"), element("div", { class: "dsnb-ticks" }, ...labels), usual);
-    return { inputs, node };
-  }
-
-  pick() {
-    this.set({ columns: [...this.boxes.inputs].filter(([, input]) => input.checked).map(([name]) => name) });
-  }
-
-  show(runs, state) {
-    [this.runs, this.state, this.page, this.cached] = [runs, state, 0, {}];
-    const columns = this.shownColumns();
-    for (const [name, input] of this.boxes.inputs) input.checked = columns.includes(name);
-    this.headers = ["experiment", ...columns].map((name) => {
-      const direction = state.sort?.[0] === name ? state.sort[1] : "none";
-      const content = button(this.heading(name), () => this.sortBy(name));
-      return element("th", { scope: "col", "aria-sort": direction, class: this.isNumber(name) ? null : "dsnb-text", "data-name": name }, content);
-    });
+  showRuns(runs, state) {
+    this.state = state;
     const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
-    this.head.replaceChildren(...this.headers);
+    const columns = ["experiment", ...this.varying()].map((name) => {
+      const direction = state.sort?.[0] === name ? state.sort[1] : "none";
+      const attributes = { scope: "col", "aria-sort": direction, class: this.isNumber(name) ? null : "dsnb-text", "data-name": name };
+      const head = element("th", attributes, button(this.heading(name), () => this.sortBy(name)));
+      return { head, cell: (run) => (name === "experiment" ? this.link(run) : this.cell(name, run)) };
+    });
+    this.show(columns, this.sorted(runs), () => this.fileLines());
     if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
-    this.draw();
-  }
-
-  turnPage(pages) {
-    this.page += pages;
-    this.draw();
   }
 
   sortBy(name) {
@@ -104,95 +118,52 @@ class RunTable {
   }
 
   // The runs in the order of the table; settings sort in the order of their values.
-  sorted() {
-    if (!this.state.sort) return this.runs;
+  sorted(runs) {
+    if (!this.state.sort) return runs;
     const [name, direction] = this.state.sort;
     const sign = direction === "descending" ? -1 : 1;
-    const keyed = this.runs.map((run) => [this.values(name, run), run]);
+    const keyed = runs.map((run) => [this.value(name, run), run]);
     const missing = ([key]) => Number(Number.isNaN(key));
     keyed.sort((a, b) => missing(a) - missing(b) || sign * (a[0] - b[0]) || a[1] - b[1]);
     return keyed.map(([, run]) => run);
   }
 
-  // For each figure: the largest value, and the best if one direction is better and the runs differ.
-  ranges() {
-    return new Map(this.shownColumns().filter((name) => this.model.figure.has(name)).map((name) => {
-      let [low, high] = [Infinity, -Infinity];
-      for (const run of this.runs) {
-        const value = this.values(name, run);
-        if (value < low) low = value;
-        if (value > high) high = value;
-      }
-      const better = this.model.better(name);
-      return [name, { low, high, best: !better || low === high ? NaN : better === "higher" ? high : low }];
-    }));
+  link(run) {
+    const name = this.model.experiments.names[this.model.experiments.codes[run]];
+    return element("th", { scope: "row" }, button(name, () => this.open(run), { class: "dsnb-link", title: `${name}: show this run's steps` }));
   }
 
-  draw() {
-    const sorted = this.sorted();
-    const size = this.printing ? Math.max(sorted.length, 1) : ROWS_PER_PAGE;
-    const pages = Math.max(1, Math.ceil(sorted.length / size));
-    this.page = Math.min(Math.max(this.page, 0), pages - 1);
-    const ranges = this.ranges();
-    this.body.replaceChildren(...sorted.slice(this.page * size, (this.page + 1) * size).map((run) => this.row(run, ranges)));
-    this.range.textContent = `${sorted.length ? this.page * size + 1 : 0} to ${Math.min((this.page + 1) * size, sorted.length)} of ${sorted.length}`;
-    this.back.disabled = this.page === 0;
-    this.next.disabled = this.page >= pages - 1;
-    this.save.disabled = sorted.length === 0;
-  }
-
-  row(run, ranges) {
-    const { model } = this;
-    const name = model.experiments.names[model.experiments.codes[run]];
-    const link = button(name, () => this.open(run), { class: "dsnb-link", title: `${name}: show this run's steps` });
-    const cells = this.shownColumns().map((column) => this.cell(column, run, ranges.get(column)));
-    return element("tr", {}, element("th", { scope: "row" }, link), ...cells);
-  }
-
-  // A figure has a bar from 0 to its share of the largest; the best one is marked.
-  cell(name, run, range) {
+  cell(name, run) {
     const bad = name === "status" && !this.model.ok[run];
-    const value = this.values(name, run);
-    const best = range && value === range.best;
-    const classes = [bad && "dsnb-bad", !this.isNumber(name) && "dsnb-text", best && "dsnb-best", range && range.low >= 0 && "dsnb-filled"];
-    const node = element("td", { class: classes.filter(Boolean).join(" ") || null, title: best ? "best of the selected runs" : null }, this.text(name, run));
-    if (range && range.low >= 0 && range.high > 0 && !Number.isNaN(value)) node.style.setProperty("--share", value / range.high);
-    return node;
-  }
-
-  // All rows while the page is printed.
-  print(printing) {
-    this.printing = printing;
-    if (this.runs) this.draw();
+    const classes = [bad && "dsnb-bad", !this.isNumber(name) && "dsnb-text"].filter(Boolean).join(" ");
+    return element("td", { class: classes || null }, this.text(name, run));
   }
 
   // For a file: all selected runs in table order, all columns, headings with units, numbers in those units as precise as the page has
   // them; then the settings that are the same for all.
-  lines() {
+  fileLines() {
     const { model } = this;
     const constants = Object.entries(model.constants);
     const columns = ["repeat", "headroom", ...model.axes.map(({ name }) => name), ...model.figures.map(({ name }) => name)];
     const value = (name, run) => {
       const axis = model.axis.get(name);
       if (axis) return axis.values[axis.codes[run]];
-      return model.figure.has(name) ? model.displayed(name, this.values(name, run)) : this.values(name, run);
+      return model.figure.has(name) ? model.displayed(name, this.value(name, run)) : this.value(name, run);
     };
-    const rows = this.sorted().map((run) => [
+    const rows = this.items.map((run) => [
       model.experiments.names[model.experiments.codes[run]], ...columns.map((name) => value(name, run)), model.causes[run] ?? "", ...constants.map(([, one]) => one),
     ]);
     return [["experiment", ...columns.map((name) => this.heading(name)), "cause", ...constants.map(([name]) => name)], ...rows];
   }
 }
 
-// A change with a bar, coloured by whether it is for the better; grey unless the verdict is that there is one.
-const changeCell = (model, name, { values, change, text, verdict, reason, note, within }) => {
+// A change, coloured by whether it is for the better; grey unless the verdict is that there is one.
+const changeCell = (model, name, { values, text, verdict, reason, note, within }) => {
   if (!text) return element("td", {}, "");
   const good = (values[1] > values[0]) === (model.better(name) === "higher");
   const kind = !model.better(name) || verdict !== "likely" ? "dsnb-same" : good ? "dsnb-better" : "dsnb-worse";
-  const bar = element("span", { class: `dsnb-change ${kind}`, "aria-hidden": "true" });
-  bar.style.setProperty("--share", Math.min(Math.abs(change) || 0, 1));
   const timed = name.startsWith("tokens_per_s") || name === "step_time_s"; // the figures that the steps' spread is about
-  return element("td", {}, element("span", { class: "dsnb-figure" }, text), bar, ...underChange(reason, [note, timed && within]));
+  return element("td", {}, element("span", { class: `dsnb-figure ${kind}` }, text), ...underChange(reason, [note, timed && within]));
 };
 
 const underChange = (reason, remarks) => {

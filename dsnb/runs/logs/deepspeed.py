@@ -1,17 +1,15 @@
-"""Readers of what DeepSpeed's engine prints: its configuration, throughput, memory, skipped steps, versions."""
+"""Readers of what DeepSpeed's engine prints, and DeepSpeed-Chat: configuration, throughput, memory, skipped steps."""
 
 import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from dsnb.runs.logs.flags import number_from_0, stage, stages
-from dsnb.runs.logs.logged_run import DERIVED, LoggedRun
-from dsnb.runs.logs.text import NUMBER, count, number, positive
+from dsnb.runs.logs.flags import stage, stages
+from dsnb.runs.logs.logged_run import DERIVED, LoggedRun, reads, used
+from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
-_CONFIG = re.compile(r"config\.py:\d{1,6}:print\]\s+(\w{1,60})(?: \.+|\s) *(.*\n)")
 _OFFLOAD = re.compile(r"offload_(param|optimizer)=\w+\(device=(?:<\w+\.)?'?(\w+)")
-_DEVICE = re.compile(r'"device": "(\w{1,20})"')
 _STAGE = re.compile(r"\bstage=(?:<\w+\.\w+: )?([0-3])\b")
 _STAGES = re.compile(r"'stages': (\d{1,6})\b")  # usually 'auto'
 CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -26,49 +24,6 @@ CONFIG: dict[str, tuple[str, Callable[[str], Any]]] = {
     "model_parallel_size": ("tensor_parallel", count),
 }
 _STAMP = re.compile(r"\[(20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)(?:[,.](\d{1,6}))?\]")
-_VERSION = re.compile(r"DeepSpeed info: version=([\w.+-]{1,60}),")
-_REPORT = re.compile(r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]")
-_TORCH = re.compile(r"but detected (\d{1,2}\.\d{1,3})\s")
-_TIMER = re.compile(
-    r"global_step=(\d{1,12}), RunningAvgSamplesPerSec=" + NUMBER + r"(?:, CurrSamplesPerSec=" + NUMBER + ")?"
-)
-_OLD_TIMER = re.compile(
-    r"\] \d{1,9}/(\d{1,12}), (?:RunningAvg)?SamplesPerSec=" + NUMBER + r"(?:, CurrSamplesPerSec=" + NUMBER + ")?"
-)
-_MEMORY = re.compile(r"\bMemAllocated=" + NUMBER + r"GB(?:, MaxMemAllocated=" + NUMBER + "GB)?")
-_STEP = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12}), lr=")
-_PIPELINE = re.compile(
-    r"steps: (\d{1,12}) loss: "
-    + NUMBER
-    + r" .{0,200}?iter time \(s\): "
-    + NUMBER
-    + r"(?: samples/sec: "
-    + NUMBER
-    + ")?"
-)
-_PEAK = re.compile(r"\bMax_MA " + NUMBER + " GB")
-
-
-def config(run: LoggedRun, line: str) -> None:
-    """`[config.py:1001:print]   train_batch_size ............. 192`."""
-    found = _CONFIG.search(line)
-    if not found:
-        return
-    engine(run)
-    name, value = found[1], found[2].strip()
-    run.scratch["offload_of"] = None
-    if name in CONFIG:
-        setting, read = CONFIG[name]
-        run.set_used(**{setting: read(value)})
-    elif name in {"fp16_enabled", "bfloat16_enabled", "float16_config", "bfloat16_config"}:
-        _precision(run, "bf16" if name.startswith("b") else "fp16", value)
-    elif name == "pipeline" and (number := _STAGES.search(value)):
-        run.set_used(pipeline_parallel=count(number[1]))
-    elif name == "zero_config":
-        if within := _STAGE.search(value):
-            run.set_used(zero_stage=int(within[1]))
-        for part, device in _OFFLOAD.findall(value):
-            _offload(run, part, device)
 
 
 def engine(run: LoggedRun) -> None:
@@ -81,173 +36,243 @@ def engine(run: LoggedRun) -> None:
     run.configured = True
 
 
+@reads("config.py:", pattern=r"config\.py:\d{1,6}:print\]\s+(\w{1,60})(?: \.+|\s) *(.*\n)")
+def config(run: LoggedRun, match: re.Match[str]) -> None:
+    """`[config.py:1001:print]   train_batch_size ............. 192`."""
+    engine(run)
+    name, value = match[1], match[2].strip()
+    run.scratch["offload_of"] = None
+    if name in CONFIG:
+        setting, parse = CONFIG[name]
+        run.set_used(**{setting: parse(value)})
+    elif name in {"fp16_enabled", "bfloat16_enabled", "float16_config", "bfloat16_config"}:
+        _precision(run, "bf16" if name.startswith("b") else "fp16", value)
+    elif name == "pipeline" and (stages_ := _STAGES.search(value)):
+        run.set_used(pipeline_parallel=count(stages_[1]))
+    elif name == "zero_config":
+        if zero_stage := _STAGE.search(value):
+            run.set_used(zero_stage=int(zero_stage[1]))
+        for part, place in _OFFLOAD.findall(value):
+            _offload(run, part, place)
+
+
 def _precision(run: LoggedRun, name: str, value: str) -> None:
-    on = value == "True" or "enabled=True" in value
-    off = value == "False" or "enabled=False" in value
-    seen = run.scratch.setdefault("formats", {})
-    if on or off:
-        seen[name] = on
-    if on:
+    formats = run.scratch.setdefault("formats", {})
+    if value == "True" or "enabled=True" in value:
+        formats[name] = True
         run.set_used(precision=name)
-    elif seen == {"fp16": False, "bf16": False}:
+    elif value == "False" or "enabled=False" in value:
+        formats[name] = False
+    if formats == {"fp16": False, "bf16": False}:
         run.set_used(precision="fp32")
         run.provenance["precision"] = DERIVED
 
 
-def _offload(run: LoggedRun, part: str, device: str) -> None:
-    parts = run.scratch.setdefault("offload", {})
-    parts[part] = device
-    named = {name: place for name, place in parts.items() if place != "none"}
-    whole = {"optimizer": "optimizer", "param": "parameters", "optimizer param": "all"}
-    what = whole.get(" ".join(sorted(named)), "none")
-    run.set_used(offload=f"{what}-{'-'.join(sorted(set(named.values())))}" if named else "none")
+def _offload(run: LoggedRun, part: str, place: str) -> None:
+    places = run.scratch.setdefault("offload", {})
+    places[part] = place
+    used_places = {part: place for part, place in sorted(places.items()) if place != "none"}
+    parts = {"optimizer": "optimizer", "param": "parameters", "optimizer param": "all"}.get(" ".join(used_places))
+    run.set_used(offload=f"{parts}-{'-'.join(sorted(set(used_places.values())))}" if parts else "none")
 
 
-def offload(run: LoggedRun, line: str) -> None:
+@reads('"offload_')
+def offload(run: LoggedRun, match: re.Match[str]) -> None:
     """`"offload_optimizer": {`, in the printed configuration."""
-    part = "param" if '"offload_param"' in line else "optimizer"
-    run.scratch["offload_of"] = part
-    if "null" in line:
+    part = run.scratch["offload_of"] = "param" if '"offload_param"' in match.string else "optimizer"
+    if "null" in match.string:
         _offload(run, part, "none")
 
 
-def device(run: LoggedRun, line: str) -> None:
+@reads('"device": ', pattern=r'"device": "(\w{1,20})"')
+def device(run: LoggedRun, match: re.Match[str]) -> None:
     """`"device": "cpu"` below it."""
-    part, found = run.scratch.get("offload_of"), _DEVICE.search(line)
-    if part and found:
-        _offload(run, part, found[1])
+    if part := run.scratch.get("offload_of"):
+        _offload(run, part, match[1])
         run.scratch["offload_of"] = None
 
 
 def clock(run: LoggedRun, line: str) -> float | None:
     """Return the seconds since the first time stamp of this run."""
-    found = _STAMP.search(line) if "[20" in line else None
-    if not found:
+    match = _STAMP.search(line)
+    if not match:
         return None
     try:
-        now = datetime.fromisoformat(found[1]).timestamp() + float(f"0.{found[2] or 0}")
+        now = datetime.fromisoformat(match[1]).timestamp() + float(f"0.{match[2] or 0}")
     except ValueError:
         return None
-    if run.began_s is None:
-        run.began_s = now
-    return now - run.began_s if now >= run.began_s else None
+    since = now - run.scratch.setdefault("began_s", now)
+    return since if since >= 0 else None
 
 
-def version(run: LoggedRun, line: str) -> None:
+@reads("DeepSpeed info: version=", pattern=r"DeepSpeed info: version=([\w.+-]{1,60}),")
+def version(run: LoggedRun, match: re.Match[str]) -> None:
     """`DeepSpeed info: version=0.14.4, git-hash=...`, printed when the engine is about to be built."""
-    clock(run, line)
-    if found := _VERSION.search(line):
-        run.environment["deepspeed"] = found[1]
-        engine(run)
+    clock(run, match.string)
+    run.environment["deepspeed"] = match[1]
+    engine(run)
 
 
-def report(run: LoggedRun, line: str) -> None:
+@reads(
+    " version ....",
+    " info ....",
+    pattern=r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]",
+)
+def report(run: LoggedRun, match: re.Match[str]) -> None:
     """`torch version .................... 2.2.0`, as `ds_report` prints it."""
-    if found := _REPORT.search(line):
-        name = {"torch cuda": "cuda", "nvcc": "cuda"}.get(found[1], found[1])
-        run.environment.setdefault(name, found[2])
+    run.environment.setdefault({"torch cuda": "cuda", "nvcc": "cuda"}.get(match[1], match[1]), match[2])
 
 
-def torch_detected(run: LoggedRun, line: str) -> None:
+@reads("but detected", pattern=r"but detected (\d{1,2}\.\d{1,3})\s")
+def torch_detected(run: LoggedRun, match: re.Match[str]) -> None:
     """Read torch's version from a version warning."""
-    if "torch version" in line and (found := _TORCH.search(line)):
-        run.environment.setdefault("torch", found[1])
+    if "torch version" in match.string:
+        run.environment.setdefault("torch", match[1])
 
 
-def timer(run: LoggedRun, line: str) -> None:
-    """`global_step=10, RunningAvgSamplesPerSec=950.7, CurrSamplesPerSec=944.9, MemAllocated=5.53GB, ...`."""
-    memory = _MEMORY.search(line)
-    found = _TIMER.search(line) or _OLD_TIMER.search(line)
-    if memory:
-        run.record_max(peak_allocated_gib=number(memory[2]))  # printed as GB, divided by 1024^3
-    if not found:
+@reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")
+def max_memory(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read the peak from the end of the line of `timer`; it is printed as GB, divided by 1024^3."""
+    run.record_max(peak_allocated_gib=number(match[1]))
+
+
+@reads(
+    "SamplesPerSec=",
+    pattern=r"(?:global_step=(\d{1,12}), RunningAvg|\] \d{1,9}/(\d{1,12}), (?:RunningAvg)?)"
+    rf"SamplesPerSec={NUMBER}(?:, CurrSamplesPerSec={NUMBER})?",
+)
+def timer(run: LoggedRun, match: re.Match[str]) -> None:
+    """`global_step=10, RunningAvgSamplesPerSec=950.7, CurrSamplesPerSec=944.9, MemAllocated=5.53GB, ...`.
+
+    The oldest format counts micro-batches: `epoch/micro-batch`.
+    """
+    engine(run)
+    run.record(samples_per_s_running=positive(match[3]))
+    if "Megatron" not in run.program:
+        step = int(match[1]) if match[1] else int(match[2]) // run.settings.get("grad_accum", 1)
+        batch, rate = run.settings.get("global_batch_size"), positive(match[4])
+        step_time_s = batch / rate if batch and rate else None
+        memory = re.search(rf"\bMemAllocated={NUMBER}GB", match.string)
+        allocated_gib = number(memory[1]) if memory else None
+        run.add_step(step, t_s=clock(run, match.string), step_time_s=step_time_s, allocated_gib=allocated_gib)
+
+
+@reads(", skipped=", pattern=r"\bstep=(\d{1,12}), skipped=(\d{1,12}), lr=")
+def step(run: LoggedRun, match: re.Match[str]) -> None:
+    """`step=110, skipped=9, lr=[...]`: `skipped` is a running total; step 0 is printed when the engine is built."""
+    step, skipped, before = int(match[1]), int(match[2]), run.scratch.get("skipped", 0)
+    if not step:
         return
     engine(run)
-    running = positive(found[2])
-    now = positive(found[3])
-    number_of_step = int(found[1]) if found.re is _TIMER else _whole_steps(run, found[1])
-    batch = run.settings.get("global_batch_size")
-    run.record(samples_per_s_running=running)
-    if "Megatron" not in run.program:
-        run.steps.add(
-            number_of_step,
-            t_s=clock(run, line),
-            step_time_s=batch / now if batch and now else None,
-            allocated_gib=number(memory[1]) if memory else None,
-        )
+    if "Megatron" in run.program:
+        run.scratch["skipped_by_engine"] = skipped
+        return
+    run.add_step(step, skipped=max(0, skipped - before))
+    if skipped >= before:
+        run.scratch["skipped"] = skipped
+        run.record(skipped_steps=skipped)
 
 
-def _whole_steps(run: LoggedRun, micro_steps: str) -> int:
-    """Return the optimizer steps from the oldest timer format, `epoch/micro-batch`."""
-    return int(micro_steps) // run.settings.get("grad_accum", 1)
-
-
-def step(run: LoggedRun, line: str) -> None:
-    """`step=110, skipped=9, lr=[...]`: `skipped` is a running total."""
-    found = _STEP.search(line)
-    if found and int(found[1]):  # step 0 is printed when the engine is built
-        engine(run)
-        before = run.scratch.get("skipped", 0)
-        skipped = int(found[2])
-        if "Megatron" in run.program:
-            run.scratch["skipped_by_engine"] = skipped
-            return
-        run.steps.add(int(found[1]), skipped=max(0, skipped - before))
-        if skipped >= before and not run.steps.restarted:
-            run.scratch["skipped"] = skipped
-            run.record(skipped_steps=skipped)
-
-
-def overflow(run: LoggedRun, line: str) -> None:
+@reads("Skipping step", pattern=r"Rank 0[] ]")
+def overflow(run: LoggedRun, _match: re.Match[str]) -> None:
     """`[Rank 0] Overflow detected. Skipping step.`: counted only if there is no other count."""
-    if "Skipping step" in line and ("Rank 0]" in line or "Rank 0 " in line):
-        run.scratch["overflows"] = run.scratch.get("overflows", 0) + 1
-        if "skipped" not in run.scratch:
-            run.record(DERIVED, skipped_steps=run.scratch["overflows"])
+    overflows = run.scratch["overflows"] = run.scratch.get("overflows", 0) + 1
+    if "skipped" not in run.scratch:
+        run.record(DERIVED, skipped_steps=overflows)
 
 
-def pipeline(run: LoggedRun, line: str) -> None:
+@reads(
+    " iter time (s): ",
+    pattern=rf"steps: (\d{{1,12}}) loss: {NUMBER} .{{0,200}}?iter time \(s\): {NUMBER}(?: samples/sec: {NUMBER})?",
+)
+def pipeline(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `steps: 10 loss: 7.0 iter time (s): 1.2 samples/sec: 33.3` of the pipeline engine."""
-    if found := _PIPELINE.search(line):
-        engine(run)
-        run.scratch["stages"] = True
-        if "Megatron" not in run.program:
-            step_time_s, rate = positive(found[3]), positive(found[4])
-            run.scratch["loss_is_nan"] = "nan" in found[2].lower()
-            run.steps.add(
-                int(found[1]),
-                t_s=clock(run, line),
-                loss=number(found[2]),
-                step_time_s=step_time_s,
-                samples=rate * step_time_s if rate and step_time_s else None,
-            )
+    engine(run)
+    run.scratch["stages"] = True
+    if "Megatron" not in run.program:
+        loss, step_time_s, rate = number(match[2]), positive(match[3]), positive(match[4])
+        samples = rate * step_time_s if rate and step_time_s else None
+        run.scratch["loss_is_nan"] = "nan" in match[2].lower()
+        t_s = clock(run, match.string)
+        run.add_step(int(match[1]), t_s=t_s, loss=loss, step_time_s=step_time_s, samples=samples)
 
 
-def memory_use(run: LoggedRun, line: str) -> None:
+@reads("Max_MA ", pattern=rf"\bMax_MA {NUMBER} GB")
+def memory_use(run: LoggedRun, match: re.Match[str]) -> None:
     """`MA 2.34 GB Max_MA 3.81 GB`: the peak of the training only if a step was printed before."""
-    if len(run.steps) and (found := _PEAK.search(line)):
-        run.record_max(peak_allocated_gib=positive(found[1]))
+    if run.steps:
+        run.record_max(peak_allocated_gib=positive(match[1]))
 
 
-def optimizer(run: LoggedRun, line: str) -> None:
-    """`DeepSpeed Basic Optimizer = FusedAdam`."""
-    name = line.rsplit("=", 1)[-1].strip()[:60]
-    if name and line.endswith("\n"):
-        run.set_used(optimizer=name)
+reads("DeepSpeed Basic Optimizer = ", pattern=r"Optimizer = (\S{1,60})\s*\n")(used(optimizer=str))
 
 
-READERS = {
-    "config.py:": config,
-    '"offload_': offload,
-    '"device": ': device,
-    "DeepSpeed info: version=": version,
-    " version ....": report,
-    " info ....": report,
-    "but detected": torch_detected,
-    "SamplesPerSec=": timer,
-    ", skipped=": step,
-    "Skipping step": overflow,
-    " iter time (s): ": pipeline,
-    "Max_MA ": memory_use,
-    "DeepSpeed Basic Optimizer = ": optimizer,
-}
+@reads("Execution time: ", pattern=rf"^Execution time: {NUMBER} seconds for (\d{{1,9}}) steps")
+def done(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read `Execution time: 20.3507 seconds for 100 steps`, at the end of a benchmark based on DeepSpeed-Chat."""
+    run.record(timed_s=positive(match[1]), timed_steps=count(match[2]))
+
+
+@reads("Throughput: ", pattern=rf"^Throughput: {NUMBER} samples/sec")
+def throughput(run: LoggedRun, match: re.Match[str]) -> None:
+    """`Throughput: 943.4550 samples/sec`, over the steps of `Execution time`."""
+    run.record(samples_per_s=positive(match[1]))
+    run.ended = True
+
+
+def _chat(run: LoggedRun) -> None:
+    run.scratch["chat"] = True
+    engine(run)
+
+
+@reads(", Rank: ", pattern=rf"Epoch: (\d{{1,9}}), Step: (\d{{1,12}}), Rank: 0, loss = (?:tensor\()?{NUMBER}")
+def chat_step(run: LoggedRun, match: re.Match[str]) -> None:
+    """`Epoch: 0, Step: 3, Rank: 0, loss = 2.1`; steps are micro-batches and restart with each epoch."""
+    _chat(run)
+    epoch, step = int(match[1]), int(match[2])
+    last_epoch, before = run.scratch.get("epoch", (epoch, 0))
+    if epoch != last_epoch:
+        before = int(run.steps[-1]["step"]) + 1 if run.steps else 0
+    run.scratch["epoch"] = (epoch, before)
+    run.scratch["loss_is_nan"] = "nan" in match[3].lower()
+    run.add_step(before + step, loss=number(match[3]))
+
+
+@reads(
+    "Model Parameters: ",
+    pattern=rf"Model Parameters: \S{{1,20}} B, Latency: {NUMBER}s, .{{0,200}}Batch Size: (\d{{1,9}}), "
+    r"Sequence Length: (\d{1,9})\D",
+)
+def chat_speed(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read `Model Parameters: 0.331 B, Latency: 0.20s, ..., Batch Size: 24, Sequence Length: 512`.
+
+    Stages 1 and 2 print it after each micro-batch, for one GPU; its TFLOPs must be multiplied by the number of GPUs.
+    """
+    _chat(run)
+    latency_s, batch, length = positive(match[1]), count(match[2]), count(match[3])
+    run.set_used(micro_batch_size=batch, seq_len=length)
+    if latency_s and batch:
+        _add_work(run, "chat_speed", batch, latency_s)
+
+
+@reads(
+    "End-to-End => ",
+    pattern=rf"End-to-End => Latency: {NUMBER}s, .{{0,200}}Batch Size: (\d{{1,9}}), Total Seq\. Length: (\d{{1,9}})\D",
+)
+def chat_experience(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read stage 3's `End-to-End => Latency: 2.55s, ..., Batch Size: 4, Total Seq. Length: 512`, generation included.
+
+    Here the batch is the global one.
+    """
+    _chat(run)
+    latency_s, batch, length = positive(match[1]), count(match[2]), count(match[3])
+    run.set_used(global_batch_size=batch, seq_len=length)
+    if latency_s and batch:
+        work, time_s = _add_work(run, "experience", batch, latency_s)
+        run.record(DERIVED, samples_per_s=work / time_s, step_time_s=time_s * batch / work)
+
+
+def _add_work(run: LoggedRun, key: str, samples: int, time_s: float) -> tuple[float, float]:
+    work, total_s = run.scratch.get(key, (0.0, 0.0))
+    run.scratch[key] = work + samples, total_s + time_s
+    return work + samples, total_s + time_s

@@ -2,103 +2,80 @@
 
 import re
 
-from dsnb.runs.logs.logged_run import LoggedRun, failure, used
+from dsnb.runs.logs.logged_run import LoggedRun, failure, reads, used
 from dsnb.runs.logs.text import count
 
-_SLOTS = re.compile(r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")
-_WORLD = re.compile(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]")
-_RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
-_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) .{0,200}? (?:CANCELLED AT \S{1,40}|DUE TO [A-Z ]{1,40}[A-Z])")
-_ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
 
-
-def slots(run: LoggedRun, line: str) -> None:
+@reads(" slots=", pattern=r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")
+def slots(run: LoggedRun, match: re.Match[str]) -> None:
     """`host slots=8`, as in DeepSpeed's hostfile."""
-    if (found := _SLOTS.match(line)) and len(run.slots) < 100_000:
-        run.slots[found[1]] = int(found[2])
+    run.slots[match[1]] = int(match[2])
 
 
-def world(run: LoggedRun, line: str) -> None:
+@reads("WORLD INFO DICT:")
+def world(run: LoggedRun, match: re.Match[str]) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
-    for host, ranks in _WORLD.findall(line):
+    for host, ranks in re.findall(r"'([\w.-]{1,250})': \[([\d, ]{0,20000})\]", match.string):
         run.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
 
 
-def one_more_node(run: LoggedRun, _line: str) -> None:
+@reads("Setting OMP_NUM_THREADS environment variable")
+def one_more_node(run: LoggedRun, _match: re.Match[str]) -> None:
     """Count the nodes: torch's launcher warns about OMP_NUM_THREADS once per node."""
     run.scratch["launchers"] = run.scratch.get("launchers", 0) + 1
 
 
-def return_code(run: LoggedRun, line: str) -> None:
+@reads("exits with return code", pattern=r"exits with return code = (-?\d{1,9})")
+def return_code(run: LoggedRun, match: re.Match[str]) -> None:
     """`Process N exits with return code = 1`."""
-    if (found := _RETURN_CODE.search(line)) and int(found[1][:9]):
-        run.fail("failed", f"a rank ended with exit code {int(found[1][:9])}")
+    if int(match[1]):
+        run.fail("failed", f"a rank ended with exit code {int(match[1])}")
 
 
-def traceback(run: LoggedRun, _line: str) -> None:
+@reads("Traceback (most recent call last)")
+def traceback(run: LoggedRun, _match: re.Match[str]) -> None:
     """Expect the last line of a traceback, the error."""
     run.scratch["traceback"] = True
 
 
-def error(run: LoggedRun, line: str) -> None:
+@reads("Error", "Exception", pattern=r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
+def error(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the last line of a traceback."""
-    if run.scratch.get("traceback") and (found := _ERROR.search(line)):
-        run.fail("failed", found[1])
+    if run.scratch.get("traceback"):
+        run.fail("failed", match[1])
 
 
-def cancelled(run: LoggedRun, line: str) -> None:
+@reads("CANCELLED AT ", pattern=r"\*\*\* (?:JOB|STEP) .{0,200}? (?:CANCELLED AT \S{1,40}|DUE TO [A-Z ]{1,40}[A-Z])")
+def cancelled(run: LoggedRun, match: re.Match[str]) -> None:
     """Slurm's `*** JOB 123 ON node CANCELLED AT ... DUE TO PREEMPTION ***`, except for its time limit."""
-    if "TIME LIMIT" not in line and (found := _CANCELLED.search(line)):
-        run.fail("interrupted", f"Slurm ended it: {found[0].strip(' *')}")
+    if "TIME LIMIT" not in match.string:
+        run.fail("interrupted", f"Slurm ended it: {match[0].strip(' *')}")
 
 
-def fatal_error(run: LoggedRun, line: str) -> None:
-    """Read an error that ends a run even without a traceback."""
-    run.fail("failed", line.strip()[-200:])
-
-
-def interrupted(run: LoggedRun, line: str) -> None:
-    """Read Python's `KeyboardInterrupt`."""
-    if line.strip().endswith("KeyboardInterrupt"):
-        run.fail("interrupted", "stopped by the user")
-
-
-_OUT_OF_MEMORY = failure(
-    "oom",
+reads("nnodes=", pattern=r"nnodes=(\d{1,6}), num_local_procs=\d{1,4}")(used(nodes=count))
+reads("dist_world_size=", pattern=r"dist_world_size=(\d{1,7})\D")(used(gpus=count))
+reads(
+    "out of memory",
+    "OutOfMemoryError",
+    "CUBLAS_STATUS_ALLOC_FAILED",
     pattern=r"(?:CUDA|HIP|GPU)(?: error:)? out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*"
     r"|\b[\w.]{0,100}OutOfMemoryError.*",
-)
-_HOST_MEMORY = failure("oom", "the host's memory was not enough")
-_DIED = failure(
-    "failed",
+)(failure("oom"))
+reads(
+    "srun: error: ",
+    "Segmentation fault",
+    "Bus error",
+    "received by PID",
     pattern=r"srun: error: .{0,200}|^(?:Segmentation fault|Bus error|Aborted)\b.{0,40}|Signal \d{1,2} \(\w+\) received",
-)
-READERS = {
-    " slots=": slots,
-    "WORLD INFO DICT:": world,
-    "nnodes=": used(r"nnodes=(\d{1,6}), num_local_procs=\d{1,4}", nodes=count),
-    "dist_world_size=": used(r"dist_world_size=(\d{1,7})\D", gpus=count),
-    "Setting OMP_NUM_THREADS environment variable": one_more_node,
-    "exits with return code": return_code,
-    "Killing subprocess": failure("failed", "the launcher ended its ranks before the training reported a result"),
-    "Traceback (most recent call last)": traceback,
-    "Error": error,
-    "Exception": error,
-    "out of memory": _OUT_OF_MEMORY,
-    "OutOfMemoryError": _OUT_OF_MEMORY,
-    "CUBLAS_STATUS_ALLOC_FAILED": _OUT_OF_MEMORY,
-    ": Out Of Memory": _HOST_MEMORY,
-    "DefaultCPUAllocator: can't allocate memory": _HOST_MEMORY,
-    "CANCELLED AT ": cancelled,
-    "srun: error: ": _DIED,
-    "Segmentation fault": _DIED,
-    "Bus error": _DIED,
-    "received by PID": _DIED,
-    "DUE TO TIME LIMIT": failure("timeout", "Slurm ended it at its time limit"),
-    "oom_kill event": failure("oom", "Slurm ended it for using too much of the host's memory"),
-    "Watchdog caught collective": failure("failed", "a collective operation timed out (NCCL watchdog)"),
-    "loss scale already at minimum": fatal_error,
-    "DistBackendError": fatal_error,
-    "bus error": fatal_error,
-    "KeyboardInterrupt": interrupted,
-}
+)(failure("failed"))
+reads("loss scale already at minimum", "DistBackendError", "bus error", pattern=r".{0,200}$")(failure("failed"))
+reads("KeyboardInterrupt", pattern=r"KeyboardInterrupt\s*$")(failure("interrupted", "stopped by the user"))
+for needle, status, cause in (
+    ("Killing subprocess", "failed", "the launcher ended its ranks before the training reported a result"),
+    (": Out Of Memory", "oom", "the host's memory was not enough"),
+    ("DefaultCPUAllocator: can't allocate memory", "oom", "the host's memory was not enough"),
+    ("oom_kill event", "oom", "Slurm ended it for using too much of the host's memory"),
+    ("DUE TO TIME LIMIT", "timeout", "Slurm ended it at its time limit"),
+    ("Watchdog caught collective", "failed", "a collective operation timed out (NCCL watchdog)"),
+):
+    reads(needle)(failure(status, cause))

@@ -1,65 +1,46 @@
 """Readers of what Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and their forks print: arguments, sizes, iterations."""
 
-import math
 import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from dsnb.runs.logs.deepspeed import clock
-from dsnb.runs.logs.flags import count_from_0, number_from_0, precision, stage, stages
-from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, requested, used
-from dsnb.runs.logs.text import NUMBER, count, number, positive
+from dsnb.runs.logs.flags import FLAGS, precision
+from dsnb.runs.logs.logged_run import DERIVED, LOGGED, LoggedRun, reads, requested, used
+from dsnb.runs.logs.text import NUMBER, count, number, number_from_0, positive
 
-_ARGUMENT = re.compile(r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
 _NEOX = re.compile(r"\.*(?:updated|default)$")
 """GPT-NeoX appends to each value whether it is the default: `4...........updated`."""
-_WORLD = re.compile(r"using world size: (\d{1,7})\D")
-_PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
-_MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
-_RANK = re.compile(r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D")
-
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "micro_batch_size": ("micro_batch_size", count),
+    **{
+        name: FLAGS[name]
+        for name in (
+            "micro_batch_size", "global_batch_size", "seq_length", "tensor_model_parallel_size", "model_parallel_size",
+            "pipeline_model_parallel_size", "pipe_parallel_size", "train_iters", "zero_stage", "lr", "seed",
+        )
+    },
     "batch_size": ("micro_batch_size", count),  # the old name, before global_batch_size existed
-    "global_batch_size": ("global_batch_size", count),
-    "seq_length": ("seq_len", count),
-    "tensor_model_parallel_size": ("tensor_parallel", count),
-    "pipeline_model_parallel_size": ("pipeline_parallel", count),
-    "model_parallel_size": ("tensor_parallel", count),
-    "pipe_parallel_size": ("pipeline_parallel", stages),
+    "gas": ("grad_accum", count),  # likewise
     "data_parallel_size": ("data_parallel", count),
     "world_size": ("gpus", count),
     "global_num_gpus": ("gpus", count),
-    "gas": ("grad_accum", count),  # the old name, before global_batch_size existed
-    "train_iters": ("steps", count),
     "precision": ("precision", precision),
     "params_dtype": ("precision", precision),
-    "zero_stage": ("zero_stage", stage),
-    "lr": ("learning_rate", number_from_0),
     "clip_grad": ("gradient_clipping", number_from_0),
-    "seed": ("seed", count_from_0),
     "hidden_dropout": ("dropout", number_from_0),
     "optimizer": ("optimizer", str),
-}
+}  # fmt: skip
 SHAPE = {"num_layers": "layers", "hidden_size": "hidden", "padded_vocab_size": "vocab"}
 PARALLEL = {name for name, (setting, _) in ARGUMENTS.items() if setting in {"tensor_parallel", "pipeline_parallel"}}
 """Arguments that are read even outside the argument list."""
 CHECKPOINTING = ("checkpoint_activations", "recompute_granularity", "recompute_activations")
-_COORDINATE = re.compile(r"ProcessCoord\(((?:\w{1,20}=\d{1,6}(?:, )?){1,4})\)")
-_AXIS = re.compile(r"(\w{1,20})=(\d{1,6})")
-_STAGE = re.compile(r"RANK=\d{1,7} STAGE=(\d{1,6}) LAYERS=\d|^stage=(\d{1,6}) layers=\d")
-_GROUP = re.compile(r"MPU (DP|PP|MP): \[(\d[\d, ]{0,60000})\]")
+_PARALLEL = re.compile(r"(?<!encoder-)(data|tensor-model|pipeline-model)-parallel[ -]size: (\d{1,6})(?!\d|\Z)")
+_MODEL_PARALLEL = re.compile(r"and model-parallel size: (\d{1,6})\D")
+SIZES = {"data": "data_parallel", "tensor-model": "tensor_parallel", "pipeline-model": "pipeline_parallel"}
+_COORDINATE = re.compile(r"\b(pipe|data|model)=(\d{1,6})")
 AXES = {"pipe": "pipeline_parallel", "data": "data_parallel", "model": "tensor_parallel"}
-GROUPS = {"PP": "pipeline_parallel", "DP": "data_parallel", "MP": "tensor_parallel"}
-_ITERATION = re.compile(
-    r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|"
-)
 _NEWEST = re.compile(r"\.\d{6}\] iteration .{0,200}elapsed time per iteration \(ms\): [\d.]+ ")
-_PEAK = re.compile(r"after (\d{1,9}) iterations\)? memory \(MB\)")
-_ALLOCATED = re.compile(r"\| max allocated: " + NUMBER)
-_RESERVED = re.compile(r"\| max (?:reserved|cached): " + NUMBER)
-_DONE = re.compile(r"\[(?:after training is done|exiting program at iteration)")
 _FIELD = re.compile(
     r"\|\s*(lm[ _-]loss|global[ _-]batch[ _-]size|actual[ _-]seqlen|number[ _-]of[ _-](?:skipped|nan)[ _-]iterations"
     r"|elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|\(s\)|ms|s)|throughput per GPU \(TFLOP/s/GPU\)"
@@ -67,30 +48,32 @@ _FIELD = re.compile(
 )
 """`| name: 1.0`, `| name=1.0` and, in the oldest format, `| name 1.0`; not at the very end, where it may be cut off."""
 TFLOPS = {"throughput per GPU TFLOP/s/GPU": "tflops_per_gpu", "TFLOPs": "hardware_tflops_per_gpu"}
-_NAN_LOSS = re.compile(r"lm[ _-]loss:?\s*=?\s*nan", re.I)
 _RATE = re.compile(r"samples(?:[ _]per[ _]second|/sec)\s?[:=]\s{0,9}" + NUMBER)
+_PEAKS = {
+    "allocated": re.compile(r"\| max allocated: " + NUMBER),
+    "reserved": re.compile(r"\| max (?:reserved|cached): " + NUMBER),
+}
 
 
-def arguments(run: LoggedRun, line: str) -> None:
+@reads(" arguments -", "end of arguments")
+def arguments(run: LoggedRun, match: re.Match[str]) -> None:
     """`------------ arguments ------------`: starts Megatron's list of arguments; `end of arguments` ends it."""
-    if "end of" in line:
-        run.scratch["arguments"] = False
-        if not run.scratch.get("checkpoints"):
-            run.set_used(activation_checkpointing=False)
-    else:
-        run.scratch["arguments"] = True
+    run.scratch["arguments"] = "end of" not in match.string
+    if run.scratch["arguments"]:
         set_megatron(run)
+    elif not run.scratch.get("checkpoints"):
+        run.set_used(activation_checkpointing=False)
 
 
-def argument(run: LoggedRun, line: str) -> None:
+@reads(" ...", pattern=r"(?:^|[\s:])([A-Za-z_]\w{1,60}) \.{3,} (.*\n)")
+def argument(run: LoggedRun, match: re.Match[str]) -> None:
     """`  micro_batch_size ................................ 4`."""
-    found = _ARGUMENT.search(line)
-    if not found or not (run.scratch.get("arguments") or found[1] in PARALLEL):
+    if not run.scratch.get("arguments") and match[1] not in PARALLEL:
         return
-    name, value = found[1], _NEOX.sub("", found[2].strip())
+    name, value = match[1], _NEOX.sub("", match[2].strip())
     if name in ARGUMENTS and value != "None":
-        setting, read = ARGUMENTS[name]
-        run.set_used(**{setting: read(value[:60])})
+        setting, parse = ARGUMENTS[name]
+        run.set_used(**{setting: parse(value[:60])})
     elif name == "num_experts" and (numbers := re.findall(r"\d+", value[:60])):
         run.scratch["experts"] = max(map(int, numbers)) > 1
     elif name in SHAPE and (size := count(value)):
@@ -108,108 +91,91 @@ def set_megatron(run: LoggedRun) -> None:
     if "Megatron" not in run.program:
         deepspeed = "deepspeed" in run.environment
         run.program = "Megatron-DeepSpeed" if deepspeed else "Megatron-LM"
-        run.set_used(strategy=run.program.lower() if deepspeed else "megatron")
+        run.set_used(strategy="megatron-deepspeed" if deepspeed else "megatron")
 
 
-def world(run: LoggedRun, line: str) -> None:
-    """Read `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`."""
-    if not line.endswith("\n"):
-        return  # in a line that is cut off, a missing size would count as 1
-    if found := _WORLD.search(line):
-        set_megatron(run)
-        run.set_used(gpus=count(found[1]))
-    if found := _MODEL_PARALLEL.search(line):  # old format, before pipelines and micro-batches
-        run.set_used(tensor_parallel=count(found[1]), pipeline_parallel=1, grad_accum=1)
-    names = {"data": "data_parallel", "tensor-model": "tensor_parallel", "pipeline-model": "pipeline_parallel"}
-    for kind, size in _PARALLEL.findall(line):
-        run.set_used(**{names[kind]: count(size)})
+@reads("using world size: ", pattern=r"using world size: (\d{1,7})\D.*\n")
+def world(run: LoggedRun, match: re.Match[str]) -> None:
+    """Read `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4, ...`.
+
+    In a line that is cut off, a missing size would count as 1.
+    """
+    set_megatron(run)
+    run.set_used(gpus=count(match[1]))
+    if old := _MODEL_PARALLEL.search(match.string):  # old format, before pipelines and micro-batches
+        run.set_used(tensor_parallel=count(old[1]), pipeline_parallel=1, grad_accum=1)
+    run.set_used(**{SIZES[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
 
 
-def parameters(run: LoggedRun, line: str) -> None:
+@reads(
+    "number of parameters on",
+    pattern=r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D",
+)
+def parameters(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the parameters of one model-parallel rank; the model has the sum over these ranks."""
-    if found := _RANK.search(line):
-        ranks = run.scratch.setdefault("parameters", {})
-        if len(ranks) < 100_000:
-            ranks[found[1].replace(" ", "")] = int(found[2])
+    run.scratch.setdefault("parameters", {})[match[1].replace(" ", "")] = int(match[2])
 
 
-def coordinates(run: LoggedRun, line: str) -> None:
+@reads("ProcessCoord(", pattern=r"\}\s*$")
+def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
     """Read the sizes from `Using topology: {ProcessCoord(pipe=0, data=0, model=0): 0, ...}`: each axis counts from 0.
 
     With many ranks the line is longer than what is read of it, and the last ranks are missing: then it is ignored.
     """
-    if not line.rstrip().endswith("}"):
-        return
-    sizes: dict[str, int] = {}
-    for coordinate in _COORDINATE.findall(line):
-        for axis, place in _AXIS.findall(coordinate):
-            sizes[axis] = max(sizes.get(axis, 0), int(place) + 1)
-    if sizes.keys() <= AXES.keys() and sizes:
-        run.set_used(**{setting: sizes.get(axis, 1) for axis, setting in AXES.items()})
+    sizes = dict.fromkeys(AXES, 1)
+    for axis, place in _COORDINATE.findall(match.string):
+        sizes[axis] = max(sizes[axis], int(place) + 1)
+    run.set_used(**{AXES[axis]: size for axis, size in sizes.items()})
 
 
-def pipeline_stage(run: LoggedRun, line: str) -> None:
+@reads("STAGE=", "stage=", pattern=r"RANK=\d{1,7} STAGE=(\d{1,6}) LAYERS=\d|^stage=(\d{1,6}) layers=\d")
+def pipeline_stage(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: a lower bound for the number of stages."""
-    if found := _STAGE.search(line):
-        at_least = int(found[1] or found[2]) + 1
-        if at_least > run.settings.get("pipeline_parallel", 0):
-            run.set_used(pipeline_parallel=at_least)
+    known = run.settings.get("pipeline_parallel", 0)
+    run.set_used(pipeline_parallel=max(known, int(match[1] or match[2]) + 1))
 
 
-def group(run: LoggedRun, line: str) -> None:
-    """`MPU PP: [0, 4, 8, 12]`: the ranks of one group."""
-    if found := _GROUP.search(line):
-        run.set_used(**{GROUPS[found[1]]: found[2].count(",") + 1})
+def _ranks(text: str) -> int:
+    return text.count(",") + 1
 
 
-def iteration(run: LoggedRun, line: str) -> None:
+@reads(
+    "iteration",
+    pattern=r"(?:^|\s)iteration\s{0,9}[=\s]\s{0,20}(\d{1,12})\s{0,20}/\s{0,20}(\d{1,12}|infinity)\s{0,20}\|",
+)
+def iteration(run: LoggedRun, match: re.Match[str]) -> None:
     """` iteration  1/  1000 | consumed samples: 1024 | elapsed time per iteration (ms): 159778.9 | ...`.
 
     The time is the mean since the previous line; skipped and NaN iterations are counted since then.
     """
-    found = _ITERATION.search(line)
-    if not found:
-        return
-    if "Megatron" not in run.program:
-        set_megatron(run)
+    line = match.string
+    set_megatron(run)
     run.configured = True
     fields = {_name(words): value for words, value in reversed(_FIELD.findall(line))}  # the first one of a name wins
-    _sizes(run, fields.get("global batch size"), fields.get("actual seqlen"), found[2])
-    step, step_time_s = int(found[1]), positive(fields.get("elapsed time per iteration ms"))
-    step_time_s = step_time_s * 0.001 if step_time_s else positive(fields.get("elapsed time per iteration s"))
     batch, loss = count(fields.get("global batch size")), number(fields.get("lm loss"))
-    own = logged = {
-        "step_time_s": step_time_s,
-        "skipped": number(fields.get("number of skipped iterations")),
-        "nan": number(fields.get("number of nan iterations")),
-    }
-    is_new = math.isnan(run.steps.last) or step > run.steps.last
-    if is_new and ("first_line" in run.scratch or not len(run.steps)):
-        own = _without_first(run, line, {"step": step} | logged)
-    run.steps.add(
+    run.set_used(global_batch_size=batch, seq_len=count(fields.get("actual seqlen")), steps=count(match[2]))
+    step, logged_s = int(match[1]), positive(fields.get("elapsed time per iteration ms"))
+    logged_s = logged_s * 0.001 if logged_s else positive(fields.get("elapsed time per iteration s"))
+    skipped, nan = (number(fields.get(f"number of {what} iterations")) for what in ("skipped", "nan"))
+    is_new = not run.steps or step > run.steps[-1]["step"]
+    step_time_s = logged_s
+    if is_new:
+        step_time_s, skipped, nan = _without_first(run, line, step, (logged_s, skipped, nan))
+    run.add_step(
         step,
         t_s=clock(run, line),
-        step_time_s=own["step_time_s"],
-        step_time_logged_s=step_time_s if own["step_time_s"] != step_time_s else None,
+        step_time_s=step_time_s,
+        step_time_logged_s=logged_s if step_time_s != logged_s else None,
         loss=loss,
-        samples=float(batch) if batch else _samples(run, line, step_time_s),
-        skipped=own["skipped"],
+        samples=float(batch) if batch else _samples(run, line, logged_s),
+        skipped=skipped,
     )
     if is_new:
-        _count(run, "skipped_steps", own["skipped"])
-        _count(run, "nan_steps", own["nan"])
-        run.scratch["loss_is_nan"] = loss is None and _NAN_LOSS.search(line) is not None
+        _count(run, "skipped_steps", skipped)
+        _count(run, "nan_steps", nan)
+        run.scratch["loss_is_nan"] = fields.get("lm loss", "").lower() == "nan"
         for field, figure in TFLOPS.items():
-            if field in fields:
-                _tflops(run, figure, positive(fields[field]), own["step_time_s"])
-
-
-def _sizes(run: LoggedRun, *texts: str | None) -> None:
-    """Read batch size, sequence length and planned steps, which are the same in most lines."""
-    if texts != run.scratch.get("sizes"):
-        run.scratch["sizes"] = texts
-        batch, length, steps = map(count, texts)
-        run.set_used(global_batch_size=batch, seq_len=length, steps=steps)
+            _tflops(run, figure, positive(fields.get(field)), step_time_s)
 
 
 @cache
@@ -220,11 +186,9 @@ def _name(words: str) -> str:
 
 def _samples(run: LoggedRun, line: str, step_time_s: float | None) -> float | None:
     """Derive the samples of an iteration from its rate: GPT-NeoX does not print a batch size per line."""
-    if not step_time_s or "global_batch_size" in run.settings:
-        return None
-    found = _RATE.search(line)
-    rate = positive(found[1]) if found else None
-    return rate * step_time_s if rate else None
+    match = _RATE.search(line) if step_time_s and "global_batch_size" not in run.settings else None
+    rate = positive(match[1]) if match else None
+    return rate * step_time_s if rate and step_time_s else None
 
 
 def _tflops(run: LoggedRun, name: str, value: float | None, step_time_s: float | None) -> None:
@@ -235,78 +199,77 @@ def _tflops(run: LoggedRun, name: str, value: float | None, step_time_s: float |
         run.record(LOGGED, **{name: value})
         return
     work, time_s = run.scratch.get(name, (0.0, 0.0))
-    span_s = step_time_s * run.steps.last_span
+    span_s = step_time_s * (run.steps[-1]["step"] - run.steps[-2]["step"] if len(run.steps) > 1 else 1.0)
     work, time_s = run.scratch[name] = (work + value * span_s, time_s + span_s)
     run.record(DERIVED, **{name: work / time_s})
 
 
-def _without_first(run: LoggedRun, line: str, logged: dict[str, Any]) -> dict[str, Any]:
+Line = tuple[float | None, float | None, float | None]
+"""Step time in seconds, skipped and NaN iterations, as one line has them."""
+
+
+def _without_first(run: LoggedRun, line: str, step: int, logged: Line) -> Line:
     """Subtract the first iteration from the second line of the newest Megatron-LM, which counts it in both lines.
 
     It prints the first iteration whatever the interval, and does not reset its sums after it. This version is detected
     by time stamps with microseconds. A log without its beginning may start at any other line.
     """
     first = run.scratch.pop("first_line", None)
-    if not len(run.steps) and _NEWEST.search(line) and (logged["step"] == 1 or "gpus" in run.settings):
-        run.scratch["first_line"] = logged
+    if not run.steps and _NEWEST.search(line) and (step == 1 or "gpus" in run.settings):
+        run.scratch["first_line"] = step, logged
     if not first:
         return logged
-    steps = logged["step"] - first["step"]
-    own = {name: max(0, value - first[name]) if value and first[name] else value for name, value in logged.items()}
-    if logged["step_time_s"] and first["step_time_s"]:
-        rest_s = (logged["step_time_s"] * (steps + 1) - first["step_time_s"]) / steps
-        own["step_time_s"] = rest_s if rest_s > 0 else None
-    return own
+    first_step, before = first
+    spans, time_s = step - first_step, logged[0]
+    if time_s and before[0]:
+        time_s = (time_s * (spans + 1) - before[0]) / spans
+        time_s = time_s if time_s > 0 else None
+    counts = zip(logged[1:], before[1:], strict=True)
+    skipped, nan = (max(0, more - own) if more and own else more for more, own in counts)
+    return time_s, skipped, nan
 
 
 def _count(run: LoggedRun, name: str, more: float | None) -> None:
     if more is not None and more >= 0 and (more or name not in run.figures):
-        run.figures[name] = run.figures.get(name, 0) + more
-        run.provenance[name] = LOGGED
+        run.record(LOGGED, **{name: run.figures.get(name, 0) + more})
 
 
-def memory(run: LoggedRun, line: str) -> None:
+@reads("memory (MB)", pattern=r"after \d{1,9} iterations\)? memory \(MB\)")
+def memory(run: LoggedRun, match: re.Match[str]) -> None:
     """`[Rank 1] (after 1 iterations) memory (MB) | allocated: ... | max allocated: 19961.07 | ...`; MB is 2^20 here."""
-    if not _PEAK.search(line):
-        return
-    for name, pattern in (("peak_allocated_gib", _ALLOCATED), ("peak_reserved_gib", _RESERVED)):
-        for found in pattern.findall(line):
-            value = positive(found)
-            run.record_max(**{name: value / 1024 if value else None})
+    for kind, pattern in _PEAKS.items():
+        for mib in map(positive, pattern.findall(match.string)):
+            run.record_max(**{f"peak_{kind}_gib": mib / 1024 if mib else None})
 
 
-def done(run: LoggedRun, line: str) -> None:
+@reads(
+    "done] datetime",
+    "exiting program at iteration",
+    pattern=r"\[(?:after training is done|exiting program at iteration)",
+)
+def done(run: LoggedRun, _match: re.Match[str]) -> None:
     """`[after training is done] datetime: ...`."""
-    if _DONE.search(line):
-        run.ended = True
+    run.ended = True
 
 
-def vocabulary(run: LoggedRun, line: str) -> None:
+@reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")
+def vocabulary(run: LoggedRun, match: re.Match[str]) -> None:
     """`> padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)`."""
-    if found := re.search(r"padded vocab .{0,100}\(new size: (\d{1,9})\)", line):
-        run.shape["vocab"] = int(found[1])
+    run.shape["vocab"] = int(match[1])
 
 
-READERS = {
-    " arguments -": arguments,
-    "end of arguments": arguments,
-    " ...": argument,
-    "using world size: ": world,
-    "number of parameters on": parameters,
-    "padded vocab": vocabulary,
-    "ProcessCoord(": coordinates,
-    "STAGE=": pipeline_stage,
-    "stage=": pipeline_stage,
-    "num_stages": requested(r"\bnum_stages['\"]?\s?[=:]\s?(\d{1,6})\b", pipeline_parallel=count),
-    "CONFIG: micro_batches=": used(
-        r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s", grad_accum=count, micro_batch_size=count
+for needle, pattern, settings in (
+    ("MPU DP: ", r"MPU DP: \[(\d[\d, ]{0,60000})\]", {"data_parallel": _ranks}),
+    ("MPU PP: ", r"MPU PP: \[(\d[\d, ]{0,60000})\]", {"pipeline_parallel": _ranks}),
+    ("MPU MP: ", r"MPU MP: \[(\d[\d, ]{0,60000})\]", {"tensor_parallel": _ranks}),
+    ("> initializing pipeline ", r"line model parallel with size (\d{1,6})\s", {"pipeline_parallel": count}),
+    ("> initializing tensor ", r"tensor model parallel with size (\d{1,6})\s", {"tensor_parallel": count}),
+    ("> initializing model ", r"> initializing model parallel with size (\d{1,6})\s", {"tensor_parallel": count}),
+    (
+        "CONFIG: micro_batches=",
+        r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s",
+        {"grad_accum": count, "micro_batch_size": count},
     ),
-    "MPU ": group,
-    "> initializing pipeline ": used(r"line model parallel with size (\d{1,6})\s", pipeline_parallel=count),
-    "> initializing tensor ": used(r"tensor model parallel with size (\d{1,6})\s", tensor_parallel=count),
-    "> initializing model ": used(r"> initializing model parallel with size (\d{1,6})\s", tensor_parallel=count),
-    "iteration": iteration,
-    "memory (MB)": memory,
-    "done] datetime": done,
-    "exiting program at iteration": done,
-}
+):
+    reads(needle, pattern=pattern)(used(**settings))
+reads("num_stages", pattern=r"\bnum_stages['\"]?\s?[=:]\s?(\d{1,6})\b")(requested(pipeline_parallel=count))

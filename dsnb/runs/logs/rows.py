@@ -1,24 +1,25 @@
 """A run of another program's log -> the columns of `dsnb.load_runs`, with figures derived by formulas."""
 
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from dsnb.formulas import metrics, model_shapes
-from dsnb.runs.logs.logged_run import DERIVED, FIELDS, PROVENANCES, LoggedRun
+from dsnb.runs.logs.logged_run import DERIVED, PROVENANCES, LoggedRun
 from dsnb.system import hardware
 
-ENDS_WELL = "ok"
+FIELDS = ("step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped")
 
 
 def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a run; a column that it lacks was neither logged nor can be derived."""
+    table = _table(run)
     _parallel(run)
-    _throughput(run)
-    _losses(run)
+    _throughput(run, table)
+    losses = table["loss"].dropna()
+    if len(losses) and "loss_last" not in run.figures:
+        run.record(loss_first=float(losses.iloc[0]), loss_last=float(losses.iloc[-1]))
     _skipped(run)
     _flops(run)
     status, cause = status_and_cause(run)
@@ -26,7 +27,7 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
         **names,
         "status": status,
         "cause": cause,
-        "source": f"{run.program} log" if not run.program.endswith("CSV") else run.program,
+        "source": run.program if run.program.endswith("CSV") else f"{run.program} log",
         **run.settings,
         **run.figures,
         **run.environment,
@@ -43,17 +44,21 @@ def provenance(run: LoggedRun) -> str:
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
+def _table(run: LoggedRun) -> pd.DataFrame:
+    table = pd.DataFrame(run.steps, columns=FIELDS, dtype=float)
+    return table.assign(span=table["step"].diff().fillna(1.0))
+
+
 def steps(run: LoggedRun) -> pd.DataFrame:
     """Return the steps of a run in the columns of `dsnb.load_steps`; tokens and memory only where they were logged."""
-    table = pd.DataFrame({name: np.frombuffer(run.steps.column(name)) for name in FIELDS})
-    tokens = _tokens_per_step(run)
-    if tokens and len(table):
-        table["tokens"] = table["tokens"].fillna(tokens)
+    table = _table(run)
+    batch, length = run.settings.get("global_batch_size"), run.settings.get("seq_len")
+    if batch and length:
+        table["tokens"] = table["tokens"].fillna(batch * length)
     table["phase"] = "timed"
-    if _first_is_warmup(run):
-        table.loc[0, "phase"] = "warmup"
+    table.loc[: _warmup_lines(run) - 1, "phase"] = "warmup"
     table["skipped"] = (table["skipped"] > 0).where(table["skipped"].notna(), None)
-    return table.drop(columns="samples")
+    return table.drop(columns=["samples", "span"])
 
 
 def status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
@@ -61,15 +66,13 @@ def status_and_cause(run: LoggedRun) -> tuple[str, str | None]:
     if run.scratch.get("loss_is_nan"):
         return "nan", "the last logged loss is NaN"
     if run.ended:
-        return ENDS_WELL, None
+        return "ok", None
     if run.failure and run.has_failed:
         return run.failure
-    if not len(run.steps) and not {"samples_per_s", "tokens_per_s"} & set(run.figures):
+    if not run.steps and not {"samples_per_s", "tokens_per_s"} & set(run.figures):
         return "interrupted", "the log ends before the first step"
-    last, planned = int(run.steps.last) if len(run.steps) else None, run.settings.get("steps")
-    if last and isinstance(planned, int) and last < planned:
-        return ENDS_WELL, f"the log ends at step {last} of {planned}"
-    return ENDS_WELL, None
+    last, planned = int(run.steps[-1]["step"]) if run.steps else None, run.settings.get("steps")
+    return "ok", f"the log ends at step {last} of {planned}" if last and planned and last < planned else None
 
 
 def _parallel(run: LoggedRun) -> None:
@@ -114,28 +117,23 @@ def _derive(run: LoggedRun, **settings: int | None) -> None:
             run.provenance[name] = DERIVED
 
 
-def _first_is_warmup(run: LoggedRun) -> bool:
-    """Return whether the first line is a warm-up step: Megatron's includes compilation and the setup of NCCL."""
-    return "Megatron" in run.program and len(run.steps) > 1
+def _warmup_lines(run: LoggedRun) -> int:
+    """Return the number of warm-up lines: Megatron's first includes compilation and the setup of NCCL."""
+    return int("Megatron" in run.program and len(run.steps) > 1)
 
 
-def _tokens_per_step(run: LoggedRun) -> float | None:
-    batch, length = run.settings.get("global_batch_size"), run.settings.get("seq_len")
-    return batch * length if batch and length else None
-
-
-def _throughput(run: LoggedRun) -> None:
+def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
     """Derive samples/s, tokens/s and step time from each other: work over time, never a mean of rates."""
     have, gpus = run.figures, run.settings.get("gpus")
     batch, length = run.settings.get("global_batch_size"), run.settings.get("seq_len")
     if "samples_per_s" not in have and (speed := run.scratch.get("chat_speed")) and gpus:
         run.record(DERIVED, samples_per_s=speed[0] / speed[1] * gpus)
     if "samples_per_s" not in have and "Megatron" in run.program:
-        _over_steps(run, int(_first_is_warmup(run)))
+        _over_steps(run, table.iloc[_warmup_lines(run) :])
     if "samples_per_s" not in have and "samples_per_s_running" in have:
         run.record(samples_per_s=have["samples_per_s_running"])
-    if "samples_per_s" not in have and len(run.steps) and "tokens_per_s" not in have:
-        _over_steps(run, 0)
+    if "samples_per_s" not in have and "tokens_per_s" not in have:
+        _over_steps(run, table)
     if "samples_per_s" not in have and have.get("step_time_s") and batch and not length:
         run.record(DERIVED, samples_per_s=batch / have["step_time_s"])
     rate = _rate(run)
@@ -160,29 +158,15 @@ def _rate(run: LoggedRun) -> float | None:
     return rate * (steps - resumed) / steps if steps and steps > resumed else None
 
 
-def _over_steps(run: LoggedRun, after: int) -> None:
+def _over_steps(run: LoggedRun, table: pd.DataFrame) -> None:
     """Divide the samples of the timed steps by their time; a logged time is the mean since the previous line."""
-    batch = run.settings.get("global_batch_size") or 0.0
-    total, time_s, count, sized = 0.0, 0.0, 0.0, True
-    before = None
-    for step, step_time_s, samples in zip(*map(run.steps.column, ("step", "step_time_s", "samples")), strict=True):
-        weight, before = step - before if before is not None else 1.0, step
-        if after > 0:
-            after -= 1
-        elif not math.isnan(step_time_s):
-            work = batch if math.isnan(samples) else samples
-            total, time_s, count = total + work * weight, time_s + step_time_s * weight, count + weight
-            sized = sized and work > 0
+    timed = table["step_time_s"].dropna()
+    spans = table["span"][timed.index]
+    time_s, count = float(sum(timed * spans)), float(sum(spans))
     if time_s > 0:
         run.record(DERIVED, step_time_s=time_s / count, timed_steps=count, timed_s=time_s)
-        run.record(DERIVED, samples_per_s=total / time_s if sized else None)
-
-
-def _losses(run: LoggedRun) -> None:
-    losses = np.frombuffer(run.steps.column("loss"))
-    known = np.flatnonzero(~np.isnan(losses))
-    if len(known) and "loss_last" not in run.figures:
-        run.record(loss_first=float(losses[known[0]]), loss_last=float(losses[known[-1]]))
+        samples = table["samples"][timed.index].fillna(run.settings.get("global_batch_size") or 0.0)
+        run.record(DERIVED, samples_per_s=float(sum(samples * spans)) / time_s if (samples > 0).all() else None)
 
 
 def _skipped(run: LoggedRun) -> None:
@@ -190,9 +174,9 @@ def _skipped(run: LoggedRun) -> None:
 
     The engine counts from step 1, so its count is not used for a resumed run.
     """
-    steps, skipped = run.steps.column("step")[:2], run.scratch.get("skipped_by_engine", 0)
-    is_whole = len(steps) > 1 and (steps[0] == 1 or steps[0] == steps[1] - steps[0])
-    if is_whole and skipped > run.figures.get("skipped_steps", 0):
+    first, second = ([step["step"] for step in run.steps[:2]] + [0, 0])[:2]
+    skipped = run.scratch.get("skipped_by_engine", 0)
+    if second and first in {1, second - first} and skipped > run.figures.get("skipped_steps", 0):
         run.record(skipped_steps=skipped)
 
 

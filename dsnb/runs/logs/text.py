@@ -1,42 +1,99 @@
-"""Numbers in logs."""
+"""The text of logs: the lines that a reader may understand, in constant memory, and the numbers in them.
 
+Most lines contain nothing that a reader looks for, so blocks of lines are searched for all search strings at once.
+"""
+
+import codecs
 import math
 import re
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
 
+import pyarrow as pa
+from pyarrow import compute
+
+MAX_LINE = 64 * 1024
+"""Characters; the rest of a longer line is ignored (binary garbage has lines of any length)."""
+BLOCK_SIZE = 4 * 2**20
 # A number at the very end of the text may have lost digits, so it does not match; nor does a part of a number, or one
 # whose exponent or group of thousands is incomplete.
 _DIGITS = r"(?>[0-9]{1,18}(?:,[0-9]{3})*+(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?>[eE][-+]?[0-9]{1,3})?"
 _END = r"(?![\d.]|[eE](?:[-+\d]|\b)|,\d{0,2}\Z|\Z)"
 NUMBER = rf"([-+]?{_DIGITS}{_END}|[-+]?(?:nan|NaN|inf)\b)"
 _WHOLE = re.compile(rf"[-+]?{_DIGITS}")
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# The prefixes of pdsh and srun, `host: ` and `0: `, if a time stamp or Megatron's `iteration` follows.
+_PREFIX = re.compile(r"([A-Za-z0-9][\w.-]{0,250}): {0,2}(?=\[?20\d\d-\d\d-\d\d| iteration )", re.ASCII)
+_ALWAYS = (r"\x1b\[[0-9;?]*[A-Za-z]", r": {0,2}(\[?20\d\d-\d\d-\d\d| iteration )")
+"""Always yielded: a colour code may split a search string, and a host's prefix is learned from any line that has it."""
 
 
-LONGEST = 100
-"""Characters of a number, including surrounding blanks."""
+def open_text(path: Path) -> TextIO:
+    """Open a file as text: UTF-8, or UTF-16 as Windows PowerShell writes it; invalid bytes become U+FFFD."""
+    with open(path, "rb") as file:
+        is_utf16 = file.read(2) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}
+    return open(path, encoding="utf-16" if is_utf16 else "utf-8-sig", errors="replace")
+
+
+def relevant_lines(path: Path, needles: Iterable[str]) -> Iterator[str]:
+    """Yield every line that contains a search string; a few other lines may be included.
+
+    A carriage return also ends a line, as in progress bars. A complete line ends with a line feed. Colour codes and
+    the prefix that names the host of a line are removed.
+
+    Parameters
+    ----------
+    path
+        The log.
+    needles
+        Search strings, plain ASCII.
+    """
+    pattern = "|".join([*map(re.escape, needles), *_ALWAYS])
+    hosts: set[str] = set()
+    with open_text(path) as file:
+        while block := file.readlines(BLOCK_SIZE):
+            lines = pa.array([line[:MAX_LINE] for line in block])
+            for line in lines.filter(compute.match_substring_regex(lines, pattern)).to_pylist():
+                yield _without_prefix(_COLOURS.sub("", line), hosts)
+
+
+def _without_prefix(line: str, hosts: set[str]) -> str:
+    host, _, rest = line.partition(": ")
+    if host in hosts:
+        return rest
+    if prefix := _PREFIX.match(line):
+        hosts.add(prefix[1])
+        return line[prefix.end() :]
+    return line
 
 
 def number(text: str | None) -> float | None:
-    """Parse a number matched by `NUMBER`; None if it is missing or not finite."""
-    return _number(text) if text and len(text) <= LONGEST else None
-
-
-@lru_cache(maxsize=4096)  # most numbers of a long log occur many times
-def _number(text: str) -> float | None:
-    text = text.strip()
+    """Parse a number, such as `NUMBER` matches; None if it is missing or not finite."""
+    text = (text or "").strip()
     if not _WHOLE.fullmatch(text):  # float() accepts more: `1_0`, digits of any script
         return None
     value = float(text.replace(",", ""))
     return value if math.isfinite(value) else None
 
 
-def positive(text: str | None) -> float | None:
-    """Parse a number; None unless it is above 0."""
+def number_from_0(text: str | None) -> float | None:
+    """Parse a number of at least 0."""
     value = number(text)
-    return value if value is not None and value > 0 else None
+    return value if value is not None and value >= 0 else None
+
+
+def positive(text: str | None) -> float | None:
+    """Parse a number above 0."""
+    return number_from_0(text) or None
 
 
 def count(text: str | None) -> int | None:
     """Parse a whole number of at least 1; DeepSpeed prints some as `2.048000e+03`."""
     value = positive(text)
     return int(value) if value is not None and value.is_integer() and value < 2**53 else None
+
+
+def count_from_0(text: str) -> int | None:
+    """Parse a whole number of at least 0."""
+    return 0 if text.strip() == "0" else count(text)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.runs.logs import flags
+from dsnb.runs.logs import console
 from dsnb.runs.logs.logged_run import LoggedRun
 from tests.runs.logs.test_console import check, kinds, only, read
 from tests.support import foreign_logs as logs
@@ -110,7 +110,7 @@ def test_a_topology_that_is_cut_off_is_not_counted(tmp_path):
 
 def words(line, **expected):
     run = LoggedRun()
-    flags.command(run, line)
+    console._read_line(run, line)
     assert {name: run.settings.get(name) for name in expected} == expected
 
 

@@ -1,0 +1,250 @@
+"""`python -m dsnb.launcher.on_host`: a host's part of a run; its standard input is the pipe from the launcher.
+
+It answers each request, a line of JSON, with a description of this host. A request with arguments for torchrun starts
+the ranks, which are killed when the pipe closes or falls silent. Messages to the launcher are lines of JSON after
+`MARK`, because the ranks print to the same pipe.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from dsnb.errors import DsnbError
+from dsnb.files import records
+from dsnb.launcher import environment, op_builds
+from dsnb.launcher.gpu_sampler import sampled
+from dsnb.launcher.local import free_port, is_free
+from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import checks
+from dsnb.system import hardware, launch_clock, signals
+from dsnb.version import __version__
+
+MARK = "\x1e"
+"""Precedes a message; the character is called record separator."""
+SHARED_WAIT_S = 2.0
+"""How long a file of the launcher may take to appear here through a network file system."""
+BUSY_GIB = 1.0
+"""Memory in use above which a GPU counts as busy; the driver alone takes less."""
+GPU_FREE_TIMEOUT_S = 10.0
+"""How long to wait for a GPU to become free: its memory is released some seconds after a process ends."""
+CONTAINER_BRIDGES = ("docker", "virbr", "br-", "cni", "veth-")
+
+
+def main() -> int:
+    """Serve the requests of one launcher; return 0 unless ranks failed."""
+    os.dup2(1, 2)  # what the launcher reads from the other pipe comes from ssh or srun
+    signals.adopt_orphans()  # a killed rank's children, which could hold the pipe open
+    while line := sys.stdin.buffer.readline():
+        request = json.loads(line)
+        os.environ.update(request["env"])
+        if Path(request["cwd"]).is_dir():
+            os.chdir(request["cwd"])
+        if "torchrun" in request:
+            return run_ranks(request)
+        try:
+            answer = survey(request)
+        except (DsnbError, OSError) as error:
+            answer = {"dsnb": __version__, "error": str(error)}
+        tell({**answer, "time": time.time(), "monotonic_s": launch_clock.now_s()})
+    return 0
+
+
+def tell(record: dict[str, Any]) -> None:
+    """Send a message to the launcher."""
+    with contextlib.suppress(OSError):  # it is gone
+        os.write(1, f"{MARK}{records.line(record)}".encode())
+
+
+def run_ranks(request: dict[str, Any]) -> int:
+    """Run the ranks of this host to their end; return 0 if all of them succeeded."""
+    threading.Thread(target=_end_with_stdin, args=(request["silence_s"],), daemon=True).start()
+    kills = hardware.oom_kills()
+    try:
+        op_builds.remove_stale_locks()
+        gpus = set_environment(request)
+        with sampled(gpus, tell, request["launched_at_s"]):
+            try:
+                from dsnb.train import elastic  # torch takes seconds, in which the pipe is watched already
+
+                outcome = elastic.run_ranks(request["torchrun"])
+            finally:
+                kill_descendants()
+    except (DsnbError, OSError, RuntimeError, ValueError) as error:
+        outcome = {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
+    tell({**outcome, "oom_kills": hardware.oom_kills() - kills})
+    return 1 if outcome else 0
+
+
+def set_environment(request: dict[str, Any]) -> list[int]:
+    """Set the variables of the ranks, which inherit them, and return the numbers of their GPUs."""
+    device, slots = request["device"], request["devices"]
+    gpus = [hardware.gpus()[slot].index for slot in slots] if device == "cuda" else []
+    os.environ.update(environment.for_ranks(device, len(slots), request["launched_at_s"], request["allocator"]))
+    os.environ.update(request["interfaces"], DSNB_OWNER_PID=str(os.getpid()))
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    return gpus
+
+
+def _end_with_stdin(silence_s: float) -> NoReturn:
+    """Wait for the end of standard input, or until nothing came for `silence_s`; then kill all descendants and exit."""
+    while select.select([0], [], [], silence_s)[0] and os.read(0, 65536):
+        pass
+    kill_descendants()
+    os._exit(1)
+
+
+def kill_descendants() -> None:
+    """Kill the processes that this one has started, with theirs: each rank of torchrun leads a process group."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def survey(request: dict[str, Any]) -> dict[str, Any]:
+    """Return what this host is, and what a run or `dsnb doctor` wants to know of it.
+
+    Parameters
+    ----------
+    request
+        `folder`, which this host has to see, and `token`, a file in it. For a run also `device`, `devices`, the slots
+        to use, and `master_port`, 0 for any; for `dsnb doctor` `peers`, addresses with ports to connect to.
+    """
+    folder = Path(request["folder"])
+    sees = sees_folder(folder, request["token"])
+    address, interface = own_address()
+    answer = {
+        "dsnb": __version__,
+        "host": socket.gethostname(),
+        "address": address,
+        "interface": interface,
+        "interfaces": {name: number for number, name in interfaces().items()},
+        "gpus": len(hardware.gpus()),
+        "environment": environment.describe(),
+        "sees_folder": sees,
+    }
+    if "devices" in request:
+        return {**answer, **prepare(request, sees)}
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return {
+        **answer,
+        "free_gib": round(shutil.disk_usage(existing).free / hardware.GIB, 1),
+        "memory_free_gib": round(psutil.virtual_memory().available / hardware.GIB, 1),
+        "load_per_core": round(os.getloadavg()[0] / hardware.cores(), 2),
+        "busy": busy_gpu([gpu.index for gpu in hardware.gpus()], wait_s=0),
+        "links": links(),
+        "compiler": bool(shutil.which("c++") or shutil.which("g++")),
+        "reached": {peer: _answers(peer) for peer in request.get("peers", [])},
+    }
+
+
+def sees_folder(folder: Path, token: str) -> bool:
+    """Return whether this host sees the launcher's folder, by a file that was just written to it."""
+    deadline = time.monotonic() + SHARED_WAIT_S
+    while not (seen := (folder / token).exists()) and folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return seen
+
+
+def prepare(request: dict[str, Any], sees_run: bool) -> dict[str, Any]:
+    """Return a port for the rendezvous and the reason, if any, why this host cannot run its ranks."""
+    port, devices, visible = request["master_port"], request["devices"], hardware.gpus()
+    device = request["device"] if request["device"] != "auto" else hardware.default_device()
+    problem = None
+    if port and not is_free("", port):
+        problem = f"master_port is {port}: it is in use there; choose another, or 0 for any free port"
+    elif sees_run:
+        settings = records.read_json(RunPaths(Path(request["folder"])).experiment) or {}
+        alone = {"hostfile": "", "nodes": 1, "device": device, "gpus": len(devices)}
+        problem = "; ".join(checks.unsupported({**settings, **alone})) or None
+    if device == "cuda" and not problem and len(visible) > max(devices):
+        busy = busy_gpu([visible[slot].index for slot in devices])
+        problem = f"{busy}; wait until it is free, or leave the host out with 'exclude'" if busy else None
+    return {"port": port or free_port(""), "problem": problem}
+
+
+def own_address() -> tuple[str, str]:
+    """Return the address through which ssh or srun reached this host, and its interface.
+
+    gloo resolves its own host name and listens on the result, on Debian 127.0.1.1, where other hosts cannot reach it.
+    """
+    addresses = interfaces()
+    launcher = os.environ.get("SSH_CONNECTION", "").partition(" ")[0] or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect((launcher, 9))  # sends nothing, and chooses the address from which it would be sent
+        address = str(probe.getsockname()[0])
+        if launcher and address in addresses and not address.startswith("127."):
+            return address, addresses[address]
+    return next((pair for pair in addresses.items() if not pair[0].startswith("127.")), ("127.0.0.1", "lo"))
+
+
+def interfaces() -> dict[str, str]:
+    """Return IPv4 address -> interface, of all interfaces that are up; container bridges come last."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    pairs = {
+        entry.address: name
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET and name in up
+    }
+    return dict(sorted(pairs.items(), key=lambda pair: pair[1].startswith(CONTAINER_BRIDGES)))
+
+
+def links() -> dict[str, str]:
+    """Return the speeds of network interfaces and InfiniBand ports, and the number of NVLinks per GPU."""
+    speeds = {
+        name: f"{state.speed} Mbit/s" if state.speed else "speed unknown"
+        for name, state in psutil.net_if_stats().items()
+        if state.isup and name != "lo"
+    }
+    for rate in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
+        with contextlib.suppress(OSError):
+            speeds[f"{rate.parts[-4]}:{rate.parts[-2]}"] = rate.read_text().strip()
+    if (nvlinks := hardware.nvlinks()) is not None:
+        speeds["NVLink"] = f"{nvlinks} links per GPU"
+    return speeds
+
+
+def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | None:
+    """Return which GPU is in use, after waiting up to `wait_s` for it; None if all are free."""
+    deadline = time.monotonic() + wait_s
+    while (busy := _busy(indexes)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return busy
+
+
+def _busy(indexes: list[int]) -> str | None:
+    for index, (used_gib, pids) in hardware.gpu_usage(indexes).items():
+        if pids or used_gib > BUSY_GIB:
+            users = f" by process {', '.join(map(str, pids))}" if pids else ""
+            return f"GPU {index} is in use{users}, {used_gib:.1f} GiB"
+    return None
+
+
+def _answers(peer: str, timeout_s: float = 3.0) -> bool:
+    """Return whether a host accepts or refuses a TCP connection."""
+    address, _, port = peer.rpartition(":")
+    try:
+        socket.create_connection((address, int(port)), timeout_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""How far predictions can be trusted: their errors by kind of setting, and what no measured run was like."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsnb.prediction import gpus
+from dsnb.prediction.calibration import calibrate
+from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.gpus import Link
+from dsnb.prediction.measured import Measured
+from dsnb.prediction.mode import shape
+from dsnb.prediction.step_time import Setting, parts, stack, step_times
+from dsnb.settings.derived import CUDA_GRAPHS
+from dsnb.settings.experiment import Experiment
+
+ALL = "all"
+SLOWER, SLOWED = 1.5, 0.1
+"""A step is limited by the CPU if a host that is so many times slower would make it longer by more than this share."""
+HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
+MIN_SETTINGS, MIN_PEAKS = 5, 3
+"""Settings of a kind that its own error of times or peaks is taken from; with fewer it is that of a wider kind."""
+MAX_FITS = 20
+"""Fits of the constants for the errors of some runs: each takes 20 to 40 ms, and more for thousands of runs."""
+MARGIN = 2.0
+"""A range of a calibration is left when a value is this many times below or above it."""
+GPU, NODES = "GPU", "number of nodes"
+
+
+class PredictionError(NamedTuple):
+    """Errors of predicted figures in per cent of the measured ones, on so many settings.
+
+    Those of peaks of memory are absolute, with their arithmetic mean. Those of step times are factors, the same for
+    step time, tokens/s, days and cost: 25 if a step takes 1.25 or 1 / 1.25 times as long, with their geometric mean.
+    """
+
+    settings: int
+    mean_pct: float
+    worst_pct: float
+    bias_pct: float = 0.0  # of step times: the mean with signs, above 0 if steps were predicted too long
+
+
+Errors = Mapping[str, PredictionError]
+"""Errors by kind of setting, as `kinds` names them, and of `ALL`."""
+
+# Settings drawn at random or chosen before any run like them, measured on one and two H200 of three hosts, and
+# predicted with constants that none of them was fitted to: `python -m benchmarks.prediction_errors unseen`.
+TIME_ERRORS: dict[str, PredictionError] = {
+    "DDP, limited by the CPU, several GPUs": PredictionError(1, 76.8, 76.8, -43.4),
+    "FSDP, limited by the CPU, several GPUs": PredictionError(2, 37.5, 47.1, -27.3),
+    "LoRA, limited by the CPU, one GPU": PredictionError(6, 41.1, 200.4, -7.1),
+    "LoRA, limited by the CPU, several GPUs": PredictionError(3, 85.2, 296.6, -46.0),
+    "LoRA, limited by the GPU, one GPU": PredictionError(1, 1.9, 1.9, -1.9),
+    "LoRA, limited by the GPU, several GPUs": PredictionError(1, 6.0, 6.0, 6.0),
+    "ZeRO 0, limited by the CPU, one GPU": PredictionError(4, 27.6, 125.9, -21.6),
+    "ZeRO 0, limited by the GPU, one GPU": PredictionError(7, 9.6, 34.8, -6.4),
+    "ZeRO 1, limited by the CPU, one GPU": PredictionError(4, 35.0, 45.0, -20.9),
+    "ZeRO 1, limited by the CPU, several GPUs": PredictionError(3, 15.2, 40.6, -13.2),
+    "ZeRO 1, limited by the GPU, one GPU": PredictionError(9, 10.4, 18.3, -4.9),
+    "ZeRO 2, limited by the CPU, one GPU": PredictionError(2, 26.4, 54.8, -18.4),
+    "ZeRO 2, limited by the CPU, several GPUs": PredictionError(1, 33.8, 33.8, -25.3),
+    "ZeRO 2, limited by the GPU, one GPU": PredictionError(6, 15.5, 37.5, -12.0),
+    "ZeRO 3, limited by the CPU, one GPU": PredictionError(9, 34.0, 89.6, -24.3),
+    "ZeRO 3, limited by the CPU, several GPUs": PredictionError(2, 93.8, 136.6, -48.4),
+    "plain loop, limited by the CPU, one GPU": PredictionError(10, 21.6, 70.9, -17.1),
+    "plain loop, limited by the GPU, one GPU": PredictionError(11, 10.4, 52.9, -7.7),
+    "limited by the CPU, one GPU": PredictionError(35, 30.4, 200.4, -18.5),
+    "limited by the CPU, several GPUs": PredictionError(12, 52.9, 296.6, -34.6),
+    "limited by the GPU, one GPU": PredictionError(34, 10.8, 52.9, -7.3),
+    "limited by the GPU, several GPUs": PredictionError(1, 6.0, 6.0, 6.0),
+    "limited by the CPU": PredictionError(47, 35.8, 296.6, -22.9),
+    "limited by the GPU": PredictionError(35, 10.7, 52.9, -6.9),
+    "all": PredictionError(82, 24.5, 296.6, -16.5),
+}
+
+# The constants of H200 on four published tables and our own runs on H100: `prediction_errors elsewhere`.
+ELSEWHERE: dict[str, PredictionError] = {
+    "A100, one node": PredictionError(7, 153.2, 248.7, -60.5),
+    "A100, several nodes": PredictionError(16, 148.4, 621.1, -59.7),
+    "H100 NVL, one node": PredictionError(8, 36.8, 79.2, 21.5),
+    "H100, one node": PredictionError(15, 17.1, 58.3, -9.0),
+    "H100, several nodes": PredictionError(12, 8.7, 11.2, -1.4),
+    "MI250X, one node": PredictionError(1, 356.7, 356.7, -78.1),
+    "V100, several nodes": PredictionError(15, 19.5, 69.5, -16.3),
+    "V100-16GB, several nodes": PredictionError(8, 9.7, 15.3, -8.9),
+    "one node": PredictionError(31, 51.6, 356.7, -22.5),
+    "several nodes": PredictionError(51, 45.1, 621.1, -29.9),
+    "all": PredictionError(82, 47.5, 621.1, -27.2),
+}
+
+# On one and two H200: `python -m benchmarks.prediction_errors memory`.
+PEAK_ERRORS: dict[str, PredictionError] = {
+    "DDP": PredictionError(11, 0.2, 0.71),
+    "FSDP": PredictionError(18, 0.37, 3.22),
+    "LoRA": PredictionError(22, 1.8, 15.17),
+    "ZeRO 0": PredictionError(112, 0.23, 2.03),
+    "ZeRO 1": PredictionError(73, 0.39, 4.1),
+    "ZeRO 2": PredictionError(37, 0.54, 7.32),
+    "ZeRO 3": PredictionError(51, 0.67, 7.1),
+    "compressed gradients": PredictionError(4, 7.99, 13.08),
+    "offload to the CPU": PredictionError(8, 0.42, 1.71),
+    "plain loop": PredictionError(47, 0.46, 4.66),
+    "tensor and pipeline parallel": PredictionError(11, 0.44, 2.28),
+    "all": PredictionError(394, 0.56, 15.17),
+}
+
+
+def kind(experiment: Experiment) -> str:
+    """Return the kind of a setting: its strategy, unless it shares or leaves out something besides."""
+    if experiment.offload != "none":
+        return "offload to the CPU"
+    if experiment.tensor_parallel > 1 or experiment.pipeline_parallel > 1:
+        return "tensor and pipeline parallel"
+    if experiment.lora_rank:
+        return "LoRA"
+    if experiment.gradient_compression != "none":
+        return "compressed gradients"
+    names = {"plain": "plain loop", "ddp": "DDP", "fsdp": "FSDP"}
+    return names.get(experiment.strategy, f"ZeRO {experiment.zero_stage}")
+
+
+def kinds(experiment: Experiment, by_cpu: bool) -> Iterator[str]:
+    """Yield the kinds of a setting on a GPU that runs were measured on, from the narrowest to `ALL`.
+
+    Parameters
+    ----------
+    by_cpu
+        Whether the CPU limits its step; an offloaded optimizer's is the CPU's work anyway.
+    """
+    if experiment.offload != "none":
+        yield kind(experiment)
+    else:
+        limit = f"limited by the {'CPU' if by_cpu else 'GPU'}"
+        on_gpus = f"{limit}, {'one GPU' if experiment.gpus == 1 else 'several GPUs'}"
+        yield from (f"{kind(experiment)}, {on_gpus}", on_gpus, limit)
+    yield ALL
+
+
+def kinds_elsewhere(gpu: str, nodes: int) -> Iterator[str]:
+    """Yield the kinds of a setting on a GPU that no run was measured on, from the narrowest to `ALL`."""
+    place = "one node" if nodes == 1 else "several nodes"
+    yield from (f"{gpu}, {place}", place, ALL)
+
+
+def peak_error(experiment: Experiment) -> tuple[str, PredictionError]:
+    """Return the kind of settings on which the error of a predicted peak was measured, and that error."""
+    return expected_error((kind(experiment), ALL), PEAK_ERRORS, MIN_PEAKS)
+
+
+def expected_error(
+    names: Iterable[str], errors: Errors, min_settings: int = MIN_SETTINGS
+) -> tuple[str, PredictionError]:
+    """Return the first of some kinds on which enough settings were measured, else `ALL`, and their error."""
+    name = next((name for name in names if name in errors and errors[name].settings >= min_settings), ALL)
+    return name, errors[name]
+
+
+def limited_by_cpu(settings: Setting, constants: Constants = DEFAULT) -> NDArray[np.bool_]:
+    """Return whether the CPU limits the steps of settings, shape (settings,): whether a slower host would show.
+
+    Hosts differ by a factor of two, so this says how far a prediction may be off better than the predicted time that
+    a GPU waits for the host.
+
+    Parameters
+    ----------
+    settings
+        Counts as arrays, as `step_time.stack` returns them.
+    """
+    slower = replace(constants, **{name: SLOWER * getattr(constants, name) for name in HOST_CONSTANTS})
+    times = [np.asarray(parts(settings, each).step_time_s) for each in (constants, slower)]
+    return np.asarray(times[1] > (1 + SLOWED) * times[0])
+
+
+def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float]:
+    """Return the error of each run in per cent, predicted with constants fitted to the runs of all other models.
+
+    Runs of a single model are left out setting by setting. Of more than 20 models or settings, several are left out
+    together, so that the constants are fitted 20 times at most.
+
+    Parameters
+    ----------
+    start
+        Constants that none of the runs had a part in.
+    """
+    several = by_model(runs)
+    groups: list[object] = [run.experiment.model if several else run.setting for run in runs]
+    numbers = {group: number % MAX_FITS for number, group in enumerate(dict.fromkeys(groups))}
+    folds, errors = np.array([numbers[group] for group in groups]), np.zeros(len(runs))
+    for fold in sorted(set(numbers.values())):
+        chosen = np.flatnonzero(folds == fold).tolist()
+        constants = calibrate([run for run, own in zip(runs, folds, strict=True) if own != fold], start)
+        seconds = np.asarray(step_times([runs[place].setting for place in chosen], constants).step_time_s)
+        errors[chosen] = 100 * (seconds / [runs[place].step_time_s for place in chosen] - 1)
+    return [float(error) for error in errors]
+
+
+def by_model(runs: Sequence[Measured]) -> bool:
+    """Return whether runs are left out model by model; otherwise setting by setting."""
+    return len({run.experiment.model for run in runs}) > 1
+
+
+def by_kind(
+    runs: Sequence[Measured], errors: Sequence[float], constants: Constants = DEFAULT
+) -> dict[str, PredictionError]:
+    """Return the errors of runs by each of their kinds, and of all of them.
+
+    Parameters
+    ----------
+    errors
+        Predicted step times in per cent of the measured ones, less 100.
+    constants
+        Those that say whether the CPU limits a step.
+    """
+    limits = limited_by_cpu(stack([run.setting for run in runs]), constants)
+    return grouped([[*kinds(run.experiment, bool(by_cpu))] for run, by_cpu in zip(runs, limits, strict=True)], errors)
+
+
+def grouped(names: Sequence[Sequence[str]], errors: Sequence[float]) -> dict[str, PredictionError]:
+    """Return the errors of runs by each of their kinds, the wider kinds last.
+
+    Parameters
+    ----------
+    names
+        The kinds of each run, as `kinds` or `kinds_elsewhere` yield them.
+    errors
+        Predicted step times in per cent of the measured ones, less 100.
+    """
+    groups: dict[tuple[int, str], list[float]] = {}
+    for own, error in zip(names, errors, strict=True):
+        for place, name in enumerate(own):
+            groups.setdefault((place - len(own), name), []).append(error)
+    return {name: error_of(groups[width, name]) for width, name in sorted(groups)}
+
+
+def error_of(errors: Sequence[float]) -> PredictionError:
+    """Return the summary of some errors: predicted step times in per cent of the measured ones, less 100."""
+    logs = np.log1p(np.asarray(errors, dtype=float) / 100)
+    sizes = np.abs(logs)
+    mean, worst, bias = (round(100 * float(np.expm1(log)), 1) for log in (sizes.mean(), sizes.max(), logs.mean()))
+    return PredictionError(len(errors), mean, worst, bias)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a calibration has seen: the names of each kind, and the (least, most) of each number, by its words."""
+
+    names: Mapping[str, frozenset[str]]
+    ranges: Mapping[str, tuple[float, float]]
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """The GPUs that runs were measured on."""
+        return self.names[GPU]
+
+    @classmethod
+    def of(cls, runs: Sequence[Measured], link: Link) -> "Coverage":
+        """Return what one or more measured runs cover; `link` says how many nodes they took."""
+        names = [_names(run.experiment, gpus.find(run.gpu_name).name) for run in runs]
+        numbers = [_numbers(run.experiment, link) for run in runs]
+        return cls(
+            {words: frozenset(one[words] for one in names) for words in names[0]},
+            {words: (min(one[words] for one in numbers), max(one[words] for one in numbers)) for words in numbers[0]},
+        )
+
+
+DEFAULT_COVERAGE = Coverage(
+    names={
+        GPU: frozenset({"H200"}),
+        "models of the family": frozenset({"gpt2", "opt", "bloom"}),
+        "strategy": frozenset(
+            [
+                *("plain", "ddp", "fsdp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
+                *(f"ZeRO {stage} with {kind} parallel" for stage in (0, 1) for kind in ("tensor", "pipeline")),
+            ]
+        ),
+        "precision": frozenset({"fp32", "fp16", "bf16"}),
+        "mode of compilation": frozenset({"eager", "compiled", "CUDA graphs"}),
+        "offload": frozenset({"none"}),  # offloaded optimizers were measured on one CPU thread
+        "optimizer": frozenset({"adamw", "adafactor"}),
+        "loss": frozenset({"whole", "chunked"}),
+        "gradient compression": frozenset({"none", "bf16"}),
+    },
+    ranges={
+        "hidden size": (768, 5120),
+        "number of tokens in a micro-batch": (256, 32768),
+        "number of GPUs": (1, 4),
+        NODES: (1, 1),
+    },
+)
+"""What `dsnb.prediction.constants.DEFAULT` was fitted to."""
+
+
+def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> list[str]:
+    """Return a sentence for each thing in which an experiment on a GPU differs from all runs of a calibration."""
+    sentences = [
+        f"no calibration run has the {words} {name}, only {', '.join(sorted(covered.names[words]))}"
+        for words, name in _names(experiment, gpu).items()
+        if name not in covered.names[words]
+    ]
+    for words, number in _numbers(experiment, link).items():
+        least, most = covered.ranges[words]
+        margin = 1.0 if words == NODES and most == 1 else MARGIN  # one node tells nothing of a network
+        if not least / margin <= number <= most * margin:
+            seen = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            sentences.append(f"the {words} is {number:,}, calibration runs have {seen}")
+    return sentences
+
+
+def _names(experiment: Experiment, gpu: str) -> dict[str, str]:
+    modes = {"off": "eager", "default": "compiled", **dict.fromkeys(CUDA_GRAPHS, "CUDA graphs")}
+    more = {
+        "tensor parallel": experiment.tensor_parallel > 1,
+        "pipeline parallel": experiment.pipeline_parallel > 1,
+        "ZeRO++": experiment.zeropp != "none",
+    }
+    strategy = f"ZeRO {experiment.zero_stage}" if experiment.strategy == "deepspeed" else experiment.strategy
+    used = " and ".join(words for words, is_used in more.items() if is_used)
+    return {
+        GPU: gpu,
+        "models of the family": shape(experiment.model).family,
+        "strategy": f"{strategy} with {used}" if used else strategy,
+        "precision": experiment.precision,
+        "mode of compilation": modes.get(experiment.compile, experiment.compile),
+        "offload": experiment.offload,
+        "optimizer": experiment.optimizer,
+        "loss": experiment.loss,
+        "gradient compression": experiment.gradient_compression,
+    }
+
+
+def _numbers(experiment: Experiment, link: Link) -> dict[str, float]:
+    return {
+        "hidden size": shape(experiment.model).hidden,
+        "number of tokens in a micro-batch": int(experiment.micro_batch_size) * experiment.seq_len,
+        "number of GPUs": experiment.gpus,
+        NODES: link.nodes(experiment),
+    }
