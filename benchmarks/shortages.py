@@ -41,11 +41,8 @@ def main() -> None:
     """Print each setting with its outcome and the prediction, and how many of both kinds are predicted right."""
     right: dict[str, list[bool]] = {"oom": [], "ok": []}
     for name in ("h200", "h100"):
-        rows = [
-            row
-            for row in dsnb.published(name).drop_duplicates(["sweep", "experiment"]).to_dict("records")
-            if is_close(row)
-        ]
+        runs = dsnb.published(name).drop_duplicates(["sweep", "experiment"])
+        rows = [row for row in runs.to_dict("records") if is_close(row)]
         table = dsnb.predict([recorded(row) for row in rows], rows[0]["gpu_name"])
         for row, predicted, gib in zip(rows, table["fits"], table["peak_allocated_gib"], strict=True):
             words = f"{name} {row['experiment']}: {row['status']}, predicted to {'fit' if predicted else 'run out'}"

@@ -162,7 +162,7 @@ def test_ranks_load_nothing_of_the_reading_half(run_small):
     _, paths = run_small(worker="tests.workers.modules")
     loaded = set(json.loads((paths.dir / "modules.json").read_text()))
     assert {"dsnb.train.worker", "torch", "deepspeed"} <= loaded
-    assert not {"pandas", "seaborn", "matplotlib", "papermill", "altair"} & loaded
+    assert not {"pandas", "seaborn", "matplotlib", "papermill"} & loaded
 
 
 def test_public_names():

@@ -222,7 +222,7 @@ def test_predictions_are_in_a_section_and_beside_the_runs(on_gpus, watched):
 
 @pytest.mark.process
 def test_predictions_that_cannot_be_made_are_one_sentence(folder, on_gpus, tmp_path):
-    with pytest.raises(SettingsError, match="predict: these runs were on no GPU, for which nothing can be predicted"):
+    with pytest.raises(SettingsError, match="predict: no run has succeeded, or run out of memory, on a GPU"):
         write_report(folder, predict=on_gpus)
     with pytest.raises(SettingsError, match=r"params file .*nothing\.yaml' cannot be read"):
         write_report(on_gpus, predict=[tmp_path / "nothing.yaml"])

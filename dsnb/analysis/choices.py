@@ -17,6 +17,8 @@ SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
 """The columns that the one choice `strategy` stands for."""
 MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "launcher", "nvme_path"}
 """Settings of how a run was measured, not of how a training is done."""
+MAX_VARIANTS = 4
+"""Parts of a report that figures are drawn for."""
 WITHIN_A_VARIANT = {"strategy", "precision", "source"}
 """What runs of one variant may differ in."""
 
@@ -44,25 +46,22 @@ def varying(runs: pd.DataFrame) -> list[str]:
     return [name for name in names if name != "nodes" or "gpus" not in names]
 
 
-def variants(runs: pd.DataFrame, most: int = 4) -> dict[str, pd.DataFrame]:
+def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split runs into parts whose runs differ only in strategy and precision, which the figures compare.
 
     Parameters
     ----------
     runs
         One row per run, as `dsnb.load_runs` returns it.
-    most
-        Maximum number of parts: those with the most runs, in order of appearance; 0 for all.
 
     Returns
     -------
     dict
-        Title (the choices that differ between parts, in words) -> runs.
+        Title (the choices that differ between parts, in words) -> runs, of the `MAX_VARIANTS` parts with the most runs.
     """
     parts = split(as_runs(runs), WITHIN_A_VARIANT)
-    sizes = pd.Series([len(part) for _, part in parts], dtype=int)
-    kept = sizes.sort_values(ascending=False, kind="stable").index[: most or None]
-    return {title: part for number, (title, part) in enumerate(parts) if number in kept}
+    largest = sorted(range(len(parts)), key=lambda number: -len(parts[number][1]))[:MAX_VARIANTS]
+    return dict(parts[number] for number in sorted(largest))
 
 
 def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.DataFrame]]:

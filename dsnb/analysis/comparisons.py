@@ -8,7 +8,7 @@ what is.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,8 +24,8 @@ from dsnb.errors import SettingsError
 from dsnb.runs import labels
 from dsnb.runs.table import named_runs
 
-NO_SPREAD = 1e-9
-"""Standard errors of logarithms below this are rounding errors of equal values."""
+NO_SPREAD = 1e-18
+"""Variances of logarithms below this are rounding errors of equal values."""
 VALUES = (
     "Values are means of the runs: geometric, or arithmetic if the figure is a percentage. With fewer than "
     f"{MIN_RUNS} runs of either setting they are medians. The difference is that of the values shown."
@@ -68,7 +68,6 @@ class Rules:
     """How settings are compared; the fields are parameters of `differences`."""
 
     relevance: float = RELEVANCE
-    confidence: float = CONFIDENCE
     better: Better = ""
     hosts_alike: bool = False
     fewest_runs: int = MIN_RUNS
@@ -78,8 +77,6 @@ class Rules:
     def __post_init__(self) -> None:
         if not 0 <= self.relevance < 1:
             raise SettingsError(f"relevance is {self.relevance!r}: must be 0 or more and less than 1 (0.02 is 2 %)")
-        if not 0 < self.confidence < 1:
-            raise SettingsError(f"confidence is {self.confidence!r}: must be between 0 and 1 (0.95 is 95 %)")
         if self.fewest_runs < 2:
             raise SettingsError(f"fewest_runs is {self.fewest_runs!r}: must be 2 or more, a single run has no spread")
 
@@ -101,26 +98,7 @@ def _metric(figure: str) -> labels.Metric:
     return labels.METRIC_LABELS.get(figure) or labels.Metric(figure, "")
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Pairs of settings of one task: the values that are compared, by array, and their intervals."""
-
-    base: intervals.Moments
-    other: intervals.Moments
-    found: intervals.Intervals
-    by_host: list[bool]
-    """Whether runs on one host count as one."""
-    notes: list[str]
-
-    def counts(self, place: int, pair: Pair, fewest: int = MIN_RUNS) -> tuple[int, int, str]:
-        """Return the number of runs of base and other setting, or, of enough runs, that of their hosts; and which."""
-        base, other = (len(setting.values) for setting in pair)
-        if not self.by_host[place] or min(base, other) < fewest:
-            return base, other, "run"
-        return int(self.base.count[place]), int(self.other.count[place]), "host"
-
-
-def compared(pairs: Sequence[Pair], among: int, rules: Rules) -> Compared:
+def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = False) -> pd.DataFrame:
     """Compare pairs of a base and another setting.
 
     Parameters
@@ -132,41 +110,37 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules) -> Compared:
         makes the interval of a pair the same in every table.
     rules
         How to compare them.
+    with_p
+        Whether to compute p values, which takes most of the time of many pairs.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each pair: `COLUMNS` without `words`; `counted`, whether `n` and `base_n` count runs or hosts; and
+        `change`, `low` and `high` in the unit of the figure's changes, per cent or percentage points.
     """
-    by_host = [not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs]
+    by_host = np.array([not rules.hosts_alike and intervals.is_confounded(*pair) for pair in pairs], dtype=bool)
     base, other = (
         intervals.moments([p[side].by_host() if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
         for side in (0, 1)
     )
-    found = intervals.all_pairs(base, other, among, intervals.of_one_figure(rules.confidence))
-    found = replace(found, level=base.mean if rules.percent_factor else None)
-    errors = intervals.welch(base, other).error
-    positive = "" if rules.percent_factor else "positive "
-    notes = [_note(*parts, positive) for parts in zip(pairs, by_host, errors, strict=True)]
-    return Compared(base, other, found, by_host, notes)
-
-
-def _note(pair: Pair, by_host: bool, error: float, positive: str) -> str:
-    unusable = sum(setting.unusable for setting in pair)
-    notes = [OTHER_HOSTS] if by_host else []
-    notes += [f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {positive}figure"] if unusable else []
-    notes += [SAME_VALUE] if error < NO_SPREAD else []
-    return "; ".join(notes)
-
-
-def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:
-    """Return the comparison of each pair, with the columns `COLUMNS`; parameters as for `compared`."""
-    own = compared(pairs, among, rules)
-    base, other, found = own.base, own.other, own.found
-    verdicts = intervals.verdicts(found, np.minimum(base.count, other.count), rules.relevance, rules.fewest_runs)
+    bounds = intervals.all_pairs(base, other, among, 1 - (1 - CONFIDENCE) / FIGURES)
+    bounds = replace(bounds, level=base.mean if rules.percent_factor else None)
+    verdicts = intervals.verdicts(bounds, np.minimum(base.count, other.count), rules.relevance, rules.fewest_runs)
     few = verdicts == Verdict.TOO_FEW
     before, after = (
         np.where(few, [pair[side].median for pair in pairs], mean if rules.percent_factor else np.exp(mean))
         for side, mean in enumerate((base.mean, other.mean))
     )
-    low, high = (np.where(few, math.nan, 100 * change) for change in found.changes[1:])
-    change = 100 * (after - before) / np.where(before == 0, math.nan, before)
-    table = pd.DataFrame(
+    change_pct = 100 * (after - before) / np.where(before == 0, math.nan, before)
+    low_pct, high_pct = (np.where(few, math.nan, 100 * end) for end in bounds.changes[1:])
+    points = [rules.percent_factor * size for size in (after - before, bounds.low, bounds.high)]
+    change, low, high = points if rules.percent_factor else (change_pct, low_pct, high_pct)
+    fewest = np.array([min(len(setting.values) for setting in pair) for pair in pairs])
+    is_same = np.maximum(base.variance, other.variance) < NO_SPREAD
+    kind = "" if rules.percent_factor else "positive "
+    p = intervals.all_pairs_p(base, other, among) if with_p else math.nan
+    return pd.DataFrame(
         {
             "n": other.count.astype(int),
             "n_failed": [pair[1].failed for pair in pairs],
@@ -174,22 +148,28 @@ def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:
             "base_n_failed": [pair[0].failed for pair in pairs],
             "value": after,
             "base_value": before,
-            "change_pct": change,
-            "low_pct": low,
-            "high_pct": high,
-            "largest_pct": np.maximum(np.abs(low), np.abs(high)),
-            "p": np.where(few, math.nan, np.minimum(1, FIGURES * intervals.all_pairs_p(base, other, among))),
+            "change_pct": change_pct,
+            "low_pct": low_pct,
+            "high_pct": high_pct,
+            "largest_pct": np.maximum(np.abs(low_pct), np.abs(high_pct)),
+            "p": np.where(few, math.nan, np.minimum(1, FIGURES * p)),
             "verdict": verdicts,
-            "note": own.notes,
+            "better": [_is_better(difference, rules.better) for difference in after - before],
+            "note": [_note(*parts, kind) for parts in zip(pairs, by_host, is_same, strict=True)],
+            "counted": np.where(by_host & (fewest >= rules.fewest_runs), "host", "run"),
+            "change": change,
+            "low": low,
+            "high": high,
         }
     )
-    table["better"] = [_is_better(difference, rules.better) for difference in after - before]
-    points = (rules.percent_factor * size for size in (after - before, found.low, found.high))
-    sizes = points if rules.percent_factor else (change, low, high)
-    counts = [own.counts(place, pair, rules.fewest_runs) for place, pair in enumerate(pairs)]
-    rows = zip(verdicts, counts, *sizes, strict=True)
-    table["words"] = [_words(verdict, pair_counts, rules, sizes) for verdict, pair_counts, *sizes in rows]
-    return table[list(COLUMNS)]
+
+
+def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
+    unusable = sum(setting.unusable for setting in pair)
+    notes = [OTHER_HOSTS] if by_host else []
+    notes += [f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure"] if unusable else []
+    notes += [SAME_VALUE] if is_same else []
+    return "; ".join(notes)
 
 
 def _is_better(difference: float, better: Better) -> bool | None:
@@ -198,24 +178,29 @@ def _is_better(difference: float, better: Better) -> bool | None:
     return bool((difference > 0) == (better == "higher"))
 
 
-def _words(verdict: Verdict, counts: tuple[int, int, str], rules: Rules, sizes: Sequence[float]) -> str:
-    """Return a comparison as text; `sizes` are the change and the ends of its interval in its unit."""
+def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:
+    """Return the comparison of each pair, with the columns `COLUMNS`; parameters as for `compared`."""
+    table = compared(pairs, among, rules, with_p=True)
+    table["words"] = [_words(row, pair, rules) for row, pair in zip(table.to_dict("records"), pairs, strict=True)]
+    return table[list(COLUMNS)]
+
+
+def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
+    """Return a comparison as text."""
     unit = "points" if rules.percent_factor else "%"
-    change, low, high = ("" if math.isnan(size) else signed(size, unit) for size in sizes)
-    largest = signed(max(abs(size) for size in sizes[1:]), unit).removeprefix("+") if low else ""
-    facts = {"change": change, "low": low, "high": high, "largest": largest, "needed": rules.fewest_runs}
-    base_n, n, counted = counts
-    return fill(WORDS[verdict], {**facts, "base_n": base_n, "n": n, "counted": counted})
+    sizes = {name: "" if math.isnan(row[name]) else signed(row[name], unit) for name in ("change", "low", "high")}
+    largest = signed(max(abs(row["low"]), abs(row["high"])), unit).removeprefix("+") if sizes["low"] else ""
+    base_n, n = (row["base_n"], row["n"]) if row["counted"] == "host" else (len(setting.values) for setting in pair)
+    facts = {"largest": largest, "needed": rules.fewest_runs, "base_n": base_n, "n": n, "counted": row["counted"]}
+    return fill(WORDS[row["verdict"]], {**sizes, **facts})
 
 
 def differences(
     runs: pd.DataFrame,
-    by: str | list[str] = "experiment",
+    by: str = "experiment",
     figure: str = "tokens_per_s",
     baseline: object = None,
     relevance: float = RELEVANCE,
-    confidence: float = CONFIDENCE,
-    better: Better | None = None,
     hosts_alike: bool = False,
     fewest_runs: int = MIN_RUNS,
 ) -> pd.DataFrame:
@@ -226,7 +211,7 @@ def differences(
     runs
         One row per run, as `dsnb.load_runs` returns it: all settings of a task, since error rates hold for a task.
     by
-        The column or columns that name a setting. With several sweeps, experiments are named `sweep/experiment`.
+        The column that names a setting. With several sweeps, experiments are named `sweep/experiment`.
     figure
         The column to compare; its values must be positive, but for percentages.
     baseline
@@ -234,10 +219,6 @@ def differences(
         are the same for any choice (`dsnb.analysis.intervals.all_pairs`).
     relevance
         Smallest change that matters: 0.02 is 2 %.
-    confidence
-        Probability that the intervals of all pairs hold, in speed and memory; each figure has half of the error rate.
-    better
-        Which direction of the figure is better, by default that of `dsnb.runs.labels`.
     hosts_alike
         Whether runs on different hosts count as independent, even if two settings did not use the same hosts.
     fewest_runs
@@ -253,11 +234,10 @@ def differences(
     ------
     SettingsError
         If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
-        if `relevance` or `confidence` is out of range.
+        if `relevance` is out of range.
     """
     runs = named_runs(runs)
-    options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
-    rules = rules_of(runs, figure, better, **options)
+    rules = rules_of(runs, figure, relevance=relevance, hosts_alike=hosts_alike, fewest_runs=fewest_runs)
     settings = intervals.settings_of(runs, by, figure, bool(rules.percent_factor))
     not_ranked = set(unstable(runs)) if by == "experiment" else set()
     stable = {name: setting for name, setting in settings.items() if name not in not_ranked} or settings
@@ -268,30 +248,26 @@ def differences(
     pairs = [(settings[base], other) for other in others.values()]
     table = table_of(pairs, intervals.repeated(settings.values()), rules)
     table.insert(0, "base", [base] * len(table))
-    names = [by] if isinstance(by, str) else by
-    keys = [name if isinstance(name, tuple) else (name,) for name in others]
-    table.index = (
-        pd.MultiIndex.from_tuples(keys, names=names) if len(names) > 1 else pd.Index(list(others), name=names[0])
-    )
+    table.index = pd.Index(list(others), name=by)
     return table
 
 
 def _best(settings: dict[object, Setting], figure: str, better: Better) -> object:
     """Return the setting with the best median; None if none has one."""
     if not better:
-        raise SettingsError(f"neither direction of {figure!r} is better: give a baseline, or say which is (better=...)")
+        raise SettingsError(f"neither direction of {figure!r} is better: give a baseline")
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
         return None
     return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
 
 
-def page_note(confidence: float = CONFIDENCE) -> str:
-    """Return a sentence on what intervals and verdicts of this confidence control."""
+def page_note() -> str:
+    """Return a sentence on what intervals and verdicts control."""
     return (
-        f"The {100 * confidence:g} % intervals hold for speed and memory of all pairs of settings of a task together "
+        f"The {100 * CONFIDENCE:g} % intervals hold for speed and memory of all pairs of settings of a task together "
         f"(Games and Howell 1976): where all settings are equal, any two are called different for at most about "
-        f"{100 * (1 - confidence):.3g} % of tasks."
+        f"{100 * (1 - CONFIDENCE):.3g} % of tasks."
     )
 
 

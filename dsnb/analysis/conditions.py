@@ -4,8 +4,7 @@ Repeats should have none: a variable can change speed or results, and an edited 
 """
 
 import shlex
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -16,8 +15,6 @@ UNCOMPARED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Choose GPUs of one kind; schedulers set them differently for each job."""
 MAX_NAMED = 3
 UNSET = "unset"
-
-Values = Mapping[str, str]
 
 
 def parsed(text: object) -> dict[str, str] | None:
@@ -32,12 +29,18 @@ def parsed(text: object) -> dict[str, str] | None:
     return {name: value for name, equals, value in pairs if equals and name not in UNCOMPARED}
 
 
-def _pairs(runs: pd.DataFrame, column: str) -> list[dict[str, str] | None]:
-    """Return the pairs of each run, as `parsed` does; those of a setting are its name and value."""
-    values = runs.get(column, [])
-    if column == ALLOCATOR:
-        return [{ALLOCATOR: value} if isinstance(value, str) else None for value in values]
-    return [parsed(value) for value in values]
+def _table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a column for each condition, by its kind and name; a value is missing where the kind was not recorded."""
+    columns: dict[tuple[str, str], dict[object, str]] = {}
+    for kind in (VARIABLES, INPUTS, ALLOCATOR):
+        values = runs.get(kind, pd.Series(dtype=object)).items()
+        if kind == ALLOCATOR:
+            known = {label: {ALLOCATOR: value} for label, value in values if isinstance(value, str)}
+        else:
+            known = {label: pairs for label, value in values if (pairs := parsed(value)) is not None}
+        for name in sorted({name for pairs in known.values() for name in pairs}):
+            columns[kind, name] = {label: pairs.get(name, UNSET) for label, pairs in known.items()}
+    return pd.DataFrame({key: pd.Series(column, dtype=object) for key, column in columns.items()}, index=runs.index)
 
 
 def unlike_repeats(runs: pd.DataFrame) -> pd.Series:
@@ -49,60 +52,41 @@ def unlike_repeats(runs: pd.DataFrame) -> pd.Series:
         One row per run, as `dsnb.load_runs` returns it.
     """
     words = pd.Series("", index=runs.index, dtype=object)
-    if not {VARIABLES, INPUTS, ALLOCATOR} & set(runs.columns):
-        return words
-    for _, group in runs.groupby("experiment", sort=False):
-        found = [_unlike(_pairs(group, name), name) for name in (VARIABLES, INPUTS, ALLOCATOR)]
-        for place, label in enumerate(group.index):
-            words[label] = "; ".join(filter(None, (texts[place] for texts in found if texts)))
+    table = _table(runs)
+    table = table[[key for key in table if table[key].nunique() > 1]]
+    for _, group in table.groupby(runs["experiment"], sort=False) if len(table.columns) else ():
+        usual = {key: group[key].value_counts().idxmax() for key in group if group[key].nunique() > 1}
+        for label, row in group.iterrows() if usual else ():
+            odd = [key for key in usual if isinstance(row[key], str) and row[key] != usual[key]]
+            parts = (_unlike(kind, {key[1]: (row[key], usual[key]) for key in odd if key[0] == kind})
+                     for kind in (VARIABLES, INPUTS, ALLOCATOR))  # fmt: skip
+            words[label] = "; ".join(filter(None, parts))
     return words
 
 
-def _unlike(values: Sequence[Values | None], column: str) -> list[str]:
-    """Return in what each of some runs differs from most of them; None is unknown and differs in nothing."""
-    names = sorted({name for value in values for name in value or ()})
-    usual = {name: Counter(value.get(name, UNSET) for value in values if value is not None) for name in names}
-    usual = {name: counts for name, counts in usual.items() if len(counts) > 1}
-    return [_words(value, usual, column) if value is not None else "" for value in values]
-
-
-def _words(value: Values, usual: Mapping[str, Counter[str]], column: str) -> str:
-    most = {name: counts.most_common(1)[0][0] for name, counts in usual.items()}
-    odd = [name for name in usual if value.get(name, UNSET) != most[name]]
+def _unlike(kind: str, odd: Mapping[str, tuple[str, str]]) -> str:
+    """Return in words the conditions of a run, with their values in it and in most other runs."""
+    if not odd:
+        return ""
     more = f"; and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
-    if column == INPUTS:
-        return (
-            f"read a different version of {', '.join(odd[:MAX_NAMED])}{more} than other runs of the setting"
-            if odd
-            else ""
-        )
-    pairs = [f"{name} is {value.get(name, UNSET)}, in other runs of the setting {most[name]}" for name in odd]
+    if kind == INPUTS:
+        return f"read a different version of {', '.join([*odd][:MAX_NAMED])}{more} than other runs of the setting"
+    pairs = [f"{name} is {value}, in other runs of the setting {usual}" for name, (value, usual) in odd.items()]
     return "; ".join(pairs[:MAX_NAMED]) + more
 
 
 def between(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
     """Return in which conditions two sets of runs differ, a sentence each; nothing where one is unknown."""
+    table = _table(pd.concat([before, after], ignore_index=True))
     sentences = []
-    for column in (VARIABLES, INPUTS, ALLOCATOR):
-        sets = [_values(runs, column) for runs in (before, after)]
-        if not all(known for known, _ in sets):
+    for kind, name in table:
+        sets = (table[kind, name].iloc[: len(before)], table[kind, name].iloc[len(before) :])
+        first, second = (" or ".join(sorted(set(values.dropna()))) for values in sets)
+        if not (first and second) or first == second:
             continue
-        (_, first), (_, second) = sets
-        for name in sorted({*first, *second}):
-            one, other = (sorted(values.get(name, {UNSET})) for values in (first, second))
-            if one != other:
-                sentences.append(_sentence(column, name, " or ".join(one), " or ".join(other)))
+        sentences.append(
+            f"{name} is not the same file before ({first}) and after ({second})."
+            if kind == INPUTS
+            else f"{name} was {first} before and {second} after, which may explain a difference."
+        )
     return sentences
-
-
-def _sentence(column: str, name: str, before: str, after: str) -> str:
-    if column == INPUTS:
-        return f"{name} is not the same file before ({before}) and after ({after})."
-    return f"{name} was {before} before and {after} after, which may explain a difference."
-
-
-def _values(runs: pd.DataFrame, column: str) -> tuple[bool, dict[str, set[str]]]:
-    """Return whether a column is known of any run, and the values of each name; UNSET where only some runs have it."""
-    known = [value for value in _pairs(runs, column) if value is not None]
-    names = {name for value in known for name in value}
-    return bool(known), {name: {value.get(name, UNSET) for value in known} for name in names}

@@ -36,7 +36,7 @@ ASSUMED_PRICE = 2.5
 """Price of a GPU-hour where none is known: a round figure, for the reader to replace."""
 CPU, UNKNOWN_GPU = "CPU", "GPU"
 """Hardware of runs without a GPU, whose "GPUs" are ranks, and of runs whose GPU is unknown, as prices name it."""
-MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published"
+BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 """What the figures of a candidate rest on: runs of dsnb, a prediction, or what others have published."""
 
 
@@ -82,22 +82,23 @@ class Question:
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):
             raise SettingsError(f"objective is {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")
-        if not (is_number(self.tokens) and self.tokens > 0):
-            raise SettingsError(f"tokens is {self.tokens!r}: give a number above 0, such as 100e9")
-        if not (is_whole(self.gpus) and self.gpus >= 0):
-            raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
         if not isinstance(self.prices, Mapping):
             raise SettingsError(
                 f"prices is {self.prices!r}: give the price of a GPU-hour by GPU, as in {{'H200': 2.5}}"
             )
-        if bad := {gpu: price for gpu, price in self.prices.items() if not (is_number(price) and price >= 0)}:
-            raise SettingsError(f"prices has {bad}: give prices of 0 or more")
-        if self.assumed_price is not None and not (is_number(self.assumed_price) and self.assumed_price >= 0):
-            raise SettingsError(f"assumed_price is {self.assumed_price!r}: give a price of 0 or more, or None")
+        prices = {f"prices[{gpu!r}]": price for gpu, price in self.prices.items()}
+        planning.check(self.tokens, prices, assumed_price=self.assumed_price)
+        if not (is_whole(self.gpus) and self.gpus >= 0):
+            raise SettingsError(f"gpus is {self.gpus!r}: give the number of GPUs at hand, or 0 for any")
         if not (is_number(self.relevance) and 0 <= self.relevance < 1):
             raise SettingsError(
                 f"relevance is {self.relevance!r}: give 0 or more and less than 1, such as 0.02 for 2 %"
             )
+
+    @property
+    def column(self) -> str:
+        """The column of candidates that decides."""
+        return OBJECTIVES[self.objective]
 
     def price(self, kind: object) -> float | None:
         """Return the price of an hour of a kind of hardware; None if it is unknown."""
@@ -136,6 +137,12 @@ def memory_figure(runs: pd.DataFrame) -> str | None:
     """Return the most informative figure of memory that any ok run measured; None if there is none."""
     ok = runs[runs["status"] == "ok"]
     return next((name for name in MEMORY if name in ok and ok[name].notna().any()), None)
+
+
+def rate(runs: pd.DataFrame) -> str:
+    """Return the figure of speed to compare runs by: per GPU, but of all ranks on CPUs, which share the same cores."""
+    on_cpu = "device" in runs and len(runs) and bool((runs["device"].map(labels.text) == "cpu").all())
+    return "tokens_per_s" if on_cpu else "tokens_per_s_per_gpu"
 
 
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
@@ -182,11 +189,14 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
 
-    Days assume uninterrupted training: restarts, checkpoints and evaluation are not included.
+    `days_low` and `days_high` are the range that the error of a predicted speed leaves. Days assume uninterrupted
+    training: restarts, checkpoints and evaluation are not included.
     """
     hours = [metrics.gpu_hours(question.tokens, *row) for row in zip(table["tokens_per_s"], table["gpus"], strict=True)]
     days = [metrics.days(question.tokens, rate) for rate in table["tokens_per_s"]]
     known = table.assign(days=pd.Series(days, table.index, float), gpu_hours=pd.Series(hours, table.index, float))
+    error = 1 + numbers(known, "tokens_per_s_error_pct").fillna(0) / 100
+    known["days_low"], known["days_high"] = known["days"] / error, known["days"] * error
     known["energy_kwh"] = known["gpu_hours"] * numbers(known, "power_w") / 1000
     known["price"] = pd.Series([question.price(kind) for kind in known["kind"]], known.index, float)
     known["cost"] = known["gpu_hours"] * known["price"]
@@ -256,9 +266,8 @@ def decide(table: pd.DataFrame, question: Question) -> Decision:
         What is to be least, for how many tokens, at which price, on how many GPUs.
     """
     table = costed(table, question)
-    column = OBJECTIVES[question.objective]
     known = _at_hand(table, question)
-    known = known[known[column].notna()].sort_values(column, kind="stable")
+    known = known[known[question.column].notna()].sort_values(question.column, kind="stable")
     stable = known[~known["is_unstable"].astype(bool)]
     in_time = stable[stable["days"] <= question.max_days]
     options = stable if question.objective == "time" or in_time.empty else in_time
@@ -327,9 +336,8 @@ def plan(
     SettingsError
         If the tokens, a price or the power is not a number of the allowed size.
     """
-    if prices is not None and not isinstance(prices, Mapping):
-        raise SettingsError(f"prices is {prices!r}: give the price of a GPU-hour by GPU, such as {{'A100': 1.5}}")
-    planning.check(tokens, {f"prices[{name!r}]": price for name, price in (prices or {}).items()}, power_w=power_w)
-    table = costed(candidates(runs, power_w), Question(tokens, prices=prices or {}))
+    question = Question(tokens, prices={} if prices is None else prices)
+    planning.check(tokens, {}, power_w=power_w)
+    table = costed(candidates(runs, power_w), question)
     named = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
     return named.rename_axis("experiment").reset_index()

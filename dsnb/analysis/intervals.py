@@ -156,17 +156,10 @@ def moments(values: Sequence[Array]) -> Moments:
     return Moments(np.array(means), np.array(variances), np.array([float(len(own)) for own in values]))
 
 
-@dataclass(frozen=True)
-class Welch:
-    """Difference of means with its standard error and degrees of freedom (0 where the error is unknown)."""
+def welch(base: Moments, other: Moments) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+    """Return the differences of means to that of a base, their standard errors, and the degrees of freedom of these.
 
-    estimate: Array
-    error: Array
-    degrees: npt.NDArray[np.int64]
-
-
-def welch(base: Moments, other: Moments) -> Welch:
-    """Return the differences of the means of other settings to that of a base.
+    The degrees are 0 where an error is unknown.
 
     Welch, B. L. (1947), The generalization of 'Student's' problem when several different population variances are
     involved, Biometrika 34, with the degrees of freedom of Satterthwaite (1946), rounded down: at four to six runs the
@@ -179,7 +172,7 @@ def welch(base: Moments, other: Moments) -> Welch:
         degrees = np.where(squared > 0, squared**2 / (parts[0] + parts[1]), base.count + other.count - 2)
     known = np.isfinite(squared) & np.isfinite(degrees)
     whole = np.where(known, np.floor(np.where(known, degrees, 0) + 1e-9), 0).astype(np.int64)
-    return Welch(other.mean - base.mean, np.sqrt(squared), whole)
+    return other.mean - base.mean, np.sqrt(squared), whole
 
 
 @dataclass(frozen=True)
@@ -201,11 +194,6 @@ class Intervals:
         return self.estimate / level, self.low / level, self.high / level
 
 
-def of_one_figure(confidence: float) -> float:
-    """Return the confidence of one of the `FIGURES`, such that all of theirs hold together (Bonferroni)."""
-    return 1 - (1 - confidence) / FIGURES
-
-
 def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> Intervals:
     """Compare settings such that all pairs of a task hold together, whichever of them are looked at.
 
@@ -223,19 +211,19 @@ def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> 
     confidence
         Probability that all intervals hold, such as 0.95.
     """
-    found, groups = welch(base, other), max(groups, 2)
-    factors = {int(df): quantile(1 - confidence, groups, int(df)) for df in np.unique(found.degrees) if df}
+    estimate, error, degrees = welch(base, other)
+    factors = {int(df): quantile(1 - confidence, max(groups, 2), int(df)) for df in np.unique(degrees) if df}
     critical = np.array([factors.get(df, math.nan) for df in range(max(factors, default=0) + 1)])
-    margin = critical[found.degrees] * found.error / math.sqrt(2)
-    return Intervals(found.estimate, found.estimate - margin, found.estimate + margin)
+    margin = critical[degrees] * error / math.sqrt(2)
+    return Intervals(estimate, estimate - margin, estimate + margin)
 
 
 def all_pairs_p(base: Moments, other: Moments, groups: int) -> Array:
     """Return the p values that belong to `all_pairs`, adjusted for all of them."""
-    found = welch(base, other)
+    estimate, error, degrees = welch(base, other)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ranges = np.where(found.estimate == 0, 0.0, math.sqrt(2) * np.abs(found.estimate) / found.error)
-    pairs = zip(ranges.flat, found.degrees.flat, strict=True)
+        ranges = np.where(estimate == 0, 0.0, math.sqrt(2) * np.abs(estimate) / error)
+    pairs = zip(ranges.flat, degrees.flat, strict=True)
     p = [exceedance(value, max(groups, 2), int(df)) if df else math.nan for value, df in pairs]
     return np.reshape(np.array(p, dtype=float), ranges.shape)
 

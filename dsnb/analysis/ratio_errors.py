@@ -5,7 +5,8 @@ error of one predicted speed is not the doubt about a choice between two. The ra
 with the ratio of their predictions, for every pair of settings of one task that were measured on one host.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,10 +41,9 @@ ONE_BY_CPU = "with one that is limited by the CPU"
 BOTH_BY_CPU = "that are both limited by the CPU"
 OFFLOADED = "with an optimizer that is offloaded"
 ALL = "of one task"
-_SEVERAL, _ONE_BY_CPU, _BOTH_BY_CPU, _OFFLOADED = range(len(PARTS) + 1, len(PARTS) + 5)
 NAMES = (*(ONE_PART.format(part) for part in (*PARTS, OTHER)), SEVERAL, ONE_BY_CPU, BOTH_BY_CPU, OFFLOADED)
 """The differences in words, as in "ratios of two settings that differ only in compilation"."""
-FEWEST = 10
+MIN_PAIRS = 10
 """Pairs of a difference whose own error is taken; with fewer it is that of all pairs."""
 
 
@@ -66,17 +66,19 @@ class RatioError:
 
 Ratios = Mapping[str, RatioError]
 """Errors by what two settings differ in, one of `NAMES` or `ALL`."""
+Indices = Sequence[int] | NDArray[np.int64]
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that differ only in batch sizes": RatioError(34, 5.2, 14.6),
-    "that differ only in strategy": RatioError(40, 5.7, 26.6),
-    "that differ only in recomputation": RatioError(11, 1.3, 4.0),
-    "that differ only in compilation": RatioError(30, 4.4, 16.4),
-    "that differ in several settings": RatioError(256, 6.5, 47.3),
-    "with one that is limited by the CPU": RatioError(1241, 18.2, 84.4),
-    "that are both limited by the CPU": RatioError(1877, 22.8, 146.6),
-    "of one task": RatioError(3489, 19.3, 146.6),
+    "that differ only in batch sizes": RatioError(34, 5.3, 14.6),
+    "that differ only in strategy": RatioError(40, 5.9, 26.0),
+    "that differ only in recomputation": RatioError(11, 1.3, 4.1),
+    "that differ only in compilation": RatioError(30, 4.3, 16.4),
+    "that differ only in another setting": RatioError(1, 0.1, 0.1),
+    "that differ in several settings": RatioError(256, 6.8, 46.7),
+    "with one that is limited by the CPU": RatioError(1253, 18.3, 85.5),
+    "that are both limited by the CPU": RatioError(1893, 22.8, 146.1),
+    "of one task": RatioError(3518, 19.4, 146.1),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.
@@ -94,22 +96,18 @@ ELSEWHERE: dict[str, RatioError] = {
 }
 
 
-def expected(one: Experiment, other: Experiment, by_cpu: Sequence[bool], known: Ratios) -> tuple[str, RatioError]:
+def expected(pair: Sequence[Experiment], by_cpu: Sequence[bool], known: Ratios) -> tuple[str, RatioError]:
     """Return the pairs on which the error of a predicted ratio was measured, in words, and that error.
 
     Parameters
     ----------
-    one, other
+    pair
         Two settings of one task.
     by_cpu
         Whether the CPU limits the step of each.
     """
-    codes = _codes([one, other])
-    limits = np.array(by_cpu)
-    offloads = np.array(["none" not in {one.offload} & {other.offload}])
-    kind = int(_kinds(codes[:1] != codes[1:], limits[:1], limits[1:], offloads)[0])
-    name = NAMES[kind] if kind >= 0 else ALL
-    name = name if name in known and known[name].pairs >= FEWEST else ALL
+    name = str(_differences(pair, np.array(by_cpu), [0], [1])[0]) or ALL
+    name = name if name in known and known[name].pairs >= MIN_PAIRS else ALL
     return name, known[name]
 
 
@@ -167,73 +165,43 @@ def by_difference(
     """
     if not runs:
         return {}
-    logs = np.log1p(np.asarray(errors, dtype=float) / 100)
-    limits = accuracy.limited_by_cpu(stack([run.setting for run in runs]), constants)
     experiments = [run.experiment for run in runs]
-    offloads = np.array([one.offload != "none" for one in experiments])
-    codes = _codes(experiments)
-    found: dict[int, list[NDArray[np.float64]]] = {}
-    for places in _groups(runs, hosts):
-        for number, place in enumerate(places[:-1]):
-            rest = places[number + 1 :]
-            kinds = _kinds(codes[rest] != codes[place], limits[[place]], limits[rest], offloads[rest] | offloads[place])
-            off = np.abs(logs[rest] - logs[place])
-            for kind in set(kinds.tolist()) - {-1}:
-                found.setdefault(kind, []).append(off[kinds == kind])
-    joined = {NAMES[kind]: np.concatenate(found[kind]) for kind in sorted(found)}
-    every = {**joined, ALL: np.concatenate(list(joined.values()))} if joined else {}
-    return {name: _error_of(off) for name, off in every.items()}
+    by_cpu = accuracy.limited_by_cpu(stack([run.setting for run in runs]), constants)
+    table = settings_of(experiments).assign(host=list(hosts), gpu_name=[run.gpu_name for run in runs])
+    places = [own.index for task in tasks(table) for _, own in task.runs.groupby(["host", "gpu_name"], sort=False)]
+    pairs = [(own[first], own[second]) for own in places for first, second in [np.triu_indices(len(own), 1)]]
+    first, second = (np.concatenate(side).astype(int) for side in zip(*pairs, strict=True))
+    logs = np.log1p(np.asarray(errors, dtype=float) / 100)
+    off = pd.Series(np.abs(logs[first] - logs[second]))
+    names = _differences(experiments, by_cpu, first, second)
+    parts = {name: off[names == name] for name in NAMES} | {ALL: off[names != ""]}
+    return {name: _error_of(part) for name, part in parts.items() if len(part)}
 
 
-def _error_of(off: NDArray[np.float64]) -> RatioError:
+def _error_of(off: "pd.Series[float]") -> RatioError:
     """Return the geometric mean and the largest of some absolute logarithms of ratios, in per cent."""
-    mean, worst = (100 * float(np.expm1(one)) for one in (off.mean(), off.max()))
-    return RatioError(len(off), round(mean, 1), round(worst, 1))
+    mean, worst = (round(100 * math.expm1(log), 1) for log in (off.mean(), off.max()))
+    return RatioError(len(off), mean, worst)
 
 
-def _groups(runs: Sequence[Measured], hosts: Sequence[int]) -> Iterator[NDArray[np.int64]]:
-    """Yield the places of the runs of each task that were measured on one host and one kind of GPU."""
-    table = settings_of([run.experiment for run in runs])
-    table = table.assign(host=list(hosts), gpu_name=[run.gpu_name for run in runs])
-    for task in tasks(table):
-        for _, own in task.runs.groupby(["host", "gpu_name"], sort=False):
-            yield own.index.to_numpy()
-
-
-def _codes(experiments: Sequence[Experiment]) -> NDArray[np.int64]:
-    """Return numbers that are equal where settings are: (experiments, parts and other settings)."""
-    columns = [*PARTS.values(), *((name,) for name in OTHERS)]
-    known: list[dict[str, int]] = [{} for _ in columns]
-    return np.array(
-        [
-            [
-                codes.setdefault(repr([getattr(one, name) for name in names]), len(codes))
-                for names, codes in zip(columns, known, strict=True)
-            ]
-            for one in experiments
-        ]
-    ).reshape(-1, len(columns))
-
-
-def _kinds(
-    differs: NDArray[np.bool_], limits: NDArray[np.bool_], others: NDArray[np.bool_], offloaded: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """Return the number in `NAMES` of each pair, -1 for equal settings.
+def _differences(
+    experiments: Sequence[Experiment], by_cpu: NDArray[np.bool_], first: Indices, second: Indices
+) -> NDArray[np.str_]:
+    """Return what the two settings of each pair differ in, one of `NAMES`; empty for equal settings.
 
     Parameters
     ----------
-    differs
-        In which parts and other settings the two of each pair differ: (pairs, parts and other settings).
-    limits, others
-        Whether the CPU limits the first and the second of each pair.
-    offloaded
-        Whether one of them offloads its optimizer.
+    experiments, by_cpu
+        Settings, and whether the CPU limits the step of each.
+    first, second
+        The places of the two of each pair.
     """
-    count = differs.sum(axis=1)
-    kinds = np.minimum(differs.argmax(axis=1), len(PARTS))
-    kinds[count > 1] = _SEVERAL
-    kinds[limits ^ others] = _ONE_BY_CPU
-    kinds[limits & others] = _BOTH_BY_CPU
-    kinds[offloaded] = _OFFLOADED
-    kinds[count == 0] = -1
-    return kinds
+    columns = [*PARTS.values(), *((name,) for name in OTHERS)]
+    values = [[repr([getattr(one, name) for name in names]) for one in experiments] for names in columns]
+    codes = np.array([pd.factorize(np.array(column))[0] for column in values]).T
+    differs = codes[first] != codes[second]
+    count, cpus = differs.sum(axis=1), by_cpu[first].astype(int) + by_cpu[second]
+    offloads = np.array([one.offload != "none" for one in experiments])
+    names = np.array(NAMES)[np.minimum(differs.argmax(axis=1), len(PARTS))]
+    cases = [count == 0, offloads[first] | offloads[second], cpus == 2, cpus == 1, count > 1]
+    return np.select(cases, ["", OFFLOADED, BOTH_BY_CPU, ONE_BY_CPU, SEVERAL], names)

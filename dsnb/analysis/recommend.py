@@ -1,47 +1,58 @@
-"""Which of some settings to train each task with, by prediction: `recommend`, and `forecast` beside measured runs."""
+"""Which settings to train each task with: measured ones, predicted ones (`recommend`), or both (`forecast`).
+
+All three make one table of candidates with a column `basis`, let `dsnb.analysis.decide` rank it, and word the result.
+"""
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
 
-from dsnb.analysis import ratio_errors, would_fit
-from dsnb.analysis.decide import MEASURED, PREDICTED, Decision, Question, decide
+from dsnb.analysis import ratio_errors, words, would_fit
+from dsnb.analysis.decide import BASES, MEASURED, PREDICTED, Decision, Question, candidates, decide, plan
 from dsnb.analysis.ratio_errors import Ratios
-from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.tasks import settings_of, tasks
+from dsnb.analysis.texts import amount
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_SETTINGS
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.predict import predict
-from dsnb.runs.labels import span
+from dsnb.runs.labels import MEMORY, count
 from dsnb.runs.table import as_runs
-from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.planning import MOST_DAYS
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
 OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost": "cost"}
 """Objectives of `recommend`, and what they are in `dsnb.analysis.decide`."""
-DECIDES = {"time": "days", "memory": "peak_allocated_gib", "cost": "cost"}
-"""The column of `dsnb.predict` that decides."""
+LEAST = {
+    "time": "Fewest days",
+    "gpu_hours": "Fewest GPU-hours",
+    "cost": "Lowest cost of the settings with a price",
+}
 ALTERNATIVES = 3
+NOTHING_FITS = "No setting fits: those that were predicted to fit ran out of memory. Take the next smaller micro-batch."
+FORECAST = [
+    "experiment", "basis", "fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s",
+    "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
+]  # fmt: skip
+"""Columns of the tables of `forecast`."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A choice among the predicted settings of one task.
+    """A choice among the settings of one task.
 
     Attributes
     ----------
     task
         What is trained, as in "opt-1.3b, sequence 2048".
     table
-        The best setting and the three nearest, in the columns of `dsnb.predict` and `worse_pct`: by how many per cent
-        each is worse than the best in the objective. Empty if no setting of the task is predicted to fit.
+        Settings with their figures.
     sentences
         What to train with, how sure that is, and what would decide it; or what would make a setting fit.
     """
@@ -65,6 +76,12 @@ def recommend(
     objective
         `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
 
+    Returns
+    -------
+    list of Recommendation
+        Each table has the best setting and the three nearest in the columns of `dsnb.predict`, and `worse_pct`: by how
+        many per cent each is worse than the best in the objective. It is empty if no setting of the task fits.
+
     Raises
     ------
     SettingsError
@@ -76,135 +93,138 @@ def recommend(
         raise SettingsError("objective is 'cost', but price is missing: give the price of a GPU-hour")
     if not experiments:
         raise SettingsError("there is no setting to choose from: give at least one")
-    found = predict(experiments, gpu, **options)
+    asked = {one.name_with_model: one for one in experiments}
+    predicted = predict(list(asked.values()), gpu, **options).set_axis(list(asked))
     ratios = ratio_errors.known_for(gpu, options.get("link", "nvlink"), options.get("calibrate"))
-    asked = {"tokens": options.get("tokens", 100e9), "price": options.get("price"), "objective": OBJECTIVES[objective]}
+    question = _question(options.get("tokens", 100e9), options.get("price"), OBJECTIVES[objective])
     answers, problems = [], []
-    for title, places in by_task(experiments):
-        own, table = [experiments[place] for place in places], found.iloc[places].reset_index(drop=True)
-        decision = _decide(table, own, **asked)
-        if len(decision.options):
-            answers.append(_choice(title, own, table, decision, ratios))
-        else:
-            reasons = would_fit.sentences(own, table, gpu, **options)
-            problems += [f"{title}: {reason}" for reason in reasons]
-            said = tuple(f"{reason[0].upper()}{reason[1:]}." for reason in reasons)
-            answers.append(Recommendation(title, table.head(0), said))
-    if not found["fits"].any():
+    for task, names in _by_task(asked):
+        own = predicted.loc[names]
+        ranked = decide(_candidates(own, asked), question).options
+        if ranked.empty:
+            reasons = would_fit.sentences([asked[name] for name in names], own.reset_index(drop=True), gpu, **options)
+            problems += [f"{task}: {reason}" for reason in reasons]
+            answers.append(Recommendation(task, own.head(0), _capitalized(reasons)))
+            continue
+        table = own.loc[ranked.index[: 1 + ALTERNATIVES]]
+        table.insert(1, "worse_pct", _worse_pct(ranked, question).head(len(table)))
+        said = _choice(ranked, asked, question, ratios, len(own) - len(ranked))
+        answers.append(Recommendation(task, table.reset_index(drop=True), tuple(said)))
+    if not predicted["fits"].any():
         raise SettingsError(problems)
     return answers
 
 
-def by_task(experiments: Sequence[Experiment]) -> list[tuple[str, list[int]]]:
-    """Return the title of each task and the places of its settings, as `dsnb.analysis.tasks` tells tasks apart."""
-    return [(task.title, task.runs.index.tolist()) for task in tasks(settings_of(experiments))]
+def _question(tokens: float, price: float | None, objective: str = "time", max_days: float = math.inf) -> Question:
+    return Question(tokens, objective, prices={} if price is None else {"": price}, max_days=max_days)
 
 
-def _decide(
-    table: pd.DataFrame,
-    experiments: Sequence[Experiment],
-    tokens: float,
-    price: float | None,
-    objective: str = "time",
-    max_days: float = math.inf,
-) -> Decision:
-    """Rank settings that are predicted, or measured where that is so; `table` has their rows in order."""
-    known = {"basis": PREDICTED, "is_unstable": False, **{name: table[name] for name in table}}
-    known |= {"gpus": [one.gpus for one in experiments], "kind": "", "memory_gib": table["peak_allocated_gib"]}
-    prices = {} if price is None else {"": price}
-    return decide(pd.DataFrame(known), Question(tokens, objective, prices=prices, max_days=max_days))
+def _by_task(asked: Mapping[str, Experiment]) -> list[tuple[str, list[str]]]:
+    """Return the title of each task and the names of its settings, as `dsnb.analysis.tasks` tells tasks apart."""
+    settings = settings_of(list(asked.values())).set_axis(list(asked))
+    return [(task.title, task.runs.index.tolist()) for task in tasks(settings)]
+
+
+def _candidates(predicted: pd.DataFrame, asked: Mapping[str, Experiment]) -> pd.DataFrame:
+    """Return predicted settings as candidates, indexed by name."""
+    gpus_of_each = [asked[str(name)].gpus for name in predicted.index]
+    figures = {"gpus": gpus_of_each, "memory_gib": predicted["peak_allocated_gib"], "energy_kwh": math.nan}
+    return predicted.assign(basis=PREDICTED, is_unstable=False, kind="", **figures)
+
+
+def _worse_pct(ranked: pd.DataFrame, question: Question) -> "pd.Series[float]":
+    amounts = ranked[question.column]
+    return 100 * (amounts / amounts.iloc[0] - 1)
+
+
+def _capitalized(sentences: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
 def _choice(
-    title: str, experiments: Sequence[Experiment], found: pd.DataFrame, decision: Decision, ratios: Ratios
-) -> Recommendation:
-    ranked = found.loc[decision.options.index[: 1 + ALTERNATIVES]]
-    chosen = [experiments[place] for place in ranked.index]
-    table = ranked.reset_index(drop=True)
-    amounts = table[DECIDES[decision.question.objective]]
-    table.insert(1, "worse_pct", 100 * (amounts / amounts.iloc[0] - 1))
-    too_large = len(found) - int(found["fits"].sum())
-    objective = decision.question.objective
-    return Recommendation(title, table, tuple(_sentences(table, chosen, objective, ratios, too_large)))
-
-
-def _sentences(
-    table: pd.DataFrame, chosen: Sequence[Experiment], objective: str, ratios: Ratios, too_large: int
+    ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios, too_large: int
 ) -> Iterator[str]:
-    best = table.iloc[0]
-    yield (
-        f"Train with {best['experiment']}: {best['tokens_per_s']:,.0f} tokens/s "
-        f"(± {best['tokens_per_s_error_pct']:.1f} %), {best['peak_allocated_gib']:.1f} GiB "
-        f"(± {best['peak_allocated_error_pct']:.1f} %), {span(best['days_low'], best['days_high'])} days."
-    )
-    if best["days"] > planning.MOST_DAYS:
-        yield (
-            f"That is more than {planning.MOST_DAYS:g} days: {planning.GOAL_DAYS:g} days would need "
-            f"{planning.gpus_needed(best['gpu_hours']):,.0f} GPUs, if each sustained its speed."
-        )
+    """Yield the sentences of `recommend`."""
+    best = ranked.iloc[0]
+    yield f"Train with {best.name}: {words.takes(best)}."
+    if best["days"] > MOST_DAYS:
+        yield f"That is more than {MOST_DAYS:g} days: {words.needed(ranked, '')}"
     if too_large:
         yield f"{too_large} {'setting does' if too_large == 1 else 'settings do'} not fit."
-    if len(table) > 1:
-        yield _how_sure(table, chosen, objective, ratios)
-    if chosen[0].allocator == "default":
+    if len(ranked) > 1:
+        yield _how_sure(ranked, asked, question, ratios)
+    if asked[str(best.name)].allocator == "default":
         yield "Its allocator is torch's default one: fragmentation can need more memory than is predicted."
     if best["outside"]:
         yield f"Less sure than that: {best['outside']}."
 
 
-def _how_sure(table: pd.DataFrame, chosen: Sequence[Experiment], objective: str, ratios: Ratios) -> str:
-    best, second = table.iloc[0], table.iloc[1]
-    if objective == "memory":
-        within = float(table["peak_allocated_error_pct"].head(2).max())
-        error = f"the error of {within:.1f} %"
-    else:
-        doubt = ratio_errors.expected(chosen[0], chosen[1], list(table["limited_by"].head(2) == "CPU"), ratios)
-        within, error = doubt[1].mean_pct, ratio_errors.words(*doubt)
-    difference = f"{second['experiment']} is {second['worse_pct']:.1f} % worse"
-    if second["worse_pct"] <= within:
-        return f"{difference}, within {error}: run {best['experiment']} and {second['experiment']} to decide."
-    return f"{difference}, more than {error}."
+def _how_sure(ranked: pd.DataFrame, asked: Mapping[str, Experiment], question: Question, ratios: Ratios) -> str:
+    """Return how far the second setting is from the first, and whether that is more than the doubt about the pair.
 
-
-COLUMNS = [
-    "task", "experiment", "gpus", "basis", "fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s",
-    "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a training would take.
-
-    Attributes
-    ----------
-    gpu
-        The GPU, by its data sheet.
-    table
-        One row per setting, task by task (`dsnb.analysis.tasks`, whose title is `task`), the fewest days first and
-        those that do not fit last: `basis` is `measured` or `predicted`, the rest as `dsnb.predict` returns it.
-        Measured figures are medians over runs, and their error is NaN.
-    decisions
-        By task: the settings ranked by time, and by GPU-hours.
-    refused
-        Why combinations of settings were left out.
-    calibrated_on
-        Number of measured settings on this GPU that the speeds of the others follow from; 0 if there were too few, and
-        the predictions are those of `dsnb.predict` without any runs.
-    doubts
-        By task: on which pairs of settings the error of predicted ratios was measured, and that error, for the first
-        two settings; None if not both are predicted.
-    instead
-        By task: what would fit, in sentences, if no setting does.
+    Of two predicted settings the doubt is the error of predicted ratios, of one it is the error of its own figure.
     """
+    pair = ranked.head(2)
+    second, worse = pair.iloc[1], float(_worse_pct(pair, question).iloc[1])
+    difference = f"Next is {second.name} ({second['basis']}), {worse:.1f} % "
+    difference += "slower" if question.objective == "time" else "worse"
+    predicted = pair[pair["basis"] == PREDICTED]
+    if predicted.empty:
+        return f"{difference}; both were measured, and 20_compare says whether that is more than noise."
+    if len(predicted) == 2 and question.objective != "memory":
+        experiments = [asked[str(name)] for name in pair.index]
+        kind, error = ratio_errors.expected(experiments, list(pair["limited_by"] == "CPU"), ratios)
+        doubt_pct, doubt = error.mean_pct, ratio_errors.words(kind, error)
+    else:
+        figure = "peak_allocated" if question.objective == "memory" else "tokens_per_s"
+        doubt_pct = float(predicted[f"{figure}_error_pct"].max())
+        doubt = f"the error of {doubt_pct:.1f} %"
+    if worse > doubt_pct:
+        return f"{difference}, more than {doubt}."
+    return f"{difference}, within {doubt}: run {' and '.join(map(str, predicted.index))} to decide."
 
-    gpu: gpus.GpuSpec
-    table: pd.DataFrame
-    decisions: Mapping[str, tuple[Decision, Decision]]
-    refused: tuple[str, ...]
-    calibrated_on: int
-    doubts: Mapping[str, tuple[str, ratio_errors.RatioError] | None] = field(default_factory=dict)
-    instead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+def measured_plans(
+    runs: pd.DataFrame,
+    tokens: float,
+    prices: Mapping[str, float] | None = None,
+    power_w: float | None = None,
+    currency: str = "$",
+) -> list[Recommendation]:
+    """Return for each task what training takes with each measured setting, and the best ones in words.
+
+    Parameters
+    ----------
+    runs, tokens, prices, power_w
+        As `dsnb.analysis.decide.plan` takes them, whose tables these are.
+    currency
+        Its sign, in front of amounts.
+    """
+    plans = []
+    for task in tasks(runs):
+        table = plan(task.runs, tokens, prices, power_w)
+        own = table.set_index("experiment", drop=False).rename_axis(None)
+        said = _least({name: decide(own, Question(tokens, name, prices=prices or {})) for name in LEAST}, currency)
+        plans.append(Recommendation(task.title, table, tuple(said)))
+    return plans
+
+
+def _least(decisions: Mapping[str, Decision], currency: str) -> Iterator[str]:
+    """Yield the best setting of each objective, or that none is fast enough; and how many are too unstable to rank."""
+    fastest = decisions["time"]
+    if fastest.is_beyond:
+        yield from words.beyond(fastest, currency)
+    named: set[object] = set()
+    for objective, decision in decisions.items():
+        if decision.options.empty or decision.is_beyond or fastest.is_beyond:
+            continue
+        best = decision.options.iloc[0]
+        setting = f"{best.name}, as above" if best.name in named else words.described(best, currency)
+        of_what = f" for {amount(decision.question.tokens)} tokens" if objective == "time" else ""
+        yield f"{LEAST[objective].replace('GPU', words.unit_of(best))}{of_what}: {setting}."
+        named.add(best.name)
+    if fastest.unstable:
+        yield words.left_out_unstable(fastest.unstable)
 
 
 def forecast(
@@ -215,7 +235,8 @@ def forecast(
     tokens: float = 100e9,
     price: float | None = None,
     link: str = "nvlink",
-) -> Forecast:
+    currency: str = "$",
+) -> tuple[list[Recommendation], list[str]]:
     """Return what training would take with each combination of settings: measured where it was, otherwise predicted.
 
     Parameters
@@ -226,66 +247,63 @@ def forecast(
         Name of the GPU.
     runs
         Measured runs, as `dsnb.load_runs` and `dsnb.published` return them. Of those on the same GPU, the same settings
-        count in place of the prediction, and all of them calibrate the predicted speeds.
-    tokens, price
-        Tokens to train on, and the price of a GPU-hour.
+        count in place of the prediction, and three settings or more calibrate the predicted speeds.
+    tokens, price, currency
+        Tokens to train on, the price of a GPU-hour, and the sign in front of amounts.
     link
         As `dsnb.predict` takes it.
+
+    Returns
+    -------
+    recommendations
+        One for each task. Its table has a row per setting with the columns `FORECAST`, the fewest days first and those
+        that do not fit last: `basis` is `measured`, `published` or `predicted`, the rest as `dsnb.predict` returns it.
+        Measured figures are medians over runs, and their error is NaN.
+    notes
+        Why combinations were refused, and on how many measured settings predicted speeds were calibrated.
 
     Raises
     ------
     SettingsError
         If every combination is refused, such as one of 0 GPUs, or as `dsnb.predict` does.
     """
-    kind = gpus.find(gpu)
-    experiments, refused = _combinations({**settings, "device": "cuda"})
-    same_gpu = _of_gpu(runs, kind) if runs is not None else pd.DataFrame()
-    known = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
-    calibrate = same_gpu if known >= MIN_SETTINGS else None
-    options: dict[str, Any] = {"link": link, "calibrate": calibrate}
-    predicted = predict(experiments, gpu, **options, tokens=tokens, price=price).assign(basis=PREDICTED)
-    names = pd.Series([recorded(row).name_with_model for row in same_gpu.to_dict("records")], same_gpu.index, str)
-    as_measured = {str(name): _as_measured(group) for name, group in same_gpu.groupby(names)}
-    rows = [{**row, **as_measured.get(row["experiment"], {})} for row in predicted.to_dict("records")]
-    found = pd.DataFrame(rows).assign(gpus=[one.gpus for one in experiments])
-    parts, decisions, doubts, instead = [], {}, {}, {}
-    for task in tasks(settings_of(experiments)):
-        places = task.runs.index
-        own = [experiments[place] for place in places]
-        made = _decide(found.loc[places], own, tokens, price)
-        fewest = _decide(found.loc[places], own, tokens, price, "gpu_hours", planning.MOST_DAYS)
-        part = found.loc[places].assign(**{name: made.table[name] for name in ("days", "gpu_hours", "cost")})
-        is_measured = part["basis"] == MEASURED
-        for end in ("days_low", "days_high"):
-            part[end] = part[end].mask(is_measured, part["days"])
-        part = part.assign(task=task.title).sort_values(["fits", "days"], ascending=[False, True], kind="stable")
-        parts.append(part)
-        decisions[task.title] = made, fewest
-        doubts[task.title] = _doubt(part, experiments, gpu, options)
-        if not part["fits"].any() and not predicted.loc[places, "fits"].any():
-            lacking = predicted.loc[part.index].reset_index(drop=True)
-            ordered = [experiments[place] for place in part.index]
-            instead[task.title] = would_fit.sentences(ordered, lacking, gpu, **options)
-    chosen = pd.concat(parts, ignore_index=True)[COLUMNS]
-    return Forecast(kind, chosen, decisions, refused, known if calibrate is not None else 0, doubts, instead)
+    spec = gpus.find(gpu)
+    asked, refused = _combinations({**settings, "device": "cuda"})
+    same_gpu = _on_gpu(runs, spec) if runs is not None else pd.DataFrame()
+    timed = len({run.experiment.name_with_model for run in measured(same_gpu, link)})
+    options: dict[str, Any] = {"link": link, "calibrate": same_gpu if timed >= MIN_SETTINGS else None}
+    predicted = predict(list(asked.values()), gpu, **options, tokens=tokens, price=price).set_axis(list(asked))
+    table = _with_measured(_candidates(predicted, asked), same_gpu)
+    answers = []
+    for task, names in _by_task(asked):
+        # On one kind of GPU, the cheapest setting is that with the fewest GPU-hours.
+        decisions = {
+            name: decide(table.loc[names], _question(tokens, price, name, MOST_DAYS)) for name in ("time", "gpu_hours")
+        }
+        ranked = decisions["time"].options
+        said = [*_fitting(table.loc[names], spec), *_least(decisions, currency)]
+        if len(ranked) > 1:
+            ratios = ratio_errors.known_for(gpu, **options)
+            said.append(_how_sure(ranked, asked, decisions["time"].question, ratios))
+        if len(ranked) and ranked["outside"].iloc[0]:
+            said.append(f"Less sure than that: {ranked['outside'].iloc[0]}.")
+        if not table.loc[names, "fits"].any():
+            lacking = predicted.loc[names].reset_index(drop=True)
+            experiments = [asked[name] for name in names]
+            instead = () if lacking["fits"].any() else would_fit.sentences(experiments, lacking, gpu, **options)
+            said += _capitalized(instead) or [NOTHING_FITS]
+        shown = decisions["time"].table.sort_values("fits", ascending=False, kind="stable")
+        answers.append(Recommendation(task, shown[FORECAST].reset_index(drop=True), tuple(said)))
+    notes = [f"Refused and left out: {reason}." for reason in refused]
+    if timed >= MIN_SETTINGS:
+        notes.append(f"Predicted speeds follow from {timed} measured settings on {spec.name}.")
+    return answers, notes
 
 
-def _doubt(
-    part: pd.DataFrame, experiments: Sequence[Experiment], gpu: str, options: Mapping[str, Any]
-) -> tuple[str, ratio_errors.RatioError] | None:
-    """Return the error of the predicted ratio of a task's first two settings; None if one of them was measured."""
-    pair = part[part["fits"].astype(bool)].head(2)
-    if len(pair) < 2 or not pair["basis"].eq(PREDICTED).all():
-        return None
-    first, second = (experiments[place] for place in pair.index)
-    by_cpu = list(pair["limited_by"] == "CPU")
-    return ratio_errors.expected(first, second, by_cpu, ratio_errors.known_for(gpu, **options))
-
-
-def _combinations(settings: Mapping[str, Any]) -> tuple[list[Experiment], tuple[str, ...]]:
-    """Return the experiments, each once, and the reasons against the combinations that are none."""
+def _combinations(settings: Mapping[str, Any]) -> tuple[dict[str, Experiment], list[str]]:
+    """Return the experiments by name, and the reasons against the combinations that are none."""
     axes = [value if isinstance(value, list) else [value] for value in settings.values()]
-    found: dict[str, Experiment] = {}
+    experiments: dict[str, Experiment] = {}
     problems: list[str] = []
     for values in itertools.product(*axes):
         try:
@@ -293,39 +311,58 @@ def _combinations(settings: Mapping[str, Any]) -> tuple[list[Experiment], tuple[
         except SettingsError as error:
             problems += error.problems
         else:
-            found[experiment.name_with_model] = experiment
-    refused = tuple(dict.fromkeys(problems))
-    if not found:
+            experiments[experiment.name_with_model] = experiment
+    refused = list(dict.fromkeys(problems))
+    if not experiments:
         raise SettingsError(refused or "no combination of settings is left: give each setting a value")
-    return list(found.values()), refused
+    return experiments, refused
 
 
-def _of_gpu(runs: pd.DataFrame, gpu: gpus.GpuSpec) -> pd.DataFrame:
+def _on_gpu(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
     """Return the runs on a GPU that tell how fast a setting is, or that it does not fit."""
     known = as_runs(runs)
     known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
     known = known[known["status"].eq("oom") | (known["status"].eq("ok") & known["tokens_per_s"].notna())]
-    return known[[_is(name, gpu) for name in known["gpu_name"]]]
+    return known[[_is_named(spec, name) for name in known["gpu_name"]]]
 
 
-def _is(name: object, gpu: gpus.GpuSpec) -> bool:
+def _is_named(spec: gpus.GpuSpec, name: object) -> bool:
     try:
-        return gpus.find(str(name)) == gpu
+        return gpus.find(str(name)) == spec
     except SettingsError:
         return False
 
 
-def _as_measured(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return what replaces the prediction of a setting that was measured."""
-    ok = runs[runs["status"] == "ok"]
-    rates = ok["tokens_per_s"].astype(float)
-    is_unstable = len(ok) > 0 and rates.max() > UNSTABLE * rates.min()
-    return {
-        "basis": MEASURED,
-        "fits": len(ok) > 0,
-        "peak_allocated_gib": float(ok["peak_allocated_gib"].astype(float).median()),
-        "peak_allocated_error_pct": math.nan,
-        "tokens_per_s": float(rates.median()),
-        "tokens_per_s_error_pct": math.nan,
-        "outside": f"its repeats differ by more than {UNSTABLE:g} times" if is_unstable else "",
-    }
+def _with_measured(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return candidates with the medians of runs in place of predictions; a setting that only ran out does not fit."""
+    names = [recorded(row).name_with_model for row in runs.to_dict("records")]
+    known = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
+    known = known[known["experiment"].isin(table.index)]
+    if known.empty:
+        return table
+    medians = candidates(known).reindex(known["experiment"].unique())
+    names = list(medians.index)
+    medians["basis"] = medians["basis"].astype(object).fillna(MEASURED)
+    medians["is_unstable"] = medians["is_unstable"].eq(True)
+    figures = ["basis", "is_unstable", "tokens_per_s", "memory_gib"]
+    table.loc[names, figures] = medians[figures]
+    table.loc[names, "fits"] = medians["n"].gt(0)
+    table.loc[names, "peak_allocated_gib"] = medians["memory_gib"]
+    table.loc[names, ["peak_allocated_error_pct", "tokens_per_s_error_pct"]] = math.nan
+    table.loc[names, "outside"] = ""
+    return table
+
+
+def _fitting(table: pd.DataFrame, spec: gpus.GpuSpec) -> Iterator[str]:
+    """Yield how many settings of a task fit, and what the smallest of the others lacks."""
+    is_fitting = table["fits"].astype(bool)
+    bases = table["basis"][is_fitting].value_counts()
+    counts = ", ".join(f"{bases[basis]} {basis}" for basis in BASES if basis in bases)
+    yield (
+        f"{is_fitting.sum()} of {count(len(table), 'setting')} fit on {spec.name}, which has "
+        f"{spec.memory_gib:.0f} GiB ({counts or 'none'})."
+    )
+    others = table[~is_fitting].dropna(subset="memory_gib")
+    if len(others):
+        least = others.loc[others["memory_gib"].idxmin()]
+        yield f"The smallest that does not fit is {least.name}: {words.memory(least)} for tensors alone."

@@ -1,8 +1,7 @@
 """Settings that were not run, predicted for the GPU of runs that were: what the explorer shows beside them."""
 
 import itertools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,23 @@ from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.measured import recorded
 from dsnb.prediction.predict import On, tabulated
-from dsnb.prediction.step_time import Setting, setting
+from dsnb.prediction.step_time import problem, setting
 from dsnb.prediction.traces import Trace, can_trace
 from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import labels
+from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs
 from dsnb.settings import deepspeed_keys, grid
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import read_params
 
 Asked = str | Path | Experiment
-MOST = 2000
+MAX_PREDICTED = 2000
 """Settings that are predicted; a page holds each of them."""
+OWN_RUNS = "dsnb's own runs on H200"
+ERROR = "± is the mean error of such predictions."
 ANY_TOKENS = 1e9
 """The explorer computes days itself."""
 FIGURES = {
@@ -83,40 +85,45 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
         If a params file cannot be used, the link is unknown, or no run was on a GPU that can be predicted for.
     """
     runs, path = as_runs(runs), gpus.link(link)
-    own, gpu_name = _on_one_gpu(runs, path)
-    wanted, notes = _wanted(asked, max(int(row["asked"].gpus) for row in own))
-    done = _ended(runs)
-    wanted = {name: one for name, one in wanted.items() if name not in done}
-    timed = [row["measured"] for row in own if row["measured"]]
-    on = On(own[0]["known_gpu"], path)
-    on = on.calibrated(timed) if len(timed) >= MIN_SETTINGS else on
-    settings, refused = _settings(wanted, on)
-    if len(settings) > MOST:
-        notes.append(f"{MOST:,} of {len(settings):,} settings are predicted, the first of the file.")
-    shown = [wanted[name] for name in settings][:MOST]
+    on_gpu, gpu_name = _on_one_gpu(runs, path)
+    spec = on_gpu[0]["known_gpu"]
+    wanted, notes = _wanted(asked, on_gpu)
+    ended = _ended(runs)
+    wanted = [one for one in wanted if one.name_with_model not in ended]
+    problems = [problem(one, spec.name, link) for one in wanted]
+    shown = [one for one, why in zip(wanted, problems, strict=True) if not why]
+    if len(shown) > MAX_PREDICTED:
+        notes.append(f"{MAX_PREDICTED:,} of {len(shown):,} settings are predicted, the first of the file.")
+    shown = shown[:MAX_PREDICTED]
+    notes += _left_out(filter(None, problems))
+    if not shown:
+        return Unmeasured(notes=tuple(notes))
+    timed = [row["measured"] for row in on_gpu if row["measured"]]
+    is_calibrated = len(timed) >= MIN_SETTINGS
+    on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
     traces = _traces(shown)
-    table = tabulated(shown, list(settings.values())[:MOST], traces, on, tokens=ANY_TOKENS).to_dict("records")
-    source = _most_common([labels.text(row.get("source")) for row in own])
-    rows = [_row(one, figures, gpu_name, source) for one, figures in zip(shown, table, strict=True)]
-    basis = [_basis(gpu_name, len(timed))] if rows else []
-    return Unmeasured(pd.DataFrame(rows), (*basis, *notes, *refused, *_untraced(traces)))
+    figures = tabulated(shown, [setting(one, spec, path) for one in shown], traces, on, tokens=ANY_TOKENS)
+    source = _most_common([labels.text(row.get("source")) for row in on_gpu])
+    table = _as_runs(shown, figures).assign(gpu_name=gpu_name, source=source)
+    measured = f"the {len(timed):,} settings that were measured on it here" if is_calibrated else OWN_RUNS
+    basis = f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. {ERROR}"
+    return Unmeasured(table, (basis, *notes, *_untraced(traces)))
 
 
 def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
     """Raise a SettingsError as `unmeasured` would, before anything is predicted."""
-    own, _ = _on_one_gpu(runs, gpus.link(link))
-    _wanted(asked, max(int(row["asked"].gpus) for row in own))
+    _wanted(asked, _on_one_gpu(runs, gpus.link(link))[0])
 
 
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
     rows, _ = by_setting(runs, link)
-    if not runs["status"].isin(["ok", "oom"]).any():
-        raise SettingsError("predict: no run has succeeded yet, or run out of memory, that tells the GPU; leave it out")
     if not rows:
         names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
-        where = f"on {', '.join(names)}" if names else "on no GPU"
-        raise SettingsError(f"predict: these runs were {where}, for which nothing can be predicted; leave it out")
+        where = f"these runs were on {', '.join(names) or 'no GPU'}"
+        raise SettingsError(
+            f"predict: no run has succeeded, or run out of memory, on a GPU that dsnb knows: {where}; leave it out"
+        )
     gpu_name = _most_common([str(row["gpu_name"]) for row in rows])
     return [row for row in rows if row["gpu_name"] == gpu_name], gpu_name
 
@@ -132,44 +139,32 @@ def _ended(runs: pd.DataFrame) -> set[str]:
     return {recorded({str(name): value for name, value in row.items()}).name_with_model for _, row in ended.iterrows()}
 
 
-def _wanted(asked: Asked | Sequence[Asked], gpus: int) -> tuple[dict[str, Experiment], list[str]]:
-    """Return the settings by name, and what was left out of the files because it is refused."""
-    found: list[Experiment] = []
+def _wanted(asked: Asked | Sequence[Asked], on_gpu: Sequence[Mapping[str, Any]]) -> tuple[list[Experiment], list[str]]:
+    """Return the settings, each once, and what was left out of the files because it is refused."""
+    number = max(int(row["asked"].gpus) for row in on_gpu)
+    wanted: list[Experiment] = []
     refused: list[str] = []
-    for one in [asked] if isinstance(asked, Asked) else asked:
-        own, why = ([one], []) if isinstance(one, Experiment) else _of_file(Path(one), gpus)
-        found += own
-        refused += why
-    on_gpus = (one.model_copy(update={"device": "cuda"}) for one in found)
-    return {one.name_with_model: one for one in on_gpus}, _left_out(refused)
+    for source in [asked] if isinstance(asked, Asked) else asked:
+        experiments, reasons = ([source], []) if isinstance(source, Experiment) else _of_file(Path(source), number)
+        wanted += [one.model_copy(update={"device": "cuda"}) for one in experiments]
+        refused += reasons
+    return list({one.name_with_model: one for one in wanted}.values()), _left_out(refused)
 
 
-def _of_file(path: Path, gpus: int) -> tuple[list[Experiment], list[str]]:
+def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
     """Return the settings of a params file, with `gpus: auto` as in the runs, and why others are refused."""
     file = SweepPaths(path).params if path.is_dir() else path
-    found, refused = [], []
+    experiments, refused = [], []
     for given in grid.combinations(read_params(file)):
         settings = {**given, "device": "cuda"}
-        settings |= {"gpus": gpus} if settings.get("gpus") == "auto" else {}
+        settings |= {"gpus": number} if settings.get("gpus") == "auto" else {}
         try:
-            found.append(Experiment(**settings))
+            experiments.append(Experiment(**settings))
         except SettingsError as error:
             refused.append("; ".join(error.problems))
-    if refused and not found:
+    if refused and not experiments:
         raise SettingsError(list(dict.fromkeys(refused)))
-    return found, refused
-
-
-def _settings(wanted: dict[str, Experiment], on: On) -> tuple[dict[str, Setting], list[str]]:
-    """Return the counts of each setting by name, and why others cannot be predicted."""
-    found: dict[str, Setting] = {}
-    problems: list[str] = []
-    for name, one in wanted.items():
-        try:
-            found[name] = setting(one, on.gpu, on.link)
-        except SettingsError as error:
-            problems.append(str(error))
-    return found, _left_out(problems)
+    return experiments, refused
 
 
 def _left_out(reasons: Iterable[str]) -> list[str]:
@@ -184,26 +179,19 @@ def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:
     return [next(found) if has_rules else None for has_rules in covered]
 
 
-def _row(one: Experiment, figures: dict[Any, Any], gpu_name: str, source: str) -> dict[str, Any]:
-    """Return a setting as a row of a table of runs, with its predicted figures and their errors."""
-    own = {name: getattr(one, name) for name in SETTINGS}
-    own |= {f"{deepspeed_keys.PREFIX}{key}": value for key, value in one.deepspeed.items()}
-    found = {name: figures.get(name, math.nan) for name in FIGURES}
-    found |= {f"{name}_error_pct": figures.get(f"{error}_error_pct", math.nan) for name, error in FIGURES.items()}
-    found |= {PER_GPU: found["tokens_per_s"] / one.gpus, f"{PER_GPU}_error_pct": found["tokens_per_s_error_pct"]}
-    fits = figures.get("fits")
-    known = {"fits": None if fits is None or pd.isna(fits) else bool(fits), "outside": figures["outside"]}
-    return {"experiment": one.name_with_model, **own, "gpu_name": gpu_name, "source": source, **found, **known}
-
-
-def _basis(gpu_name: str, timed: int) -> str:
-    measured = (
-        f"the {timed:,} settings that were measured on it here" if timed >= MIN_SETTINGS else "dsnb's own runs on H200"
-    )
-    return (
-        f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. "
-        "± is the mean error of such predictions."
-    )
+def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.DataFrame:
+    """Return predicted settings as rows of a table of runs, with their figures and the errors of these."""
+    rows = [
+        {"experiment": one.name_with_model, **{name: getattr(one, name) for name in SETTINGS}}
+        | {f"{deepspeed_keys.PREFIX}{key}": value for key, value in one.deepspeed.items()}
+        for one in experiments
+    ]
+    figures = figures.reindex(columns=[*figures, *({"fits", *FIGURES} - {*figures})])
+    errors = {f"{name}_error_pct": numbers(figures, f"{error}_error_pct") for name, error in FIGURES.items()}
+    fits = figures["fits"].astype(object)
+    table = pd.DataFrame(rows).join(figures[[*FIGURES, "outside"]]).assign(**errors)
+    per_gpu = {PER_GPU: table["tokens_per_s"] / table["gpus"], f"{PER_GPU}_error_pct": errors["tokens_per_s_error_pct"]}
+    return table.assign(fits=fits.where(fits.notna(), None), **per_gpu)
 
 
 def _untraced(traces: Sequence[object]) -> list[str]:

@@ -95,6 +95,6 @@ def commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
         last = first + len(host.devices) - 1
         words = on_hosts.torchrun_words(hosts, node, address, port, WORKER, run_dir)
         chosen = {} if experiment.device == "cpu" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
-        command = on_hosts.command(experiment, host, "-m", "torch.distributed.run", *words, **chosen)
+        command = on_hosts.command(experiment, host, interpreter.script("torchrun"), *words, **chosen)
         yield f"  ranks {first} to {last}: {shlex.join(command)}"
         first = last + 1

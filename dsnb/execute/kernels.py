@@ -43,8 +43,7 @@ class Kernel:
         kernel = self
 
         class Manager(AsyncKernelManager):
-            def _kernel_spec_manager_default(self) -> KernelSpecManager:
-                return OwnInterpreterSpec(folder)
+            kernel_spec = _this_interpreter(folder)
 
             async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
                 with open(kernel._log, "wb") as log:
@@ -79,29 +78,8 @@ def foreign_kernelspec() -> str | None:
     return f"{found} (kernelspec {spec.resource_dir})"
 
 
-class OwnInterpreterSpec(KernelSpecManager):
-    """Provides one kernelspec: this interpreter."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """Return the kernelspec, whatever name is asked for."""
-        return KernelSpec(
-            argv=interpreter.command(
-                "-m",
-                "dsnb.execute.kernel_process",
-                "-f",
-                "{connection_file}",
-                "--log-level=CRITICAL",
-                "--InteractiveShellApp.ignore_cwd=True",  # IPython before 9.7 adds the current folder otherwise
-            ),
-            env={
-                **interpreter.SAFE_PATH,
-                "IPYTHONDIR": str(self._folder / "ipython"),
-                "JUPYTER_RUNTIME_DIR": str(self._folder),
-            },
-            display_name="Python 3",
-            language="python",
-        )
+def _this_interpreter(folder: Path) -> KernelSpec:
+    words = ["-m", "dsnb.execute.kernel_process", "-f", "{connection_file}", "--log-level=CRITICAL"]
+    words += ["--InteractiveShellApp.ignore_cwd=True"]  # IPython before 9.7 adds the current folder otherwise
+    folders = {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder)}
+    return KernelSpec(argv=interpreter.command(*words), env={**interpreter.SAFE_PATH, **folders}, language="python")

@@ -69,60 +69,45 @@ def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
             raise KernelDiedError(f"the kernel of {template.name} failed: {how}") from error
 
 
-class Interruption:
-    """Cancels the cell that is executing, or the next one, when a signal asks this process to stop.
+@contextlib.contextmanager
+def _interruptible(config: Config) -> Iterator[None]:
+    """Cancel the cell that is executing, or the next one, when a signal asks this process to stop.
 
     As in `asyncio.run`, KeyboardInterrupt is raised only when the tasks have ended; a second Ctrl-C does not wait.
     Raised at once, it would leave a kernel whose socket folder is gone, or tasks whose errors asyncio prints.
     """
+    requested = False
+    task: asyncio.Task[Any] | None = None
+    running_cell: NotebookNode | None = None
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._task: asyncio.Task[Any] | None = None
-        self._cell: NotebookNode | None = None
+    def begin_cell(cell: NotebookNode, **_: object) -> None:  # nbclient calls it
+        nonlocal task, running_cell
+        task, running_cell = asyncio.current_task(), cell
+        if requested:
+            cancel()
 
-    def begin_cell(self, cell: NotebookNode) -> None:
-        """Remember a cell that starts and its task; nbclient calls this."""
-        self._task, self._cell = asyncio.current_task(), cell
-        if self.requested:
-            self._cancel()
+    def cancel() -> None:
+        nonlocal requested
+        requested = True
+        if task and not task.done():
+            task.get_loop().call_soon_threadsafe(end_cell)
 
-    def request(self) -> None:
-        """Cancel the notebook."""
-        self.requested = True
-        self._cancel()
+    def end_cell() -> None:  # papermill saves the notebook then
+        nonlocal running_cell
+        if running_cell is not None and running_cell.cell_type == "code":
+            running_cell.outputs.append(new_output("stream", name="stderr", text="interrupted\n"))
+        running_cell = None  # a second signal says it no second time
+        for pending in asyncio.all_tasks():
+            pending.cancel()
 
-    def _cancel(self) -> None:
-        if self._task and not self._task.done():
-            loop = self._task.get_loop()
-            loop.call_soon_threadsafe(self._end_cell, loop)
-
-    def _end_cell(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write below the outputs of the cell why there are no more, and end it: papermill saves the notebook then."""
-        if self._cell is not None and self._cell.cell_type == "code":
-            self._cell.outputs.append(new_output("stream", name="stderr", text="interrupted\n"))
-        self._cell = None  # a second signal says it no second time
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-
-
-@contextlib.contextmanager
-def _interruptible(config: Config) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end of the block if a signal cancelled the notebook that it executes."""
-    interruption = Interruption()
-
-    def begin_cell(cell: NotebookNode, **_: object) -> None:
-        interruption.begin_cell(cell)
-
-    # traitlets copies configuration values deeply: a bound method would come with a copy of its object.
     config.NotebookClient.on_cell_start = begin_cell
     try:
-        with signals.on_stop(interruption.request):
+        with signals.on_stop(cancel):
             yield
     except Exception:
-        if not interruption.requested:
+        if not requested:
             raise
-    if interruption.requested:
+    if requested:
         raise KeyboardInterrupt
 
 

@@ -1,18 +1,14 @@
-"""The charts of the explorer as Vega specifications, without data: `web/views.js` and `lines.js` add it.
+"""The charts of the explorer as Vega specifications, without data: `web/pictures.js` adds it.
 
-They are written in Altair and compiled here, so that a page needs neither Altair nor Vega-Lite. What changes (titles,
-domains, labels, display factors, colours of the theme) is a signal; colours and shapes of marks are part of the data.
+What changes (titles, domains, labels, display factors, colours of the theme) is a signal, the type of a scale is set by
+`web/chart.js`; colours and shapes of marks are part of the data.
 """
 
-from functools import cache
 from typing import Any
-
-import altair as alt
-import vl_convert
 
 from dsnb.render import palette
 
-VEGA_LITE = "v" + "_".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+Specification = dict[str, Any]
 SIGNALS: dict[str, Any] = {
     "ink": palette.INK,
     "soft": palette.SOFT_INK,
@@ -28,13 +24,45 @@ SIGNALS: dict[str, Any] = {
     "y_factor": 1.0,
     "hovered": None,
 }
-MIN_TICK_STEP = alt.ExprRef("isArray(x_labels) ? 1 : 0")
+INK, SOFT, FILL, SHAPE = {"signal": "ink"}, {"signal": "soft"}, {"field": "fill"}, {"field": "shape"}
+FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7}
 
 
-@cache
-def specifications() -> dict[str, dict[str, Any]]:
+def specifications() -> dict[str, Specification]:
     """Return the Vega specification of every chart by name."""
-    return {"scatter": _compile(_scatter()), "medians": _compile(_medians()), "lines": _with_paths(_compile(_lines()))}
+    return {"scatter": _chart(*_scatter()), "medians": _chart(*_medians()), "lines": _chart(*_lines())}
+
+
+def _chart(*marks: Specification) -> Specification:
+    axis = {
+        "labelFont": FONT, "titleFont": FONT, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
+        "titlePadding": 8, "labelColor": SOFT, "titleColor": INK, "gridColor": {"signal": "line"}, "domainColor": SOFT,
+        "tickColor": SOFT, "labelOverlap": True,
+    }  # fmt: skip
+    text = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {_number('x_factor')}"
+    across = {"labelFlush": True, "labelSeparation": 5, "tickCount": {"signal": "ceil(width / 40)"}}
+    return {
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "padding": 5,
+        "width": 300,
+        "height": 280,
+        "config": {"aria": False},
+        "signals": [{"name": name, "value": value} for name, value in SIGNALS.items()],
+        "data": [{"name": name} for name in dict.fromkeys(mark["from"]["data"] for mark in marks)],
+        "scales": [
+            {"name": side, "type": "linear", "range": extent, "nice": False, "zero": False,
+             "domain": [{"signal": f"{side}_low"}, {"signal": f"{side}_high"}]}
+            for side, extent in (("x", "width"), ("y", "height"))
+        ],
+        "axes": [
+            {**axis, "scale": "y", "orient": "left", "grid": True, "tickCount": 6, "title": {"signal": "y_title"},
+             **_labels(_number("y_factor"))},
+            {**axis, **across, "scale": "x", "orient": "bottom", "title": {"signal": "x_title"}, **_labels(text),
+             "tickMinStep": {"signal": "isArray(x_labels) ? 1 : 0"}},
+        ],
+        "marks": list(marks),
+    }  # fmt: skip
 
 
 def _number(factor: str) -> str:
@@ -43,135 +71,86 @@ def _number(factor: str) -> str:
     return f"format({value}, abs({value}) >= 1e6 || ({value} != 0 && abs({value}) < 1e-3) ? '.3~s' : ',.5~r')"
 
 
-def _x(field: str = "x") -> alt.X:
-    scale = alt.Scale(domain=[alt.ExprRef("x_low"), alt.ExprRef("x_high")], nice=False, zero=False)
-    label = f"isArray(x_labels) ? (x_labels[datum.value] || '') : {_number('x_factor')}"
-    axis = alt.Axis(labelExpr=label, tickMinStep=MIN_TICK_STEP, grid=False, labelOverlap=True, labelSeparation=5)
-    return alt.X(f"{field}:Q", scale=scale, title="x_title", axis=axis)
+def _labels(expression: str) -> Specification:
+    return {"encode": {"labels": {"update": {"text": {"signal": expression}}}}}
 
 
-def _y(field: str = "y") -> alt.Y:
-    scale = alt.Scale(domain=[alt.ExprRef("y_low"), alt.ExprRef("y_high")], nice=False, zero=False)
-    return alt.Y(f"{field}:Q", scale=scale, title="y_title", axis=alt.Axis(labelExpr=_number("y_factor"), tickCount=6))
+def _at(**fields: str) -> Specification:
+    """Return where marks are by the fields of their data, such as `y2="high"`."""
+    return {channel: {"scale": channel[0], "field": field} for channel, field in fields.items()}
 
 
-def _fill(channel: Any = alt.Color) -> Any:
-    return channel("fill:N", scale=None, legend=None)
+def _mark(kind: str, data: str, is_pointed_at: bool = False, **look: Any) -> Specification:
+    """Return a mark for each datum; only those that are pointed at get events, others may lie on them."""
+    encoded = {name: value if isinstance(value, dict) else {"value": value} for name, value in look.items()}
+    tooltip = {"tooltip": {"field": "id"}} if is_pointed_at else {}
+    return {
+        "type": kind, "from": {"data": data}, "clip": kind != "text", "interactive": is_pointed_at,
+        "encode": {"update": {**_at(x="x", y="y"), **tooltip, **encoded}},
+    }  # fmt: skip
 
 
-def _points(data: str, size: int, **more: Any) -> alt.Chart:
-    return (
-        alt.Chart(alt.NamedData(data), name=data)
-        .mark_point(filled=True, size=size, clip=True, **more)
-        .encode(x=_x(), y=_y(), color=_fill(), shape=alt.Shape("shape:N", scale=None), tooltip="id:N")
-    )
+def _text(data: str, size: int, colour: Specification, **look: Any) -> Specification:
+    return _mark("text", data, font=FONT, fontSize=size, fill=colour, baseline="middle", **look)
 
 
-def _scatter() -> Any:
+def _scatter() -> list[Specification]:
     """Draw runs, the Pareto front of experiments, the answer's setting, and runs that are not ok in a lane below."""
-    mark = alt.BrushConfig(fill=palette.GREY, fillOpacity=0.22, stroke=palette.GREY, strokeWidth=1)
-    brush = alt.selection_interval(name="brush", encodings=["x", "y"], zoom=False, translate=False, mark=mark)
-    front = alt.Chart(alt.NamedData("front")).encode(x=_x(), y=_y())
-    line = front.mark_line(interpolate="step-after", strokeWidth=1.5, clip=True, color=alt.ExprRef("soft")).encode(
-        order="order:Q"
-    )
-    rings = front.mark_point(size=170, strokeWidth=1.8, filled=False, color=alt.ExprRef("ink"))
-    numbers = front.mark_text(dx=12, dy=-10, fontWeight="bold", fontSize=12, color=alt.ExprRef("ink")).encode(
-        text="number:N"
-    )
-    line, rings, numbers = (
-        layer.properties(name=f"front_{number}") for number, layer in enumerate((line, rings, numbers))
-    )
-    points = _points("points", 44).add_params(brush)
-    layers = [
+    return [
         *_capacity("x"),
         *_capacity("y"),
-        line,
-        points,
-        *_predicted("x", "y"),
+        _mark("line", "front", interpolate="step-after", strokeWidth=1.5, stroke=SOFT),
+        _mark("symbol", "points", True, size=44, opacity=0.7, fill=FILL, shape=SHAPE),
+        *_predicted(_at(x="left", x2="right"), _at(y="low", y2="high")),
         *_failed(),
-        rings,
-        numbers,
-        _best(),
+        _mark("symbol", "front", size=170, strokeWidth=1.8, stroke=INK, opacity=0.7),
+        _text("front", 12, INK, align="center", dx=12, dy=-10, fontWeight="bold", text={"field": "number"}),
+        _text("best", 15, INK, align="center", dx=-11, dy=-11, text="★"),
     ]
-    return alt.layer(*layers)
 
 
-def _predicted(*sides: str) -> list[alt.Chart]:
+def _predicted(*ranges: Specification) -> list[Specification]:
     """Draw settings that were not run as hollow marks, with a line over the mean error of such predictions."""
-    base = alt.Chart(alt.NamedData("predicted"))
-    rule: dict[str, Any] = {"strokeWidth": 1, "opacity": 0.6, "clip": True}
-    across = base.mark_rule(**rule).encode(x=_x("left"), x2="right:Q", y=_y(), color=_fill())
-    up = base.mark_rule(**rule).encode(x=_x(), y=_y("low"), y2="high:Q", color=_fill())
-    ranges = [{"x": across, "y": up}[side].properties(name=f"range_{side}") for side in sides]
-    hollow = base.mark_point(filled=False, fill="transparent", strokeWidth=1.6, size=60, clip=True, opacity=1)
-    shape = alt.Shape("shape:N", scale=None)
-    marks = hollow.encode(x=_x(), y=_y(), color=_fill(), shape=shape, tooltip="id:N")
-    return [*ranges, marks.properties(name="predicted")]
+    hollow = {"fill": "transparent", "stroke": FILL, "strokeWidth": 1.6, "size": 60, "shape": SHAPE}
+    lines = [_mark("rule", "predicted", strokeWidth=1, opacity=0.6, stroke=FILL, **extent) for extent in ranges]
+    return [*lines, _mark("symbol", "predicted", True, **hollow)]
 
 
-def _best() -> alt.Chart:
-    """Draw a star beside the setting that the answer names."""
-    base = alt.Chart(alt.NamedData("best"), name="best")
-    return base.mark_text(text="★", fontSize=15, dx=-11, dy=-11, color=alt.ExprRef("ink")).encode(x=_x(), y=_y())
-
-
-def _failed() -> list[alt.Chart]:
+def _failed() -> list[Specification]:
     """Draw runs that are not ok: at the memory that they needed if it is an axis, otherwise in a lane at the bottom."""
-    mark = {"shape": "cross", "angle": 45, "filled": True, "size": 80, "clip": True}
-    lane = alt.Chart(alt.NamedData("failed"), name="failed").mark_point(**mark)
-    placed = alt.Chart(alt.NamedData("shortages"), name="shortages").mark_point(**mark)
-    colour, y = _fill(), alt.value(alt.ExprRef("height - 9"))
+    lane = _mark("symbol", "failed", True, **CROSS, y={"signal": "height - 9"})
+    return [lane, _mark("symbol", "shortages", True, **CROSS)]
+
+
+def _capacity(side: str) -> list[Specification]:
+    """Draw the memory that a GPU has as a dashed line across the axis of memory, with its amount."""
+    across: dict[str, Any] = {"x": {"x": 0, "x2": {"signal": "width"}}, "y": {"y": 0, "y2": {"signal": "height"}}}
+    beside: dict[str, Any] = {"x": {"y": 8, "dx": -5}, "y": {"x": {"signal": "width - 4"}, "dy": -6}}
+    rule = {"strokeDash": [5, 4], "strokeWidth": 1.2, "stroke": SOFT, **across["y" if side == "x" else "x"]}
+    data = f"capacity_{side}"
+    return [_mark("rule", data, **rule), _text(data, 11, SOFT, align="right", text={"field": "text"}, **beside[side])]
+
+
+def _medians() -> list[Specification]:
+    """Draw every run as a dot and the median of each experiment with a line over the range of its runs."""
     return [
-        lane.encode(x=_x(), y=y, color=colour, tooltip="id:N"),
-        placed.encode(x=_x(), y=_y(), color=colour, tooltip="id:N"),
+        *_capacity("y"),
+        _mark("symbol", "runs", True, size=22, opacity=0.4, fill=FILL, shape=SHAPE),
+        # rules, since lines by group need a dataflow for each of thousands of groups
+        _mark("rule", "segments", strokeWidth=1.2, opacity=0.55, stroke=FILL, **_at(x2="x2", y2="y2")),
+        _mark("rule", "medians", strokeWidth=2, stroke=FILL, **_at(y="low", y2="high")),
+        _mark("symbol", "medians", True, size=90, fill=FILL, shape=SHAPE),
+        *_predicted(_at(y="low", y2="high")),
+        *_failed(),
     ]
 
 
-def _capacity(side: str) -> list[alt.Chart]:
-    """Draw the memory that a GPU has as a dashed line across the axis of memory, with its amount."""
-    base = alt.Chart(alt.NamedData(f"capacity_{side}"))
-    ink = alt.ExprRef("soft")
-    place: dict[str, Any] = {"x": _x()} if side == "x" else {"y": _y()}
-    beside: dict[str, Any] = {"y": alt.value(8)} if side == "x" else {"x": alt.value(alt.ExprRef("width - 4"))}
-    offset: dict[str, Any] = {"dx": -5} if side == "x" else {"dy": -6}
-    rule = base.mark_rule(strokeDash=[5, 4], strokeWidth=1.2, clip=True, color=ink).encode(**place)
-    text = base.mark_text(align="right", fontSize=11, color=ink, **offset).encode(text="text:N", **place, **beside)
-    return [layer.properties(name=f"capacity_{side}_{number}") for number, layer in enumerate((rule, text))]
+def _lines() -> list[Specification]:
+    """Draw a path per run, in the units of its figures, and a cross where a run ended early.
 
-
-def _medians() -> Any:
-    """Draw every run as a dot and the median of each experiment with a line over the range of its runs."""
-    medians = alt.Chart(alt.NamedData("medians")).encode(x=_x(), y=_y(), color=_fill())
-    joined = (  # rules, since lines by group need a dataflow for each of thousands of groups
-        alt.Chart(alt.NamedData("segments"))
-        .mark_rule(strokeWidth=1.2, opacity=0.55, clip=True)
-        .encode(x=_x(), y=_y(), x2="x2:Q", y2="y2:Q", color=_fill())
-    )
-    ranges = medians.mark_rule(strokeWidth=2, clip=True).encode(y=_y("low"), y2="high:Q")
-    ticks = medians.mark_point(filled=True, size=90, clip=True, opacity=1).encode(
-        shape=alt.Shape("shape:N", scale=None), tooltip="id:N"
-    )
-    runs = _points("runs", 22, opacity=0.4)
-    return alt.layer(*_capacity("y"), runs, joined, ranges, ticks, *_predicted("y"), *_failed())
-
-
-def _lines() -> Any:
-    """Draw a cross where a run ended early; `_with_paths` adds a line per run."""
-    ends = (
-        alt.Chart(alt.NamedData("ends"))
-        .mark_point(shape="cross", angle=45, filled=True, size=80)
-        .encode(x=_x(), y=_y(), color=_fill(), tooltip="id:N")
-    )
-    return alt.layer(ends)
-
-
-def _with_paths(vega: dict[str, Any]) -> dict[str, Any]:
-    """Add a path per run, in the units of its figures, and a wide invisible one that is easier to point at.
-
-    Vega-Lite has no path: its lines need a dataflow of their own for each run, built anew whenever the data changes.
+    A wide invisible path over each is easier to point at.
     """
-    place = {
+    place: dict[str, Any] = {
         "path": {"field": "path"},
         "scaleX": {"signal": "width / (x_high - x_low)"},
         "scaleY": {"signal": "-height / (y_high - y_low)"},
@@ -179,46 +158,8 @@ def _with_paths(vega: dict[str, Any]) -> dict[str, Any]:
         "y": {"signal": "height + y_low * height / (y_high - y_low)"},
     }
     opacity = {"signal": "hovered === null || hovered === datum.id ? 0.9 : 0.15"}
-    line = {
-        "stroke": {"field": "fill"}, "strokeWidth": {"value": 1.4}, "strokeDash": {"field": "dash"}, "opacity": opacity,
-    }  # fmt: skip
-    wide = {
-        "stroke": {"value": "black"}, "strokeWidth": {"value": 9}, "opacity": {"value": 0}, "tooltip": {"field": "id"},
-    }  # fmt: skip
-    paths = [
-        {
-            "type": "path",
-            "name": name,
-            "from": {"data": "lines"},
-            "key": "id",
-            "clip": True,
-            "encode": {"update": style | place},
-        }
-        for name, style in (("line_paths", line), ("wide_paths", wide))
+    return [
+        _mark("path", "lines", stroke=FILL, strokeWidth=1.4, strokeDash={"field": "dash"}, opacity=opacity, **place),
+        _mark("path", "lines", True, stroke="black", strokeWidth=9, opacity=0, **place),
+        _mark("symbol", "ends", True, **CROSS),
     ]
-    vega["data"].append({"name": "lines"})
-    vega["marks"][:0] = paths  # below the crosses
-    return vega
-
-
-def _compile(chart: Any) -> dict[str, Any]:
-    colour = {name: alt.ExprRef(name) for name in ("ink", "soft", "line")}
-    drawn = (
-        chart.properties(width="container", height=280, background="transparent")
-        .add_params(*(alt.param(name=name, value=value) for name, value in SIGNALS.items()))
-        .configure(aria=False, font="system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif")
-        .configure_axis(
-            labelColor=colour["soft"], titleColor=colour["ink"], gridColor=colour["line"], domainColor=colour["soft"],
-            tickColor=colour["soft"], labelFontSize=12, titleFontSize=12, titleFontWeight="normal", titlePadding=8,
-        )
-        .configure_view(stroke=None)
-    )  # fmt: skip
-    vega: dict[str, Any] = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VEGA_LITE)
-    covering = ("brush_", "front", "capacity", "best", "range")  # they lie on points that must stay clickable
-    for mark in vega["marks"]:
-        if mark["name"].startswith(covering):
-            mark["interactive"] = False
-    for axis in vega["axes"]:
-        if axis.get("title") in SIGNALS:
-            axis["title"] = {"signal": axis["title"]}
-    return vega

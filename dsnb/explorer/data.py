@@ -202,13 +202,7 @@ def json_numbers(values: Iterable[float]) -> list[float | int | None]:
     return [int(value) if value is not None and value.is_integer() else value for value in known]
 
 
-def run_log(data: Data, position: int) -> Path | None:
-    """Return the log that a run of another program was read from, or None if the table names none that exists."""
+def run_place(data: Data, position: int) -> Path | None:
+    """Return a run's folder, or the log that it was read from; None if the table names none that exists."""
     value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
-    return Path(value) if isinstance(value, str) and Path(value).is_file() else None
-
-
-def run_folder(data: Data, position: int) -> Path | None:
-    """Return a run's folder, or None if the table names none that exists."""
-    value = data.runs["run_dir"].iloc[position] if "run_dir" in data.runs else None
-    return Path(value) if isinstance(value, str) and Path(value).is_dir() else None
+    return Path(value) if isinstance(value, str) and Path(value).exists() else None

@@ -206,23 +206,18 @@ def carried_over(before: Data, state: State, after: Data) -> State:
     A pinned or opened run is found again by its experiment and repeat, since its position may have changed.
     """
     usual, kept = default(before), default(after)
-    for name, value in state.items():
-        moved = _moved(before, after, value) if name in {"run", "pins"} else value
-        if value != usual.get(name) or name == "task":
-            with contextlib.suppress(DsnbError):  # not in these runs
-                kept = change(after, kept, {name: moved})
-    with contextlib.suppress(DsnbError):
-        kept = change(after, kept, {"brush": state["brush"]})  # a change of an axis clears the region
+    identities, places = _identities(before), {name: place for place, name in enumerate(_identities(after))}
+
+    def moved(run: str | int | None) -> str | int | None:
+        return places.get(identities[run]) if isinstance(run, int) else run
+
+    chosen = {name: value for name, value in state.items() if name == "task" or value != usual.get(name)}
+    chosen |= {"run": moved(state["run"]), "pins": list(map(moved, state["pins"])), "brush": chosen.pop("brush", None)}
+    for name, value in chosen.items():  # the region last, which a change of an axis clears
+        with contextlib.suppress(DsnbError):  # not in these runs
+            kept = change(after, kept, {name: value})
     return kept
 
 
-def _moved(before: Data, after: Data, value: object) -> object:
-    if isinstance(value, list):
-        return [_moved(before, after, one) for one in value]
-    if not isinstance(value, int):
-        return value
-    identities = [
-        list(map(tuple, one.runs.reindex(columns=IDENTITY).astype(str).to_numpy())) for one in (before, after)
-    ]
-    wanted = identities[0][value]
-    return identities[1].index(wanted) if wanted in identities[1] else None
+def _identities(data: Data) -> list[tuple[str, ...]]:
+    return list(map(tuple, data.runs.reindex(columns=IDENTITY).astype(str).to_numpy()))

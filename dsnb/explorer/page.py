@@ -13,7 +13,6 @@ from typing import Any
 
 import vl_convert
 
-from dsnb.explorer.charts import VEGA_LITE
 from dsnb.run_folder import paths
 
 BESIDE = ("dom", "model", "answer", "predicted", "export", "link")
@@ -24,7 +23,7 @@ WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this 
 @cache
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return f"{bundle}\n{_own(*BESIDE, *VIEWS)}"
 
 

@@ -4,19 +4,20 @@ Figures are in the units of their columns; each comes with the factor, unit and 
 """
 
 import base64
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decide import without_probes
+from dsnb.analysis import templates, words
+from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.unmeasured import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
-from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_folder
+from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_place
 from dsnb.explorer.state import DAYS, INPUTS, LABELS, State, default, options
-from dsnb.render import answer, palette, templates, words
-from dsnb.render.changes import rate
+from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels, setting_words
@@ -203,16 +204,7 @@ def _figures(data: Data) -> list[dict[str, Any]]:
 
 
 def _figure(name: str, metric: Metric) -> dict[str, Any]:
-    return {
-        "name": name,
-        "title": metric.title,
-        "heading": metric.heading,
-        "unit": metric.unit,
-        "factor": metric.factor,
-        "digits": metric.digits,
-        "better": metric.better,
-        "about": metric.about,
-    }
+    return {"name": name, "heading": metric.heading, **asdict(metric)}
 
 
 def _of_ranks(shown: dict[str, Any]) -> dict[str, Any]:
@@ -229,12 +221,10 @@ def _compared_figures(data: Data) -> list[str]:
 
 
 def _causes(data: Data) -> dict[int, str]:
-    status = data.choices["status"]
-    bad = [position for position, code in enumerate(status.codes) if status.values[code] != "ok"]
     if "cause" not in data.runs:
         return {}
-    found = {position: plain(data.runs["cause"].iloc[position]) for position in bad}
-    return {position: str(cause) for position, cause in found.items() if cause is not None}
+    pairs = enumerate(zip(data.runs["status"], map(plain, data.runs["cause"]), strict=True))
+    return {place: str(cause) for place, (status, cause) in pairs if cause is not None and labels.text(status) != "ok"}
 
 
 def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
@@ -246,8 +236,8 @@ def _files(data: Data, names: list[str], home: Path | None) -> dict[str, Any]:
     parents: dict[str, str] = {}
     available: dict[str, list[int]] = {}
     for position, name in enumerate(data.experiments if home else []):
-        folder = run_folder(data, position)
-        if not (home and folder and folder.is_relative_to(home)):
+        folder = run_place(data, position)
+        if not (home and folder and folder.is_dir() and folder.is_relative_to(home)):
             continue
         run = RunPaths(folder)
         found = [path for path in _linked(run, data, position) if path.is_file()]

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis.flags import flags, single_run_words
-from dsnb.explorer.data import Data, json_numbers, plain, run_folder, run_log
+from dsnb.explorer.data import Data, json_numbers, plain, run_place
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, SETTINGS
@@ -75,7 +75,7 @@ def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
         warm = steps[steps["phase"] == "warmup"]
         thin = steps.iloc[(len(steps) - 1) % every :: every]  # up to the last step
         result = {name: _rounded(thin[name]) for name in ("step", "t_s", "step_time_s", "loss", "allocated_gib")}
-        result |= {"every": every, "warm_steps": len(warm), "warm_s": _rounded([warm["t_s"].max()])[0]}
+        result |= {"every": every, "warm_s": _rounded([warm["t_s"].max()])[0]}
     if len(samples) and len(means := mean_over_gpus(samples)):
         thin = means.iloc[:: math.ceil(len(means) / points)]
         result |= {name: _rounded(thin[name]) for name in SAMPLED}
@@ -85,7 +85,7 @@ def load(data: Data, position: int, points: int = MAX_POINTS) -> dict[str, Any]:
 
 def steps_and_samples(data: Data, position: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read the steps and samples of one run; empty tables if it recorded none."""
-    place, row = run_folder(data, position) or run_log(data, position), data.runs.iloc[position]
+    place, row = run_place(data, position), data.runs.iloc[position]
     if place is None:
         steps = literature.steps(str(row.get("source")))
         own = _of_run(steps[steps["sweep"] == row["sweep"]], row) if len(steps) else steps
@@ -165,8 +165,8 @@ def remarks(data: Data, unusual: dict[int, str]) -> dict[str, Any]:
 
 def _profile(data: Data, position: int, row: dict[Hashable, Any]) -> str:
     """Return what a profiled step consists of, in words; nothing of a run without a profile."""
-    folder = run_folder(data, position) if plain(row.get("profile")) is True else None
-    profile = (record_schema.read(RunPaths(folder).profile) if folder else None) or {}
+    place = run_place(data, position) if plain(row.get("profile")) is True else None
+    profile = (record_schema.read(RunPaths(place).profile) if place and place.is_dir() else None) or {}
     known = [(title, profile[name]) for name, title in STEP_PARTS.items() if profile.get(name) is not None]
     return ", ".join(f"{title} {1000 * seconds:.1f} ms" for title, seconds in known)
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis.decide import ASSUMED_PRICE, DEFAULT_TOKENS, OBJECTIVES, Question, recorded_prices
+from dsnb.analysis.decide import ASSUMED_PRICE, DEFAULT_TOKENS, OBJECTIVES, Question, rate, recorded_prices
 from dsnb.analysis.intervals import RELEVANCE
 from dsnb.errors import SettingsError
 from dsnb.explorer.data import EVERY_TASK, Data, plain
 from dsnb.formulas import metrics
-from dsnb.render.changes import rate
 from dsnb.runs import labels
 from dsnb.runs.labels import Metric
 from dsnb.settings.planning import LEAST_TOKENS, MOST_GPUS, MOST_PRICE, MOST_TOKENS, is_number

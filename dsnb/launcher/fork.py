@@ -18,11 +18,10 @@ from pathlib import Path
 
 from dsnb.errors import LaunchError
 from dsnb.launcher import environment
-from dsnb.launcher.local import LocalRanks
+from dsnb.launcher.local import LocalRanks, rank_variables
 from dsnb.system import interpreter, scratch, signals
 
 START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 10.0
-_servers: dict[str, "ForkServer"] = {}
 
 
 def socket_variable(device: str) -> str:
@@ -107,25 +106,16 @@ def shared_servers(devices: set[str]) -> Iterator[None]:
 
 
 def _connect(device: str) -> socket.socket:
-    """Connect to the sweep's server, or to this process's own, which is started if necessary."""
-    if path := os.environ.get(socket_variable(device)):
-        with contextlib.suppress(OSError):
-            return _open(path)
-    server = _servers.get(device)
-    if server is None or server.process.poll() is not None:
-        server = _servers[device] = ForkServer(device)
-        atexit.register(server.close)
-    server.wait_ready()
-    return _open(str(server.socket))
-
-
-def _open(path: str) -> socket.socket:
+    """Connect to the server of the sweep or of this process, which is started if it is not there, or no longer."""
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(path)
+        connection.connect(os.environ.get(socket_variable(device), ""))
     except OSError:
-        connection.close()
-        raise
+        server = ForkServer(device)
+        atexit.register(server.close)
+        server.wait_ready()
+        os.environ[socket_variable(device)] = str(server.socket)
+        connection.connect(str(server.socket))
     return connection
 
 
@@ -137,7 +127,15 @@ class ForkedRanks(LocalRanks):
     _complete = False
     """Whether the server has reported the exit codes of all ranks."""
 
-    def _start_ranks(self, variables: list[dict[str, str]], gpus: list[int], worker: str) -> None:
+    def start(self, worker: str, launched_at_s: float) -> None:
+        """Start the ranks.
+
+        Raises
+        ------
+        LaunchError
+            If they cannot be started, or the port for their rendezvous is in use.
+        """
+        variables = rank_variables(self.experiment, self.gpus, launched_at_s)
         request = {"ranks": variables, "cwd": os.getcwd(), "log": str(self._run.console)}
         request |= {"worker": worker, "run_dir": str(self._run.dir)}
         self._codes: dict[int, int] = {}
@@ -173,7 +171,7 @@ class ForkedRanks(LocalRanks):
         """Return whether every rank has ended."""
         return len(self._codes) == self.experiment.gpus
 
-    def _end_ranks(self) -> None:
+    def end(self) -> None:
         """Kill the process group, disconnect, and wait until the group is gone."""
         if self._group is None:
             return

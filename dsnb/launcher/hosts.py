@@ -44,11 +44,11 @@ def silence_s() -> float:
 
 
 def command(experiment: Experiment, host: Host, *words: str, **variables: str) -> list[str]:
-    """Return the command that runs Python on a host: with srun in a Slurm job, otherwise with ssh."""
+    """Return the command that runs a command on a host: with srun in a Slurm job, otherwise with ssh."""
     if path := os.environ.get("PYTHONPATH"):  # dsnb may be found through it only
         variables["PYTHONPATH"] = path
     env = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
-    there = [*env, *interpreter.command("-u", *words)]
+    there = [*env, *words]
     if experiment.hostfile == hostfile.SLURM:
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--overlap", "--quiet", "--unbuffered"]
         return [*step, "--kill-on-bad-exit=1", "--mpi=none", *there]
@@ -97,7 +97,8 @@ class Node:
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._end: dict[str, Any] | None = None
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115
-        words, pipe = command(experiment, host, "-m", "dsnb.launcher.on_host"), subprocess.PIPE
+        agent = interpreter.command("-u", "-m", "dsnb.launcher.on_host")
+        words, pipe = command(experiment, host, *agent), subprocess.PIPE
         try:  # in a session of its own, because Ctrl-C must reach the launcher only
             self._process = subprocess.Popen(
                 words, stdin=pipe, stdout=pipe, stderr=self._messages, start_new_session=True
@@ -258,13 +259,15 @@ def _close(nodes: Sequence[Node]) -> None:
 
 
 class HostRanks:
-    """All ranks of a run with a hostfile.
+    """All ranks of a run with a hostfile, whose `gpus` on this machine are none.
 
     Raises
     ------
     LaunchError
         If a host was not reached or does not fit; the message names up to five of them with the reason.
     """
+
+    gpus: Sequence[int] = ()
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self._run, self._closed, first_rank = run, threading.Event(), 0

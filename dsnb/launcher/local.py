@@ -6,14 +6,11 @@ import random
 import signal
 import socket
 import subprocess
-from abc import ABC, abstractmethod
 
 import psutil
 
 from dsnb.errors import LaunchError
-from dsnb.files import records
 from dsnb.launcher import environment, op_builds
-from dsnb.launcher.gpu_sampler import sampled
 from dsnb.launcher.outcome import SOME_RANK
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
@@ -25,38 +22,18 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 of one machine exchange data over NVLink, PCIe or shared memory. Variables that the user has set take precedence."""
 
 
-class LocalRanks(ABC):
-    """All ranks of a run on this machine."""
+class LocalRanks:
+    """What all ways to start the ranks of a run on this machine have in common."""
 
     external_failure = None
     """A failure outside of the ranks: none, because on one machine every failure shows in the exit codes."""
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self.experiment, self._run = experiment, run
+        chosen = hardware.gpus()[: experiment.gpus] if experiment.device == "cuda" else ()
+        self.gpus = [gpu.index for gpu in chosen]
         self._oom_kills = hardware.oom_kills()
-        self._sampling = contextlib.ExitStack()
-
-    def start(self, worker: str, launched_at_s: float) -> None:
-        """Start the ranks.
-
-        Raises
-        ------
-        LaunchError
-            If they cannot be started, or the port for their rendezvous is in use.
-        """
-        chosen = hardware.gpus()[: self.experiment.gpus] if self.experiment.device == "cuda" else ()
-        gpus = [gpu.index for gpu in chosen]
-        variables = rank_variables(self.experiment, gpus, launched_at_s)
         op_builds.remove_stale_locks()
-        self._sampling.enter_context(
-            sampled(gpus, lambda sample: records.append_line(self._run.gpu, sample), launched_at_s)
-        )
-        self._start_ranks(variables, gpus, worker)
-
-    def end(self) -> None:
-        """Kill the remaining ranks with their children, wait until they are gone, and stop sampling."""
-        with self._sampling:
-            self._end_ranks()
 
     def oom_kills(self) -> int:
         """Return the number of processes that the kernel has killed for lack of memory since the start."""
@@ -65,20 +42,6 @@ class LocalRanks(ABC):
     def host_suffix(self, rank: int) -> str:
         """Return the text behind a rank's number that names its host: empty, there is only one."""
         return ""
-
-    @abstractmethod
-    def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes so far: rank -> code, negative if killed by that signal."""
-
-    @abstractmethod
-    def ended(self) -> bool:
-        """Return whether all ranks have ended."""
-
-    @abstractmethod
-    def _start_ranks(self, variables: list[dict[str, str]], gpus: list[int], worker: str) -> None: ...
-
-    @abstractmethod
-    def _end_ranks(self) -> None: ...
 
 
 def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float) -> list[dict[str, str]]:
@@ -105,13 +68,14 @@ class DeepSpeedRanks(LocalRanks):
 
     _process: subprocess.Popen[bytes] | None = None
 
-    def _start_ranks(self, variables: list[dict[str, str]], gpus: list[int], worker: str) -> None:
-        env = variables[0]
+    def start(self, worker: str, launched_at_s: float) -> None:
+        """Start the launcher; raise LaunchError if the port for the rendezvous is in use."""
+        env = rank_variables(self.experiment, self.gpus, launched_at_s)[0]
         words = interpreter.command("-m", "deepspeed.launcher.runner", "--no_local_rank")
         words += ["--master_addr", env["MASTER_ADDR"], "--master_port", env["MASTER_PORT"]]
         # GPUs by index: given only a count, DeepSpeed drops CUDA_VISIBLE_DEVICES and takes the machine's first GPUs.
-        included = ["--include", f"localhost:{','.join(map(str, gpus))}"]
-        words += included if gpus else ["--num_gpus", str(len(variables))]
+        included = ["--include", f"localhost:{','.join(map(str, self.gpus))}"]
+        words += included if self.gpus else ["--num_gpus", str(self.experiment.gpus)]
         with open(self._run.console, "ab") as log:
             self._process = subprocess.Popen(
                 [*words, "--module", "dsnb.train.start", worker, str(self._run.dir)],
@@ -133,20 +97,25 @@ class DeepSpeedRanks(LocalRanks):
         """Return whether the launcher has ended; it outlives its ranks."""
         return bool(self.exit_codes())
 
-    def _end_ranks(self) -> None:
-        """Kill the launcher's process group and all descendants."""
-        if self._process is None:
-            return
-        family = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self._process.pid).children(recursive=True)
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        for process in family:
+    def end(self) -> None:
+        """Kill the launcher and all that it has started, and wait until they are gone."""
+        if self._process:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(family, timeout=10)
-        self._process.wait()
+                kill_family(psutil.Process(self._process.pid))
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # also what a rank that has ended left
+            self._process.wait()
+
+
+def kill_family(parent: psutil.Process) -> None:
+    """Kill the descendants of a process with their process groups, and wait until they are gone."""
+    family = parent.children(recursive=True)
+    for process in family:
+        with contextlib.suppress(OSError):  # it leads no group
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=10)
 
 
 def free_port(address: str) -> int:

@@ -10,7 +10,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import socket
 import sys
 import threading
@@ -24,7 +23,7 @@ from dsnb.errors import DsnbError
 from dsnb.files import records
 from dsnb.launcher import environment, op_builds
 from dsnb.launcher.gpu_sampler import sampled
-from dsnb.launcher.local import free_port, is_free
+from dsnb.launcher.local import free_port, is_free, kill_family
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.system import hardware, launch_clock, signals
@@ -79,7 +78,7 @@ def run_ranks(request: dict[str, Any]) -> int:
 
                 outcome = elastic.run_ranks(request["torchrun"])
             finally:
-                kill_descendants()
+                kill_family(psutil.Process())
     except (DsnbError, OSError, RuntimeError, ValueError) as error:
         outcome = {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
     tell({**outcome, "oom_kills": hardware.oom_kills() - kills})
@@ -101,17 +100,8 @@ def _end_with_stdin(silence_s: float) -> NoReturn:
     """Wait for the end of standard input, or until nothing came for `silence_s`; then kill all descendants and exit."""
     while select.select([0], [], [], silence_s)[0] and os.read(0, 65536):
         pass
-    kill_descendants()
+    kill_family(psutil.Process())
     os._exit(1)
-
-
-def kill_descendants() -> None:
-    """Kill the processes that this one has started, with theirs: each rank of torchrun leads a process group."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(psutil.Error):
-            process.kill()
 
 
 def survey(request: dict[str, Any]) -> dict[str, Any]:

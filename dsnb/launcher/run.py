@@ -16,6 +16,7 @@ from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
 from dsnb.launcher.folder import create_single_run_dir, prepare, write_description
 from dsnb.launcher.fork import ForkedRanks
+from dsnb.launcher.gpu_sampler import sampled
 from dsnb.launcher.hosts import HostRanks
 from dsnb.launcher.local import DeepSpeedRanks
 from dsnb.launcher.outcome import exception_status, run_status, without_machine_faults
@@ -87,7 +88,8 @@ def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, show
         experiment = ranks.experiment
         if isinstance(ranks, HostRanks):  # the device and the machine are known only now
             write_description(run, experiment, requested, ranks.environment)
-        with Progress(experiment, run, shown) as progress:
+        samples = sampled(ranks.gpus, partial(records.append_line, run.gpu), began_s)
+        with Progress(experiment, run, shown) as progress, samples:
             ranks.start(worker, began_s)
             ended_by = watch(run, ranks, began_s, progress)
         codes = ranks.exit_codes()  # of the ranks that ended by themselves

@@ -7,10 +7,9 @@ reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, d
 from dataclasses import dataclass
 
 from dsnb.errors import SettingsError
-from dsnb.formulas.memory import HALF
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.host_work import gathering_passes
 from dsnb.prediction.mode import LINEAR_LAYERS, Mode, recomputed_share, shape, trained_parameters
+from dsnb.prediction.work import gathering_passes
 from dsnb.settings.experiment import Experiment
 
 GRADIENT_BUCKET = 25 * 2**20 / 4
@@ -170,7 +169,7 @@ def _tensor(experiment: Experiment) -> dict[str, float]:
     columns = LINEAR_LAYERS.get(model.family, 4) - 2
     each = 2 + columns + 2 * recomputed_share(experiment)
     times = experiment.grad_accum * each * model.layers / experiment.pipeline_parallel
-    message = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * _half(experiment)
+    message = int(experiment.micro_batch_size) * experiment.seq_len * model.hidden * Mode.of(experiment).width
     return {"tensor_all_reduce": times * message * 2 * (ranks - 1) / ranks, "tensor_messages": times}
 
 
@@ -180,7 +179,7 @@ def _pipeline(experiment: Experiment) -> dict[str, float]:
         return {}
     message = int(experiment.micro_batch_size) * experiment.seq_len * shape(experiment.model).hidden
     count = 2 * experiment.grad_accum
-    return {"point_to_point": count * message * _half(experiment), "pipeline_messages": count}
+    return {"point_to_point": count * message * Mode.of(experiment).width, "pipeline_messages": count}
 
 
 def _offload(experiment: Experiment) -> dict[str, float]:
@@ -195,7 +194,3 @@ def _offload(experiment: Experiment) -> dict[str, float]:
     if what == "all":
         moved += 2 * experiment.grad_accum * own * weight
     return {"host": moved, "cpu_parameters": own}
-
-
-def _half(experiment: Experiment) -> int:
-    return 2 if experiment.precision in HALF else 4

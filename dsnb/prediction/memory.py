@@ -128,61 +128,51 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: Trace) -> Trace:
 
 @dataclass(frozen=True)
 class Engine:
-    """The sizes that the rules are about."""
+    """The sizes that the rules are about; all but the elements in bytes."""
 
     experiment: Experiment
     trace: Trace
-    width: int  # bytes of a weight as the model computes with it: 2 if a half-precision copy is what trains, else 4
-    trained: float  # elements of a rank, as the next
-    frozen: float
+    width: int  # of a weight as the model computes with it: 2 if a half-precision copy is what trains, else 4
+    trained: float  # elements of a rank
+    frozen_bytes: float  # of the weights that LoRA freezes, which are in half precision where there is one
+    moments: float  # of the optimizer's moments over all parameters
     ranks: int  # data-parallel ranks
-    moments: float  # bytes of the optimizer's moments over all parameters
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether gradients of earlier micro-batches are in memory when the last one is computed."""
-        return self.experiment.grad_accum > 1
-
-    @property
-    def bucket(self) -> float:
-        """Bytes of one bucket of gradients."""
-        given = self.experiment.deepspeed.get("zero_optimization.reduce_bucket_size", 0)
-        return self.width * float(given or self.experiment.bucket_elements or BUCKET)
-
-    @property
-    def buckets(self) -> float:
-        """Bytes of all buckets: two alternate if communication overlaps with computation.
-
-        Under DeepSpeed's autocast, weights of linear layers have a bucket of their own, unless LoRA trains no others
-        (`torch_autocast.get_all_comm_dtypes`). ZeRO 3's is in half precision, the others' in that of the gradients.
-        """
-        experiment, one = self.experiment, self.bucket
-        if experiment.mixed_precision == "autocast" and experiment.precision in HALF:
-            linear = one / 2 if experiment.zero_stage == 3 else one
-            one = linear if experiment.lora_rank else one + linear
-        return one * (2 if experiment.overlap_comm == "on" else 1)
-
-    @property
-    def frozen_bytes(self) -> float:
-        """The bytes of the weights that LoRA freezes, which are in half precision where there is one."""
-        return (2 if self.experiment.precision in HALF else 4) * self.frozen
+    accumulates: bool  # whether gradients of earlier micro-batches are in memory when the last one is computed
+    bucket: float  # of one bucket of gradients
+    buckets: float  # of all buckets: two alternate if communication overlaps with computation
 
 
 def engine_of(experiment: Experiment, trace: Trace) -> Engine:
     """Return the sizes of a setting."""
     # Embeddings, with which the output layer is tied, are whole on every tensor-parallel rank and on the outer stages.
-    whole = trace.of_root / trace.parameters
+    whole, half = trace.of_root / trace.parameters, experiment.precision in HALF
     split = 1 / (whole + (1 - whole) / (experiment.tensor_parallel * experiment.pipeline_parallel))
-    native = experiment.precision in HALF and experiment.mixed_precision == "native"
-    width = 2 if native and experiment.strategy == "deepspeed" else 4
+    width = 2 if half and experiment.mixed_precision == "native" and experiment.strategy == "deepspeed" else 4
     moments = MOMENTS * trace.trainable
     if experiment.optimizer == "adafactor":  # rows and columns
         positions = facts(experiment.model).get("positions")
         moments = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
     if experiment.optimizer == "muon":  # matrices of the blocks have one moment, everything else two
         moments = 4 * (2 * trace.trainable - trace.layers * trace.of_block)
-    trained, frozen = trace.trainable / split, (trace.parameters - trace.trainable) / split
-    return Engine(experiment, trace, width, trained, frozen, experiment.data_parallel, moments / split)
+    given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size", 0)
+    bucket = buckets = width * float(given or experiment.bucket_elements or BUCKET)
+    # Under DeepSpeed's autocast, weights of linear layers have a bucket of their own, unless LoRA trains no others
+    # (`torch_autocast.get_all_comm_dtypes`). ZeRO 3's is in half precision, the others' in that of the gradients.
+    if experiment.mixed_precision == "autocast" and half:
+        linear = bucket / 2 if experiment.zero_stage == 3 else bucket
+        buckets = linear if experiment.lora_rank else bucket + linear
+    return Engine(
+        experiment,
+        trace,
+        width,
+        trained=trace.trainable / split,
+        frozen_bytes=(2 if half else 4) * (trace.parameters - trace.trainable) / split,
+        moments=moments / split,
+        ranks=experiment.data_parallel,
+        accumulates=experiment.grad_accum > 1,
+        bucket=bucket,
+        buckets=buckets * (2 if experiment.overlap_comm == "on" else 1),
+    )
 
 
 def _passes(engine: Engine, base: Moment, gradient: float, held: float, later: float = 0) -> list[Moment]:
@@ -265,14 +255,11 @@ def _fsdp(engine: Engine) -> list[Moment]:
 
 
 def _zero(engine: Engine) -> list[Moment]:
-    """Return the moments of a step at which memory can be at its peak."""
-    experiment = engine.experiment
-    if experiment.zero_stage == 3:
-        return _zero3(engine)
-    if experiment.zero_stage == 0:
-        return _zero0(engine)
-    accumulates = accumulates_in_fp32(vars(experiment)) and experiment.zero_stage == 1
-    return _zero1_in_fp32(engine) if accumulates else _zero12(engine)
+    """Return the moments of ZeRO's stage."""
+    stage = engine.experiment.zero_stage
+    if stage == 1 and accumulates_in_fp32(vars(engine.experiment)):
+        return _zero1_in_fp32(engine)
+    return (_zero0, _zero12, _zero12, _zero3)[stage](engine)
 
 
 def _zero0(engine: Engine) -> list[Moment]:
@@ -326,20 +313,16 @@ def _offloaded_optimizer(engine: Engine, states: Moment) -> list[Moment]:
     width = engine.width
     states = states.with_more("states", buffers=width * engine.trace.largest)
     if engine.experiment.zero_stage == 2:
-        held = min(engine.bucket, width * engine.trained)
-        return [*_passes(engine, states, 0, held, engine.buckets), _norm_in_fp64(engine, states)]
+        held, largest = min(engine.bucket, width * engine.trained), engine.trace.largest
+        beside = width * largest if width * largest > engine.bucket else 0  # else it is in the bucket
+        # The norm of the rank's share of the largest gradient is taken in fp64: `set_norm_for_param_grad_in_gpu`.
+        buffers = engine.buckets + 8 * min(largest, engine.trained / engine.ranks)
+        norm = states.with_more("backward", gradients=beside, buffers=buffers)
+        return [*_passes(engine, states, 0, held, engine.buckets), norm]
     base = states.with_more("states", gradients=width * engine.trained if engine.accumulates else 0)
     if engine.accumulates:
         base = base.with_more("states", buffers=engine.buckets)
     return _passes(engine, base, 0 if engine.accumulates else width, 0)
-
-
-def _norm_in_fp64(engine: Engine, states: Moment) -> Moment:
-    """Take the norm of the rank's share of the largest gradient: `set_norm_for_param_grad_in_gpu`."""
-    largest = engine.trace.largest
-    beside = engine.width * largest if engine.width * largest > engine.bucket else 0  # else it is in the bucket
-    in_fp64 = 8 * min(largest, engine.trained / engine.ranks)
-    return states.with_more("backward", gradients=beside, buffers=engine.buckets + in_fp64)
 
 
 def _zero1_in_fp32(engine: Engine) -> list[Moment]:
@@ -371,9 +354,10 @@ def _zero3(engine: Engine) -> list[Moment]:
         buffers=engine.buckets,
     )
     limit = float(experiment.deepspeed.get("zero_optimization.stage3_max_live_parameters", LIVE))
+    elements = engine.trained + engine.frozen_bytes / (2 if experiment.precision in HALF else 4)
     # One rank has whole parameters already: gathering them copies nothing unless they are in host memory.
     copied = engine.ranks > 1 or what == "all"
-    gathered = width * min(engine.trained + engine.frozen, limit) if copied else 0
+    gathered = width * min(elements, limit) if copied else 0
     base = states.with_more("states", buffers=gathered)
     update = (6 if engine.width == 2 else 4) * min(share, SUB_GROUP) if what == "none" else 0
     return [

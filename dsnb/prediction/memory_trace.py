@@ -2,16 +2,15 @@
 
 The model of the settings is built of torch's fake tensors, runs forward, loss and backward, and the bytes of living
 storages are followed operator by operator. Weights, optimizer states, buffers and collectives are the engine's and not
-part of it. The memory of a model of many blocks follows from two models of a few: blocks repeat with a period.
+part of it.
 `python -m dsnb.prediction.memory_trace` reads settings as JSON from its standard input and prints the traces, so that a
 reader of them needs no torch.
 """
 
-import functools
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -32,29 +31,6 @@ from dsnb.train import model as model_builder
 from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.model_parts import blocks, output_layer
 
-NOTHING = Size()
-
-
-class Section(NamedTuple):
-    """A part of the backward pass, up to the gradient of one parameter."""
-
-    block: int | None  # the block of the parameter; None outside of all blocks
-    done: int  # elements of the gradients that had been computed before
-    peaks: Sequence[Size]  # the sizes that can have been the peak
-
-    def moved(self, more: Size, times: float, done: int) -> "Section":
-        """Return the same part where more is kept and more gradients have been computed."""
-        return Section(self.block, self.done + done, [peak.plus(more, times) for peak in self.peaks])
-
-
-class Pass(NamedTuple):
-    """The memory of a forward and a backward pass."""
-
-    kept: Size  # what the blocks keep from the forward to the backward pass
-    added: Size  # what the blocks have added at the end of the last one, in the forward pass
-    forward: Sequence[Size]  # the sizes that can have been the peak of the forward pass
-    sections: Sequence[Section]  # the backward pass, from the last block to the first
-
 
 def trace(experiment: Experiment) -> dict[str, Any]:
     """Return the memory of one micro-batch, from its forward to its backward pass.
@@ -69,7 +45,7 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     layers = model_builder.model_config(experiment).num_hidden_layers
     if experiment.compile == "off":
         sizes = _sizes(experiment, layers)
-        return {**sizes, **_eager(experiment, sizes, micro_batch)}
+        return {**sizes, **_eager(experiment, micro_batch)}
     from dsnb.prediction import compiled_trace
 
     with compiled_trace.flash_attention():
@@ -77,24 +53,9 @@ def trace(experiment: Experiment) -> dict[str, Any]:
         return {**sizes, **_compiled(experiment, sizes, micro_batch)}
 
 
-def _eager(experiment: Experiment, sizes: dict[str, Any], micro_batch: int) -> dict[str, Any]:
-    """Follow every operator of the passes of a model with a few blocks, and add the rest of the blocks."""
-    layers = sizes["layers"]
-    period = experiment.checkpoint_every if experiment.activation_checkpointing else 1
-    few = few_layers(layers, period)
-    found = _passes(experiment, few, micro_batch)
-    if few < layers:
-        found = with_more_blocks(found, _passes(experiment, few + period, micro_batch), (few, few + period, layers))
-    return {
-        "forward": found.forward,
-        "kept": found.kept,
-        "moments": _moments((one, section.done) for section in found.sections for one in section.peaks),
-    }
-
-
-def _passes(experiment: Experiment, layers: int, micro_batch: int) -> Pass:
-    """Follow the forward and the backward pass of a model with so many blocks."""
-    model, fake = build(experiment, layers)
+def _eager(experiment: Experiment, micro_batch: int) -> dict[str, Any]:
+    """Follow every operator of the forward and the backward pass."""
+    model, fake = build(experiment)
     with fake:
         live = LiveBytes([*model.parameters(), *model.buffers()], micro_batch)
         recorder = _Recorder(experiment, model, live)
@@ -105,40 +66,40 @@ def _passes(experiment: Experiment, layers: int, micro_batch: int) -> Pass:
                 before = live.now
             # Autocast drops its copies of weights that nothing needs in the backward pass, those of recomputed blocks.
             dropped = before.plus(live.now, -1)
-            recorder.forward = live.take_peaks()
+            forward = live.take_peaks()
             loss.backward()
-        recorder.add(None)
-    return Pass(recorder.kept.plus(dropped, -1), recorder.kept, recorder.forward, recorder.sections)
+        recorder.add_peaks()
+    return {
+        "forward": forward,
+        "kept": recorder.kept.plus(dropped, -1),
+        "moments": _moments(recorder.moments),
+    }
 
 
 class _Recorder:
     """Records what the blocks keep, and the peaks between the gradients of parameters."""
 
     def __init__(self, experiment: Experiment, model: CausalLoss, live: LiveBytes) -> None:
-        self.forward: list[Size] = []
-        self.sections: list[Section] = []
+        self.moments: list[tuple[Size, float]] = []
         self.kept, self._live, self._done = Size(), live, 0
-        modules = blocks(model.model)
-        numbers = {id(one): number for number, block in enumerate(modules) for one in block.parameters()}
         for parameter in model.parameters():
             if parameter.requires_grad:
-                block = numbers.get(id(parameter))
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._take, block=block))
+                parameter.register_post_accumulate_grad_hook(self._take)
+        modules = blocks(model.model)
         modules[0].register_forward_pre_hook(lambda *_: self._count_kept(-1))
         modules[-1].register_forward_hook(lambda *_: self._count_kept(1))
         if experiment.activation_checkpointing:
             for block in modules[:: experiment.checkpoint_every]:
                 compute_recomputed_as_cuda(block, experiment.checkpoint_offload)
 
-    def add(self, block: int | None, without: Size = NOTHING) -> None:
-        """Add a section that ends now, without the size of a gradient."""
-        peaks = [one.plus(without, -1) for one in self._live.take_peaks()]
-        self.sections.append(Section(block, self._done, peaks))
+    def add_peaks(self, gradient: Size | None = None) -> None:
+        """Add the peaks since the last gradient, without the size of one that is there now."""
+        self.moments += [(peak.plus(gradient or Size(), -1), self._done) for peak in self._live.take_peaks()]
 
-    def _take(self, parameter: torch.Tensor, block: int | None) -> None:
-        """End a section with a gradient, which is freed: gradients are the engine's."""
+    def _take(self, parameter: torch.Tensor) -> None:
+        """Free a gradient: gradients are the engine's."""
         gradient, parameter.grad = parameter.grad, None
-        self.add(block, NOTHING if gradient is None else size(gradient.untyped_storage().nbytes(), 1))
+        self.add_peaks(None if gradient is None else size(gradient.untyped_storage().nbytes(), 1))
         self._done += parameter.numel()
         del gradient
         self._live.take_peaks()
@@ -233,50 +194,6 @@ def _moments(found: Iterable[tuple[Size, float]]) -> list[tuple[float, float, fl
         if not any(one.constant <= constant and one.per_sequence <= each for constant, each, _ in others):
             kept.append((*one, done))
     return kept[::-1]
-
-
-def few_layers(layers: int, period: int) -> int:
-    """Return the blocks of a model that is enough to know that of `layers`; one of `period` more is needed too.
-
-    Parameters
-    ----------
-    period
-        Every how many blocks the same follows.
-    """
-    few = 2 * period + layers % period
-    return layers if layers <= few + period else few
-
-
-def with_more_blocks(few: Pass, more: Pass, layers: tuple[int, int, int]) -> Pass:
-    """Return the memory of a model of many blocks.
-
-    Parameters
-    ----------
-    few, more
-        Those of models of fewer blocks.
-    layers
-        The blocks of `few`, `more` and the model asked for.
-    """
-    least, next_one, asked = layers
-    period = next_one - least
-    times = (asked - least) // period
-    kept, added = more.kept.plus(few.kept, -1), more.added.plus(few.added, -1)
-    first_half = _below(few, least - period)
-    first, end = _below(more, least), _below(more, least - period)
-    done = more.sections[end].done - few.sections[first_half].done
-    sections = [one.moved(kept, times, 0) for one in few.sections[:first_half]]
-    for number in range(times):
-        sections += [one.moved(kept, times - 1 - number, number * done) for one in more.sections[first:end]]
-    sections += [one.moved(kept, 0, times * done) for one in few.sections[first_half:]]
-    forward = [one.plus(added, times) for one in few.forward]
-    return Pass(few.kept.plus(kept, times), few.added.plus(added, times), forward, sections)
-
-
-def _below(one: Pass, block: int) -> int:
-    """Return the place of the first section of a block before the given one."""
-    return next(
-        place for place, section in enumerate(one.sections) if section.block is not None and section.block < block
-    )
 
 
 def main() -> None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dsnb.formulas.model_shapes import Shape
-from dsnb.prediction import host_work
-from dsnb.prediction.mode import LINEAR_LAYERS, MEGATRON, Mode, recomputed_share, shape, trained_parameters
-from dsnb.settings.derived import CHUNK_TOKENS, accumulates_in_fp32
+from dsnb.prediction.mode import LINEAR_LAYERS, MEGATRON, TENSORS, Mode, recomputed_share, shape, trained_parameters
+from dsnb.settings.derived import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
 
 TILE = 128
@@ -34,6 +33,26 @@ LOGIT_BYTES = {"eager": 42.0, "compiled": 14.0, "megatron": 24.0}
 CHUNKED_LOGIT_BYTES = {"eager": 36.0, "compiled": 14.0}
 """In chunks, where the gradient overwrites the log-softmax; output layer and loss alone took about 22 bytes more in
 eager mode than compiled (OPT-1.3B and GPT-2, 8 x 1024, one H200)."""
+
+
+# Python that DeepSpeed and torch run beside the model's own, in launches or gathers of about the same duration. From
+# differences in docs/LOG.md: ZeRO 1 with CUDA graphs takes 13.8 ms more than ZeRO 0 for GPT-2's 148 tensors but 6.8 ms
+# for OPT-350M's 388, because its hooks run while the GPU is busy; DDP is split at each bucket; FSDP on one GPU.
+HOOK_LAUNCHES = 3.5
+IDLE_HOOK_LAUNCHES = 0.2
+CAST_LAUNCHES = 0.3  # autocast's are started in C++
+SPLIT_LAUNCHES = 40.0
+COMPILED_LAUNCHES = 0.85  # of the eager ones: the plain loop of GPT-2, 32 x 128, takes 13.8 ms, with CUDA graphs 10.0
+TENSOR_LAUNCHES = 8.0  # GPT-1.3B, 1 x 2048: 96 reductions take 34 ms more than one GPU's passes
+BLOCK_LAUNCHES = 12.0  # where blocks are compiled one by one
+RECOMPUTED_LAUNCHES = 30.0  # GPT-2 medium, 8 x 1024: 12 more recomputed blocks take 17 and 35 ms on two hosts
+FSDP_GATHER = 8.0
+BLOCK_GATHER = 2.0
+FLAT, FLAT_WITH_NORMS = 0.13, 0.35  # in parameters of ZeRO 0, as the next one
+ZERO3_PARAMETER = 1.5
+ADAFACTOR_TENSOR = 1.2  # torch 2.11 waits for two norms of each: GPT-2 Large and BLOOM-1B7 with LoRA, docs/LOG.md
+KEPT_PARAMETERS = 1e9
+"""DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +106,9 @@ def work(experiment: Experiment) -> Work:
         elementwise_bytes=count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
         optimizer_bytes=_optimizer_bytes(experiment, mode),
         kernels=count * (launched + casts),
-        host_launches=count * host_work.launches(experiment, mode, launched, casts)
-        + host_work.hook_launches(experiment),
-        host_parameters=host_work.parameters(experiment, mode),
-        host_gathers=count * host_work.gathers(experiment, mode, layers, again),
+        host_launches=count * _launches(experiment, mode, launched, casts) + _hook_launches(experiment),
+        host_parameters=_host_parameters(experiment, mode),
+        host_gathers=count * _host_gathers(experiment, mode, layers, again),
         offloaded_activation_bytes=count * 2 * inputs,
         pipeline_fill=(stages - 1) / count * average_stage,
     )
@@ -188,26 +206,22 @@ def _attention(experiment: Experiment, model: Shape, mode: Mode, again: float) -
 
 
 def _weight_traffic(experiment: Experiment, model: Shape, mode: Mode) -> float:
-    """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation."""
+    """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation.
+
+    DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added back to be reduced
+    (0.19.8, `fill_grad_accum_attribute`).
+    """
     if experiment.lora_rank:
         return 0.0
     moved = 12.0 if mode.autocast else 0.0  # weights fp32 -> half, gradients half -> fp32
     if experiment.strategy == "fsdp" and experiment.gpus > 1:
         moved += 14  # gathered weights into place in both passes, gradients cast and laid out to be scattered
-    moved += _accumulation(experiment, mode)
-    return moved * model.parameters / (experiment.tensor_parallel * experiment.pipeline_parallel)
-
-
-def _accumulation(experiment: Experiment, mode: Mode) -> float:
-    """Return the bytes a parameter that a micro-batch's gradients move to be added to those of the earlier ones.
-
-    DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added back to be reduced
-    (0.19.8, `fill_grad_accum_attribute`).
-    """
-    earlier = 1 - 1 / experiment.grad_accum
+    earlier = 1 - 1 / experiment.grad_accum  # the share of micro-batches that add to the gradients of earlier ones
     if mode.width == 4 or mode.autocast or experiment.strategy == "fsdp":
-        return 12 * earlier
-    return 6 + 12 * earlier if earlier and accumulates_in_fp32(vars(experiment)) else 6 * earlier
+        moved += 12 * earlier
+    elif earlier:
+        moved += 6 + 12 * earlier if accumulates_in_fp32(vars(experiment)) else 6 * earlier
+    return moved * model.parameters / (experiment.tensor_parallel * experiment.pipeline_parallel)
 
 
 def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
@@ -215,11 +229,14 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
 
     AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native half precision ZeRO 1
     to 3 make the gradients flat (4) and fp32 (6), and write the weights back (6); ZeRO 0 casts them (6), takes their
-    norm (4), copies them into a flat buffer (8), scales them (8) and writes the weights back (6).
+    norm (4), copies them into a flat buffer (8), scales them (8) and writes the weights back (6). To find overflows and
+    norms, which are taken in fp64, ZeRO 1 to 3 read a gradient twice, cast it and read the cast (DeepSpeed 0.19.8,
+    `has_inf_or_nan`, `get_grad_norm_direct`). ZeRO 1 and 2 use buckets on one GPU, too.
     """
     if experiment.offload != "none":
         return 0.0
     trained = trained_parameters(experiment) / (experiment.tensor_parallel * experiment.pipeline_parallel)
+    is_zero = experiment.strategy == "deepspeed"
     sharded = experiment.strategy == "fsdp" or experiment.zero_stage >= 1
     native = mode.width == 2 and not mode.autocast and experiment.strategy in {"deepspeed", MEGATRON}
     each = 28.0
@@ -229,25 +246,95 @@ def _optimizer_bytes(experiment: Experiment, mode: Mode) -> float:
         each += 8
     if experiment.optimizer == "adafactor":
         each += 60
-    each = (each + _checked(experiment, mode)) / (experiment.data_parallel if sharded else 1)
-    return trained * (each + _bucketed(experiment, mode))
+    if is_zero and experiment.zero_stage and experiment.gradient_checks != "off":
+        each += 3 * mode.stream_width + 16
+    if sharded:
+        each /= experiment.data_parallel
+    if is_zero and experiment.zero_stage in ((0, 1, 2) if experiment.data_parallel > 1 else (1, 2)):
+        each += 4.0 * mode.stream_width  # into a bucket and out of it, on every rank
+    return trained * each
 
 
-def _checked(experiment: Experiment, mode: Mode) -> float:
-    """Return the bytes a parameter that ZeRO 1 to 3 move to find overflows and norms, which are taken in fp64.
+def _launches(experiment: Experiment, mode: Mode, launched: float, casts: float) -> float:
+    """Return what the host starts in a micro-batch: each kernel, or what a compiler leaves of them.
 
-    DeepSpeed 0.19.8: `has_inf_or_nan` reads a gradient twice, `get_grad_norm_direct` casts it and reads the cast.
+    Parameters
+    ----------
+    launched, casts
+        Kernels of the passes, and those of autocast.
     """
-    if experiment.strategy != "deepspeed" or not experiment.zero_stage or experiment.gradient_checks == "off":
+    layers, again = shape(experiment.model).layers / experiment.pipeline_parallel, recomputed_share(experiment)
+    launched += CAST_LAUNCHES * casts
+    if experiment.tensor_parallel > 1:  # Python of DeepSpeed for the two reductions of a block and pass
+        launched += TENSOR_LAUNCHES * 2 * layers * (2 + again)
+    if experiment.compile in CUDA_GRAPHS:
+        return 5.0
+    if mode.kind != "compiled":
+        return launched
+    parts = COMPILED_LAUNCHES * launched
+    if compiles_blocks(vars(experiment)):
+        parts += (BLOCK_LAUNCHES + RECOMPUTED_LAUNCHES * again) * layers
+    if experiment.strategy == "ddp" and experiment.gpus > 1:
+        bucket = experiment.bucket_elements or 25 * 2**20 / 4
+        parts += SPLIT_LAUNCHES * trained_parameters(experiment) / bucket
+    return parts
+
+
+def _hook_launches(experiment: Experiment) -> float:
+    """Return what ZeRO's hooks of each gradient do in Python in an optimizer step, in launches.
+
+    ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's (DeepSpeed 0.19.8,
+    `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient all the same.
+    """
+    if experiment.strategy != "deepspeed" or not experiment.zero_stage:
         return 0.0
-    return 3 * mode.stream_width + 16
+    moved = 1 if experiment.zero_stage == 1 else experiment.grad_accum
+    each = HOOK_LAUNCHES * moved + IDLE_HOOK_LAUNCHES * (experiment.grad_accum - moved)
+    return each * _own_tensors(experiment)
 
 
-def _bucketed(experiment: Experiment, mode: Mode) -> float:
-    """Return the bytes a parameter that gradients move on every rank, into a bucket of DeepSpeed's and out of it.
+def _own_tensors(experiment: Experiment) -> float:
+    """Return the trained parameter tensors of a pipeline stage."""
+    model = shape(experiment.model)
+    whole = model.layers * TENSORS.get(model.family, 12) + 4
+    if experiment.lora_rank:
+        whole = 2 * model.layers * LINEAR_LAYERS.get(model.family, 4)
+    return whole / experiment.pipeline_parallel
 
-    ZeRO 1 and 2 use buckets on one GPU, too.
+
+def _host_parameters(experiment: Experiment, mode: Mode) -> float:
+    """Return the parameter tensors that DeepSpeed's step goes through in Python, weighted by what it does to each.
+
+    ZeRO 0 asks the GPU for overflows of each tensor in native half precision. ZeRO 1 and 2 handle flat buffers, but
+    take norms of each tensor unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
+    Adafactor waits for the norms of each tensor, unless ZeRO has made them flat.
     """
-    stages = (0, 1, 2) if experiment.data_parallel > 1 else (1, 2)
-    through = experiment.strategy == "deepspeed" and experiment.zero_stage in stages
-    return 4.0 * mode.stream_width if through else 0.0
+    native = mode.width == 2 and not mode.autocast
+    weight = 0.0
+    if experiment.strategy == "deepspeed":
+        flat = FLAT_WITH_NORMS if experiment.gradient_checks == "on" else FLAT
+        weight = {0: 1.0 if native else 0.0, 1: flat, 2: flat, 3: ZERO3_PARAMETER}[experiment.zero_stage]
+    is_flat = experiment.strategy == "deepspeed" and (experiment.zero_stage > 0 or native)
+    if experiment.optimizer == "adafactor" and not is_flat:
+        weight += ADAFACTOR_TENSOR
+    return weight * _own_tensors(experiment)
+
+
+def _host_gathers(experiment: Experiment, mode: Mode, layers: float, again: float) -> float:
+    """Return what ZeRO 3 fetches in Python in a micro-batch: parameters, or blocks where these are its leaves."""
+    gathered = experiment.strategy == "deepspeed" and experiment.zero_stage == 3
+    if not gathered:
+        return FSDP_GATHER * layers * (2 + again) if experiment.strategy == "fsdp" else 0.0
+    whole = experiment.leaf_modules == "blocks" or (experiment.leaf_modules == "auto" and mode.kind == "compiled")
+    each = BLOCK_GATHER if whole else TENSORS.get(shape(experiment.model).family, 12)
+    return layers * each * (gathering_passes(experiment) + again)
+
+
+def gathering_passes(experiment: Experiment) -> float:
+    """Return how often ZeRO 3 gathers a weight in a micro-batch: twice, less the share that it keeps in between.
+
+    It keeps `stage3_max_live_parameters` at most, and those used again within `stage3_max_reuse_distance`.
+    """
+    most = (f"zero_optimization.stage3_max_{name}" for name in ("live_parameters", "reuse_distance"))
+    kept = min(float(experiment.deepspeed.get(name, KEPT_PARAMETERS)) for name in most)
+    return 2 - min(1.0, kept / shape(experiment.model).parameters)

@@ -4,16 +4,26 @@ import html
 
 import pandas as pd
 
-from dsnb.analysis.decide import ASSUMED_PRICE, Decision, Question, of_runs, recorded_prices, without_probes
+from dsnb.analysis.choices import varying, with_choices
+from dsnb.analysis.comparisons import effects
+from dsnb.analysis.decide import (
+    ASSUMED_PRICE,
+    Decision,
+    Question,
+    memory_figure,
+    of_runs,
+    rate,
+    recorded_prices,
+    without_probes,
+)
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
+from dsnb.analysis.templates import NO_RUNS
 from dsnb.analysis.texts import fixed
-from dsnb.render import changes
+from dsnb.analysis.words import axis_title, words
 from dsnb.render.tables import Html
-from dsnb.render.templates import NO_RUNS
-from dsnb.render.words import Words, words
-from dsnb.runs import labels
+from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs, named_runs
 
@@ -57,34 +67,39 @@ def _card(task: Task, decision: Decision) -> str:
     """Return the HTML of one card, what one change costs, and remarks; `web/card.js` makes the same card."""
     said = words(decision)
     title = f"<h3>{html.escape(task.title)}</h3>" if task.title else ""
-    parts = {
-        "kicker": said.kicker,
-        "headline": said.headline,
-        "costs": said.costs,
-        "note": said.note,
-        "following": said.following,
-    }
-    lines = [f'<p class="dsnb-{name}">{html.escape(text)}</p>' for name, text in parts.items() if text]
-    basis = f'<p class="dsnb-basis">{html.escape(said.basis)}</p>' if said.basis else ""
+    rows = said.pop("table")
+    lines = {name: f'<p class="dsnb-{name}">{html.escape(text)}</p>' if text else "" for name, text in said.items()}
+    basis = lines.pop("basis")
+    table = _table(["differs in", "best", "runner-up"], rows)
+    card = f'<section class="dsnb-answer">{title}{"".join(lines.values())}{table}{basis}</section>'
     one_change = "" if decision.options.empty else _one_change(decision)
-    card = f'<section class="dsnb-answer">{title}{"".join(lines)}{_table(said)}{basis}</section>'
     return f"{card}{one_change}{_items(remarks(task.runs))}"
 
 
-def _one_change(decision: Decision) -> str:
-    return changes.table(decision.runs, str(decision.options.index[0]), decision.question.relevance)
-
-
-def _table(said: Words) -> str:
-    """Return the settings in which the best and the next differ."""
-    if not said.table:
-        return ""
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(title)}</th><td>{html.escape(best)}</td><td>{html.escape(second)}</td></tr>'
-        for title, best, second in said.table
+def _table(titles: list[str], rows: list[list[str]]) -> str:
+    """Return a table whose rows begin with a heading; nothing without rows."""
+    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>{"".join(f"<td>{html.escape(text)}</td>" for text in texts)}</tr>'
+        for name, *texts in rows
     )
-    head = '<th scope="col">differs in</th><th scope="col">best</th><th scope="col">runner-up</th>'
-    return f'<table class="dsnb-differs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<table class="dsnb-differs"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if rows else ""
+
+
+def _one_change(decision: Decision) -> str:
+    """Return what the settings cost that differ from the best one in a single choice, as a table."""
+    runs, base = decision.runs, decision.options.index[0]
+    figures = [name for name in (rate(runs), memory_figure(runs)) if name and name in runs]
+    unit = setting_words.unit(decision.settings.loc[base].to_dict())
+    rows = []
+    for row in effects(runs, base, varying(with_choices(runs)), figures, decision.question.relevance).to_dict(
+        "records"
+    ):
+        change = f"{axis_title(row['axis'], unit)}: {labels.text(row['before'])} → {labels.text(row['after'])}"
+        if row["n_failed"]:
+            change += f" ({row['n_failed']} of {labels.count(row['n'] + row['n_failed'], 'run')} not ok)"
+        rows.append([change, *(row[f"{name}_words"] if row["n"] else "" for name in figures)])
+    return _table(["one change", *(labels.METRIC_LABELS[name].title.replace("GPU", unit) for name in figures)], rows)
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:

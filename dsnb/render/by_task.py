@@ -11,9 +11,8 @@ from dsnb.render.tables import Html
 from dsnb.runs import labels
 from dsnb.runs.table import named_runs
 
-MOST = 40
+MAX_TASKS = 40
 """Tasks with a part of their own."""
-RATE = "tokens_per_s_median"
 
 
 def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading: str = "h3") -> Html:
@@ -28,11 +27,12 @@ def sections(runs: pd.DataFrame, part: Callable[[pd.DataFrame], object], heading
     heading
         The element of the titles.
     """
-    found = tasks(runs)
-    shown = [(task.title, str(part(task.runs))) for task in found[:MOST]]
-    titled = [(tables.subheading(title, heading) if len(found) > 1 else "", text) for title, text in shown if text]
-    more = f"<p>{labels.count(len(found) - MOST, 'more task')} not shown here.</p>" if len(found) > MOST else ""
-    return Html("".join(f"{title}{text}" for title, text in titled) + more)
+    every = tasks(runs)
+    texts = {task.title: str(part(task.runs)) for task in every[:MAX_TASKS]}
+    several = len(every) > 1
+    titled = [f"{tables.subheading(title if several else '', heading)}{text}" for title, text in texts.items() if text]
+    left = len(every) - MAX_TASKS
+    return Html("".join(titled) + (f"<p>{labels.count(left, 'more task')} not shown here.</p>" if left > 0 else ""))
 
 
 def medians(runs: pd.DataFrame) -> Html:
@@ -42,15 +42,14 @@ def medians(runs: pd.DataFrame) -> Html:
 
 
 def _ranked(runs: pd.DataFrame) -> Html:
-    summary = summarize(runs).sort_values(RATE, ascending=False, kind="stable")
+    summary = summarize(runs).sort_values("tokens_per_s_median", ascending=False, kind="stable")
     no_rank = summary.index.isin(unstable(runs))
     return tables.summary_table(pd.concat([summary[~no_rank], summary[no_rank]]), runs)
 
 
 def failures(runs: pd.DataFrame) -> Html:
     """Return the runs of each task that are not ok, with their causes."""
-    bad = runs[runs["status"] != "ok"]
-    if bad.empty:
+    if (runs["status"] == "ok").all():
         return tables.failures(runs)
     return sections(runs, lambda part: tables.failures(part) if (part["status"] != "ok").any() else "")
 

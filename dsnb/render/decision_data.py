@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis import intervals
+from dsnb.analysis import intervals, words
 from dsnb.analysis.choices import with_choices
 from dsnb.analysis.comparisons import compared, rules_of
 from dsnb.analysis.decide import candidates, memory_figure
 from dsnb.analysis.intervals import MIN_RUNS
-from dsnb.render import words
 from dsnb.runs import labels
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
@@ -109,7 +108,7 @@ def _candidates(table: pd.DataFrame, runs: pd.DataFrame, numbers: dict[str, int]
         "kind": [texts[kind] for kind in table["kind"]],
         "basis": [texts[basis] for basis in table["basis"]],
     }
-    shared = {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
+    shared = {name: _one_or_all(values) for name, values in columns.items()}
     return {"length": len(table), "experiment": [numbers[name] for name in table.index], **shared}
 
 
@@ -165,29 +164,24 @@ def _compared(
 ) -> tuple[list[Any], list[int], dict[str, Any]]:
     """Return the values and the number of runs of each setting, and by key the columns of pairs."""
     rules = rules_of(runs, figure)
-    is_percentage = bool(rules.percent_factor)
-    known = intervals.settings_of(runs, "experiment", figure, is_percentage)
+    known = intervals.settings_of(runs, "experiment", figure, bool(rules.percent_factor))
     settings = [known[name] for name in names]
-    every = intervals.moments([setting.values for setting in settings])
-    values = every.mean if is_percentage else np.exp(every.mean)
-    among = intervals.repeated(known.values())
-    own = compared([(settings[a], settings[b]) for a, b in pairs], among, rules)
-    margins = own.found.high - own.found.estimate
-    counts = np.minimum(own.base.count, own.other.count)
-    factors = np.where(counts < MIN_RUNS, np.nan, margins if is_percentage else np.exp(margins))
-    other = {}
-    for at, (a, b) in enumerate(pairs):
-        first_n, second_n, counted = own.counts(at, (settings[a], settings[b]))
-        if counted == "host":
-            means = [own.base.mean[at], own.other.mean[at]]
-            shown = means if is_percentage else np.exp(means)
-            if min(first_n, second_n) < MIN_RUNS:
-                shown = [settings[a].median, settings[b].median]
-            other[at] = [first_n, second_n, *_rounded(shown)]
-    notes = {at: texts[note] for at, note in enumerate(own.notes) if note}
-    factor = [None if pd.isna(value) else float(f"{value:.{FACTOR_DIGITS}g}") for value in factors]
+    each = intervals.moments([setting.values for setting in settings])
+    values = each.mean if rules.percent_factor else np.exp(each.mean)
+    table = compared([(settings[a], settings[b]) for a, b in pairs], intervals.repeated(known.values()), rules)
+    if rules.percent_factor:
+        factors = ((table["high"] - table["change"]) / rules.percent_factor).where(table["high_pct"].notna())
+    else:
+        factors = (100 + table["high_pct"]) / (100 + table["change_pct"])
+    by_host = table[table["counted"] == "host"]
+    other = {
+        at: [row["base_n"], row["n"], *_rounded([row["base_value"], row["value"]])]
+        for at, row in zip(by_host.index.tolist(), by_host.to_dict("records"), strict=True)
+    }
+    notes = {at: texts[note] for at, note in enumerate(table["note"]) if note}
+    factor = _rounded(factors, FACTOR_DIGITS)
     rest = {"factor": _one_or_all(factor), "note": notes, "other": other}
-    return _rounded(values, VALUE_DIGITS), [int(count) for count in every.count], rest
+    return _rounded(values, VALUE_DIGITS), [int(count) for count in each.count], rest
 
 
 def _one_or_all(values: list[Any]) -> Any:

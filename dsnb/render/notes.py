@@ -14,6 +14,8 @@ from dsnb.runs.planned import Planned, left_out, still_to_come
 from dsnb.runs.setting_words import common_unit
 
 MAX_TO_COME = 5
+UNUSUAL = "what is unusual"
+"""Heading of the words of flags."""
 HOW_TO_PREDICT = " With <code>dsnb report FOLDER --predict FOLDER</code> it predicts those that are not there."
 
 
@@ -74,38 +76,29 @@ def remarks(runs: pd.DataFrame) -> Html:
     """Return the notes on single runs of each task, such as skipped steps; nothing if there are none."""
     if "note" not in runs or runs["note"].isna().all():
         return Html("")
-    return Html(f"<h3>Remarks</h3>{by_task.sections(runs, _remarks, 'h4')}")
-
-
-def _remarks(runs: pd.DataFrame) -> str:
-    noted = runs[runs["note"].notna()]
-    table = noted[["experiment", "repeat", "note"]].astype({"repeat": "Int64"}).head(tables.MAX_ROWS)
-    return str(tables.to_html(table, text_columns=("experiment", "note"), index=False)) if len(noted) else ""
+    return Html(f"<h3>Remarks</h3>{by_task.sections(runs, lambda part: _table(part, 'note'), 'h4')}")
 
 
 def runs_to_look_at(runs: pd.DataFrame, steps: pd.DataFrame | None = None) -> Html:
     """Return the runs of each task that `dsnb.analysis.flags` finds unusual, and why; nothing if there are none."""
     runs = runs.reset_index(drop=True)
-    found = flags(runs, steps, load_samples(runs))
-    found = found[found["words"] != ""]
-    if found.empty:
+    words = flags(runs, steps, load_samples(runs))["words"]
+    runs = runs.assign(**{UNUSUAL: words.where(words != "")})
+    if runs[UNUSUAL].isna().all():
         return Html("")
     about = (
         "They count in every figure: if it is a disturbance, repeat the run; if the setting causes it, it is a result."
     )
-    own = by_task.sections(runs, lambda part: _unusual(found[found.index.isin(part.index)]), "h4")
-    return Html(f"<h3>Runs to look at</h3><p>{about}</p>{own}")
+    return Html(
+        f"<h3>Runs to look at</h3><p>{about}</p>{by_task.sections(runs, lambda part: _table(part, UNUSUAL), 'h4')}"
+    )
 
 
-def _unusual(found: pd.DataFrame) -> str:
-    """Return the table of the flags of some runs; empty without one."""
-    if found.empty:
+def _table(runs: pd.DataFrame, column: str) -> str:
+    """Return the runs that have a text in this column; empty without one."""
+    noted = runs.loc[runs[column].notna(), ["experiment", "repeat", column]].astype({"repeat": "Int64"})
+    if noted.empty:
         return ""
-    table = found[["experiment", "repeat", "words"]].rename(columns={"words": "what is unusual"})
-    rows = tables.to_html(
-        table.astype({"repeat": "Int64"}).head(tables.MAX_ROWS), ("experiment", "what is unusual"), index=False
-    )
-    more = (
-        f"<p>Only the first {tables.MAX_ROWS} of {len(table):,} are listed.</p>" if len(table) > tables.MAX_ROWS else ""
-    )
-    return f"{rows}{more}"
+    table = tables.to_html(noted.head(tables.MAX_ROWS), text_columns=("experiment", column), index=False)
+    more = len(noted) > tables.MAX_ROWS
+    return f"{table}<p>Only the first {tables.MAX_ROWS} of {len(noted):,} are listed.</p>" if more else str(table)

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dsnb.analysis.choices import with_choices
+from dsnb.analysis.decide import rate
 from dsnb.render import palette
-from dsnb.render.changes import rate
 from dsnb.render.picture import PLAIN_TICKS, Picture, note
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths

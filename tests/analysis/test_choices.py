@@ -47,7 +47,8 @@ def test_variants_differ_in_more_than_strategy_and_precision():
         "1 rank, sequence 100": [0], "2 ranks, sequence 100": [1, 2, 3, 4, 5], "2 ranks, sequence 200": [6],
     }  # fmt: skip
     assert list(parts["2 ranks, sequence 100"]["strategy"]) == ["ddp", "fsdp", "deepspeed", "deepspeed", "deepspeed"]
-    assert list(variants(runs, most=1)) == ["2 ranks, sequence 100"]
+    many = pd.concat([runs, *(runs.tail(1).assign(seq_len=length) for length in (300, 400, 500))], ignore_index=True)
+    assert list(variants(many)) == ["1 rank, sequence 100", *(f"2 ranks, sequence {n}" for n in (100, 200, 300))]
     assert list(variants(SHARED)) == [""]
     on_gpus = variants(runs.assign(device="cuda", gpu_name="H200"))
     assert "2 GPUs, sequence 100" in on_gpus

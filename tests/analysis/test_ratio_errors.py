@@ -75,9 +75,9 @@ def one(**settings):
 )
 def test_what_two_settings_differ_in(settings, by_cpu, name):
     known = {every: RatioError(10, 5.0, 9.0) for every in (*ratio_errors.NAMES, ALL)}
-    assert expected(one(), one(**settings), by_cpu, known)[0] == name
+    assert expected([one(), one(**settings)], by_cpu, known)[0] == name
     few = {**known, name: RatioError(9, 5.0, 9.0)}
-    assert expected(one(), one(**settings), by_cpu, few)[0] == ALL
+    assert expected([one(), one(**settings)], by_cpu, few)[0] == ALL
 
 
 def test_which_errors_hold_for_a_gpu_and_for_ones_own_runs():

@@ -1,16 +1,24 @@
-"""`dsnb.recommend`, with a made-up trace: the choice for each task, how sure it is, refusals."""
+"""Recommendations with a made-up trace: what is predicted, measured runs in its place, how sure it is, refusals."""
 
 import math
 
+import pandas as pd
 import pytest
 
 import dsnb
 from dsnb.analysis import ratio_errors
+from dsnb.analysis.decide import MEASURED, PREDICTED
 from dsnb.analysis.ratio_errors import RatioError
+from dsnb.analysis.recommend import forecast
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
 from dsnb.prediction.traces import Trace
+from dsnb.render import plan_answer
 from tests.prediction.made_up import RECORD
+
+SETTINGS = {"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "micro_batch_size": 8, "gpus": 8}
+STAGES = {**SETTINGS, "zero_stage": [0, 1, 3]}
+NAMES = [f"opt-1.3b_zs{stage}_bf16_gpus8_bs8_sl2048" for stage in (0, 1, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +34,13 @@ def test_the_best_that_fits_is_recommended_with_its_alternatives():
     asked = [given(zero_stage=stage, gpus=8, compile=mode) for stage in range(4) for mode in ("off", "default")]
     (found,) = dsnb.recommend(asked, "H200", objective="tokens_per_s")
     everything = dsnb.predict(asked, "H200")
-    assert found.table["tokens_per_s"].iloc[0] == everything["tokens_per_s"].max()
+    best = found.table.iloc[0]
+    assert best["tokens_per_s"] == everything["tokens_per_s"].max()
+    assert found.table.columns.tolist() == ["experiment", "worse_pct", *everything.columns[1:]]
     assert len(found.table) == 4
     assert found.table["worse_pct"].tolist() == sorted(found.table["worse_pct"])
-    assert found.sentences[0].startswith(f"Train with {found.table['experiment'][0]}: ")
+    assert found.sentences[0].startswith(f"Train with {best['experiment']}: {best['tokens_per_s']:,.0f} tokens/s ± ")
+    assert f"{best['peak_allocated_gib']:.1f} GiB ± " in found.sentences[0]
     least = dsnb.recommend(asked, "H200", objective="memory")[0].table
     assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
     cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0)[0].table
@@ -41,18 +52,15 @@ def test_each_task_has_an_answer_of_its_own():
     asked = [given(gpus=8, zero_stage=stage) for stage in (0, 1, 2)]
     asked += [given(gpus=8, model="opt-125m", zero_stage=stage) for stage in (0, 1)]
     asked += [given(gpus=8, lora_rank=8), given(gpus=8, seq_len=1024)]
-    found = dsnb.recommend(asked, "H200")
-    assert [one.task for one in found] == [
+    found = {one.task: one.table["experiment"].tolist() for one in dsnb.recommend(asked, "H200")}
+    names = [one.name_with_model for one in asked]
+    assert list(found) == [
         "opt-1.3b, sequence 2048",
         "opt-125m, sequence 2048",
         "opt-1.3b, sequence 2048, LoRA adapters",
         "opt-1.3b, sequence 1024",
     ]
-    assert [len(one.table) for one in found] == [3, 2, 1, 1]
-    names = [one.name_with_model for one in asked]
-    assert set(found[1].table["experiment"]) == set(names[3:5])
-    assert found[2].table["experiment"].tolist() == [names[5]]
-    assert all(one.sentences[0].startswith(f"Train with {one.table['experiment'][0]}: ") for one in found)
+    assert [set(own) for own in found.values()] == [set(names[:3]), set(names[3:5]), {names[5]}, {names[6]}]
 
 
 def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monkeypatch):
@@ -61,26 +69,27 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
     known = {batches: RatioError(118, 7.0, 50.0), ratio_errors.ALL: RatioError(5, 90.0, 99.0)}
     monkeypatch.setattr(ratio_errors, "DEFAULT_RATIOS", known)
 
-    def second(*sizes, **settings):
-        asked = [given(micro_batch_size=size, gpus=8, **settings) for size in sizes]
-        return dsnb.recommend(asked, "H200", objective="tokens_per_s")[0].sentences[1]
+    def second(*sizes, stages=(0,), objective="tokens_per_s"):
+        asked = [given(micro_batch_size=size, gpus=8, zero_stage=stage) for size in sizes for stage in stages]
+        return dsnb.recommend(asked, "H200", objective=objective)[0].sentences[1]
 
     error = "7.0 %, the mean error of predicted ratios of two settings that differ only in batch sizes (118 pairs)"
     first, other = (given(micro_batch_size=size, gpus=8).name_with_model for size in (9, 8))
-    assert second(8, 9).endswith(f" % worse, within {error}: run {first} and {other} to decide.")
-    assert second(8, 32).endswith(f" % worse, more than {error}.")
-    asked = [given(gpus=8), given(gpus=8, zero_stage=1)]
-    sentence = dsnb.recommend(asked, "H200", objective="tokens_per_s")[0].sentences[1]
-    assert "within 90.0 %, the mean error of predicted ratios of two settings of one task (5 pairs): run" in sentence
+    assert second(8, 9).startswith(f"Next is {other} (predicted), ")
+    assert second(8, 9).endswith(f" % slower, within {error}: run {first} and {other} to decide.")
+    assert second(8, 32).endswith(f" % slower, more than {error}.")
+    assert "within 90.0 %, the mean error of predicted ratios of two settings of one task (5 pairs): run" in second(
+        8, stages=(0, 1)
+    )
+    assert " % worse, more than the error of " in second(8, stages=(0, 3), objective="memory")
 
 
 def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
     (found,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e15)
     best = found.table.iloc[0]
-    assert best["days"] > 365
     needed = math.ceil(best["gpu_hours"] / 24 / 30)
-    said = f"That is more than 365 days: 30 days would need {needed:,} GPUs, if each sustained its speed."
-    assert found.sentences[1] == said
+    said = f"That is more than 365 days: 30 days would need {needed:,} GPUs if each sustained "
+    assert found.sentences[1].startswith(said)
     (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
     assert not [one for one in short.sentences if "365" in one]
 
@@ -110,3 +119,146 @@ def test_a_task_of_which_nothing_fits_says_what_would_and_the_others_are_answere
 def test_recommendations_are_refused_in_one_sentence(options, words):
     with pytest.raises(SettingsError, match=words):
         dsnb.recommend([given(zero_stage=0)], **options)
+
+
+def measured(rate, stage=3, status="ok", gpu_name="NVIDIA H200", peak=30.0):
+    figures = {"tokens_per_s": rate, "peak_allocated_gib": peak, "status": status, "gpu_name": gpu_name}
+    return {**SETTINGS, "zero_stage": stage, "grad_accum_dtype": "auto", **figures}
+
+
+def of_runs(*runs, settings=STAGES, tokens=8e9 * 86.4, currency="€"):
+    """Give the forecast of one task: its table by experiment, and its sentences as one text."""
+    table = pd.DataFrame(runs) if runs else None
+    ((made,), _) = forecast(settings, "H200", table, tokens=tokens, price=2.0, currency=currency)
+    return made.table.set_index("experiment"), "\n".join(made.sentences)
+
+
+def test_without_runs_everything_is_predicted():
+    rows, said = of_runs()
+    asked = dsnb.predict([given(**{**STAGES, "zero_stage": stage}) for stage in (0, 1, 3)], "H200", tokens=8e9 * 86.4,
+                         price=2.0).set_index("experiment")  # fmt: skip
+    assert set(rows["basis"]) == {PREDICTED}
+    assert list(rows["days"]) == sorted(asked["days"])
+    for name in ("tokens_per_s", "tokens_per_s_error_pct", "days_low", "days_high", "cost"):
+        assert rows.loc[NAMES, name].tolist() == pytest.approx(asked[name].tolist())
+    of_strategies = ratio_errors.DEFAULT_RATIOS["that differ only in strategy"]
+    assert ratio_errors.words("that differ only in strategy", of_strategies) in said
+
+
+def test_a_measured_setting_replaces_its_prediction():
+    """1 million tokens/s: 691.2 billion tokens take 8 days, 1,536 GPU-hours, 3,072 in money."""
+    runs = [measured(0.9e6, peak=29.0), measured(1.1e6, peak=31.0), measured(9e9, gpu_name="NVIDIA A100")]
+    rows, said = of_runs(*runs)
+    row = rows.loc[NAMES[2]]
+    assert (row["basis"], row["fits"], row["tokens_per_s"], row["peak_allocated_gib"]) == (MEASURED, True, 1e6, 30.0)
+    assert (row["days"], row["gpu_hours"], row["cost"]) == pytest.approx((8, 1536, 3072))
+    assert row[["tokens_per_s_error_pct", "peak_allocated_error_pct"]].isna().all()
+    assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
+    assert f"Fewest days for 691.2 billion tokens: {NAMES[2]} (measured), 1,000,000 tokens/s, 8 days" in said
+    assert "1,536 GPU-hours, €3,072, 30.0 GiB.\n" in said
+    assert f"Fewest GPU-hours: {NAMES[2]}, as above." in said
+    published = pd.DataFrame([measured(1e6)]).assign(source="published: elsewhere")
+    ((made,), _) = forecast(STAGES, "H200", published)
+    assert "(1 published, 2 predicted)" in made.sentences[0]
+
+
+def test_a_setting_whose_repeats_do_not_agree_is_not_ranked():
+    rows, said = of_runs(measured(9e9), measured(1e9))
+    assert rows["basis"][NAMES[2]] == MEASURED
+    assert "1 setting is not ranked, because its repeats differ by more than 1.5 times." in said
+    assert NAMES[2] not in said
+
+
+def test_runs_on_the_same_gpu_calibrate_the_other_settings():
+    """Three settings, each half as fast as predicted, and a fourth that was not measured."""
+    sizes = (2, 4, 8)
+    asked = [given(**{**SETTINGS, "micro_batch_size": size}) for size in sizes]
+    rates = dsnb.predict(asked, "H200")["tokens_per_s"] / 2
+    runs = [{**measured(rate, 0), "micro_batch_size": size} for size, rate in zip(sizes, rates, strict=True)]
+    other = {**SETTINGS, "micro_batch_size": 16}
+    (few, nothing), (enough, notes) = (forecast(other, "H200", pd.DataFrame(rows)) for rows in (runs[:2], runs))
+    assert enough[0].table["tokens_per_s"][0] < 0.7 * few[0].table["tokens_per_s"][0]
+    assert nothing == []
+    assert notes == ["Predicted speeds follow from 3 measured settings on H200."]
+
+
+def test_a_run_out_of_memory_beats_the_prediction_that_it_fits():
+    out = measured(None, stage=0, status="oom", peak=None)
+    rows, said = of_runs(out, measured(None, stage=1, status="failed"))
+    last = rows.iloc[-1]
+    assert (last.name, last["basis"], last["fits"]) == (NAMES[0], MEASURED, False)
+    assert set(rows["basis"][:-1]) == {PREDICTED}
+    assert said.startswith("2 of 3 settings fit on H200, which has 140 GiB (2 predicted).\n")
+    assert NAMES[0] not in said
+    alone = of_runs(out, settings={**SETTINGS, "zero_stage": 0})[1]
+    assert "those that were predicted to fit ran out of memory" in alone
+
+
+def test_what_does_not_fit_and_what_is_refused_is_said():
+    ((made, *_), notes) = forecast({**STAGES, "strategy": ["deepspeed", "ddp"], "micro_batch_size": [1, 32]}, "A10")
+    assert "of 8 settings fit on A10, which has 22 GiB" in made.sentences[0]
+    assert made.sentences[1].startswith("The smallest that does not fit is ")
+    assert notes[0].startswith("Refused and left out: zero_stage is 1, but strategy is 'ddp': DDP shards nothing")
+    ((nothing,), _) = forecast({**SETTINGS, "zero_stage": 0}, "T4")
+    assert "(none)" in nothing.sentences[0]
+    assert nothing.sentences[2].startswith("No setting fits: the smallest, opt-1.3b_zs0_bf16_gpus8_bs8_sl2048, needs ")
+    assert nothing.sentences[3].startswith("Predicted to fit, the smallest change first: opt-1.3b_zs0_bf16_gpus8_bs8_")
+    with pytest.raises(SettingsError, match="it is a single process"):
+        forecast({**SETTINGS, "strategy": "plain"}, "H200")
+
+
+def test_how_sure_it_is_depends_on_what_was_measured():
+    best = of_runs()[0].iloc[0]
+    rate, stage = best["tokens_per_s"], int(best.name.split("_zs")[1][0])
+    others = [other for other in (0, 1, 3) if other != stage]
+    close = of_runs(measured(0.99 * rate, others[0]))[1]
+    assert f"1.0 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {best.name} to dec" in close
+    both = of_runs(measured(2 * rate, others[0]), measured(1.9 * rate, others[1]))[1]
+    assert "5.3 % slower; both were measured, and 20_compare says" in both
+    assert "100.0 % slower, more than the error of" in of_runs(measured(2 * rate, others[0]))[1]
+    ((unseen,), _) = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
+    assert unseen.sentences[-1].startswith("Less sure than that: ")
+
+
+def test_a_forecast_of_years_is_no_answer():
+    """8 GPUs at 1 million tokens/s: 8.64e13 tokens take 1,000 days, 192,000 GPU-hours; 30 days need 266.7 GPUs."""
+    said = of_runs(measured(1e6), settings={**SETTINGS, "zero_stage": 3}, tokens=8.64e13, currency="$")[1]
+    assert "No setting trains on 86.4 trillion tokens within 365 days on 8 GPUs. The fastest is " in said
+    assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
+    assert "At that rate, the training takes 192,000 GPU-hours, $384,000." in said
+    assert "1,000 days" not in said
+
+
+def test_the_page_has_an_answer_and_a_table_for_each_task():
+    """Two lengths, measured at 1 and 2 million tokens/s: neither is ranked behind the other."""
+    runs = [measured(rate) | {"seq_len": length} for rate, length in ((1e6, 2048), (2e6, 1024))]
+    settings = {**SETTINGS, "zero_stage": 3, "seq_len": [2048, 1024]}
+    plans, _ = forecast(settings, "H200", pd.DataFrame(runs), tokens=8.64e10, price=2.0)
+    said = str(plan_answer.answers(plans, ["A <note>."]))
+    assert "A &lt;note&gt;." in said
+    for title, days in (("sequence 2048", "1 day"), ("sequence 1024", "12 hours")):
+        part = said.partition(f"<h3>opt-1.3b, {title}</h3>")[2].partition("<h3>")[0]
+        assert f"tokens/s, {days}," in part
+        assert "slower" not in part
+        assert "1 of 1 setting fit on" in part
+    text = str(plan_answer.tables(plans, "€")).replace(' class="text"', "")
+    assert text.count("<h3>") == 2
+    assert "<td>measured</td><td>yes</td>" in text.replace("\n", "")
+    assert "cost (€)" in text
+    assert "outside" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"tokens": 0}, "tokens is 0: give a finite number of more than 0"),
+        ({"price": "2 €"}, "price is '2 €': give a finite number of 0 or more"),
+        ({"settings": {**SETTINGS, "gpus": 0}}, "gpus is 0"),
+        ({"settings": {**SETTINGS, "gpus": "two"}}, "gpus is 'two'"),
+    ],
+)
+def test_what_cannot_be_forecast_is_said(given, problem):
+    with pytest.raises(SettingsError) as caught:
+        forecast(**{"settings": SETTINGS, "gpu": "H200", **given})
+    assert str(caught.value).startswith(problem)
+    assert "\n" not in str(caught.value)

@@ -13,12 +13,12 @@ import pytest
 import dsnb
 from dsnb.analysis import decide
 from dsnb.analysis.comparisons import differences
+from dsnb.analysis.words import words
 from dsnb.explorer import page as pages
 from dsnb.explorer import single_runs
 from dsnb.explorer.payload import answered, payload
 from dsnb.explorer.state import options, question, values
 from dsnb.files import records
-from dsnb.render.words import words
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
@@ -690,7 +690,7 @@ def test_a_setting_that_does_nothing_is_not_named(several):
     """The runner-up recomputes no block, so which ones it would recompute is no difference."""
     explorer = dsnb.explore(ODD["blocks"][0])
     known = answered(explorer.data).dropna(axis="columns", how="all")
-    said = words(decide.of_runs(known, question(explorer.state))).following
+    said = words(decide.of_runs(known, question(explorer.state)))["following"]
     assert said.startswith("Runner-up: checkpointing off, ")
     assert "recomputed" not in said
     assert several.tab.evaluate(f"{root('blocks')}.card.answer.words().following") == said

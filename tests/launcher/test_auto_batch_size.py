@@ -1,5 +1,7 @@
 """The largest micro-batch that fits: the search, and the runs that it leaves."""
 
+import subprocess
+
 import pytest
 
 from dsnb.files import records
@@ -12,6 +14,7 @@ from dsnb.run_folder.result import Result
 from dsnb.runs.load import load_runs
 from dsnb.sweep.run import run_sweep
 from tests.support import whole
+from tests.support.small_sweep import command, light_server
 
 AUTO = {"micro_batch_size": "auto", "memory_limit_gib": 1.0}
 
@@ -148,24 +151,21 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, small):
 
 PARAMS = """
 name: fitting
-defaults: {model: opt-tiny, precision: fp32, device: cpu, seq_len: 1024, warmup_steps: 1, steps: 3,
-           micro_batch_size: auto, memory_limit_gib: 0.6}
-grid: {activation_checkpointing: [true]}
+defaults: {model: gpt2-tiny, precision: fp32, device: cpu, seq_len: 32, warmup_steps: 1, steps: 3,
+           micro_batch_size: auto, memory_limit_gib: 1}
 """
 
 
 @pytest.mark.process
 def test_a_sweep_finds_it_keeps_the_probes_and_is_finished(tmp_path):
-    (tmp_path / "fitting.yaml").write_text(PARAMS)
-    (result,) = run_sweep(tmp_path / "fitting.yaml", output=tmp_path / "out", progress=False)
-    assert result.status == "ok", result.message()
-    runs = load_runs(tmp_path / "out")
-    own = runs["experiment"] == "zs0_fp32_gpus1_bsauto_sl1024_ac_limit0.6gib"
-    (found,) = runs.loc[own, "micro_batch_size"]
-    sizes = runs[~own].set_index("micro_batch_size")["status"]
-    assert sizes.get(found, "ok") == "ok"  # no probe, if a larger one fitted and its whole run did not
-    assert sizes[found + 1] == "oom"
-    assert runs.loc[own, "tokens_per_s"].notna().all()
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
-    run_sweep(tmp_path / "fitting.yaml", output=tmp_path / "out", progress=False)
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
+    params, out = tmp_path / "fitting.yaml", tmp_path / "out"
+    params.write_text(PARAMS)
+    subprocess.run(command(params), env=light_server() | {"DSNB_TEST_FITS": "3"}, check=True, capture_output=True)
+    results = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    runs = load_runs(out).set_index("experiment")
+    name = "zs0_fp32_gpus1_bsauto_sl32_limit1gib"
+    assert runs.loc[name, ["micro_batch_size", "status"]].to_list() == [3, "ok"]
+    probes = runs.drop(index=name).set_index("micro_batch_size")["status"].to_dict()
+    assert (probes[3], probes[4]) == ("ok", "oom")
+    run_sweep(params, output=out, progress=False)  # makes nothing again
+    assert results == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}

@@ -1,10 +1,15 @@
 """The ports, GPUs and variables of ranks on this machine and on a host."""
 
+import contextlib
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from dsnb import Experiment
+from dsnb.launcher import gpu_sampler
 from dsnb.launcher.local import LOCALHOST, free_port, rank_variables
-from dsnb.system import hardware
+from dsnb.system import hardware, launch_clock, nvml
+from tests.support.waiting import wait_until
 
 
 def test_ports_lie_where_systems_take_none_for_outgoing_connections():
@@ -33,3 +38,18 @@ def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch)
     for choice, numbers in (("0,1,2", [0, 1, 2]), ("GPU-3,1", [3, 1])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
         assert [gpu.index for gpu in hardware.gpus()] == numbers
+
+
+def test_gpus_are_sampled_until_the_block_ends(monkeypatch):
+    api = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda index: index)
+    monkeypatch.setattr(nvml, "session", lambda: contextlib.nullcontext(api))
+    monkeypatch.setattr(nvml, "sample", lambda _, handle: {"util_pct": 10 * handle})
+    monkeypatch.setattr(gpu_sampler, "INTERVAL_S", 0.01)
+    samples = []
+    with gpu_sampler.sampled([3, 5], samples.append, launch_clock.now_s() - 60):
+        wait_until(lambda: len(samples) >= 4, "two samples of each GPU")
+    count = len(samples)
+    assert [(row["gpu"], row["util_pct"]) for row in samples[:2]] == [(3, 30), (5, 50)]
+    assert all(60 <= row["t_s"] < 200 for row in samples)
+    time.sleep(0.05)
+    assert len(samples) == count

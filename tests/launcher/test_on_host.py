@@ -57,17 +57,17 @@ def ask(hostfile, folder, **settings):
 def test_the_command_of_a_host(hostfile, monkeypatch, tmp_path):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     python = [sys.executable, "-P", "-u", "-m", "dsnb.launcher.on_host"]
-    words = hosts.command(Experiment(hostfile=hostfile), Host("worker-1", (0,)), "-m", "a b", X="1 2")
+    words = hosts.command(Experiment(hostfile=hostfile), Host("worker-1", (0,)), *python[:-1], "a b", X="1 2")
     assert words[0] == "ssh"
     assert words[-3:] == ["--", "worker-1", shlex.join(["env", "X=1 2", *python[:-1], "a b"])]
     assert "BatchMode=yes" in words  # nobody is there to type a password
     assert not {"-p", "-l"} & set(words)
     monkeypatch.setenv("PYTHONPATH", "/a b;reboot")
     asked = Experiment(hostfile=hostfile, ssh_port=2222, ssh_user="me")
-    words = hosts.command(asked, Host("worker-1", (0,)), *python[-2:])
+    words = hosts.command(asked, Host("worker-1", (0,)), *python)
     assert [words[words.index("-p") + 1], words[words.index("-l") + 1]] == ["2222", "me"]
     assert shlex.split(words[-1]) == ["env", "PYTHONPATH=/a b;reboot", *python]
-    words = hosts.command(Experiment.model_construct(hostfile="slurm"), Host("n1", (0,)), *python[-2:])
+    words = hosts.command(Experiment.model_construct(hostfile="slurm"), Host("n1", (0,)), *python)
     assert (words[0], "--nodelist=n1" in words, words[-5:]) == ("srun", True, python)
     places = (Host("n1", (0, 2)), Host("n2", (3,)))
     assert hosts.torchrun_words(places, 1, "10.0.0.1", 29500, "worker", tmp_path) == [

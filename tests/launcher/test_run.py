@@ -81,23 +81,29 @@ def test_a_rank_killed_in_a_collective_is_the_cause_not_its_neighbours_error(run
 
 
 @pytest.fixture
-def own_server(monkeypatch):
-    """Let launches start a fork server of this process, without torch, in the place of the session's."""
+def own_servers(monkeypatch):
+    """Let launches start fork servers of this process, without torch, in the place of the session's; give them."""
+    started = []
+
+    class Server(fork.ForkServer):
+        def __init__(self, device):
+            super().__init__(device)
+            started.append(self)
+
+    monkeypatch.setattr(fork, "ForkServer", Server)
     monkeypatch.delenv(fork.socket_variable("cpu"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)]))
-    yield
-    for server in fork._servers.values():
+    yield started
+    for server in started:
         server.close()
-    fork._servers.clear()
 
 
-@pytest.mark.usefixtures("own_server")
-def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path):
+def test_a_killed_fork_server_leaves_nothing_behind(own_servers, small, tmp_path):
     folder = tmp_path / "run1"
 
     def kill_the_server():
         wait_for_ranks(folder)
-        fork._servers["cpu"].process.kill()
+        own_servers[0].process.kill()
 
     threading.Thread(target=kill_the_server, daemon=True).start()
     result = launch(small(gpus=2), folder, progress=False, worker="tests.workers.hanger")
@@ -108,10 +114,9 @@ def test_a_killed_fork_server_leaves_nothing_behind(small, tmp_path):
     assert launch(small(), tmp_path / "run2", progress=False).status == "ok"  # with a new server
 
 
-@pytest.mark.usefixtures("own_server")
-def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(small, tmp_path):
+def test_an_interrupt_while_the_server_is_busy_leaves_nothing_behind(own_servers, small, tmp_path):
     launch(small(), tmp_path / "run1", progress=False)
-    server = psutil.Process(fork._servers["cpu"].process.pid)
+    server = psutil.Process(own_servers[0].process.pid)
     server.suspend()
     folder = tmp_path / "run2"
 
@@ -144,10 +149,10 @@ def test_native_crashes(run_small, monkeypatch):
 
 
 def test_out_of_memory_in_python_is_oom(run_small):
-    huge = {"micro_batch_size": 10**9, "seq_len": 1024, "data": "synthetic"}
-    result, _ = run_small(**huge)
-    assert result.status == "oom"
-    assert "memory" in result.cause
+    for size, limit in ((10**9, {}), (64, {"memory_limit_gib": 1})):
+        result, _ = run_small(micro_batch_size=size, seq_len=1024, data="synthetic", **limit)
+        assert result.status == "oom"
+        assert "memory" in result.cause
 
 
 def test_a_loss_that_is_no_number_is_nan(run_small):

@@ -12,6 +12,7 @@ from dsnb.prediction.accuracy import (
     DEFAULT_COVERAGE,
     ELSEWHERE,
     HOST_CONSTANTS,
+    MIN_SETTINGS,
     TIME_ERRORS,
     Coverage,
     PredictionError,
@@ -37,27 +38,39 @@ SMALL = {"model": "gpt2", "micro_batch_size": 1, "seq_len": 128}
 USUAL = {"model": "opt-1.3b", "zero_stage": 1, "gpus": 2, "micro_batch_size": 8, "seq_len": 1024, "device": "cuda"}
 
 
-def assert_rounded_alike(found, printed):
-    """Another machine's linear algebra may round the last digit to the other side."""
-    assert found.keys() == printed.keys()
-    for name, errors in found.items():
-        assert tuple(errors) == pytest.approx(tuple(printed[name]), abs=0.11)
+def assert_stated(found, stated):
+    """Compare the errors of kinds of enough settings with the stated ones, and those of all kinds with the page's.
+
+    Another machine's linear algebra may round the last digit to the other side.
+    """
+    enough = {name: errors for name, errors in found.items() if errors.settings >= MIN_SETTINGS}
+    assert enough.keys() == stated.keys()
+    for name, errors in enough.items():
+        assert tuple(errors) == pytest.approx(tuple(stated[name]), abs=0.11)
+    printed = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    for line in prediction_errors.lines(found):
+        assert any(alike(line, other) for other in printed), line
+
+
+def alike(line, other):
+    ours, theirs = (one.strip("| ").split(" | ") for one in (line, other))
+    if ours[:2] != theirs[:2] or len(theirs) != len(ours):
+        return False
+    return [*map(float, ours[2:])] == pytest.approx([*map(float, theirs[2:])], abs=0.11)
 
 
 def test_the_stated_errors_are_those_of_settings_that_nothing_was_fitted_to():
     made, errors = prediction_errors.unseen()
-    assert_rounded_alike(by_kind(made, errors), TIME_ERRORS)
+    assert_stated(by_kind(made, errors), TIME_ERRORS)
     fitted = {run.setting for run in prediction_errors.h200_runs(with_held_out=False)}
     assert not fitted & {run.setting for run in made}
-    assert "\n".join(prediction_errors.lines(TIME_ERRORS)) in PAGE
 
 
 def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
     by_table, by_gpu_and_nodes = prediction_errors.elsewhere()
-    assert_rounded_alike(by_gpu_and_nodes, ELSEWHERE)
+    assert_stated(by_gpu_and_nodes, ELSEWHERE)
     assert sum(one.settings for one in by_table.values()) == ELSEWHERE[ALL].settings
-    for found in (by_table, by_gpu_and_nodes):
-        assert "\n".join(prediction_errors.lines(found)) in PAGE
+    assert "\n".join(prediction_errors.lines(by_table)) in PAGE
     assert by_table["lambda_1cc_opt"].worst_pct < 15  # with SDPA, OPT-350M is 33 % off
     monkeypatch.setattr("dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments])
     one = Experiment(model="gpt2", precision="bf16", device="cuda")

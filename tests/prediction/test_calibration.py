@@ -82,23 +82,6 @@ def test_small_clusters_tell_large_ones():
     assert predicted(large, constants) == pytest.approx(of(large), rel=0.02)
 
 
-def test_layouts_are_ranked_from_runs_without_any():
-    """BigScience's rows of TP = PP = 1 calibrate. Step times are printed in seconds, so equal ones have no order."""
-    runs = measured(dsnb.published("bigscience_1b3"), "ib:100")
-    alone = [run for run in runs if run.experiment.tensor_parallel == run.experiment.pipeline_parallel == 1]
-    times, truth = predicted(runs, calibrate(alone)), of(runs)
-    assert (len(runs), len(alone)) == (23, 6)
-    found = pd.DataFrame({"predicted": times, "measured": truth})
-    found["group"] = [f"{run.gpu_name} {run.experiment.activation_checkpointing}" for run in runs]
-    correlations = {name: group.rank(numeric_only=True).corr().iloc[0, 1] for name, group in found.groupby("group")}
-    assert correlations["V100-32GB True"] > 0.95
-    assert correlations["V100-16GB True"] > 0.9
-    assert correlations["V100-32GB False"] > 0.85
-    pairs = found.merge(found, on="group").query("measured_x < measured_y")
-    assert len(pairs) > 60
-    assert (pairs["predicted_x"] < pairs["predicted_y"]).mean() > 0.9
-
-
 def test_accumulation_across_nodes_is_explained_by_communication():
     """BLOOM-7B1 on 16 A100 takes twice 258 days without accumulation and 57 with 256 micro-batches a step.
 

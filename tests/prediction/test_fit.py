@@ -31,7 +31,7 @@ def no_torch(monkeypatch):
     monkeypatch.setattr(fit, "attempts", lambda asked: [odd if one.seq_len == 7 else TRACE for one in asked])
 
 
-def test_the_room_is_the_smallest_gpus_or_the_limit(cards):
+def test_the_room_is_the_smallest_gpus_or_the_limit(cards, monkeypatch):
     assert room_here(given()) == Room(80.0)
     assert room_here(given()).tensors_gib == 80.0 - CONTEXT_GIB
     assert room_here(given(gpus=2)).tensors_gib == 80.0 - CONTEXT_GIB - NCCL_GIB
@@ -40,9 +40,7 @@ def test_the_room_is_the_smallest_gpus_or_the_limit(cards):
     cpu = {"device": "cpu", "precision": "fp32"}
     assert room_here(given(**cpu)) is None
     assert room_here(given(**cpu, memory_limit_gib=2)).tensors_gib == 2
-
-
-def test_the_gpus_of_a_slurm_job_are_not_those_of_this_machine(cards, monkeypatch):
+    # The GPUs of a Slurm job are not those of this machine.
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     job = given().model_copy(update={"hostfile": "slurm"})
     assert room_here(job) is None
@@ -60,23 +58,18 @@ def test_what_is_within_the_worst_error_of_the_limit_is_not_too_large():
     )
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_settings_without_rules_and_models_of_other_families_are_not_covered(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama"}')
+    for settings in (
         {"micro_batch_size": "auto"},
         {"zero_stage": 3, "gpus": 2, "zeropp": "weights"},
         {"zero_stage": 3, "gpus": 2, "compile": "deepcompile"},
         {"zero_stage": 3, "gpus": 2, "offload": "all-nvme", "nvme_path": "/nvme"},
         {"zero_stage": 3, "deepspeed": {"zero_optimization": {"sub_group_size": 1000}}},
-    ],
-)
-def test_settings_without_rules_are_not_covered(settings):
-    assert not is_covered(given(**settings))
-
-
-def test_models_of_other_families_are_not_covered(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert not is_covered(given(model=str(tmp_path / "config.json")))
+        {"model": str(path)},
+    ):
+        assert not is_covered(given(**settings))
     assert is_covered(given())
     assert is_covered(given(zero_stage=3, deepspeed={"zero_optimization": {"reduce_bucket_size": 1000}}))
 
@@ -90,8 +83,7 @@ def test_each_setting_has_its_fit_or_none(cards, no_torch):
     assert (known.is_too_large, limited.is_too_large) == (False, True)
 
 
-def searched(**settings):
-    return given(micro_batch_size="auto", **settings)
+AUTO = {"micro_batch_size": "auto"}
 
 
 def of_size(size):
@@ -117,29 +109,24 @@ def traced(monkeypatch):
 
 @pytest.mark.parametrize(("limit_gib", "zero_stage"), [(30, 0), (45, 3), (100, 0)])
 def test_two_traces_tell_the_largest_size(traced, limit_gib, zero_stage):
-    asked = searched(zero_stage=zero_stage, gpus=2, memory_limit_gib=limit_gib)
+    asked = given(**AUTO, zero_stage=zero_stage, gpus=2, memory_limit_gib=limit_gib)
     found = largest_predicted(asked, 2**16)
     assert traced == list(TRACED_SIZES)
     sized = [(asked.model_copy(update={"micro_batch_size": size}), of_size(size)) for size in (found, found + 1)]
     assert [peak_memory(*one).peak_allocated_gib < limit_gib for one in sized] == [True, False]
     assert largest_predicted(asked, 8) == min(8, found)
-    assert largest_predicted(searched(memory_limit_gib=1), 64) == 0
-
-
-def test_sizes_on_the_line_are_the_sums_of_what_grows_and_what_does_not():
-    assert on_the_line(of_size(10), of_size(18), TRACED_SIZES[1]).kept == of_size(18).kept
-    middle = on_the_line(of_size(10), of_size(18), sum(TRACED_SIZES) // 2)
-    assert middle == of_size(14)
+    assert on_the_line(of_size(10), of_size(18), sum(TRACED_SIZES) // 2) == of_size(14)
+    assert largest_predicted(given(**AUTO, memory_limit_gib=1), 64) == 0
 
 
 def test_what_cannot_be_searched(traced, monkeypatch):
-    assert largest_predicted(searched(), 64) is None  # no GPU, no limit
-    assert largest_predicted(searched(memory_limit_gib=20, zero_stage=3, gpus=2, zeropp="weights"), 64) is None
-    assert largest_predicted(searched(memory_limit_gib=20, device="cpu", precision="fp32"), 64) is None
+    assert largest_predicted(given(**AUTO), 64) is None  # no GPU, no limit
+    assert largest_predicted(given(**AUTO, memory_limit_gib=20, zero_stage=3, gpus=2, zeropp="weights"), 64) is None
+    assert largest_predicted(given(**AUTO, memory_limit_gib=20, device="cpu", precision="fp32"), 64) is None
     assert traced == []
 
     def no_torch(asked):
         raise SettingsError("torch is missing")
 
     monkeypatch.setattr(fit, "traces", no_torch)
-    assert largest_predicted(searched(memory_limit_gib=20), 64) is None
+    assert largest_predicted(given(**AUTO, memory_limit_gib=20), 64) is None

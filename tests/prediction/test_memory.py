@@ -27,15 +27,12 @@ def moments(trace=TRACE, **settings):
     return {name: max(one.total for one in found if one.name == name) for name in dict.fromkeys(o.name for o in found)}
 
 
-def test_one_process_holds_twelve_bytes_a_parameter_and_gradients_after_the_passes():
+def test_one_process_holds_twelve_bytes_a_parameter_and_ddp_buckets_besides():
     found = moments(strategy="plain")
     assert found["loss"] == 12 * P + 1000 * MIB
     assert found["backward"] == max(12 * P + 4 * P / 2 + 500 * MIB, 12 * P + 4 * P + 50 * MIB)
     assert found["optimizer"] == 16 * P
     assert moments(strategy="plain", grad_accum=2)["loss"] == 16 * P + 1000 * MIB
-
-
-def test_ddp_keeps_buckets_and_accumulates_beside_them():
     assert moments(strategy="ddp", gpus=2)["loss"] == 16 * P + 1000 * MIB
     assert moments(strategy="ddp", gpus=2, gradient_compression="bf16")["loss"] == 18 * P + 1000 * MIB
     assert moments(strategy="ddp", gpus=2, gradient_compression="powersgd")["loss"] == 20 * P + 1000 * MIB
@@ -45,12 +42,12 @@ def test_ddp_keeps_buckets_and_accumulates_beside_them():
     assert "second step" not in moments(strategy="ddp", gpus=2, grad_accum=2, optimizer="adafactor")
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_fsdp_holds_shares_and_gathers_the_root_and_a_block(ranks):
+def test_fsdp_holds_shares_and_gathers_the_root_and_a_block():
     gathered = 2 * (100_000_000 + 45_000_000)
-    assert moments(strategy="fsdp", gpus=ranks)["loss"] == 12 * P / ranks + gathered + 1000 * MIB
-    # Accumulated gradients are not sharded.
-    assert moments(strategy="fsdp", gpus=ranks, grad_accum=2)["loss"] == (12 / ranks + 4) * P + gathered + 1000 * MIB
+    for ranks in (2, 8):
+        once, accumulated = (moments(strategy="fsdp", gpus=ranks, grad_accum=count)["loss"] for count in (1, 2))
+        assert once == 12 * P / ranks + gathered + 1000 * MIB
+        assert accumulated == (12 / ranks + 4) * P + gathered + 1000 * MIB  # these gradients are not sharded
 
 
 def test_zero_0_flattens_gradients_twice():
@@ -105,14 +102,13 @@ def test_zero_3_gathers_up_to_a_limit():
 def test_tensor_parallel_ranks_divide_all_but_what_each_of_them_computes_with():
     """In half precision 8 bytes a number and token of a block, the inputs of norms and layers, are on every rank."""
     of_all = 8 * TRACE.layers * TRACE.hidden * 4 * 1024
-    assert of_all - _split(2, of_all).kept == 0, "checkpoints are not divided"
-    assert _split(2, 3 * of_all).kept == pytest.approx(2 * of_all)
-    assert _split(4, 3 * of_all).kept == pytest.approx(1.5 * of_all)
 
+    def kept(ranks, whole):
+        one = given(zero_stage=1, micro_batch_size=4, seq_len=1024, gpus=ranks, tensor_parallel=ranks)
+        return _split_by_tensor_parallel(one, replace(TRACE, kept=whole)).kept
 
-def _split(ranks, kept):
-    settings = {"zero_stage": 1, "micro_batch_size": 4, "seq_len": 1024}
-    return _split_by_tensor_parallel(given(**settings, gpus=ranks, tensor_parallel=ranks), replace(TRACE, kept=kept))
+    assert kept(2, of_all) == of_all, "checkpoints are not divided"
+    assert [kept(ranks, 3 * of_all) for ranks in (2, 4)] == pytest.approx([2 * of_all, 1.5 * of_all])
 
 
 VALID = [

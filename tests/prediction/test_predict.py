@@ -76,7 +76,6 @@ def test_own_runs_calibrate_and_tell_their_own_error():
     [
         ({}, {"gpu": "GTX 9"}, "unknown GPU 'GTX 9'"),
         ({}, {"link": "string"}, "link is 'string'"),
-        ({}, {"tokens": 0}, "tokens is 0"),
         ({}, {"tokens": math.inf}, "tokens is inf"),
         ({"micro_batch_size": "auto"}, {}, "micro_batch_size is 'auto'"),
     ],
@@ -96,134 +95,118 @@ def test_ten_thousand_settings_take_seconds():
         dsnb.predict(asked, "H200")
         took.append(time.process_time() - began)
     assert min(took) / len(asked) * 10_000 < 4
-
-
-def test_nothing_asked_is_an_empty_table():
     assert dsnb.predict([]).empty
 
 
-def run(monkeypatch, capsys, *words):
-    monkeypatch.setattr("sys.argv", ["dsnb", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        app.main()
-    out, err = capsys.readouterr()
-    return ended.value.code, out, err
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Return a function that runs a command with params, and returns its exit code, output and errors."""
+
+    def run_(command, *words, params=PARAMS):
+        (tmp_path / "asked.yaml").write_text(params)
+        monkeypatch.setattr("sys.argv", ["dsnb", command, str(tmp_path / "asked.yaml"), *words])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return run_
 
 
-def test_the_command_line_prints_the_same(tmp_path, monkeypatch, capsys):
-    (tmp_path / "asked.yaml").write_text(PARAMS)
-    code, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--gpu", "H200", "--format", "json")
-    assert not code
+def test_the_command_line_prints_the_same(run):
+    code, out, _ = run("predict", "--gpu", "H200", "--format", "json")
     rows = json.loads(out)
-    assert len(rows) == 6
-    figures = {"peak_allocated_gib", "tokens_per_s", "step_time_s"}
-    assert {"experiment", "fits", *figures} < set(rows[0])
-    code, out, _ = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", "--price", "2")
-    assert not code
-    assert len([line for line in out.splitlines() if "opt-1.3b_zs" in line]) == 6
+    assert (code, len(rows)) == (0, 6)
+    assert {"experiment", "fits", "peak_allocated_gib", "tokens_per_s", "step_time_s"} < set(rows[0])
+    code, out, _ = run("predict", "--price", "2")
+    assert (code, len([line for line in out.splitlines() if "opt-1.3b_zs" in line])) == (0, 6)
     assert "±" in out
-    code, out, _ = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml", "--objective", "memory")
-    assert not code
+    code, out, _ = run("recommend", "--objective", "memory")
     title, first, *_ = out.splitlines()
-    assert title == "opt-1.3b, sequence 2048:"
+    assert (code, title) == (0, "opt-1.3b, sequence 2048:")
     assert first.startswith("Train with opt-1.3b_zs")
-    code, _, err = run(monkeypatch, capsys, "recommend", tmp_path / "asked.yaml", "--objective", "fame")
+    code, _, err = run("recommend", "--objective", "fame")
     assert code == 1
     assert err.startswith("error: objective is 'fame'")
 
 
-def test_fragmentation_is_named_where_the_allocator_is_torchs_default_one(tmp_path, monkeypatch, capsys):
-    (tmp_path / "asked.yaml").write_text(PARAMS)
+def test_fragmentation_is_named_where_the_allocator_is_torchs_default_one(run):
     words = "fragmentation can need more memory than is predicted"
     for allocator in ("expandable", "default"):
         for command in ("predict", "recommend"):
-            _, out, _ = run(monkeypatch, capsys, command, tmp_path / "asked.yaml", "--set", f"allocator={allocator}")
+            _, out, _ = run(command, "--set", f"allocator={allocator}")
             assert (words in " ".join(out.split())) == (allocator == "default")
 
 
-def test_the_command_line_answers_for_each_task(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "asked.yaml"
-    path.write_text(PARAMS.replace("grid: {", "grid: {model: [opt-1.3b, opt-350m], "))
-    code, out, _ = run(monkeypatch, capsys, "recommend", path)
-    assert not code
+def test_the_command_line_answers_for_each_task(run):
+    params = PARAMS.replace("grid: {", "grid: {model: [opt-1.3b, opt-350m], ")
+    code, out, _ = run("recommend", params=params)
     titles = [line for line in out.splitlines() if line.endswith("sequence 2048:")]
-    assert titles == ["opt-1.3b, sequence 2048:", "opt-350m, sequence 2048:"]
+    assert (code, titles) == (0, ["opt-1.3b, sequence 2048:", "opt-350m, sequence 2048:"])
     first, second = out.split("\n\n")
     assert "opt-350m_" not in first
     assert "opt-1.3b_" not in second
-    code, out, err = run(monkeypatch, capsys, "recommend", path, "--format", "json")
-    assert not code
-    assert [row["task"] for row in json.loads(out)] == ["opt-1.3b, sequence 2048"] * 4 + ["opt-350m, sequence 2048"] * 4
+    code, out, err = run("recommend", "--format", "json", params=params)
+    tasks = [row["task"] for row in json.loads(out)]
+    assert (code, tasks) == (0, ["opt-1.3b, sequence 2048"] * 4 + ["opt-350m, sequence 2048"] * 4)
     assert err.count("Train with ") == 2
 
 
-def test_settings_that_cannot_be_on_so_many_gpus_are_left_out_and_named(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "asked.yaml"
-    path.write_text(PARAMS.replace("grid:", "include: [{strategy: plain, gpus: 1}]\ngrid:"))
-    code, out, err = run(monkeypatch, capsys, "predict", path, "--gpus", "8", "--format", "json")
-    assert not code
-    assert len(json.loads(out)) == 6
-    assert err == (
-        "left out 1 of 7 settings (plain_bf16_gpus8_bs8_sl2048): "
-        "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'\n"
-    )
-    code, out, err = run(monkeypatch, capsys, "recommend", path, "--gpus", "8")
-    assert not code
-    assert "plain" not in out
-    assert err.startswith("left out 1 of 7 settings (plain_")
-    path.write_text("name: x\ndefaults: {model: opt-1.3b, strategy: plain, precision: bf16}\n")
-    code, out, err = run(monkeypatch, capsys, "predict", path, "--gpus", "8")
-    assert (code, out) == (1, "")
-    assert err.startswith("error: gpus is 8, but strategy is 'plain'")
+PLAIN = "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "left_out"),
+    [
+        (
+            ("grid:", "include: [{strategy: plain, gpus: 1}]\ngrid:"),
+            ("--gpus", "8"),
+            [f"left out 1 of 7 settings (plain_bf16_gpus8_bs8_sl2048): {PLAIN}"],
+        ),
+        (  # a name that an accepted setting has as well is not said
+            ("[0, 1, 3]", "[0, 1], strategy: [ddp]"),
+            (),
+            ["left out 2 of 4 settings: zero_stage is 1, but strategy is 'ddp'"],
+        ),
+        (
+            ("[0, 1, 3]", "[0, 1, 2], tensor_parallel: [1, 16]"),
+            (),
+            ["left out 6 of 12 settings (names with -v): gpus is 8: it must be a multiple of"],
+        ),
+        (
+            ("[0, 1, 3]", "[0, 1, 2], tensor_parallel: [1, 16]"),
+            ("-v",),
+            ["left out 6 of 12 settings: gpus is 8", *["  zs"] * 6],
+        ),
+        (
+            ("grid:", "include: [{micro_batch_size: auto}]\ngrid:"),
+            (),
+            ["left out 1 of 7 settings (zs0_bf16_gpus8_bsauto_sl2048): micro_batch_size is 'auto'"],
+        ),
+    ],
+)
+def test_settings_that_are_refused_or_cannot_be_predicted_are_left_out_and_named(run, changed, words, left_out):
+    for command in ("predict", "recommend"):
+        code, out, err = run(command, *words, params=PARAMS.replace(*changed))
+        assert code == 0
+        assert "plain" not in out
+        for line, start in zip(err.splitlines(), left_out, strict=True):
+            assert line.startswith(start)
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         (("--gpus", "0"), "gpus is 0"),
-        (("--gpus", "-1"), "gpus is -1"),
         (("--tokens", "0"), "tokens is 0.0: give a finite number of more than 0"),
         (("--tokens", "nan"), "tokens is nan: give a finite number of more than 0"),
         (("--price", "-1"), "price is -1.0: give a finite number of 0 or more"),
+        (("--set", "micro_batch_size=auto"), "micro_batch_size is 'auto': a step time is predicted for a number"),
+        (("--set", "strategy=plain"), "gpus is 8, but strategy is 'plain'"),
+        (("--gpu", "GTX 9"), "unknown GPU 'GTX 9'"),
     ],
 )
-def test_numbers_that_no_plan_can_have_are_refused(tmp_path, monkeypatch, capsys, words, problem):
-    (tmp_path / "asked.yaml").write_text(PARAMS)
-    code, out, err = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml", *words)
+def test_what_cannot_be_answered_at_all_is_refused(run, words, problem):
+    code, out, err = run("predict", *words, params=PARAMS.replace("[0, 1, 3]", "[0]"))
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {problem}")
     assert err.count("\n") == 1
-
-
-def test_a_name_that_an_accepted_setting_has_as_well_is_not_said(tmp_path, monkeypatch, capsys):
-    (tmp_path / "asked.yaml").write_text(PARAMS.replace("[0, 1, 3]", "[0, 1], strategy: [ddp]"))
-    _, _, err = run(monkeypatch, capsys, "predict", tmp_path / "asked.yaml")
-    assert err.startswith("left out 2 of 4 settings: zero_stage is 1, but strategy is 'ddp'")
-
-
-def test_settings_that_are_left_out_are_counted_by_reason_and_named_on_request(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "asked.yaml"
-    path.write_text(PARAMS.replace("[0, 1, 3]", "[0, 1, 2], tensor_parallel: [1, 16]"))
-    code, _, err = run(monkeypatch, capsys, "predict", path)
-    assert not code
-    (line,) = err.splitlines()
-    assert line.startswith("left out 6 of 12 settings (names with -v): gpus is 8: it must be a multiple of")
-    code, _, err = run(monkeypatch, capsys, "recommend", path, "-v")
-    assert not code
-    head, *names = err.splitlines()
-    assert head.startswith("left out 6 of 12 settings: gpus is 8")
-    assert len(names) == 6
-    assert all(name.startswith("  zs") and name.count("_tp16") == 1 for name in names)
-
-
-def test_settings_that_cannot_be_predicted_are_left_out_and_named(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "asked.yaml"
-    path.write_text(PARAMS.replace("grid:", "include: [{micro_batch_size: auto}]\ngrid:"))
-    code, out, err = run(monkeypatch, capsys, "predict", path, "--format", "csv")
-    assert not code
-    assert len(out.splitlines()) == 1 + 6
-    assert err.startswith("left out 1 of 7 settings (zs0_bf16_gpus8_bsauto_sl2048): micro_batch_size is 'auto'")
-    code, out, err = run(monkeypatch, capsys, "predict", path, "--set", "micro_batch_size=auto")
-    assert (code, out) == (1, "")
-    assert err == "error: micro_batch_size is 'auto': a step time is predicted for a number\n"
-    assert run(monkeypatch, capsys, "predict", path, "--gpu", "GTX 9")[2].startswith("error: unknown GPU 'GTX 9'")

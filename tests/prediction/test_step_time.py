@@ -47,9 +47,8 @@ VARIED = [
 
 def test_parts_by_hand():
     """A pipeline of two at ideal rates: products at 67 TFLOP/s, and the bubble of one micro-batch in eight."""
-    found = step_time(
-        experiment(precision="fp32", pipeline_parallel=2, gpus=2, grad_accum=8), "H200", "nvlink", constants=IDEAL
-    )
+    one = experiment(precision="fp32", pipeline_parallel=2, gpus=2, grad_accum=8)
+    found = step_time(one, "H200", "nvlink", constants=IDEAL)
     flops = 8 * 6 * 4096 * (12 * 12 * 2048**2 + 50272 * 2048)
     operands = 8 * 12 * 3 * (4096 * 2048 * 18 + 12 * 2048**2) * 4
     assert found.matmul_s == pytest.approx(flops / 67e12 + operands / 4.8e12)
@@ -95,52 +94,27 @@ def test_what_is_hidden_is_not_counted():
 
 
 @pytest.mark.parametrize("settings", VARIED)
-def test_a_faster_gpu_or_link_never_slows_a_step_down(settings):
-    one, path = gpus.find("H200"), link("nvlink")
-    base = step_time(experiment(**settings), one, path).step_time_s
+def test_more_resources_never_slow_a_step_down_and_more_work_never_takes_less(settings):
+    gpu, base = gpus.find("H200"), seconds(**settings)
     for name in ("half_tflops", "fp32_tflops", "memory_gb_per_s", "nvlink_gb_per_s", "pcie_gb_per_s"):
-        better = replace(one, **{name: 1.5 * getattr(one, name)})
-        assert step_time(experiment(**settings), better, path).step_time_s <= base + ROUNDING_S
-    wide = {**settings, "gpus": 16}
+        better = replace(gpu, **{name: 1.5 * getattr(gpu, name)})
+        assert seconds(better, **settings) <= base + ROUNDING_S
     if settings.get("strategy") != "plain":
-        slow, fast = (step_time(experiment(**wide), one, link(text)).step_time_s for text in ("ib:100", "ib:400"))
+        slow, fast = (seconds(path=path, **{**settings, "gpus": 16}) for path in ("ib:100", "ib:400"))
         assert fast <= slow + ROUNDING_S
-
-
-@pytest.mark.parametrize("settings", VARIED)
-def test_more_work_never_takes_less_time(settings):
-    for more in ({"micro_batch_size": 6}, {"seq_len": 1023}, {"grad_accum": 2 * settings.get("grad_accum", 1)}):
-        if "grad_accum" not in more or settings.get("compile") != "reduce-overhead":
-            less = {**settings, **({"seq_len": 512} if "seq_len" in more else {})}
-            assert seconds(**{**settings, **more}) >= seconds(**less) - ROUNDING_S
-
-
-def test_less_recomputation_is_never_slower():
-    for strategy in (
-        {"strategy": "plain"},
-        {"zero_stage": 3, "gpus": 4},
-        {"zero_stage": 1, "gpus": 2, "tensor_parallel": 2},
-    ):
-        every = [seconds(**strategy, activation_checkpointing=True, checkpoint_every=k) for k in (1, 2, 4, 8, 24)]
-        assert [*every, seconds(**strategy)] == sorted([*every, seconds(**strategy)], reverse=True)
+    assert seconds(**{**settings, "micro_batch_size": 6}) >= base - ROUNDING_S
+    assert seconds(**{**settings, "seq_len": 1023}) >= seconds(**{**settings, "seq_len": 512}) - ROUNDING_S
+    if settings.get("compile") != "reduce-overhead":
+        assert seconds(**{**settings, "grad_accum": 2 * settings.get("grad_accum", 1)}) >= base - ROUNDING_S
 
 
 def test_more_gpus_with_the_same_work_each_are_never_faster_unless_they_share_states():
     for settings in ({"strategy": "ddp"}, {"zero_stage": 0}):
-        times = [seconds(path="ib:400", **settings, gpus=count) for count in (1, 2, 4, 8, 16, 64, 512)]
+        times = [seconds(path="ib:400", **settings, gpus=count) for count in (1, 2, 8, 16, 512)]
         assert times == sorted(times)
     inside = [step_time(experiment(zero_stage=1, gpus=count), "H200", "ib:400") for count in (2, 4, 8)]
     assert [one.optimizer_s for one in inside] == sorted((one.optimizer_s for one in inside), reverse=True)
     assert [communication_s(one) for one in inside] == sorted(communication_s(one) for one in inside)
-
-
-def test_more_micro_batches_shrink_the_share_of_the_bubble():
-    shares = []
-    for count in (1, 4, 16, 64):
-        one = step_time(experiment(pipeline_parallel=4, gpus=4, grad_accum=count), "H200", "nvlink")
-        shares.append(one.pipeline_bubble_s / one.step_time_s)
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 0.5 > 0.05 > shares[-1]
 
 
 def test_a_micro_batch_that_is_not_known_yet_is_refused():

@@ -87,39 +87,48 @@ def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made, monkeypa
         traces.traces([given(seq_len=8), given(seq_len=7)])
 
 
-def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def answer(monkeypatch):
+    """Return a function that sets what the tracing process prints, given what it reads."""
+    monkeypatch.setattr(traces, "_records", {})
+    monkeypatch.setenv("DSNB_CACHE", "off")
+
+    def set_answer(of_input, stderr=""):
+        def run(_, input, **__):
+            return SimpleNamespace(stdout=of_input(json.loads(input)), stderr=stderr)
+
+        monkeypatch.setattr("subprocess.run", run)
+
+    return set_answer
+
+
+def test_a_model_that_cannot_be_traced_is_one_sentence(tmp_path, monkeypatch, capsys, answer):
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "gpt2", "n_embd": 7, "n_head": 3}')  # heads do not divide the width
     settings = given(model=str(config)).model_dump(mode="json")
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"key": settings})))
     memory_trace.main()
-    printed = capsys.readouterr().out
-    answers = json.loads(printed.splitlines()[-1])  # DeepSpeed logs what it finds when it is imported
-
-    def answer(_, input, **__):
-        return SimpleNamespace(stdout=json.dumps(dict.fromkeys(json.loads(input), answers["key"])), stderr="")
-
-    monkeypatch.setattr("subprocess.run", answer)
+    # DeepSpeed logs what it finds when it is imported.
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])["key"]
+    answer(lambda asked: json.dumps(dict.fromkeys(asked, record)))
     with pytest.raises(SettingsError) as caught:
-        traces.traces([given(model=str(config), seq_len=7)])
+        traces.traces([given(model=str(config))])
     assert str(caught.value).startswith(f"model '{config}' could not be traced: ")
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(stdout="", stderr="a\nout of memory\n"))
+    answer(lambda asked: "", stderr="a\nout of memory\n")
     with pytest.raises(SettingsError, match="the model could not be traced: out of memory"):
-        traces.traces([given(model=str(config), seq_len=8)])
+        traces.traces([given(model=str(config))])
 
 
-def test_a_model_that_ranks_share_is_traced_whole(monkeypatch):
+def test_a_model_that_ranks_share_is_traced_whole(answer):
     """A process that traces is no rank, so a model that is split among ranks could not be built in it."""
     sent = []
 
-    def answer(_, input, **__):
-        sent.extend(json.loads(input).values())
-        return SimpleNamespace(stdout=json.dumps(dict.fromkeys(json.loads(input), RECORD)), stderr="")
+    def record_of(asked):
+        sent.extend(asked.values())
+        return json.dumps(dict.fromkeys(asked, RECORD))
 
-    monkeypatch.setattr(traces, "_records", {})
-    monkeypatch.setenv("DSNB_CACHE", "off")
-    monkeypatch.setattr("subprocess.run", answer)
+    answer(record_of)
     shared = {"model": "opt-tiny", "zero_stage": 1, "gpus": 4}
     traces.traces([given(**shared, tensor_parallel=2), given(**shared, pipeline_parallel=2, precision="fp32")])
     assert [(one["tensor_parallel"], one["pipeline_parallel"]) for one in sent] == [(1, 1)] * 2

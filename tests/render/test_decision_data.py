@@ -6,9 +6,10 @@ import math
 import pandas as pd
 import pytest
 
+from dsnb.analysis import templates
 from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import Question, of_runs
-from dsnb.render import decision_data, templates
+from dsnb.render import decision_data
 from dsnb.render.decision_data import tasks_payload
 from tests.support import made_up
 

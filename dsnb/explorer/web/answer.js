@@ -1,5 +1,5 @@
 // The answer to a question, and how two settings compare: arithmetic and sorting over what Python shipped
-// (dsnb/analysis/decide.py), in its sentences (dsnb/render/words.py).
+// (dsnb/analysis/decide.py), in its sentences (dsnb/analysis/words.py).
 
 const PART = /\[([^[\]]*)\]/;
 const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
@@ -29,7 +29,7 @@ class Task {
 
   // What Python found of two experiments in a figure: number and mean of the runs (or hosts: `counted`) of both, and how far the interval of their
   // ratio reaches (a factor) or, of a percentage, that of their difference; null if it did not compare them.
-  pair(name, base, other) {
+  pair(name, base, other, state) {
     const { settings, first, second, figures } = this.pairs;
     const own = figures[name === "days" ? "tokens_per_s" : name];
     const sides = [base, other].map((experiment) => settings.indexOf(experiment));
@@ -41,38 +41,31 @@ class Task {
     const [factor, exception] = [at(shared.factor, place), shared.other[place]];
     if (factor === null && !exception) return null; // too few runs
     const isForward = first[place] === sides[0];
-    const [one, two, ...means] = exception && !isForward ? [exception[1], exception[0], exception[3], exception[2]] : (exception ?? []);
+    const [one, two, ...exceptions] = exception && !isForward ? [exception[1], exception[0], exception[3], exception[2]] : (exception ?? []);
     const [baseN, n] = exception ? [one, two] : sides.map((side) => (own.n ?? this.pairs.n)[side]);
-    const values = exception ? means : sides.map((side) => own.values[side]);
+    const means = exception ? exceptions : sides.map((side) => own.values[side]);
+    const values = name === "days" ? means.map((rate) => state.train_tokens / rate / 86400) : means;
     return { baseN, n, counted: exception ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[shared.note[place]] ?? "" };
   }
 }
 
-// Percentages are compared by their differences, other figures by their ratios.
-const isShare = (model, name) => model.figure.get(name)?.unit === "%";
-
-// One setting compared with a base in a figure, as ratios less 1: {n, baseN, values, change, low, high, note}; without an interval
-// where either has too few runs, and then the values are medians. What is compared is multiplied by `per`.
-const comparison = (model, name, base, other, state, per = 1) => {
-  const found = model.taskOf(base).pair(name, base, other);
-  if (!found) return ofRuns(model, name, model.whole.get(base), model.whole.get(other), state, per);
-  const { reach } = found;
-  const values = name === "days" ? found.values.map((rate) => state.train_tokens / rate / 86400) : found.values;
-  const ratio = (per * values[1]) / values[0];
-  if (!isShare(model, name)) return { ...found, values, change: ratio - 1, low: ratio / reach - 1, high: ratio * reach - 1 };
-  const difference = values[1] - values[0];
-  const points = [difference, difference - reach, difference + reach];
-  const [change, low, high] = points.map((one) => one / (Math.abs(values[0]) || NaN));
-  return { ...found, values, change, low, high, points };
-};
-
-// The same of some runs, such as single ones.
-const ofRuns = (model, name, base, other, state, per = 1) => {
+// The two sides of a comparison: what Python found of two settings, or the medians of some runs, which have no interval.
+const ofRuns = (model, name, base, other, state) => {
   const [ours, theirs] = [base, other].map((runs) => model.spread(model.values(name, state), runs));
-  const values = [ours.median, theirs.median];
-  const points = isShare(model, name) ? [values[1] - values[0], NaN, NaN] : null;
-  const change = points ? points[0] / Math.abs(values[0]) : (per * values[1]) / values[0] - 1;
-  return { baseN: ours.n, n: theirs.n, counted: "run", values, change, low: NaN, high: NaN, points, note: "" };
+  return { baseN: ours.n, n: theirs.n, counted: "run", values: [ours.median, theirs.median], reach: NaN, note: "" };
+};
+const ofSettings = (model, name, base, other, state) =>
+  model.taskOf(base).pair(name, base, other, state) ?? ofRuns(model, name, model.whole.get(base), model.whole.get(other), state);
+
+// How the other side compares with the base, as ratios less 1: { change, low, high }, and of percentages as `points`. What is compared
+// is multiplied by `per`.
+const comparison = (model, name, sides, per = 1) => {
+  const { values: [base, other], reach } = sides;
+  const [ratio, difference] = [(per * other) / base, other - base];
+  if (model.figure.get(name)?.unit !== "%") return { ...sides, change: ratio - 1, low: ratio / reach - 1, high: ratio * reach - 1 };
+  const points = [difference, difference - reach, difference + reach];
+  const [change, low, high] = points.map((one) => one / (Math.abs(base) || NaN));
+  return { ...sides, change, low, high, points };
 };
 
 const NO_INTERVAL = "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it";
@@ -86,8 +79,9 @@ const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) =
 };
 
 // A comparison in words: `text` for the change, `reason` for the rest.
-const inWords = (model, name, found, state) => {
+const inWords = (model, name, sides, state) => {
   const { templates, limits } = model;
+  const found = comparison(model, name, sides);
   const verdict = verdictOf(found, state.relevance, limits);
   const unit = found.points ? "points" : "%";
   const sizes = found.points ? found.points.map((one) => model.factor(name) * one) : [found.change, found.low, found.high].map((one) => 100 * one);
@@ -102,7 +96,7 @@ const inWords = (model, name, found, state) => {
 const compared = (model, name, base, other, state) => {
   const [single] = model.whole.get(other);
   const within = model.whole.get(other).length === 1 ? model.alone[single] : undefined; // what a single run shows of its spread
-  return { ...inWords(model, name, comparison(model, name, base, other, state), state), within };
+  return { ...inWords(model, name, ofSettings(model, name, base, other, state), state), within };
 };
 
 const LEAST = { time: "days", gpu_hours: "hours", cost: "cost", memory: "memory" };
@@ -156,15 +150,23 @@ class Answer {
 
   // The sentences of the card, by line, and the rows of its table.
   words() {
-    const { best, state, options, model } = this;
-    if (!best) return { headline: this.whyNot(), costs: this.task.failed };
+    const { best, state, options, model, task } = this;
+    if (!best) return { headline: this.whyNot(), costs: task.failed };
+    const gib = (value) => (value === null ? "" : significant(value));
+    const facts = {
+      ...best, n: String(best.n), several: best.n > 1 ? String(best.n) : "", failed: best.failed ? fixed(best.failed, 0) : "",
+      rate: significant(best.rate), tokens: amount(model, state.train_tokens), duration: duration(model, 24 * best.days), hours: significant(best.hours),
+      energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
+      memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity), memory_word: best.memory === null ? "" : "memory",
+    };
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
-    const many = options.length > 1 ? fixed(options.length, 0) : "";
-    const objective = fill(model.words.best[state.objective], best);
-    const kicker = this.fill("kicker", { best: objective, options: many, basis: isOfOneBasis ? best.basis : "" });
-    const lines = { note: this.note(), following: this.following(), table: this.table(), basis: this.origin() };
-    if (this.isBeyond) return { ...lines, headline: this.beyondReason(), costs: this.beyond(kicker) };
-    return { ...lines, kicker, headline: this.fill("headline", best), costs: this.costs() };
+    const number = options.length > 1 ? fixed(options.length, 0) : "";
+    const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
+    const differing = this.differing();
+    const lines = { note: this.note(), following: this.following(differing), table: this.table(differing), basis: this.fill("basis", facts) };
+    if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
+    const headline = this.fill("headline.beyond", { ...this.least("days"), tokens: facts.tokens });
+    return { ...lines, headline, costs: this.beyond({ ...facts, kicker: kicker || best.basis[0].toUpperCase() + best.basis.slice(1) }) };
   }
 
   whyNot() {
@@ -176,16 +178,6 @@ class Answer {
     }
     if (this.unstable) return this.fill("headline.unstable", { unstable: fixed(this.unstable, 0) });
     return this.fill(state.objective === "cost" ? "headline.no_price" : "headline.no_memory");
-  }
-
-  costs() {
-    const { best, task, model } = this;
-    const gib = (value) => (value === null ? "" : significant(value));
-    return this.fill("costs", {
-      rate: significant(best.rate), tokens: amount(model, this.state.train_tokens), duration: duration(model, 24 * best.days), hours: significant(best.hours), unit: best.unit,
-      energy: Number.isNaN(best.energy) ? "" : significant(best.energy), cost: this.cost(best) || this.fill("no_cost"),
-      memory_name: task.memory, memory: gib(best.memory), capacity: gib(best.capacity),
-    });
   }
 
   // What an option costs and at which price; empty without a price.
@@ -200,21 +192,13 @@ class Answer {
     return this.options.reduce((one, other) => (other[name] < one[name] ? other : one));
   }
 
-  beyondReason() {
-    const { model } = this;
-    return this.fill("headline.beyond", { ...this.least("days"), tokens: amount(model, this.state.train_tokens) });
-  }
-
   // How many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours.
-  beyond(kicker) {
-    const { best, model } = this;
-    const { goalDays } = model.limits;
+  beyond(facts) {
     const thrifty = this.least("hours");
+    const needed = Math.ceil(Number((thrifty.hours / (24 * this.model.limits.goalDays)).toFixed(6)));
     return this.fill("costs.beyond", {
-      kicker: kicker || best.basis[0].toUpperCase() + best.basis.slice(1), setting: best.setting, place: best.place, rate: significant(best.rate),
-      needed: fixed(Math.ceil(Number((thrifty.hours / (24 * goalDays)).toFixed(6))), 0), unit: best.unit,
-      rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by: thrifty === best ? "" : thrifty.setting, basis: "measured",
-      hours: significant(thrifty.hours), cost: this.cost(thrifty),
+      ...facts, needed: fixed(needed, 0), rate_per_gpu: significant(thrifty.rate / thrifty.gpus), by: thrifty === this.best ? "" : thrifty.setting,
+      basis: "measured", hours: significant(thrifty.hours), cost: this.cost(thrifty),
     });
   }
 
@@ -236,41 +220,36 @@ class Answer {
   }
 
   // Which setting comes next, how far it is from the best, and how sure that is.
-  following() {
+  following(differing) {
     const { best, second, model, state } = this;
     if (!second) return this.fill("following.none");
     const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
     const difference = state.objective === "memory" ? "" : this.difference();
-    return this.fill("following", { changes: this.changes(), difference, gib, more: model.words.more[more > 0 ? 0 : 1] });
+    return this.fill("following", { changes: this.changes(differing), difference, gib, more: model.words.more[more > 0 ? 0 : 1] });
   }
 
-  // The choices in which the first two options differ: [{ name, title, from, to, phrase }].
+  // The choices in which the first two options differ: [{ title, from, to, isPlace, phrase }].
   differing() {
     const { model, best, second } = this;
+    if (!second) return [];
+    const codes = model.settings[second.experiment];
     const found = model.experimentAxes.flatMap((name, index) => {
-      const [from, to] = [best, second].map(({ experiment }) => model.settings[experiment][index]);
       const axis = model.axis.get(name);
+      const [from, to] = [model.settings[best.experiment][index], codes[index]];
+      if (axis.labels[from] === axis.labels[to]) return [];
+      const condition = model.experimentAxes.indexOf(axis.onlyWith); // some have an effect only while another one is on
+      const hasEffect = condition < 0 || (model.axis.get(axis.onlyWith).isOn[codes[condition]] ?? true);
       const title = name === "gpus" ? `${best.unit}s` : axis.title;
-      const phrase = this.hasEffect(axis) ? axis.phrases[to] : "";
-      return axis.labels[from] === axis.labels[to] ? [] : [{ name, title, from: axis.labels[from], to: axis.labels[to], phrase }];
+      return [{ name, title, from: axis.labels[from], to: axis.labels[to], isPlace: model.words.place.includes(name), phrase: hasEffect ? axis.phrases[to] : "" }];
     });
     return found.filter(({ name }) => name !== "nodes" || !found.some((one) => one.name === "gpus"));
   }
 
-  // Whether a setting of the second option does something: some have an effect only while another one is on.
-  hasEffect({ onlyWith }) {
-    const { model, second } = this;
-    const index = model.experimentAxes.indexOf(onlyWith);
-    return index < 0 || (model.axis.get(onlyWith).isOn[model.settings[second.experiment][index]] ?? true);
-  }
-
-  changes() {
+  changes(differing) {
     const { second, model } = this;
-    const differing = this.differing();
-    const isPlace = ({ name }) => model.words.place.includes(name);
-    const phrases = differing.filter((one) => !isPlace(one)).map(({ phrase }) => phrase).filter(Boolean);
-    const isElsewhere = differing.some(isPlace);
+    const phrases = differing.filter(({ isPlace, phrase }) => !isPlace && phrase).map(({ phrase }) => phrase);
+    const isElsewhere = differing.some(({ isPlace }) => isPlace);
     if (phrases.length) return [...phrases, ...(isElsewhere ? [`on ${second.place}`] : [])].join(", ");
     return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
   }
@@ -280,7 +259,7 @@ class Answer {
     const { best, second, state, model } = this;
     const { limits, words } = model;
     const per = { time: 1, gpu_hours: best.gpus / second.gpus, cost: (best.gpus * best.price) / (second.gpus * second.price) }[state.objective];
-    const found = comparison(model, "tokens_per_s", best.experiment, second.experiment, state, per);
+    const found = comparison(model, "tokens_per_s", ofSettings(model, "tokens_per_s", best.experiment, second.experiment, state), per);
     if (Number.isNaN(found.change)) return "";
     const verdict = verdictOf(found, state.relevance, limits);
     const worsening = (change) => (state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1));
@@ -301,17 +280,8 @@ class Answer {
   }
 
   // The settings in which the best and the next differ, if they are several.
-  table() {
-    if (!this.second) return [];
-    const differing = this.differing();
-    const isPlace = ({ name }) => this.model.words.place.includes(name);
-    const number = differing.filter((one) => !isPlace(one)).length + Number(differing.some(isPlace));
-    return number < 2 ? [] : differing;
-  }
-
-  // What is measured and what is extrapolated.
-  origin() {
-    const { n, failed, memory, origin } = this.best;
-    return this.fill("basis", { memory_word: memory === null ? "" : "memory", origin, n: String(n), several: n > 1 ? String(n) : "", failed: failed ? fixed(failed, 0) : "" });
+  table(differing) {
+    const places = differing.filter(({ isPlace }) => isPlace).length;
+    return differing.length - places + Math.min(places, 1) < 2 ? [] : differing;
   }
 }

@@ -9,8 +9,8 @@ class NumberField {
   constructor(label, rule, events) {
     this.rule = rule;
     const limits = { min: rule.least / rule.factor, max: Number((rule.most / rule.factor).toPrecision(15)), step: rule.isWhole ? 1 : "any", required: !rule.mayBeEmpty };
-    this.input = element("input", { type: "number", ...limits, ...events });
     this.problem = element("span", { class: "dsnb-problem", role: "alert", id: newId() });
+    this.input = element("input", { type: "number", "aria-describedby": this.problem.id, ...limits, ...events });
     this.node = field(label, this.input);
     this.node.append(this.problem);
   }
@@ -22,20 +22,13 @@ class NumberField {
 
   show(value) {
     this.input.value = value === null ? "" : Number((value / this.rule.factor).toPrecision(15));
-    this.say("");
-  }
-
-  say(problem) {
-    this.problem.textContent = problem;
-    this.input.setAttribute("aria-invalid", String(Boolean(problem)));
-    if (problem) this.input.setAttribute("aria-describedby", this.problem.id);
-    else this.input.removeAttribute("aria-describedby");
+    this.problem.textContent = "";
   }
 
   // Whether the entry is allowed; if not, what is wrong is said.
   check() {
     const { validity, validationMessage } = this.input;
-    this.say(validity.valid ? "" : `Not used: ${validationMessage}`);
+    this.problem.textContent = validity.valid ? "" : `Not used: ${validationMessage}`;
     return validity.valid;
   }
 }

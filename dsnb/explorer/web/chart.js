@@ -8,18 +8,76 @@ const hoverFirst = (event) => {
   if (event.pointerType === "touch") event.target.dispatchEvent(new PointerEvent("pointermove", event));
 };
 
+// A region that a hand draws in a chart: { x: [low, high], y: [low, high] } in the units of the axes. A finger draws one sideways; up or
+// down it scrolls the page, and what it began is undone.
+class Brush {
+  // `changed(region)` is called while it is drawn.
+  constructor(chart, parent, changed) {
+    Object.assign(this, { chart, changed, isDragged: false, isDown: false });
+    this.node = element("div", { class: "dsnb-region", hidden: true });
+    parent.append(this.node);
+    chart.canvas.addEventListener("pointerdown", (event) => chart.view && this.down(event));
+  }
+
+  // Where a pointer is in pixels of the plot, and whether that is inside.
+  place({ clientX, clientY }) {
+    const box = this.chart.canvas.getBoundingClientRect();
+    const [left, top] = this.chart.origin();
+    return this.inPlot(clientX - box.left - left, clientY - box.top - top);
+  }
+
+  inPlot(x, y) {
+    const [width, height] = ["width", "height"].map((name) => this.chart.view.signal(name));
+    const place = { x: Math.min(Math.max(x, 0), width), y: Math.min(Math.max(y, 0), height) };
+    return { ...place, isInside: place.x === x && place.y === y };
+  }
+
+  down(event) {
+    const { chart } = this;
+    const from = this.place(event);
+    const before = chart.picture.brush ?? null;
+    const listeners = new AbortController();
+    [this.isDragged, this.isDown] = [false, true];
+    const moved = (at) => {
+      const to = this.place(at);
+      this.isDragged ||= Math.hypot(to.x - from.x, to.y - from.y) > 3;
+      if (!this.isDragged || !from.isInside) return;
+      const edges = (side) => [from, to].map((end) => chart.view.scale(side).invert(end[side])).sort((a, b) => a - b);
+      const region = { x: edges("x"), y: edges("y") };
+      this.show(region);
+      this.changed(region);
+    };
+    const ended = ({ type }) => {
+      listeners.abort();
+      this.isDown = false;
+      if (type === "pointercancel" && from.isInside) this.changed(before);
+    };
+    for (const [type, handle] of Object.entries({ pointermove: moved, pointerup: ended, pointercancel: ended })) {
+      addEventListener(type, handle, { signal: listeners.signal });
+    }
+  }
+
+  // Show a region as far as it is inside the axes.
+  show(region) {
+    const scaled = (side, index) => this.chart.view.scale(side)(region[side][index]);
+    const [low, high] = region ? [0, 1].map((index) => this.inPlot(scaled("x", index), scaled("y", index))) : [];
+    this.node.hidden = !region || low.x >= high.x || high.y >= low.y;
+    if (this.node.hidden) return;
+    const { offsetLeft, offsetTop } = this.chart.canvas;
+    const [left, top] = this.chart.origin();
+    const box = { left: offsetLeft + left + low.x, top: offsetTop + top + high.y, width: high.x - low.x, height: low.y - high.y };
+    for (const [name, value] of Object.entries(box)) this.node.style[name] = `${value}px`;
+  }
+}
+
 class Chart {
   // `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
   // is a run, or an experiment if it is marked so by `isExperiment`.
-  // `about()` returns what a saved picture says besides: {title, legend, cite}.
   constructor(parent, specification, label, events = {}, height = specification.height) {
     this.label = label;
-    this.about = () => ({ title: label, legend: [], cite: "" });
     this.specification = { ...specification, height };
     this.events = events;
     this.types = null;
-    this.drawnBrush = null;
-    this.pointer = null; // while a pointer is down on the chart: { hit: whether it hit a mark, before: the brush until then }
     this.built = null;
     this.canvas = element("div", { class: "dsnb-chart", role: "img", "aria-label": label });
     this.empty = element("p", { class: "dsnb-empty", hidden: true });
@@ -29,8 +87,8 @@ class Chart {
     this.resizeObserver = new ResizeObserver(([{ contentRect }]) => this.resize(contentRect.width));
     this.resizeObserver.observe(this.canvas);
     this.canvas.addEventListener("pointerdown", hoverFirst, { capture: true });
-    if (events.brush) this.canvas.addEventListener("pointerdown", () => this.pointerDown());
-    parent.classList.toggle("dsnb-brushed", Boolean(events.brush)); // a finger scrolls up and down, and draws sideways
+    this.brush = events.brush ? new Brush(this, parent, events.brush) : null;
+    parent.classList.toggle("dsnb-brushed", Boolean(this.brush)); // a finger scrolls up and down, and draws sideways
   }
 
   destroy() {
@@ -49,49 +107,23 @@ class Chart {
     this.view = view;
     this.theme = this.readTheme();
     this.laidOutWidth = null;
-    this.drawnBrush = null;
-    const { click, brush } = this.events;
-    if (click) {
-      view.addEventListener("click", (event, item) => {
-        if (item?.datum?.id === undefined) return;
-        if (this.pointer) this.pointer.hit = true;
-        click(item.datum);
-      });
-    }
-    if (brush) view.addSignalListener("brush", () => this.pointer && this.region() && brush(this.region()));
+    view.addEventListener("click", (event, item) => this.clicked(item?.datum));
     this.apply();
     requestAnimationFrame(() => this.resize(this.canvas.clientWidth));
   }
 
-  // The region that Vega's brush encloses, or null.
-  region() {
-    const { x, y } = this.view.signal("brush");
-    const sorted = (edges) => [...edges].sort((a, b) => a - b);
-    return x && y ? { x: sorted(x), y: sorted(y) } : null;
+  // A click opens a mark, or beside all of them clears the region.
+  clicked(mark) {
+    if (this.brush?.isDragged) return;
+    if (mark?.id === undefined) this.events.brush?.(null);
+    else this.events.click?.(mark);
   }
 
-  // Vega also moves its brush when a scale or the size changes, so only moves while a pointer is down count. A click
-  // clears the region, unless it hits a mark. A finger that turns out to scroll the page cancels what it began.
-  pointerDown() {
-    this.pointer = { hit: false, before: this.picture.brush ?? null };
-    const listeners = new AbortController();
-    const released = ({ type }) => {
-      listeners.abort();
-      if (type === "pointercancel") dispatchEvent(new PointerEvent("pointerup")); // Vega knows no other end of a drag
-      setTimeout(() => this.pointerUp(type === "pointercancel"), 40); // after Vega has handled the event itself
-    };
-    for (const event of ["pointerup", "pointercancel"]) addEventListener(event, released, { signal: listeners.signal });
-  }
-
-  pointerUp(cancelled) {
-    if (!this.pointer) return; // another finger has ended it
-    const { hit, before } = this.pointer;
-    const region = this.view && this.region();
-    this.pointer = null;
-    if (cancelled) this.events.brush(before);
-    else if (region) this.events.brush(region);
-    else if (!hit) this.events.brush(null);
-    if (this.view) this.drawBrush(this.picture.brush);
+  // Where the plot is in the canvas.
+  origin() {
+    const { left, top } = this.view.padding();
+    const [across, down] = this.view.origin();
+    return [left + across, top + down];
   }
 
   // Draw a picture: signals, data by name, the type of each scale, the brush. If there is nothing to draw, show
@@ -112,24 +144,10 @@ class Chart {
   }
 
   apply() {
-    const { signals, data, brush } = this.picture;
+    const { signals, data } = this.picture;
     for (const [name, value] of Object.entries({ ...this.theme, ...signals })) this.view.signal(name, value);
     for (const [name, values] of Object.entries(data)) this.view.data(name, values);
     this.layOut();
-    if ((brush || this.drawnBrush) && !this.pointer) this.drawBrush(brush);
-  }
-
-  // Draw the brush of the state, as far as it is inside the axes; in pixels, as Vega's own brush signals are.
-  drawBrush(brush) {
-    const edges = ["x", "y"].map((side) => {
-      const scale = this.view.scale(side);
-      const [lowest, highest] = [...scale.range()].sort((a, b) => a - b);
-      return brush ? brush[side].map((edge) => Math.min(Math.max(scale(edge), lowest), highest)).sort((a, b) => a - b) : [0, 0];
-    });
-    this.drawnBrush = brush;
-    const visible = edges.every(([low, high]) => high > low);
-    ["x", "y"].forEach((side, index) => this.view.signal(`brush_${side}_1`, visible ? edges[index] : [0, 0]));
-    this.view.run();
   }
 
   // The width of the container, as last observed: to ask for it makes the browser lay out the whole page.
@@ -151,6 +169,7 @@ class Chart {
     else this.view.width(this.width);
     this.laidOutWidth = this.width;
     this.view.run();
+    if (this.brush && !this.brush.isDown) this.brush.show(this.picture.brush);
   }
 
   readTheme() {

@@ -45,10 +45,9 @@ const MARKS = {
 };
 
 const SVG = "http://www.w3.org/2000/svg";
-const svgElement = (tag, attributes, text = null) => {
+const svgElement = (tag, attributes) => {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== null) node.textContent = text;
   return node;
 };
 

@@ -28,8 +28,7 @@ const LINE = 18;
 const PIXELS = 2; // of a picture for each of the page
 
 // A chart between its title and legend and a line that says what was measured.
-const chartCanvas = async (chart) => {
-  const { title, legend, cite } = chart.about();
+const chartCanvas = async (chart, { title, legend, cite }) => {
   const plot = await chart.view.toCanvas(PIXELS);
   const [width, height] = [plot.width / PIXELS, plot.height / PIXELS];
   const canvas = element("canvas");
@@ -75,7 +74,8 @@ const chartCanvas = async (chart) => {
   return canvas;
 };
 
-const saveButton = (chart) => {
-  const save = async () => (await chartCanvas(chart)).toBlob((png) => saveFile(fileName(chart.about().title, "png"), png), "image/png");
+// `describe()` returns what a saved picture says besides: { title, legend, cite }.
+const saveButton = (chart, describe) => {
+  const save = async () => (await chartCanvas(chart, describe())).toBlob((png) => saveFile(fileName(describe().title, "png"), png), "image/png");
   return button("Save as PNG", save, { class: "dsnb-save", "aria-label": `Save as PNG: ${chart.label}` });
 };

@@ -26,7 +26,7 @@ const stateChecks = (model) => {
     currency: (value) => typeof value === "string" && value.length <= 8,
     relevance: isWithin(relevance),
     pins: (value) => isList((pin) => isRun(pin) || isExperiment(pin))(value) && value.length <= 2,
-    sort: orNull(([name, direction, ...more]) => ["experiment", ...tableColumns(model)].includes(name) && ["ascending", "descending"].includes(direction) && !more.length),
+    sort: orNull(([name, direction, ...more]) => ["experiment", "repeat", "headroom", ...model.axis.keys(), ...model.figure.keys()].includes(name) && ["ascending", "descending"].includes(direction) && !more.length),
   };
 };
 
@@ -41,7 +41,7 @@ const stateOfText = (model, text) => {
     }
   };
   try {
-    return Object.fromEntries(Object.entries(JSON.parse(decodeURIComponent(text)) ?? {}).filter(isValid));
+    return Object.fromEntries(Object.entries(JSON.parse(text) ?? {}).filter(isValid));
   } catch {
     return {};
   }
@@ -50,7 +50,7 @@ const stateOfText = (model, text) => {
 const textOfState = (model, state) => {
   const differs = ([name, value]) => JSON.stringify(value) !== JSON.stringify(model.state[name]);
   const changed = Object.entries(state).filter(differs);
-  return changed.length ? encodeURIComponent(JSON.stringify(Object.fromEntries(changed))) : "";
+  return changed.length ? JSON.stringify(Object.fromEntries(changed)) : "";
 };
 
 // One explorer's part of the page's address, kept up to date.
@@ -60,23 +60,18 @@ class AddressState {
     Object.assign(this, { model, name: place ? `explorer${place + 1}` : "explorer", waiting: null });
   }
 
-  parts() {
-    return new Map(location.hash.slice(1).split("&").filter(Boolean).map((part) => {
-      const [name, ...value] = part.split("=");
-      return [name, value.join("=")];
-    }));
-  }
-
   // What the address sets, null if it says nothing about this explorer.
   read() {
-    const text = this.parts().get(this.name);
-    return text === undefined ? null : stateOfText(this.model, text);
+    const text = new URLSearchParams(location.hash.slice(1)).get(this.name);
+    return text === null ? null : stateOfText(this.model, text);
   }
 
   hash(state) {
-    const parts = this.parts();
-    parts.set(this.name, textOfState(this.model, state));
-    return [...parts].filter(([, value]) => value).map(([name, value]) => `${name}=${value}`).join("&");
+    const parts = new URLSearchParams(location.hash.slice(1));
+    const text = textOfState(this.model, state);
+    if (text) parts.set(this.name, text);
+    else parts.delete(this.name);
+    return String(parts);
   }
 
   // Browsers limit how often an address may change, so a region that is being drawn is written once it rests.

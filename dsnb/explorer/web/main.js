@@ -63,10 +63,7 @@ class Explorer {
     this.scatter = new Chart(scatterBox, charts.scatter, "All runs; the tables below contain the same data", { tooltip, click, brush: (region) => this.brushing(region) });
     this.medians = new Chart(mediansBox, charts.medians, "Medians of the selected experiments", { tooltip, click });
     this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs", { tooltip, click, highlight: true });
-    this.charts().forEach((chart) => {
-      chart.about = () => this.describePicture(chart);
-      chart.menu.append(saveButton(chart));
-    });
+    for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
   }
 
   charts() {

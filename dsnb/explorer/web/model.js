@@ -235,12 +235,6 @@ class Model {
     return effects.sort((a, b) => a.index - b.index || a.after - b.after);
   }
 
-  // The value of an axis or figure of one run, as text.
-  cellText(name, run, state) {
-    const axis = this.axis.get(name);
-    return axis ? axis.labels[axis.codes[run]] : this.number(name, this.values(name, state)[run]);
-  }
-
   // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
   labelled(name, text) {
     const { title, unit } = this.figure.get(name);

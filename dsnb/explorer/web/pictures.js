@@ -151,41 +151,12 @@ const medians = (model, state, selected, groups) => {
   return { signals, types, data: { runs, medians: marks, segments, failed, shortages, predicted, capacity_y }, message };
 };
 
-// Points along a line; those without a value leave no gap.
-class Curve {
-  constructor(xs, ys) {
-    const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-    this.points = xs.flatMap((x, index) => (isNumber(x) && isNumber(ys[index]) ? [[x, ys[index]]] : []));
-  }
+// The points of a line; those without a value leave no gap.
+const pointsOf = (xs = [], ys = []) => xs.flatMap((x, index) => (Number.isFinite(x) && Number.isFinite(ys[index]) ? [[x, ys[index]]] : []));
+const pathOf = (points) => (points.length ? `M${points.join("L")}` : "");
 
-  after(from) {
-    const later = new Curve([], []);
-    later.points = this.points.filter(([x]) => x > from);
-    return later;
-  }
-
-  // The whole line as one SVG path, in the units of its points.
-  get path() {
-    return (this.drawn ??= this.points.length ? `M${this.points.join("L")}` : "");
-  }
-
-  // The smallest and the largest x (side 0) or y (side 1); nothing without points.
-  extent(side) {
-    this.extents ??= [0, 1].map((which) => {
-      const values = this.points.map((point) => point[which]);
-      return values.length ? [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))] : [];
-    });
-    return this.extents[side];
-  }
-
-  get end() {
-    const [x, y] = this.points.at(-1);
-    return { x, y };
-  }
-}
-
-// The domain of an axis that shows all of these curves.
-const extentOf = (curves, side) => domain(curves.flatMap((curve) => curve.extent(side)));
+// The domain of an axis that shows all of these points: x (side 0) or y (side 1).
+const extentOf = (points, side) => domain(points.map((point) => point[side]));
 
 const linear = (signals) => ({
   signals: { x_labels: null, x_factor: 1, y_factor: 1, ...signals }, types: { x: "linear", y: "linear" },
@@ -195,24 +166,16 @@ const SOLID = [1, 0];
 // Repeats of a setting share its colour and differ in their dashes.
 const DASHES = [SOLID, [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3]];
 
-const lossCurves = new WeakMap(); // of the steps of runs: a filter draws the same lines again
-const lossCurve = (one) => {
-  if (!one?.loss) return null;
-  if (!lossCurves.has(one)) lossCurves.set(one, new Curve(one.step, one.loss));
-  const curve = lossCurves.get(one);
-  return curve.points.length ? curve : null;
-};
-
 // The losses of the selected runs whose steps are in this page; a cross where one that is not ok ended.
 const losses = (model, state, selected) => {
-  const known = selected.map((run) => ({ run, curve: lossCurve(model.series[run]) })).filter(({ curve }) => curve);
-  const lines = known.map(({ run, curve }) => {
+  const known = selected.map((run) => ({ run, points: pointsOf(model.series[run]?.step, model.series[run]?.loss) })).filter(({ points }) => points.length);
+  const lines = known.map(({ run, points }) => {
     const dash = DASHES[Math.max(0, (model.repeats[run] ?? 1) - 1) % DASHES.length];
-    return { id: run, path: curve.path, fill: style(model, state, run).fill, dash };
+    return { id: run, path: pathOf(points), fill: style(model, state, run).fill, dash };
   });
   const early = known.filter(({ run }) => !model.ok[run]);
-  const ends = early.map(({ run, curve }) => ({ id: run, ...curve.end, fill: model.status.colours[model.status.codes[run]] }));
-  const [x, y] = [0, 1].map((side) => extentOf(known.map(({ curve }) => curve), side));
+  const ends = early.map(({ run, points }) => ({ id: run, x: points.at(-1)[0], y: points.at(-1)[1], fill: model.status.colours[model.status.codes[run]] }));
+  const [x, y] = [0, 1].map((side) => extentOf(known.flatMap(({ points }) => points), side));
   const signals = { x_title: "optimizer step", y_title: "loss", x_low: x[0], x_high: x[1], y_low: y[0], y_high: y[1] };
   const message = lines.length ? null : "No loss of the selected runs is in this file.";
   const note = early.length ? `Crosses mark where ${count(early.length, "run")} ended early.` : "";
@@ -221,12 +184,12 @@ const losses = (model, state, selected) => {
 
 // One chart of a run over time, or the reason why it is empty: the timed steps, or all since the launch where there are none.
 const series = (model, one, { values, times, heading, factor }) => {
-  const all = new Curve(one?.[times] ?? [], one?.[values] ?? []);
-  const timed = all.after(one?.warm_s ?? 0);
-  const shown = timed.points.length ? timed : all;
-  const [x, y] = [0, 1].map((side) => extentOf([shown], side));
+  const all = pointsOf(one?.[times], one?.[values]);
+  const timed = all.filter(([x]) => x > (one.warm_s ?? 0));
+  const shown = timed.length ? timed : all;
+  const [x, y] = [0, 1].map((side) => extentOf(shown, side));
   const low = shown === all ? 0 : one.warm_s ?? 0;
   const signals = { x_title: "time since start (s)", y_title: heading, x_low: low, x_high: x[1], y_low: y[0], y_high: y[1], y_factor: factor };
-  const lines = [{ id: 0, path: shown.path, fill: model.colours.run, dash: SOLID }];
-  return { ...linear(signals), data: { lines }, message: shown.points.length ? null : `${heading}: not measured in this run.` };
+  const lines = [{ id: 0, path: pathOf(shown), fill: model.colours.run, dash: SOLID }];
+  return { ...linear(signals), data: { lines }, message: shown.length ? null : `${heading}: not measured in this run.` };
 };

@@ -36,7 +36,7 @@ class Predictions {
 
   range(name, place, state) {
     const value = this.value(name, place, state);
-    const factor = 1 + (this.model.axis.has(name) ? 0 : this.error(name, place)) / 100;
+    const factor = 1 + (this.model.axis.has(name) ? 0 : this.error(name, place) || 0) / 100;
     return [value / factor, value * factor];
   }
 

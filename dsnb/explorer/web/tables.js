@@ -2,9 +2,6 @@
 
 const ROWS_PER_PAGE = 25;
 
-// The columns that the table may have besides the experiment's name: figures before settings.
-const tableColumns = (model) => ["repeat", "headroom", ...model.figures.map(({ name }) => name), ...model.axes.map(({ name }) => name)];
-
 // Whether a column says the same of all runs, or nothing.
 const isConstant = (values) => {
   const known = values.filter((value) => !Number.isNaN(value));
@@ -60,54 +57,58 @@ class DataTable {
 class RunTable extends DataTable {
   constructor(model, open, set) {
     super("The selected runs", "runs");
-    Object.assign(this, { model, open, set });
+    Object.assign(this, { model, open, set, known: new Map(this.known(model).map((column) => [column.name, column])) });
   }
 
-  heading(name) {
-    return { experiment: "experiment", repeat: "repeat", headroom: "GPU memory left (%)" }[name] ?? this.model.heading(name);
-  }
-
-  isNumber(name) {
-    return !this.model.axis.has(name) && name !== "experiment";
-  }
-
-  // One figure of every run; NaN where it is missing.
-  value(name, run) {
-    if (name === "experiment") return this.model.experiments.codes[run];
-    if (name === "repeat") return this.model.repeats[run] ?? NaN;
-    if (name === "headroom") return 100 * this.model.memory.headroom(run);
-    return this.model.values(name, this.state)[run];
-  }
-
-  text(name, run) {
-    const value = this.value(name, run);
-    if (name === "repeat") return String(this.model.repeats[run] ?? "");
-    if (name === "headroom") return Number.isNaN(value) ? "" : value.toFixed(0);
-    return this.model.cellText(name, run, this.state);
+  // All columns, those of figures before those of settings: { name, title, isText, value(run, state), text(run, value), file(run, value) }; a
+  // value is a number to sort by, NaN if it is missing.
+  known(model) {
+    const plain = (name, title, value, text) => ({ name, title, value, text, file: (run, number) => number });
+    const { codes, names } = model.experiments;
+    const experiment = { name: "experiment", title: "experiment", isText: true, value: (run) => codes[run], text: (run) => names[codes[run]], file: (run) => names[codes[run]] };
+    return [
+      experiment,
+      plain("repeat", "repeat", (run) => model.repeats[run] ?? NaN, (run) => String(model.repeats[run] ?? "")),
+      plain("headroom", "GPU memory left (%)", (run) => 100 * model.memory.headroom(run), (run, value) => (Number.isNaN(value) ? "" : value.toFixed(0))),
+      ...model.figures.map(({ name, heading: title }) => ({
+        name, title, value: (run, state) => model.values(name, state)[run],
+        text: (run, value) => model.number(name, value), file: (run, value) => model.displayed(name, value),
+      })),
+      ...model.axes.map(({ name, title, codes: own, labels, values }) => ({
+        name, title, isText: true, value: (run) => own[run], text: (run) => labels[own[run]], file: (run) => values[own[run]],
+      })),
+    ];
   }
 
   // The columns in which the runs of the task differ.
   varying() {
-    const { task } = this.state;
-    if (this.shown?.task !== task) {
-      const runs = this.model.runsOf(this.model.task(this.state));
-      const names = tableColumns(this.model).filter((name) => !isConstant(runs.map((run) => this.value(name, run))));
-      this.shown = { task, names };
+    const { model, state } = this;
+    if (this.shown?.task !== state.task) {
+      const runs = model.runsOf(model.task(state));
+      const [experiment, ...others] = this.known.values();
+      const columns = [experiment, ...others.filter(({ value }) => !isConstant(runs.map((run) => value(run, state))))];
+      this.shown = { task: state.task, columns };
     }
-    return this.shown.names;
+    return this.shown.columns;
   }
 
   showRuns(runs, state) {
     this.state = state;
     const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
-    const columns = ["experiment", ...this.varying()].map((name) => {
+    const columns = this.varying().map(({ name, title, isText, value, text }) => {
       const direction = state.sort?.[0] === name ? state.sort[1] : "none";
-      const attributes = { scope: "col", "aria-sort": direction, class: this.isNumber(name) ? null : "dsnb-text", "data-name": name };
-      const head = element("th", attributes, button(this.heading(name), () => this.sortBy(name)));
-      return { head, cell: (run) => (name === "experiment" ? this.link(run) : this.cell(name, run)) };
+      const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : null, "data-name": name };
+      const head = element("th", attributes, button(title, () => this.sortBy(name)));
+      if (name === "experiment") return { head, cell: (run) => this.link(run, text(run)) };
+      const classes = (run) => [name === "status" && !this.model.ok[run] && "dsnb-bad", isText && "dsnb-text"].filter(Boolean).join(" ");
+      return { head, cell: (run) => element("td", { class: classes(run) || null }, text(run, value(run, state))) };
     });
     this.show(columns, this.sorted(runs), () => this.fileLines());
     if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
+  }
+
+  link(run, name) {
+    return element("th", { scope: "row" }, button(name, () => this.open(run), { class: "dsnb-link", title: `${name}: show this run's steps` }));
   }
 
   sortBy(name) {
@@ -122,38 +123,21 @@ class RunTable extends DataTable {
     if (!this.state.sort) return runs;
     const [name, direction] = this.state.sort;
     const sign = direction === "descending" ? -1 : 1;
-    const keyed = runs.map((run) => [this.value(name, run), run]);
+    const keyed = runs.map((run) => [this.known.get(name).value(run, this.state), run]);
     const missing = ([key]) => Number(Number.isNaN(key));
     keyed.sort((a, b) => missing(a) - missing(b) || sign * (a[0] - b[0]) || a[1] - b[1]);
     return keyed.map(([, run]) => run);
   }
 
-  link(run) {
-    const name = this.model.experiments.names[this.model.experiments.codes[run]];
-    return element("th", { scope: "row" }, button(name, () => this.open(run), { class: "dsnb-link", title: `${name}: show this run's steps` }));
-  }
-
-  cell(name, run) {
-    const bad = name === "status" && !this.model.ok[run];
-    const classes = [bad && "dsnb-bad", !this.isNumber(name) && "dsnb-text"].filter(Boolean).join(" ");
-    return element("td", { class: classes || null }, this.text(name, run));
-  }
-
-  // For a file: all selected runs in table order, all columns, headings with units, numbers in those units as precise as the page has
-  // them; then the settings that are the same for all.
+  // For a file: all selected runs in table order, all columns, settings before figures, headings with units, numbers in those units as precise
+  // as the page has them; then the settings that are the same for all.
   fileLines() {
-    const { model } = this;
+    const { model, state } = this;
     const constants = Object.entries(model.constants);
-    const columns = ["repeat", "headroom", ...model.axes.map(({ name }) => name), ...model.figures.map(({ name }) => name)];
-    const value = (name, run) => {
-      const axis = model.axis.get(name);
-      if (axis) return axis.values[axis.codes[run]];
-      return model.figure.has(name) ? model.displayed(name, this.value(name, run)) : this.value(name, run);
-    };
-    const rows = this.items.map((run) => [
-      model.experiments.names[model.experiments.codes[run]], ...columns.map((name) => value(name, run)), model.causes[run] ?? "", ...constants.map(([, one]) => one),
-    ]);
-    return [["experiment", ...columns.map((name) => this.heading(name)), "cause", ...constants.map(([name]) => name)], ...rows];
+    const names = ["experiment", "repeat", "headroom", ...model.axes.map(({ name }) => name), ...model.figures.map(({ name }) => name)];
+    const columns = names.map((name) => this.known.get(name));
+    const rows = this.items.map((run) => [...columns.map(({ value, file }) => file(run, value(run, state))), model.causes[run] ?? "", ...constants.map(([, one]) => one)]);
+    return [[...columns.map(({ title }) => title), "cause", ...constants.map(([name]) => name)], ...rows];
   }
 }
 
@@ -241,32 +225,30 @@ class Pins {
     this.pins = state.pins;
     this.node.hidden = !this.pins.length;
     this.note.hidden = this.pins.length > 1;
-    if (this.pins.length) this.table.replaceChildren(this.compare(state));
+    this.table.replaceChildren(...(this.pins.length > 1 ? this.compare(state) : this.pins.map((pin) => `A: ${this.name(pin)}`)));
   }
 
   // Settings that differ on top, then the figures that either of them measured.
   compare(state) {
-    const { model } = this;
-    const runs = this.pins.map((pin) => (typeof pin === "number" ? [pin] : model.whole.get(model.experiments.names.indexOf(pin))));
+    const { model, pins } = this;
+    const [ours, theirs] = pins.map((pin) => model.experiments.names.indexOf(pin));
+    const runs = pins.map((pin) => (typeof pin === "number" ? [pin] : model.whole.get(model.experiments.names.indexOf(pin))));
+    const row = (title, texts, last = [""], style = null) =>
+      element("tr", { class: style }, element("th", { scope: "row" }, title), ...texts.map((text) => element("td", {}, text)), element("td", {}, ...last));
     const first = runs.map(([run]) => run);
-    const settings = model.axes.filter((axis) => axis.name !== "status" && new Set(first.map((run) => axis.codes[run])).size > 1);
+    const settings = model.axes.filter((axis) => axis.name !== "status" && axis.codes[first[0]] !== axis.codes[first[1]]);
     const figures = model.figures.filter(({ name }) => runs.flat().some((run) => !Number.isNaN(model.values(name, state)[run])));
-    const cells = (texts) => texts.map((text) => element("td", {}, text));
-    const blank = runs.length > 1 ? [element("td", {}, "")] : [];
-    const rows = settings.map((axis) =>
-      element("tr", { class: "dsnb-differs" }, element("th", { scope: "row" }, axis.title), ...cells(first.map((run) => axis.labels[axis.codes[run]])), ...blank));
-    const counts = runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`);
-    rows.push(element("tr", {}, element("th", { scope: "row" }, "runs that are ok"), ...cells(counts), ...blank));
-    for (const { name } of figures) {
-      const [ours, theirs] = [this.pins[0], this.pins.at(-1)].map((pin) => model.experiments.names.indexOf(pin));
-      const isPair = this.pins.length > 1 && ours >= 0 && theirs >= 0;
-      const found = isPair ? compared(model, name, ours, theirs, state) : inWords(model, name, ofRuns(model, name, runs[0], runs.at(-1), state), state);
-      const cell = found.text ? [element("span", { class: "dsnb-figure" }, found.text), ...underChange(found.reason, [found.note])] : [found.note];
-      const texts = runs.map((own, side) => model.number(name, found.values[side]));
-      rows.push(element("tr", {}, element("th", { scope: "row" }, model.heading(name)), ...cells(texts), ...(blank.length ? [element("td", {}, ...cell)] : [])));
-    }
-    const heads = this.pins.map((pin, index) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[index]), ` ${"AB"[index]}: ${this.name(pin)}`));
-    const head = [heading("figure", true), ...heads, ...(blank.length ? [heading("B against A")] : [])];
-    return element("div", {}, scrollTable("A and B", head, rows, "dsnb-pins"), blank.length ? element("p", { class: "dsnb-soft" }, model.words.values) : null);
+    const rows = [
+      ...settings.map((axis) => row(axis.title, first.map((run) => axis.labels[axis.codes[run]]), [""], "dsnb-differs")),
+      row("runs that are ok", runs.map((own) => `${own.filter((run) => model.ok[run]).length} of ${own.length}`)),
+      ...figures.map(({ name }) => {
+        const isPair = ours >= 0 && theirs >= 0;
+        const found = isPair ? compared(model, name, ours, theirs, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
+        const change = found.text ? [element("span", { class: "dsnb-figure" }, found.text), ...underChange(found.reason, [found.note])] : [found.note];
+        return row(model.heading(name), found.values.map((value) => model.number(name, value)), change);
+      }),
+    ];
+    const heads = pins.map((pin, index) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[index]), ` ${"AB"[index]}: ${this.name(pin)}`));
+    return [scrollTable("A and B", [heading("figure", true), ...heads, heading("B against A")], rows, "dsnb-pins"), element("p", { class: "dsnb-soft" }, model.words.values)];
   }
 }

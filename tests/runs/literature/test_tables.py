@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from benchmarks import dataset
-from dsnb.analysis import decide, scaling
+from dsnb.analysis import decide, recommend, scaling
 from dsnb.errors import PublishedError, SettingsError
 from dsnb.explorer import single_runs
 from dsnb.explorer.data import read
@@ -21,7 +21,7 @@ from tests.support import made_up
 
 ROWS = {
     "bigscience_1b3": 27, "dist_training_gpt2": 8, "jean_zay_bloom7b": 28, "lambda_1cc_opt": 16,
-    "h200_gpt2_zero_precision": 36, "h200_memory": 32, "h200": 557, "h100": 13,
+    "h200_gpt2_zero_precision": 36, "h200_memory": 32, "h200": 653, "h100": 13,
 }  # fmt: skip
 
 
@@ -229,31 +229,38 @@ def test_super_linear_scaling_is_explained():
     assert scaling.super_linear(scaling.scaling(runs_of(100, gpus=(1,)))) == []
 
 
+def plan_of(runs, **given):
+    """Give the table of a plan of one task, its sentences and its page."""
+    (made,) = recommend.measured_plans(runs, **{"tokens": 3600 * 24 * 640, **given})
+    return made.table, "\n".join(made.sentences), str(plan_answer.tables([made], given.get("currency", "$")))
+
+
 def test_a_plan_by_hand():
-    table = decide.plan(runs_of(100, 180, 320), tokens=3600 * 24 * 640, prices={"": 2})
+    table, said, _ = plan_of(runs_of(100, 180, 320), prices={"": 2})
     assert list(table["experiment"]) == ["gpus4", "gpus2", "gpus1"]
     assert list(table["days"]) == pytest.approx([2, 640 / 180, 6.4])
     assert list(table["gpu_hours"]) == pytest.approx([192, 640 / 180 * 48, 153.6])
     assert list(table["energy_kwh"]) == pytest.approx(list(table["gpu_hours"] / 2))
     assert list(table["cost"]) == pytest.approx(list(2 * table["gpu_hours"]))
-    said = plan_answer.answer(table, 3600 * 24 * 640).text
-    assert "<code>gpus4</code> on 4 H200, 2 days, 192 GPU-hours, 96 kWh, $384." in said
-    assert "Fewest GPU-hours: <code>gpus1</code> on 1 H200, 6.4 days, 154 GPU-hours, 76.8 kWh, $307." in said
-    assert "Lowest cost of the settings with a price: <code>gpus1</code>, as above." in said
-    nothing = decide.plan(runs_of(100, 1, 1, status="failed"), 1e9)
-    assert nothing.empty
-    assert "No setting has a measured throughput" in plan_answer.answer(nothing, 1e9).text
+    assert said.splitlines() == [
+        "Fewest days for 55.296 million tokens: gpus4 on 4 H200, 2 days, 192 GPU-hours, 96 kWh, $384.",
+        "Fewest GPU-hours: gpus1 on 1 H200, 6.4 days, 154 GPU-hours, 76.8 kWh, $307.",
+        "Lowest cost of the settings with a price: gpus1, as above.",
+    ]
+    (nothing,) = recommend.measured_plans(runs_of(100, 1, 1, status="failed"), 1e9)
+    assert nothing.table.empty
+    for plans in ([nothing], []):
+        assert "No setting has a measured throughput" in plan_answer.answers(plans).text
 
 
 def test_without_gpus_a_plan_counts_ranks():
-    runs = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=float("nan"))
-    needed = decide.plan(runs, tokens=3600 * 24 * 640, prices={"CPU": 0.5})
-    said = plan_answer.answers({"gpt2": needed}, 3600 * 24 * 640).text
+    runs, prices = runs_of(100, 180, 320, gpu_name=None, device="cpu", power_w=float("nan")), {"CPU": 0.5}
+    plans = recommend.measured_plans(runs, 3600 * 24 * 640, prices)
+    said = plan_answer.answers(plans).text
     assert "<h3>gpt2</h3>" in said
-    assert "Fewest rank-hours: <code>gpus1</code> on 1 CPU rank, 6.4 days, 154 rank-hours, $76.8." in said
-    assert "Assumed: $0.5 per rank-hour of CPU." in plan_answer.assumptions(needed, {"CPU": 0.5}).text
-    assert "GPU" not in said + plan_answer.table(needed).text
-    assert "No setting has a measured throughput" in plan_answer.answers({}, 1e9).text
+    assert "Fewest rank-hours: gpus1 on 1 CPU rank, 6.4 days, 154 rank-hours, $76.8." in said
+    assert "Assumed: $0.5 per rank-hour of CPU." in plan_answer.assumptions(plans, prices).text
+    assert "GPU" not in said + plan_answer.tables(plans).text
     table = scaling.scaling(runs_of(100, 278, 500, gpu_name=None, device="cpu"))
     assert set(table["unit"]) == {"rank"}
     assert "GPU" not in scaling.super_linear(table)[0]
@@ -262,21 +269,21 @@ def test_without_gpus_a_plan_counts_ranks():
 def test_each_gpu_has_its_own_price():
     runs = runs_of(100, 180, 320).assign(gpu_name=["A", "<B>", "C"])
     prices = {"A": 3.0, "<B>": 1.5, "D": 9.0}
-    needed = decide.plan(runs, tokens=3600 * 24 * 640, prices=prices).set_index("gpu_name")
+    plans = recommend.measured_plans(runs, 3600 * 24 * 640, prices, currency="<€>")
+    needed = plans[0].table.set_index("gpu_name")
     assert needed["cost"]["A"] == pytest.approx(153.6 * 3)
     assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
     assert math.isnan(needed["cost"]["C"])  # no price, no cost
-    said = plan_answer.answer(needed.reset_index(), 3600 * 24 * 640, "<€>").text
-    assert "Lowest cost of the settings with a price: <code>gpus2</code> on 2 &lt;B&gt;" in said
+    said = plan_answer.answers(plans).text
+    assert "Lowest cost of the settings with a price: gpus2 on 2 &lt;B&gt;" in said
     assert "&lt;€&gt;256" in said
-    assumed = plan_answer.assumptions(needed.reset_index(), prices, "€").text
+    assumed = plan_answer.assumptions(plans, prices, "€").text
     assert "Assumed: €3 per GPU-hour of A." in assumed
     assert "Assumed: €1.5 per GPU-hour of &lt;B&gt;." in assumed
     assert "No price is given for C: no cost is shown." in assumed
     assert "The price for D is not used" in assumed
-    shown = plan_answer.table(needed.reset_index(), "€").text
-    assert '<th scope="col">cost (€)</th>' in shown
-    assert "cost" not in plan_answer.table(decide.plan(runs, 1e9)).text
+    assert '<th scope="col">cost (€)</th>' in plan_answer.tables(plans, "€").text
+    assert "cost" not in plan_of(runs)[2]
 
 
 def test_a_plan_of_more_than_a_year_is_no_answer():
@@ -285,16 +292,23 @@ def test_a_plan_of_more_than_a_year_is_no_answer():
     One GPU alone needs the fewest GPU-hours, 48,000 for 100 tokens/s: in 30 days that takes 48,000 / 720 = 66.7 GPUs.
     """
     runs = runs_of(100, 180, 320).assign(gpu_name="A")
-    needed = decide.plan(runs, tokens=1.728e10, prices={"A": 2.0})
-    said = plan_answer.answer(needed, 1.728e10, "€").text
-    assert "<li>No measured setting trains on 17.28 billion tokens within 365 days on 4 A.</li>" in said
-    assert "<li>The fastest is gpus4, 320 tokens/s.</li>" in said
-    assert (
-        "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation beyond "
-        "what was measured. At that rate, the training takes 48,000 GPU-hours, €96,000." in said
-    )
-    assert "days," not in said
-    assert "Fewest days" in plan_answer.answer(decide.plan(runs, tokens=1e10), 1e10).text  # 362 days
+    assert plan_of(runs, tokens=1.728e10, prices={"A": 2.0}, currency="€")[1].splitlines() == [
+        "No measured setting trains on 17.28 billion tokens within 365 days on 4 A. The fastest is gpus4, 320 "
+        "tokens/s.",
+        "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation beyond what was "
+        "measured. At that rate, the training takes 48,000 GPU-hours, €96,000.",
+    ]
+    assert "Fewest days" in plan_of(runs, tokens=1e10)[1]  # 362 days
+
+
+def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
+    """The unstable one would be the fastest by its median of 20,000."""
+    runs = pd.concat([runs_of(rate, 15_100, gpus=(1, 2)) for rate in (21_097, 2_296, 20_000)])
+    table, said, page = plan_of(runs)
+    assert table["is_unstable"].tolist() == [True, False]
+    assert "tokens: gpus2 on 2 H200" in said
+    assert "1 setting is not ranked, because its repeats differ by more than 1.5 times." in said
+    assert "is_unstable" not in page
 
 
 def test_scaling_refuses_tokens_that_are_none():
@@ -307,7 +321,7 @@ def test_scaling_refuses_tokens_that_are_none():
     [
         ({"prices": {"A": -1}}, r"prices['A'] is -1: give a finite number of 0 or more"),
         ({"prices": {"A": "2 €"}}, r"prices['A'] is '2 €': give a finite number of 0 or more"),
-        ({"prices": 2.5}, r"prices is 2.5: give the price of a GPU-hour by GPU, such as {'A100': 1.5}"),
+        ({"prices": 2.5}, r"prices is 2.5: give the price of a GPU-hour by GPU, as in {'H200': 2.5}"),
         ({"tokens": 0}, r"tokens is 0: give a finite number of more than 0"),
         ({"tokens": "many"}, r"tokens is 'many': give a finite number of more than 0"),
         ({"tokens": float("inf")}, r"tokens is inf: give a finite number of more than 0"),

@@ -1,4 +1,4 @@
-"""The sentences about decisions and comparisons, as templates: `dsnb.render.words` fills them, and so does the page."""
+"""Sentences on decisions and comparisons as templates, which `dsnb.analysis.words` and the page fill."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ TEMPLATES = {
     "verdict.likely": comparisons.WORDS[Verdict.LIKELY],
     "verdict.unclear": comparisons.WORDS[Verdict.UNCLEAR],
 }
-"""Sentences by name; the facts are listed where they are made, in `dsnb.render.words`."""
+"""Sentences by name; the facts are listed where they are made, in `dsnb.analysis.words`."""
 VERDICTS = {
     "few": Verdict.TOO_FEW,
     "no_larger": Verdict.NO_LARGER,

@@ -4,17 +4,15 @@ All sentences are templates (`dsnb.analysis.texts.fill`), which the page receive
 What is certain about a difference is said by its verdict alone (`dsnb.analysis.comparisons`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.decide import MEASURED, PUBLISHED, Decision, Question, basis, memory_figure
+from dsnb.analysis.decide import CPU, MEASURED, PUBLISHED, Decision, Question, basis, memory_figure
 from dsnb.analysis.intervals import MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
-from dsnb.analysis.texts import MINUS, amount, duration, fill, fixed, significant
-from dsnb.render.templates import (
+from dsnb.analysis.templates import (
     ASSUMED,
     BEST,
     BEYOND,
@@ -27,36 +25,11 @@ from dsnb.render.templates import (
     VERDICTS,
     WORSE,
 )
+from dsnb.analysis.texts import MINUS, amount, duration, duration_range, fill, fixed, significant
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.settings.planning import GOAL_DAYS, MOST_DAYS, gpus_needed
-
-
-@dataclass(frozen=True)
-class Words:
-    """The sentences of a card, as plain text.
-
-    Attributes
-    ----------
-    kicker
-        In what the setting is the best, and of how many.
-    headline
-        What to train with, or why nothing can be said.
-    costs, note, following, basis
-        What it takes, what the measured settings do not cover, what comes next, and what that rests on; empty where
-        nothing can be said.
-    table
-        Rows of choice, value in the first and in the second setting, where these differ in several.
-    """
-
-    kicker: str
-    headline: str
-    costs: str = ""
-    note: str = ""
-    following: str = ""
-    basis: str = ""
-    table: tuple[tuple[str, str, str], ...] = ()
 
 
 def say(name: str, facts: Mapping[str, object]) -> str:
@@ -65,65 +38,76 @@ def say(name: str, facts: Mapping[str, object]) -> str:
     return fill(TEMPLATES[name], {**limits, **facts})
 
 
-def words(decision: Decision) -> Words:
-    """Return what a decision on measured settings says."""
+def words(decision: Decision) -> dict[str, Any]:
+    """Return what a decision on measured settings says, by the parts of a card.
+
+    Returns
+    -------
+    dict
+        `kicker`: in what the setting is the best, and of how many. `headline`: what to train with, or why nothing can
+        be said. `costs`, `note`, `following`, `basis`: what it takes, what the measured settings do not cover, what
+        comes next, and what that rests on. `table`: rows of choice, value in the first and in the second setting, where
+        these differ in several. What cannot be said is empty.
+    """
+    card: dict[str, Any] = dict.fromkeys(("kicker", "headline", "costs", "note", "following", "basis"), "")
     if decision.options.empty:
-        return Words("", _why_not(decision), costs=memory_of_failed(decision.runs))
-    best, run = decision.options.iloc[0], decision.settings.iloc[0].to_dict()
-    unit = setting_words.unit(run)
-    facts = {**_setting(run), "unit": unit, "tokens": amount(decision.question.tokens), **_origin(best, run)}
-    facts |= {"rate": significant(best["tokens_per_s"]), "basis": best["basis"]}
-    bases = set(decision.options["basis"])
-    number = len(decision.options)
-    named = {"best": _unit(BEST[decision.question.objective], unit), "options": fixed(number) if number > 1 else ""}
-    kicker = say("kicker", {**named, "basis": best["basis"] if len(bases) == 1 else ""})
-    rest = (_note(decision, unit), _following(decision, unit), say("basis", facts), _table(decision, unit))
-    if decision.is_beyond:
-        fastest = _setting(decision.settings.loc[decision.options["days"].idxmin()].to_dict())
-        headline = say("headline.beyond", {**fastest, "tokens": facts["tokens"]})
-        needed = _needed(decision.options, unit, _cost_of(decision, unit), _named(decision))
-        first = {"kicker": kicker or str(best["basis"]).capitalize()}
-        return Words("", headline, say("costs.beyond", {**facts, **first, **needed, "basis": MEASURED}), *rest)
-    return Words(kicker, say("headline", facts), say("costs", {**facts, **_costs(decision, unit)}), *rest)
+        return {**card, "headline": _why_not(decision), "costs": memory_of_failed(decision.runs), "table": []}
+    options, question = decision.options, decision.question
+    best = _facts(decision, options.index[0])
+    unit, tokens = best["unit"], amount(question.tokens)
+    of_what = BEST[question.objective].replace("{unit}", unit)
+    number = fixed(len(options)) if len(options) > 1 else ""
+    basis = best["basis"] if options["basis"].nunique() == 1 else ""
+    card["kicker"] = say("kicker", {"best": of_what, "options": number, "basis": basis})
+    card |= {"note": _note(decision, unit), "following": _following(decision, unit), "basis": say("basis", best)}
+    card["table"] = _table(decision, unit)
+    if not decision.is_beyond:
+        costs = {**best, "tokens": tokens, "cost": best["cost"] or TEMPLATES["no_cost"]}
+        return card | {"headline": say("headline", best), "costs": say("costs", costs)}
+    fastest, least = (options[name].idxmin() for name in ("days", "gpu_hours"))
+    thrifty = _facts(decision, least)
+    needed = {**_needed(options.loc[least]), "cost": thrifty["cost"], "basis": MEASURED}
+    needed["by"] = "" if least == options.index[0] else thrifty["setting"]
+    kicker = card["kicker"] or best["basis"].capitalize()
+    card |= {"kicker": "", "costs": say("costs.beyond", {**best, **needed, "kicker": kicker})}
+    return card | {"headline": say("headline.beyond", {**_facts(decision, fastest), "tokens": tokens})}
 
 
-def _unit(text: str, unit: str) -> str:
-    return text.replace("{unit}", unit)
-
-
-def _setting(run: Mapping[str, Any]) -> dict[str, str]:
-    model = labels.text(run.get("model"))
-    setting, place = setting_words.setting(run), setting_words.place(run)
-    return {"model": "" if model == "-" else model, "setting": setting, "place": place}
+def _facts(decision: Decision, name: object) -> dict[str, Any]:
+    """Return all that sentences say about an option, as texts."""
+    option, run = decision.options.loc[name], decision.settings.loc[name].to_dict()
+    facts, n, failed = said_of(run), int(option["n"]), int(option["n_failed"])
+    texts = {"hours": "gpu_hours", "energy": "energy_kwh", "memory": "memory_gib", "capacity": "gpu_memory_gib"}
+    return {
+        **facts,
+        **{text: "" if pd.isna(option[column]) else significant(option[column]) for text, column in texts.items()},
+        "basis": str(option["basis"]),
+        "rate": significant(option["tokens_per_s"]),
+        "duration": duration(24 * option["days"]),
+        "cost": cost(option, decision.question, facts["unit"]),
+        "memory_name": memory_name(memory_figure(decision.runs)),
+        "memory_word": "" if pd.isna(option["memory_gib"]) else "memory",
+        "n": n,
+        "several": n if n > 1 else "",
+        "failed": failed or "",
+    }
 
 
 def said_of(run: Mapping[str, Any]) -> dict[str, str]:
     """Return what sentences say about a setting: model, setting, place, unit of hardware, origin of its figures."""
-    return {**_setting(run), "unit": setting_words.unit(run), "origin": origin(run)}
-
-
-def _costs(decision: Decision, unit: str) -> dict[str, str]:
-    """Return what a training takes with the best option: time, hours, energy and cost, then memory."""
-    best = decision.options.iloc[0]
-    figure = memory_figure(decision.runs)
+    model = labels.text(run.get("model"))
     return {
-        "duration": duration(24 * best["days"]),
-        "hours": significant(best["gpu_hours"]),
-        "energy": _known(best["energy_kwh"]),
-        "cost": cost(best, decision.question, unit) or TEMPLATES["no_cost"],
-        "memory_name": memory_name(figure),
-        "memory": _known(best["memory_gib"]),
-        "capacity": _known(best["gpu_memory_gib"]),
+        "model": "" if model == "-" else model,
+        "setting": setting_words.setting(run),
+        "place": setting_words.place(run),
+        "unit": setting_words.unit(run),
+        "origin": origin(run),
     }
 
 
 def memory_name(figure: str | None) -> str:
     """Return what a figure of memory is called in a sentence."""
     return "host memory" if figure == "host_memory_gib" else "GPU memory"
-
-
-def _known(value: float) -> str:
-    return "" if pd.isna(value) else significant(value)
 
 
 def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
@@ -135,59 +119,86 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
     return say("cost", {**price, "cost": significant(option["cost"])})
 
 
-def _cost_of(decision: Decision, unit: str) -> str:
-    return cost(thrifty(decision.options), decision.question, unit)
-
-
-def thrifty(options: pd.DataFrame) -> "pd.Series[Any]":
-    """Return the option with the fewest GPU-hours."""
-    return options.loc[options["gpu_hours"].idxmin()]
-
-
-def _named(decision: Decision) -> str:
-    """Return the setting with the fewest GPU-hours in words, unless it is the best one, which was named before."""
-    name = decision.options["gpu_hours"].idxmin()
-    return "" if name == decision.options.index[0] else setting_words.setting(decision.settings.loc[name].to_dict())
-
-
-def _needed(options: pd.DataFrame, unit: str, cost: str, by: str) -> dict[str, str]:
+def _needed(least: "pd.Series[Any]") -> dict[str, str]:
     """Return how many GPUs would be enough if each were as fast as those of the setting with the fewest GPU-hours."""
-    least = thrifty(options)
     return {
         "needed": fixed(gpus_needed(least["gpu_hours"])),
         "rate_per_gpu": significant(least["tokens_per_s"] / least["gpus"]),
-        "by": by,
         "hours": significant(least["gpu_hours"]),
-        "unit": unit,
-        "cost": cost,
-        "basis": str(least["basis"]),
     }
 
 
-def beyond(
-    options: pd.DataFrame, what: str, place: str, tokens: float, currency: str, unit: str = "GPU"
-) -> tuple[str, str]:
-    """Return that no option is fast enough, and how many GPUs would be.
+def beyond(decision: Decision, currency: str) -> Iterator[str]:
+    """Yield that no option is fast enough, which one is the fastest, and how many GPUs would be enough."""
+    best = decision.options.iloc[0]
+    what = "measured setting" if is_measured(best) else "setting"
+    tokens = amount(decision.question.tokens)
+    facts = {"max_days": f"{MOST_DAYS:g}", "what": what, "tokens": tokens, "place": place(best)}
+    name = str(best.name) if is_measured(best) else f"{best.name} ({best['basis']})"
+    yield f"{fill(BEYOND, facts)} The fastest is {name}, {rate(best)}."
+    yield needed(decision.options, currency)
 
-    Parameters
-    ----------
-    options
-        Candidates with their costs, the fastest first.
-    what
-        What they are, such as `measured setting`.
-    place
-        Where the fastest ran, such as `8 GPUs`.
-    tokens, currency
-        Tokens to train on, and the sign of amounts.
-    unit
-        `GPU` or `rank`.
-    """
-    least = thrifty(options)
-    limits = {"max_days": f"{MOST_DAYS:g}", "goal_days": f"{GOAL_DAYS:g}"}
-    spent = "" if pd.isna(least["cost"]) else f"{currency}{significant(least['cost'])}"
+
+def needed(options: pd.DataFrame, currency: str) -> str:
+    """Return how many GPUs would be enough if each sustained the speed of those with the fewest GPU-hours."""
+    least = options.loc[options["gpu_hours"].idxmin()]
     by = "" if least.name == options.index[0] else str(least.name)
-    first = fill(BEYOND, {**limits, "what": what, "tokens": amount(tokens), "place": place})
-    return first, fill(NEEDED, {**limits, **_needed(options, unit, spent, by)})
+    facts = {"by": by, "unit": unit_of(least), "cost": _amount(least["cost"], currency), "basis": least["basis"]}
+    return fill(NEEDED, {"goal_days": f"{GOAL_DAYS:g}", **_needed(least), **facts})
+
+
+def described(row: "pd.Series[Any]", currency: str) -> str:
+    """Return a candidate and what a training takes with it: where it was measured, or its speed and memory."""
+    if is_measured(row):
+        return f"{row.name} on {place(row)}, {_spent(row, currency)}"
+    return f"{row.name} ({row['basis']}), {takes(row, currency)}"
+
+
+def takes(row: "pd.Series[Any]", currency: str = "") -> str:
+    """Return the figures of a candidate of a forecast with their errors; costs only with a currency."""
+    size = "" if pd.isna(row["memory_gib"]) else f", {memory(row)}"
+    return f"{rate(row)}, {_spent(row, currency)}{size}"
+
+
+def _spent(row: "pd.Series[Any]", currency: str) -> str:
+    days = duration_range(24 * row["days_low"], 24 * row["days_high"])
+    energy = "" if pd.isna(row["energy_kwh"]) else f", {significant(row['energy_kwh'])} kWh"
+    price = _amount(row["cost"], currency)
+    return f"{days}, {significant(row['gpu_hours'])} {unit_of(row)}-hours{energy}{price and f', {price}'}"
+
+
+def _amount(cost: float, currency: str) -> str:
+    return "" if pd.isna(cost) or not currency else f"{currency}{significant(cost)}"
+
+
+def is_measured(row: "pd.Series[Any]") -> bool:
+    """Return whether a candidate is one of measured runs alone, whose hardware may differ, and not of a forecast."""
+    return "tokens_per_s_error_pct" not in row
+
+
+def rate(row: "pd.Series[Any]") -> str:
+    """Return the speed of a candidate with its error."""
+    return f"{significant(row['tokens_per_s'])} tokens/s{_error(row.get('tokens_per_s_error_pct'))}"
+
+
+def memory(row: "pd.Series[Any]") -> str:
+    """Return the memory of a candidate of a forecast with its error."""
+    return f"{row['memory_gib']:.1f} GiB{_error(row['peak_allocated_error_pct'])}"
+
+
+def _error(pct: float | None) -> str:
+    return "" if pct is None or pd.isna(pct) else f" ± {pct:.1f} %"
+
+
+def place(row: "pd.Series[Any]") -> str:
+    """Return where a candidate ran, or would run."""
+    device, gpu_name = ("cpu", None) if row["kind"] == CPU else (None, row.get("gpu_name"))
+    return setting_words.place({"gpus": row["gpus"], "gpu_name": gpu_name, "device": device})
+
+
+def unit_of(row: "pd.Series[Any]") -> str:
+    """Return what is counted of the hardware of a candidate: `GPU` or `rank`."""
+    return "rank" if row["kind"] == CPU else "GPU"
 
 
 def _note(decision: Decision, unit: str) -> str:
@@ -273,14 +284,11 @@ def _changes(decision: Decision) -> str:
     return say("changes.place", {"place": place}) or say("changes.same", {"experiment": decision.options.index[1]})
 
 
-def _table(decision: Decision, unit: str) -> tuple[tuple[str, str, str], ...]:
+def _table(decision: Decision, unit: str) -> list[list[str]]:
     differing = decision.differing if len(decision.options) > 1 else {}
     if len(differing.keys() - PLACE) + bool(differing.keys() & PLACE) < 2:
-        return ()
-    rows = (
-        (axis_title(name, unit), labels.text(best), labels.text(other)) for name, (best, other) in differing.items()
-    )
-    return tuple(rows)
+        return []
+    return [[axis_title(name, unit), *map(labels.text, values)] for name, values in differing.items()]
 
 
 def axis_title(name: str, unit: str) -> str:
@@ -297,7 +305,7 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     worse = worsening(row["change_pct"], question.objective)
     is_better, is_few = int(worse <= -EQUAL_PCT), row["verdict"] == Verdict.TOO_FEW
     by = "no" if abs(worse) < EQUAL_PCT else f"{significant(abs(worse), 2)} %"
-    size = {"by": by, "worse": _unit(WORSE[question.objective][is_better], unit)}
+    size = {"by": by, "worse": WORSE[question.objective][is_better].replace("{unit}", unit)}
     facts = {"size": say("size", {**size, "mean": "" if is_few else BY_MEAN[is_better]}), "needed": MIN_RUNS}
     if is_few:
         base_n, n = (int(number) for number in decision.options["n"].iloc[:2])
@@ -323,13 +331,6 @@ def _end(value: float) -> str:
     """Return an end of an interval with the digits that `dsnb.analysis.texts.signed` shows it with."""
     text = fixed(abs(value), 1 if abs(value) < 99.95 else 0)
     return f"{MINUS}{text}" if value < 0 and text != "0.0" else text
-
-
-def _origin(best: "pd.Series[Any]", run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that tell what is measured from what is extrapolated."""
-    n, failed = int(best["n"]), int(best["n_failed"])
-    memory = "" if pd.isna(best["memory_gib"]) else "memory"
-    return {"memory_word": memory, "origin": origin(run), "n": n, "several": n if n > 1 else "", "failed": failed or ""}
 
 
 def origin(run: Mapping[str, Any]) -> str:
