@@ -1,8 +1,5 @@
 """A sweep's folder -> the executed report notebook -> one self-contained HTML file that works offline."""
 
-import errno
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,8 +60,8 @@ def write_report(
         If the notebook failed, or the page cannot be written.
     """
     gpus.link(link)
-    sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
-    target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
+    sweep = SweepPaths(Path(folder).absolute())
+    target = Path(output).absolute() if output else sweep.report
     for each in (folder, *([compare_with] if compare_with else [])):
         if load_runs(each).empty:
             raise SettingsError(no_runs_message(each))
@@ -72,10 +69,9 @@ def write_report(
     if files:
         check(load_runs(folder), files, link)
     executed = _executed_notebook(sweep, target)
-    parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent)}
+    parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent), "link": link}
     parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
     parameters |= {"predict": files} if files else {}
-    parameters |= {"link": link}
     execute(paths.notebook_template(NOTEBOOK), executed, parameters)
     content = nbformat.read(executed, as_version=4)
     try:
@@ -93,26 +89,23 @@ def _executed_notebook(sweep: SweepPaths, target: Path) -> Path:
     LaunchError
         If the page cannot be written; this is checked before the notebook runs.
     """
-    beside = target.with_name(f"{target.name}.ipynb")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _check_writable(target.parent)
+        _check_writable(target)
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     try:
-        if sweep.report_notebook.exists() and not sweep.report_notebook.is_file():
-            return beside
-        _check_writable(sweep.dir)
+        _check_writable(sweep.report_notebook)
     except OSError:
-        return beside
+        return target.with_name(f"{target.name}.ipynb")
     return sweep.report_notebook
 
 
-def _check_writable(folder: Path) -> None:
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+def _check_writable(file: Path) -> None:
+    is_new = not file.exists()
+    file.open("ab").close()
+    if is_new:
+        file.unlink()
 
 
 def execute(template: Path, target: Path, parameters: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The notebooks on design, scaling, planning and memory, executed as a reader would, and their figures looked at."""
+"""The notebooks on design, scaling, planning and memory: their cells run, and their figures are looked at."""
 
 import re
 from urllib.parse import unquote
@@ -12,49 +12,41 @@ from dsnb.prediction import traces
 from dsnb.run_folder import paths
 from tests.prediction.made_up import RECORD
 from tests.support import foreign_logs, made_up
-
-pytestmark = pytest.mark.process
-
-
-def execute(name, tmp_path, **parameters):
-    target = tmp_path / f"{name}.ipynb"
-    notebook.execute(paths.notebook_template(name), target, parameters)
-    cells = nbformat.read(target, as_version=4).cells
-    return [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+from tests.support.notebooks import run_cells
 
 
-def shown(outputs):
-    return "\n".join(str(output.get("data", {}).get("text/html", "")) for output in outputs)
-
-
-def pictures(outputs):
+def pictures(shown):
     """Give the SVG of each figure."""
-    marks = [part.split('"')[0] for part in shown(outputs).split("data:image/svg+xml,")[1:]]
-    return [unquote(mark) for mark in marks]
+    return [unquote(part.split('"')[0]) for part in "".join(shown).split("data:image/svg+xml,")[1:]]
 
 
+@pytest.mark.process
 def test_the_form_starts_nothing_by_itself(tmp_path):
+    """In a kernel, as a reader would."""
     folders = {"params_dir": str(tmp_path / "params"), "outputs_dir": str(tmp_path / "outputs")}
     settings = {"model": "gpt2-tiny", "strategy": ["deepspeed", "ddp"], "device": "cpu"}
-    outputs = execute("00_design", tmp_path, settings=settings, **folders)
-    assert "20 runs: 5 experiments x 4" in shown(outputs)
-    assert "DDP shards nothing" in shown(outputs)
+    target = tmp_path / "00_design.ipynb"
+    notebook.execute(paths.notebook_template("00_design"), target, {"settings": settings, **folders})
+    cells = nbformat.read(target, as_version=4).cells
+    outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+    text = "".join(str(output.get("data", {}).get("text/html", "")) for output in outputs)
+    assert "20 runs: 5 experiments x 4" in text
+    assert "DDP shards nothing" in text
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     assert [path.name for path in tmp_path.iterdir()] == ["00_design.ipynb"]
 
 
-def test_scaling_of_published_data_alone(tmp_path):
-    outputs = execute("30_scaling", tmp_path)
-    drawn = pictures(outputs)
+def test_scaling_of_published_data_alone():
+    shown = run_cells("30_scaling")
+    drawn = pictures(shown)
     assert len(drawn) == 6, "two of each of three tables"
     for picture in drawn:
         assert "#0072b2" in picture
         assert "#e69f00" in picture
-    text = shown(outputs)
+    text = "".join(shown)
     assert "30,327,296" in text
     assert "98.15" in text
     assert "is super-linear, relative to the tokens/s/GPU on 1" in text, "OPT on one GPU was measured on another host"
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
 
 
 @pytest.fixture
@@ -66,9 +58,8 @@ def traced(tmp_path, monkeypatch):
     traces.traces([dsnb.Experiment(**sizes, micro_batch_size=size) for size in (1, 2)])
 
 
-def test_a_plan_from_predictions_and_published_data(tmp_path, traced):
-    outputs = execute("40_plan", tmp_path, prices={"A100": 2.5}, currency="€")
-    text = shown(outputs)
+def test_a_plan_from_predictions_and_published_data(traced):
+    text = "".join(run_cells("40_plan", prices={"A100": 2.5}, currency="€"))
     name = "bloom-7b1_zs1_bf16_gpus48_bs2_sl1024_ga256"
     assert "8 of 8 settings fit on A100, which has 79 GiB (8 predicted)." in text
     assert "Fewest days for 100 billion tokens: bloom-7b1_" in text
@@ -78,40 +69,23 @@ def test_a_plan_from_predictions_and_published_data(tmp_path, traced):
     assert "147, but 91,168 tokens/s would be 12.7" in text
     assert "<h3>bloom-7b1, sequence 1024</h3>" in text
     assert "<h3>bloom-7b1, sequence 2048</h3>" in text
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
 
 
 @pytest.mark.parametrize("name", ["30_scaling", "40_plan"])
 def test_ones_own_logs_beside_them(tmp_path, name):
-    folder = foreign_logs.write_all(tmp_path / "mine")
-    text = shown(
-        execute(
-            name,
-            tmp_path,
-            runs_dir=str(folder),
-            published=["lambda_1cc_opt"],
-            **({"model": ""} if name == "40_plan" else {}),
-        )
-    )
-    assert "DeepSpeed-Chat log" in text
+    mine = {"runs_dir": str(foreign_logs.write_all(tmp_path / "mine")), "published": ["lambda_1cc_opt"]}
+    assert "DeepSpeed-Chat log" in "".join(run_cells(name, **mine, **({"model": ""} if name == "40_plan" else {})))
 
 
-def test_memory_of_published_data_alone(tmp_path):
-    outputs = execute("50_memory", tmp_path)
-    assert len(pictures(outputs)) == 6
-    text = shown(outputs)
-    assert "checkpointing on → checkpointing off" in text
-    assert "ZeRO 0 → ZeRO 3" in text
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-
-
-def test_memory_of_ones_own_runs(tmp_path):
+def test_memory_of_published_data_and_of_ones_own_runs(tmp_path):
+    shown = run_cells("50_memory", published=["h200_memory", "bigscience_1b3"])
+    assert len(pictures(shown)) == 4
+    assert "checkpointing on → checkpointing off" in "".join(shown)
+    assert "ZeRO 0 → ZeRO 3" in "".join(shown)
     narrow = {"model": ["opt-350m"], "precision": ["bf16"], "grad_accum": [1], "seq_len": [512], "gpus": [2]}
     made_up.write_folders(made_up.runs(96, **narrow), tmp_path / "mine")
-    mine = {"runs_dir": str(tmp_path / "mine"), "published": [], "base": "opt-350m_zs0_bf16_gpus2_bs8_sl512_ga1"}
-    text = shown(outputs := execute("50_memory", tmp_path, **mine))
-    assert len(pictures(outputs)) == 2
-    assert "checkpointing off → checkpointing on" in text
-    empty = execute("50_memory", tmp_path, published=["lambda_1cc_opt"])
-    assert len(pictures(empty)) == 2
-    assert not [output for output in (*outputs, *empty) if output.get("name") == "stderr"]
+    base = "opt-350m_zs0_bf16_gpus2_bs8_sl512_ga1"
+    shown = run_cells("50_memory", runs_dir=str(tmp_path / "mine"), published=[], base=base)
+    assert len(pictures(shown)) == 2
+    assert "checkpointing off → checkpointing on" in "".join(shown)
+    assert len(pictures(run_cells("50_memory", published=["lambda_1cc_opt"]))) == 2

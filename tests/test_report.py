@@ -11,13 +11,14 @@ import pytest
 import dsnb
 from dsnb import report
 from dsnb.errors import LaunchError, SettingsError
-from dsnb.execute import notebook
 from dsnb.files import records
+from dsnb.prediction import traces
 from dsnb.report import write_report
-from dsnb.run_folder import paths
 from dsnb.run_folder.paths import SweepPaths
 from tests import ROOT
+from tests.prediction.made_up import RECORD
 from tests.support.browser import SETTLED, violations
+from tests.support.notebooks import run_cells
 from tests.support.small_sweep import NAMES
 
 ANSWER = re.compile("Train gpt2-tiny with ZeRO|No measured setting trains gpt2-tiny on 100 billion tokens")
@@ -88,19 +89,13 @@ def test_the_page_says_what_was_found(page):
     assert "Traceback" not in text
 
 
-@pytest.mark.process
-def test_the_comparison_notebook_runs(folder, tmp_path):
-    target = tmp_path / "20.ipynb"
-    notebook.execute(paths.notebook_template("20_compare"), target, {"sweep_dir": str(folder)})
-    assert ANSWER.search(target.read_text())
+def test_the_comparison_notebook_runs(folder):
+    assert ANSWER.search("".join(run_cells("20_compare", sweep_dir=str(folder))))
 
 
-def test_a_folder_without_runs(tmp_path):
+def test_folders_without_runs(folder, tmp_path):
     with pytest.raises(SettingsError, match="contains no runs: none of 0 files in 1 folder is a run"):
         write_report(tmp_path)
-
-
-def test_earlier_runs_that_are_none(folder, tmp_path):
     with pytest.raises(SettingsError, match="contains no runs"):
         write_report(folder, compare_with=tmp_path)
 
@@ -125,16 +120,15 @@ def test_a_folder_that_cannot_be_written_is_reported_elsewhere(read_only, tmp_pa
         report._executed_notebook(sweep, tmp_path)
 
 
-@pytest.mark.process
-def test_only_failed_runs_make_a_page_too(folder, tmp_path):
+def test_only_failed_runs_are_reported_too(folder, tmp_path):
     shutil.copytree(folder / "zs9_bad", tmp_path / "out" / "zs9_bad")
     (tmp_path / "out" / "zs9_bad" / "run1" / "steps.jsonl").unlink()
-    (tmp_path / "out" / "report.ipynb").mkdir()  # what is executed then lies beside the page
-    text = write_report(tmp_path / "out", tmp_path / "pages" / "page.html").read_text()
-    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["page.html", "page.html.ipynb"]
+    text = "".join(run_cells("90_report", sweep_dir=str(tmp_path / "out")))
     assert "1 of 1 runs are not ok: 1 failed." in text
-    assert Links(text).scripts == 2
-    assert len(Links(text).images) == 2
+    assert text.count("<img ") == 2
+    sweep = SweepPaths(tmp_path / "out")
+    sweep.report_notebook.mkdir()  # what is executed then lies beside the page
+    assert report._executed_notebook(sweep, tmp_path / "page.html") == tmp_path / "page.html.ipynb"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -205,7 +199,11 @@ def on_gpus(swept, tmp_path_factory):
 
 
 @pytest.mark.process
-def test_predictions_are_in_a_section_and_beside_the_runs(on_gpus, watched):
+def test_predictions_are_in_a_section_and_beside_the_runs(on_gpus, watched, tmp_path, monkeypatch):
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))  # with a made-up trace, so that no model is traced
+    monkeypatch.setattr(traces, "_trace", lambda group: dict.fromkeys(group, RECORD))
+    settings = {"model": "gpt2-tiny", "precision": "fp32", "seq_len": 32, "micro_batch_size": 2, "device": "cuda"}
+    traces.traces([dsnb.Experiment(**settings)])
     page = watched(write_report(on_gpus, predict=on_gpus))
     text = page.tab.locator("body").inner_text()
     assert "Predicted and measured" in text

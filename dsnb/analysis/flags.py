@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from dsnb.analysis import steps_within
 from dsnb.analysis.conditions import unlike_repeats
 from dsnb.analysis.loss_gaps import loss_gaps_pct, repeat_gaps_pct
 from dsnb.analysis.summary import UNSTABLE, repeat_ratios
@@ -31,12 +31,13 @@ DRIFT_PCT, DRIFT_P = 2.0, 0.01
 CLOCK_DROP_PCT = 5.0
 BUSY_PCT = 50.0
 """An idle GPU lowers its clock, so only samples of a GPU at least this busy count."""
-FEWEST_SAMPLES = 6
+MIN_SAMPLES, MIN_STEPS, BLOCKS = 6, 10, 20
+"""Of a busy GPU and of a trend: over fewer steps it could not reach the significance that is asked of it."""
 OUTLIER_PCT, OUTLIER_DEVIATIONS = 5.0, 3.5
 """Iglewicz and Hoaglin (1993), How to Detect and Handle Outliers: 3.5 robust standard deviations."""
 FIRST_LOSS_PCT, LAST_LOSS_PCT, REPEAT_LOSS_PCT = 0.1, 3.0, 0.05
 """Rounding alone moves them by up to 0.005, 2 and 0.016 % (193 runs on H200; docs/LOG.md, 2026-11-23)."""
-MOST_SAMPLED = 500
+MAX_SAMPLED = 500
 """Each run's samples are a file of their own, of some milliseconds."""
 NORMAL_MAD = 1.4826
 """Standard deviation of normal values over their median absolute deviation."""
@@ -56,6 +57,7 @@ class Flag(StrEnum):
     UNSTABLE = "unstable"
 
 
+WITHIN_RUN = ["step_spread_pct", "mean_over_median", "slow_steps", "drift_pct", "drift_p"]
 COLUMNS = {
     "step_spread_pct": "Standard deviation of the timed steps in per cent of their mean: spread within the run.",
     "mean_over_median": "Mean over median of the timed step times; above 1.1, the run `stalled`.",
@@ -103,52 +105,40 @@ def flags(
     """
     runs, named = as_runs(runs), named_runs(runs)
     timed = _timed(steps)
-    nothing = np.empty(0)
-    times = {
-        label: timed[key]["step_time_s"].to_numpy(float) if key in timed else nothing
-        for label, *key_parts in runs[KEYS].itertuples()
-        for key in [tuple(key_parts)]
-    }
-    table = runs[KEYS].copy()
-    table["step_spread_pct"] = [steps_within.spread_pct(times[label]) for label in runs.index]
-    table["mean_over_median"] = [steps_within.mean_over_median(times[label]) for label in runs.index]
-    table["mean_over_median"] = table["mean_over_median"].fillna(
-        numbers(runs, "step_time_s") / numbers(runs, "step_time_median_s")
+    keys = list(runs[KEYS].itertuples(index=False, name=None))
+    drops_pct = [
+        clock_drop_pct((samples or {}).get(label), timed.get(key)) for label, key in zip(runs.index, keys, strict=True)
+    ]
+    ok = named["status"] == "ok"
+    within = pd.DataFrame([_within_run(timed.get(key)) for key in keys], index=runs.index, columns=WITHIN_RUN)
+    ratio = numbers(runs, "step_time_s") / numbers(runs, "step_time_median_s")
+    within["mean_over_median"] = within["mean_over_median"].fillna(ratio)
+    within["slow_steps"] = within["slow_steps"].fillna(numbers(runs, "slow_steps"))
+    table = runs[KEYS].assign(
+        **within,
+        recompilations=numbers(runs, "recompilations"),
+        clock_drop_pct=drops_pct,
+        clock_off_pct=_off_pct(numbers(named, "sm_clock_mhz"), named, "max"),
+        off_pct=_off_pct(numbers(named, figure).where(ok), named, "median", least=3),
+        **loss_gaps_pct(named),
+        repeat_loss_gap_pct=repeat_gaps_pct(runs, steps),
+        conditions=unlike_repeats(named),
+        repeat_ratio=named["experiment"].map(repeat_ratios(named)).astype(float).where(ok),
     )
-    counted = [
-        float(steps_within.is_slow(times[label]).sum()) if len(times[label]) else math.nan for label in runs.index
-    ]
-    table["slow_steps"] = pd.Series(counted, index=runs.index).fillna(numbers(runs, "slow_steps"))
-    drifts = [steps_within.drift(times[label]) for label in runs.index]
-    table["drift_pct"], table["drift_p"] = [one[0] for one in drifts], [one[1] for one in drifts]
-    table["recompilations"] = numbers(runs, "recompilations")
-    table["clock_drop_pct"] = [
-        clock_drop_pct((samples or {}).get(label), timed.get(tuple(key))) for label, *key in runs[KEYS].itertuples()
-    ]
-    table["clock_off_pct"], table["off_pct"] = _clock_off_pct(named), _off_pct(named, figure)
-    table = table.join(loss_gaps_pct(named)).assign(repeat_loss_gap_pct=repeat_gaps_pct(runs, steps))
-    table["conditions"] = unlike_repeats(named)
-    table["repeat_ratio"] = _repeat_ratio(named)
-    limit_pct = _outlier_limit_pct(table["off_pct"])
-    rows = table.to_dict("records")
-    table["flags"] = [tuple(_reasons(row, limit_pct)) for row in rows]
-    table["words"] = ["; ".join(_reasons(row, limit_pct).values()) for row in rows]
+    # Deviations of 0 are the medians themselves and show no spread.
+    spread_pct = NORMAL_MAD * table["off_pct"].abs().where(table["off_pct"] != 0).median()
+    limit_pct = max(OUTLIER_PCT, OUTLIER_DEVIATIONS * spread_pct) if spread_pct > 0 else OUTLIER_PCT
+    reasons = [_reasons(row, limit_pct) for row in table.to_dict("records")]
+    table["flags"] = [tuple(own) for own in reasons]
+    table["words"] = ["; ".join(own.values()) for own in reasons]
     return table
 
 
 def load_samples(runs: pd.DataFrame) -> dict[object, pd.DataFrame]:
     """Return GPU samples by the labels of their runs, as `flags` takes them: of the first runs with a clock."""
-    recorded = runs[numbers(runs, "sm_clock_mhz").notna()].head(MOST_SAMPLED)
+    recorded = runs[numbers(runs, "sm_clock_mhz").notna()].head(MAX_SAMPLED)
     folders = recorded.get("run_dir", pd.Series(dtype=object))
     return {label: load_gpu(folder) for label, folder in folders.items() if isinstance(folder, str)}
-
-
-def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
-    """Return the timed steps of each run that have a time."""
-    if steps is None:
-        return {}
-    own = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")]
-    return dict(iter(own.groupby(KEYS, sort=False)))
 
 
 def flag_steps(steps: pd.DataFrame) -> pd.DataFrame:
@@ -165,9 +155,62 @@ def flag_steps(steps: pd.DataFrame) -> pd.DataFrame:
         The timed steps with the further columns `over_median` (1 is the median of the run's timed steps) and `is_slow`
         (more than twice the median).
     """
-    own = steps[steps["phase"] == "timed"]
-    over = own["step_time_s"] / own.groupby(KEYS, sort=False)["step_time_s"].transform("median")
-    return own.assign(over_median=over, is_slow=over > metrics.SLOW_STEP)
+    timed = steps[steps["phase"] == "timed"]
+    over = timed["step_time_s"] / timed.groupby(KEYS, sort=False)["step_time_s"].transform("median")
+    return timed.assign(over_median=over, is_slow=over > metrics.SLOW_STEP)
+
+
+def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
+    """Return the timed steps of each run that have a time."""
+    if steps is None:
+        return {}
+    timed = steps[(steps["phase"] == "timed") & steps["step_time_s"].between(0, MAX_FIGURE, inclusive="neither")]
+    return dict(iter(timed.groupby(KEYS, sort=False)))
+
+
+def _within_run(timed: pd.DataFrame | None) -> tuple[float, ...]:
+    """Return `WITHIN_RUN` for the timed steps of one run.
+
+    Steps of one run share the machine's state, so their spread is not the noise between repeats.
+    """
+    if timed is None:
+        return (math.nan,) * len(WITHIN_RUN)
+    times_s = timed["step_time_s"].to_numpy(float)
+    mean, median = float(times_s.mean()), float(np.median(times_s))
+    spread = float(times_s.std(ddof=1)) if len(times_s) > 1 else math.nan
+    slow = float((times_s > metrics.SLOW_STEP * median).sum())
+    return 100 * spread / mean, mean / median, slow, *drift(times_s)
+
+
+def drift(times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return how much step times rose over the run, in per cent of their median, and the p value of the trend.
+
+    The slope is the median of the slopes of all pairs (Theil 1950, A rank-invariant method of linear and polynomial
+    regression analysis; Sen 1968, Estimates of the regression coefficient based on Kendall's tau), tested by ranks
+    (Mann 1945, Nonparametric tests against trend, with the normal approximation of Kendall 1948, Rank Correlation
+    Methods), so single slow steps count little. Neighbouring steps are alike, so the values are medians of at most
+    `BLOCKS` blocks of steps.
+
+    Parameters
+    ----------
+    times_s
+        Times of the timed steps in seconds, in their order, shape (steps,).
+
+    Returns
+    -------
+    tuple of float
+        NaN and NaN for fewer than `MIN_STEPS` steps.
+    """
+    count = min(BLOCKS, len(times_s))
+    if count < MIN_STEPS:
+        return math.nan, math.nan
+    values = np.array([np.median(block) for block in np.array_split(times_s, count)])
+    first, second = np.triu_indices(count, 1)
+    rises = values[second] - values[first]
+    slope = float(np.median(rises / (second - first)))
+    score = float(np.sign(rises).sum())
+    deviations = max(0.0, abs(score) - 1) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return 100 * slope * (count - 1) / float(np.median(times_s)), math.erfc(deviations / math.sqrt(2))
 
 
 def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> float:
@@ -183,7 +226,7 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
     Returns
     -------
     float
-        Medians are compared; NaN for fewer than `FEWEST_SAMPLES` samples of a busy GPU.
+        Medians are compared; NaN for fewer than `MIN_SAMPLES` samples of a busy GPU.
     """
     if samples is None or "sm_clock_mhz" not in samples:
         return math.nan
@@ -193,31 +236,15 @@ def clock_drop_pct(samples: pd.DataFrame | None, timed: pd.DataFrame | None) -> 
     drops = [
         100 * (1 - np.median(clock[-(len(clock) // 3) :]) / np.median(clock[: len(clock) // 3]))
         for _, part in busy.groupby([name for name in ("host", "gpu") if name in busy], dropna=False)
-        if len(clock := part.sort_values("t_s")["sm_clock_mhz"].to_numpy()) >= FEWEST_SAMPLES
+        if len(clock := part.sort_values("t_s")["sm_clock_mhz"].to_numpy()) >= MIN_SAMPLES
     ]
     return float(max(drops, default=math.nan))
 
 
-def _clock_off_pct(runs: pd.DataFrame) -> pd.Series:
-    clock = numbers(runs, "sm_clock_mhz")
-    return 100 * (clock / clock.groupby(runs["experiment"]).transform("max") - 1)
-
-
-def _off_pct(runs: pd.DataFrame, figure: str) -> pd.Series:
-    values = numbers(runs, figure).where(runs["status"] == "ok")
+def _off_pct(values: pd.Series, runs: pd.DataFrame, reference: str, least: int = 1) -> pd.Series:
+    """Return how far each value is from a statistic of its setting's runs; NaN for fewer than `least` values."""
     same = values.groupby(runs["experiment"])
-    return (100 * (values / same.transform("median") - 1)).where(same.transform("count") > 2)
-
-
-def _repeat_ratio(runs: pd.DataFrame) -> pd.Series:
-    """Return for each ok run how far the runs of its setting are apart in tokens/s."""
-    return runs["experiment"].map(repeat_ratios(runs)).astype(float).where(runs["status"] == "ok")
-
-
-def _outlier_limit_pct(off_pct: pd.Series) -> float:
-    """Return how far a run must be off; deviations of 0 are the medians themselves and show no spread."""
-    spread = NORMAL_MAD * off_pct.abs().where(off_pct != 0).median()
-    return max(OUTLIER_PCT, 0 if math.isnan(spread) else OUTLIER_DEVIATIONS * float(spread))
+    return (100 * (values / same.transform(reference) - 1)).where(same.transform("count") >= least)
 
 
 def _reasons(row: dict[Any, Any], limit_pct: float) -> dict[Flag, str]:

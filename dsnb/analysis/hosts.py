@@ -7,8 +7,10 @@ median absolute deviation), of at least `MIN_GROUPS` groups. The throughput expe
 benchmark, is `expect_samples_per_s` in the sweep's params file.
 """
 
-import re
+import contextlib
+import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,9 @@ from dsnb.runs.table import named_runs
 from dsnb.settings import params_file
 
 MIN_PCT, DEVIATIONS, MIN_GROUPS = 3.0, 3.5, 3
-MAX_NAMES, MAX_DIFFERENCES, MAX_CHARACTERS = 8, 40, 500
+MAX_NAMES = 8
 UNFINISHED = "interrupted"
 """Status of a run that is still running or will be repeated; it does not count against its group."""
-GROUP = ["experiment", "nodes", "hosts"]
 COLUMNS = [
     "workload", "experiment", "nodes", "gpus", "hosts", "n", "failed", "statuses", "samples_per_s", "per_node",
     "median_per_node", "off_median_pct", "limit_pct", "compared_with", "expected_per_node", "verdict", "cause",
@@ -57,51 +58,51 @@ def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None)
         `expected_per_node`, `verdict` (`pass`, `fail`, or `-` if nothing was expected or a run is not finished),
         `cause` (of the first run that failed).
     """
+    is_probe = runs["experiment"].map(labels.text).str.contains(rf"{PROBE}\d+$").astype(bool)
     named = runs["hosts"].notna()
     several = (runs["source"] == "dsnb") & (runs["nodes"] > 1)
-    probes = [re.search(rf"{PROBE}\d+$", labels.text(name)) is not None for name in runs["experiment"]]
     siblings = pd.MultiIndex.from_frame(runs[["sweep", "experiment"]])
-    chosen = (named | several | siblings.isin(siblings[named])) & ~pd.Series(probes, index=runs.index, dtype=bool)
-    runs = runs[chosen].reset_index(drop=True)
+    runs = runs[(named | several | siblings.isin(siblings[named])) & ~is_probe].reset_index(drop=True)
     if runs.empty:
         return pd.DataFrame(columns=COLUMNS)
     wanted = expectations(runs) if expected is None else expected
-    least = runs["sweep"].map(wanted) if isinstance(wanted, dict) else wanted
     workloads = {place: workload for workload, part in scaling.workloads(runs) for place in part.index}
-    rates = numbers(runs, "samples_per_s").where(runs["status"] == "ok")
-    runs = named_runs(runs.assign(workload=pd.Series(workloads), expected=least, rate=rates))
-    table = pd.DataFrame([_group(part) for _, part in runs.groupby(GROUP, sort=False, dropna=False)])
+    runs = named_runs(runs).assign(
+        workload=pd.Series(workloads),
+        rate=numbers(runs, "samples_per_s").where(runs["status"] == "ok"),
+        expected=runs["sweep"].map(wanted) if isinstance(wanted, dict) else wanted,
+    )
+    by_group = runs.groupby(["experiment", "nodes", "hosts"], sort=False, dropna=False)
+    table = pd.DataFrame([_group(part) for _, part in by_group])
     same = table.groupby("experiment", sort=False)["per_node"]
     table["median_per_node"], table["compared_with"] = same.transform("median"), same.transform("count")
-    off = (100 * (table["per_node"] / table["median_per_node"] - 1)).where(table["compared_with"] > 1)
-    spread = off.abs().groupby(table["experiment"]).transform("median")
-    is_comparable = (table["compared_with"] >= MIN_GROUPS) & off.notna()
-    table["off_median_pct"] = off
-    table["limit_pct"] = (DEVIATIONS * 1.4826 * spread).clip(lower=MIN_PCT).where(is_comparable)
+    off_pct = (100 * (table["per_node"] / table["median_per_node"] - 1)).where(table["compared_with"] > 1)
+    spread_pct = off_pct.abs().groupby(table["experiment"]).transform("median")
+    is_comparable = (table["compared_with"] >= MIN_GROUPS) & off_pct.notna()
+    table["off_median_pct"] = off_pct
+    table["limit_pct"] = (DEVIATIONS * 1.4826 * spread_pct).clip(lower=MIN_PCT).where(is_comparable)
     return table.sort_values("nodes", kind="stable", ignore_index=True)[COLUMNS]
 
 
 def _group(runs: pd.DataFrame) -> dict[str, Any]:
-    first, bad = runs.iloc[0], runs[~runs["status"].isin(["ok", UNFINISHED])]
-    names = first["hosts"] if isinstance(first["hosts"], str) else None
-    nodes = names.count(",") + 1 if names else first["nodes"]
-    per_node, least = float(runs["rate"].median()) / nodes, first["expected"]
-    is_complete = bool((runs["status"] == "ok").all())
+    first, failed = runs.iloc[0], runs[~runs["status"].isin(["ok", UNFINISHED])]
     statuses = Counter(runs["status"])
+    per_node, least = float(runs["rate"].median()) / first["nodes"], first["expected"]
+    is_fast = statuses["ok"] == len(runs) and per_node >= least
     return {
         "workload": first["workload"],
         "experiment": labels.text(first["experiment"]),
-        "nodes": nodes,
+        "nodes": first["nodes"],
         "gpus": first["gpus"],
-        "hosts": names,
+        "hosts": first["hosts"] if isinstance(first["hosts"], str) else None,
         "n": statuses["ok"],
-        "failed": len(bad),
+        "failed": len(failed),
         "statuses": ", ".join(f"{count} {status}" for status, count in statuses.items()),
-        "samples_per_s": per_node * nodes,
+        "samples_per_s": per_node * first["nodes"],
         "per_node": per_node,
         "expected_per_node": least,
-        "verdict": "fail" if len(bad) or per_node < least else "pass" if is_complete and per_node >= least else "-",
-        "cause": plain_text.line(labels.text(bad["cause"].iloc[0])) if len(bad) else None,
+        "verdict": "fail" if len(failed) or per_node < least else "pass" if is_fast else "-",
+        "cause": plain_text.line(labels.text(failed["cause"].iloc[0])) if len(failed) else None,
     }
 
 
@@ -110,16 +111,14 @@ def expectations(runs: pd.DataFrame) -> dict[str, float]:
 
     Sweeps without an expectation or a valid params file are left out.
     """
-    found: dict[str, float] = {}
+    expected: dict[str, float] = {}
     for sweep, folders in runs[runs["run_dir"].notna()].groupby("sweep")["run_dir"]:
-        params = SweepPaths(Path(folders.iloc[0]).parent.parent).params
-        if params.is_file() and RunPaths(Path(folders.iloc[0])).repeat is not None:
-            try:
-                least = params_file.read_params(params).expect_samples_per_s
-            except SettingsError:  # reported elsewhere
-                continue
-            found |= {} if least is None else {str(sweep): least}
-    return found
+        run = RunPaths(Path(folders.iloc[0]))
+        params = SweepPaths(run.dir.parent.parent).params
+        with contextlib.suppress(SettingsError):  # a damaged params file is reported elsewhere
+            if run.repeat is not None and params.is_file():
+                expected[str(sweep)] = params_file.read_params(params).expect_samples_per_s or math.nan
+    return expected
 
 
 def is_slow(table: pd.DataFrame) -> pd.Series:
@@ -157,46 +156,44 @@ def describe(table: pd.DataFrame) -> list[str]:
 
 
 def _slow(table: pd.DataFrame) -> list[str]:
-    known = hosts(table)
-    suspects = known[known["is_suspect"]]
+    compared = hosts(table)
+    suspects = compared[compared["is_suspect"]]
     sentences = [
-        f"Suspect: {row.Index}, {signed(row.off_median_pct)}: {_all_slow(row.groups)} below the median of the others."
+        f"Suspect: {row.Index}, {signed(row.off_median_pct)}: "
+        f"{'the only group with it is' if row.groups == 1 else f'all {row.groups} groups with it are'} "
+        "below the median of the others."
         for row in suspects.itertuples()
     ]
-    named = {*suspects.index}
-    reported: list[set[str]] = []
-    slow = table[is_slow(table) & table["hosts"].notna()]
-    for row in slow.to_dict("records"):
-        members = set(row["hosts"].split(","))
-        if not members & named and not any(smaller < members for smaller in reported):
-            reported.append(members)
-            sentences.append(
-                f"The group {_some(sorted(members))} is {-row['off_median_pct']:.1f} % below the median, but each of "
-                "its hosts was in a group of full speed: check the network between them."
-            )
-    if not sentences and len(known):
+    sentences += [
+        f"The group {_some(members)} is {-row['off_median_pct']:.1f} % below the median, but each of its hosts was in "
+        "a group of full speed: check the network between them."
+        for row, members in _smallest(table[is_slow(table)])
+        if members and members.isdisjoint(suspects.index)
+    ]
+    if not sentences and len(compared):
         return [f"No host is slow: none is {MIN_PCT:g} % below its median and outside the spread of the others."]
     return sentences
 
 
-def _all_slow(groups: int) -> str:
-    return "the only group with it is" if groups == 1 else f"all {groups} groups with it are"
+def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
+    """Yield the groups with their hosts, smallest first, without those that contain a whole smaller one."""
+    smaller: list[set[str]] = []
+    for row in table.to_dict("records"):
+        members = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
+        if not any(other < members for other in smaller):
+            smaller += [members] if members else []
+            yield row, members
 
 
 def _failed(table: pd.DataFrame) -> list[str]:
     """Return a sentence for each of the smallest groups that failed; larger groups with its hosts are counted."""
-    bad = table[table["failed"] > 0]
-    sentences: list[str] = []
-    reported: list[set[str]] = []
-    for row in bad.to_dict("records"):
-        members = set(row["hosts"].split(",")) if isinstance(row["hosts"], str) else set()
-        if any(smaller < members for smaller in reported):
-            continue
-        larger = sum(set(other.split(",")) > members for other in bad["hosts"].dropna()) if members else 0
+    failed = table[table["failed"] > 0]
+    sentences = []
+    for row, members in _smallest(failed):
+        larger = sum(members < set(other.split(",")) for other in failed["hosts"].dropna()) if members else 0
         more = f"; {larger} larger groups with it also failed" if larger else ""
-        who = _some(sorted(members)) if members else "a group whose hosts are not known"
+        who = _some(members) if members else "a group whose hosts are not known"
         sentences.append(f"Failed: {who} ({row['experiment']}: {row['statuses']}): {row['cause']}{more}.")
-        reported += [members] if members else []
     return sentences
 
 
@@ -211,37 +208,29 @@ def _below(table: pd.DataFrame) -> list[str]:
 def _sizes(table: pd.DataFrame) -> list[str]:
     sentences = []
     for (name, nodes), part in table.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
-        off = part["off_median_pct"].dropna()
-        spread = f", {signed(off.min())} to {signed(off.max())} around it" if len(off) else ""
-        few = f" (fewer than {MIN_GROUPS} groups: too few to call one slow)" if 1 < len(off) < MIN_GROUPS else ""
-        what = labels.count(len(part), "node" if nodes == 1 else "group") + (
-            "" if nodes == 1 else f" of {nodes:g} nodes"
+        off_pct = part["off_median_pct"].dropna()
+        spread = f", {signed(off_pct.min())} to {signed(off_pct.max())} around it" if len(off_pct) else ""
+        few = f" (fewer than {MIN_GROUPS} groups: too few to call one slow)" if 1 < len(off_pct) < MIN_GROUPS else ""
+        groups_of = (
+            labels.count(len(part), "node") if nodes == 1 else f"{labels.count(len(part), 'group')} of {nodes:g} nodes"
         )
-        sentences.append(f"{name}: {what}, median {part['per_node'].median():,.4g} samples/s per node{spread}{few}.")
+        median = part["per_node"].median()
+        sentences.append(f"{name}: {groups_of}, median {median:,.4g} samples/s per node{spread}{few}.")
     return sentences
 
 
-def _some(names: list[str]) -> str:
+def _some(names: set[str]) -> str:
     rest = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f", {rest} more" if rest > 0 else "")
+    return ", ".join(sorted(names)[:MAX_NAMES]) + (f", {rest} more" if rest > 0 else "")
 
 
 def differences(runs: pd.DataFrame) -> list[str]:
-    """Return in what hardware and versions the hosts of all runs differ, a sentence each.
-
-    First what `dsnb.run_folder.node_comparison` finds in their `nodes.json`, then what launches recorded of other
-    fields.
-    """
+    """Return in what hardware and versions the hosts of all runs differ, by their `nodes.json`, a sentence each."""
     folders = runs.loc[runs["hosts"].notna(), "run_dir"].dropna()
-    records = [record for folder in folders if (record := record_schema.read(RunPaths(Path(folder)).nodes)) is not None]
-    compared = node_comparison.differences(
-        (str(node.get("host")), node["environment"])
-        for record in records
-        for node in record.get("nodes", [])
-        if isinstance(node.get("environment"), dict)
-    )
-    # A launch records whole sentences, `field: ...`; those of fields that are compared here would say less.
-    recorded = dict.fromkeys(text[:MAX_CHARACTERS] for record in records for text in record.get("differences", []))
-    found = [*compared.values(), *(text for text in recorded if text.partition(":")[0] not in compared)]
-    rest = len(found) - MAX_DIFFERENCES
-    return found[:MAX_DIFFERENCES] + ([f"and {rest} more"] if rest > 0 else [])
+    nodes = [
+        node for folder in folders for node in (record_schema.read(RunPaths(Path(folder)).nodes) or {}).get("nodes", [])
+    ]
+    environments = [
+        (str(node.get("host")), node["environment"]) for node in nodes if isinstance(node.get("environment"), dict)
+    ]
+    return list(node_comparison.differences(environments).values())

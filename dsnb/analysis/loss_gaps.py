@@ -18,19 +18,12 @@ from dsnb.runs.columns import numbers
 SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")
 """What decides the first loss."""
 SAME_TRAINING = (
-    *SAME_START,
-    "lora_rank",
-    "optimizer",
-    "learning_rate",
-    "gradient_clipping",
-    "gradient_compression",
-    "warmup_steps",
+    *SAME_START, "lora_rank", "optimizer", "learning_rate", "gradient_clipping", "gradient_compression", "warmup_steps",
     "steps",
-)
+)  # fmt: skip
 """What decides the last loss, but for number formats."""
 EARLY_STEPS = 20
 """Differences between repeats grow with each step, so only the first ones are compared."""
-_NEEDED = ["seed", "global_batch_size"]
 
 
 def loss_gaps_pct(runs: pd.DataFrame) -> pd.DataFrame:
@@ -101,23 +94,21 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
 
 def _reproducible(runs: pd.DataFrame) -> pd.Series:
     """Return which runs can be compared: without dropout, and with a known seed and batch."""
-    return (numbers(runs, "dropout").fillna(0) == 0) & runs.reindex(columns=_NEEDED).notna().all(axis=1)
+    return (numbers(runs, "dropout").fillna(0) == 0) & runs.reindex(columns=["seed", "global_batch_size"]).notna().all(
+        axis=1
+    )
 
 
 def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     """Compare medians of settings, so that a setting with many repeats counts once; a missing value equals another."""
     columns = with_trained(runs).reindex(columns=list(same))
-    codes = pd.DataFrame({name: pd.factorize(column)[0] for name, column in columns.items()}, index=runs.index)
-    table = pd.DataFrame(
-        {
-            "group": codes.groupby(list(same), sort=False).ngroup(),
-            "experiment": runs["experiment"],
-            "loss": numbers(runs, loss),
-        }
-    )
-    medians = table.dropna(subset="loss").groupby(["group", "experiment"], sort=False)["loss"].median()
+    codes = pd.DataFrame({name: pd.factorize(columns[name])[0] for name in same}, index=runs.index)
+    group = codes.groupby(list(same), sort=False).ngroup().rename("group")
+    losses = numbers(runs, loss)
+    medians = losses.dropna().groupby([group, runs["experiment"]], sort=False).median()
     if medians.empty:
-        return table["loss"]
+        return losses
     others = medians.groupby("group", sort=False).transform(lambda part: median_of_others(part.to_numpy()))
-    found = table.join(others.rename("others"), on=["group", "experiment"])
-    return 100 * (found["loss"] / found["others"] - 1)
+    keys = pd.DataFrame({"group": group, "experiment": runs["experiment"]})
+    others = keys.join(others.rename("others"), on=["group", "experiment"])["others"]
+    return 100 * (losses / others - 1)

@@ -3,6 +3,7 @@
 The formulas are in `dsnb.formulas.memory`; this module fills in the settings of runs.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,19 +24,9 @@ output layer, or the recomputed block if that is larger."""
 WHERE = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "device_memory_gib": "on device"}
 """Figures of GPU memory, the closest to theory first: reserved adds fragmentation, on device adds the CUDA context."""
 IRRELEVANT = {
-    "source",
-    "gpu_name",
-    "seed",
-    "steps",
-    "warmup_steps",
-    "learning_rate",
-    "data",
-    "tokenizer",
-    "weights",
-    "launcher",
-    "profile",
-    "memory_limit_gib",
-}
+    "source", "gpu_name", "seed", "steps", "warmup_steps", "learning_rate", "data", "tokenizer", "weights", "launcher",
+    "profile", "memory_limit_gib",
+}  # fmt: skip
 """Settings that do not change GPU memory, or only limit it; differences in them are ignored here."""
 COLUMNS = ["experiment", "n", "where", "measured_gib", "theory_gib", "rest_gib", *(f"{part}_gib" for part in PARTS)]
 CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"]
@@ -58,13 +49,11 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for name, part in _measured(runs).groupby("experiment", sort=False):
-        measured = next(column for column in WHERE if part[column].notna().any())
-        parts = theory(part.iloc[0].to_dict())
-        total = sum(parts.values()) if parts else float("nan")
-        middle = part[measured].median()
-        figures = {"measured_gib": middle, "theory_gib": total, "rest_gib": middle - total}
-        found = {f"{key}_gib": value for key, value in parts.items()}
-        rows.append({"experiment": name, "n": len(part), "where": WHERE[measured], **figures, **found})
+        column = next(column for column in WHERE if part[column].notna().any())
+        parts = {f"{part_name}_gib": gib for part_name, gib in theory(part.iloc[0].to_dict()).items()}
+        measured_gib, theory_gib = part[column].median(), sum(parts.values()) if parts else math.nan
+        figures = {"measured_gib": measured_gib, "theory_gib": theory_gib, "rest_gib": measured_gib - theory_gib}
+        rows.append({"experiment": name, "n": len(part), "where": WHERE[column], **figures, **parts})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -87,7 +76,8 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     run
         The settings of a run; `data_parallel`, `parameters`, `trainable_parameters` and `attention_used` if known.
     """
-    shape = _shape(str(run["model"]))
+    shapes = model_shapes.PRESETS | {shape.hub_id: shape for shape in model_shapes.PRESETS.values() if shape.hub_id}
+    shape = shapes.get(str(run["model"]))
     if shape is None or not isinstance(run["micro_batch_size"], int | float):
         return {}
     states = _states(run, shape)
@@ -102,13 +92,7 @@ def _accumulated(run: Mapping[str, Any], states: memory.Parts) -> float:
     if run["grad_accum"] == 1:
         return 0.0
     # FSDP reduces gradients after the last micro-batch and keeps them whole until then; ZeRO 2 and 3 reduce at once.
-    ranks = _known(run, "data_parallel", run["gpus"]) if run["strategy"] == "fsdp" else 1
-    return states.gradients * ranks
-
-
-def _shape(model: str) -> model_shapes.Shape | None:
-    hub = {shape.hub_id: shape for shape in model_shapes.PRESETS.values() if shape.hub_id}
-    return model_shapes.PRESETS.get(model) or hub.get(model)
+    return states.gradients * (_known(run, "data_parallel", run["gpus"]) if run["strategy"] == "fsdp" else 1)
 
 
 def _known(run: Mapping[str, Any], name: str, default: float) -> float:
@@ -117,13 +101,13 @@ def _known(run: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
-    whole = _known(run, "parameters", shape.parameters)
-    trained, frozen = whole, 0.0
+    trained, frozen, moments = _known(run, "parameters", shape.parameters), 0.0, None
     if rank := int(run["lora_rank"]):
         adapters = memory.lora_parameters(shape.layers, shape.hidden, rank, shape.family != "opt")
         trained = _known(run, "trainable_parameters", adapters)
         frozen = shape.parameters * _width(run)
-    factored = run["optimizer"] == "adafactor"
+    if run["optimizer"] == "adafactor":
+        moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
     model_parallel = int(run["tensor_parallel"] * run["pipeline_parallel"])
     return memory.model_states(
         trained,
@@ -133,9 +117,7 @@ def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
         model_parallel=model_parallel,
         offload=run["offload"],
         frozen=frozen,
-        moments=memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
-        if factored
-        else None,
+        moments=moments,
     )
 
 
@@ -144,19 +126,13 @@ def _width(run: Mapping[str, Any]) -> int:
 
 
 def _activations(run: Mapping[str, Any], shape: model_shapes.Shape) -> tuple[float, float]:
-    tokens, width, split = run["seq_len"] * run["micro_batch_size"], _width(run), int(run["tensor_parallel"])
+    seq_len, split, width = int(run["seq_len"]), int(run["tensor_parallel"]), _width(run)
+    tokens = run["seq_len"] * run["micro_batch_size"]
     used = run.get("attention_used")
-    attention = used if isinstance(used, str) else run["attention"]
+    is_fused = (used if isinstance(used, str) else run["attention"]) != "eager"
+    has_dropout, is_relu = run["dropout"] > 0, shape.family == "opt"
     block = memory.block_activations(
-        tokens,
-        shape.hidden,
-        shape.heads,
-        int(run["seq_len"]),
-        split,
-        width,
-        dropout=run["dropout"] > 0,
-        fused=attention != "eager",
-        relu=shape.family == "opt",
+        tokens, shape.hidden, shape.heads, seq_len, split, width, has_dropout, is_fused, is_relu
     )
     every = int(run["checkpoint_every"]) if run["activation_checkpointing"] else 0
     block_input = tokens * shape.hidden * width
@@ -183,33 +159,25 @@ def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
         differently (`where`) are not compared.
     """
     table = footprint(runs).set_index("experiment")
-    settings = _measured(runs).drop_duplicates("experiment").set_index("experiment")
-    settings = with_choices(settings)
-    names = [name for name in choices(settings) if name not in IRRELEVANT]
-    same = settings.assign(grad_accum=_accumulations(settings)) if len(settings) else settings
-    codes = np.column_stack([pd.factorize(same[name].map(labels.text))[0] for name in names])
     if table.empty:
         return pd.DataFrame(columns=CHANGES)
-    known = list(table.index)
-    chosen = known.index(base) if base in known else int(np.argmax([_differs_once(codes, own).sum() for own in codes]))
-    own = table.iloc[chosen]
+    settings = with_choices(_measured(runs).drop_duplicates("experiment").set_index("experiment"))
+    names = [name for name in choices(settings) if name not in IRRELEVANT]
+    # More micro-batches than 2, or than fill a pipeline, do not change memory.
+    accumulated = np.minimum(
+        settings["grad_accum"].astype(int), settings["pipeline_parallel"].astype(int).clip(lower=2)
+    )
+    compared = settings.assign(grad_accum=accumulated)
+    codes = np.column_stack([pd.factorize(compared[name].map(labels.text))[0] for name in names])
+    experiments = list(table.index)
+    differ_once = [(codes != own).sum(axis=1) == 1 for own in codes]
+    chosen = experiments.index(base) if base in table.index else int(np.argmax([one.sum() for one in differ_once]))
     rows = []
-    for other in np.flatnonzero(_differs_once(codes, codes[chosen])):
-        name = names[np.flatnonzero(codes[other] != codes[chosen])[0]]
-        if (found := table.iloc[other])["where"] == own["where"]:
-            before, after = (labels.axis(name).describe(settings[name].iloc[place]) for place in (chosen, other))
-            more = {column: found[column] - own[column] for column in ("measured_gib", "theory_gib")}
-            words = {"change": f"{before} → {after}", "base": own.name, "experiment": found.name}
-            rows.append({**words, **more, "where": own["where"]})
+    for other in np.flatnonzero(differ_once[chosen]):
+        name = names[int(np.argmax(codes[other] != codes[chosen]))]
+        before, after = table.iloc[chosen], table.iloc[other]
+        if before["where"] == after["where"]:
+            words = [labels.axis(name).describe(settings[name].iloc[place]) for place in (chosen, other)]
+            more_gib = [after[column] - before[column] for column in ("measured_gib", "theory_gib")]
+            rows.append((" → ".join(words), before.name, after.name, *more_gib, before["where"]))
     return pd.DataFrame(rows, columns=CHANGES)
-
-
-def _accumulations(settings: pd.DataFrame) -> pd.Series:
-    """Return micro-batches per step, capped where more do not change memory: 2, or enough to fill a pipeline."""
-    most = settings["pipeline_parallel"].clip(lower=2)
-    return settings["grad_accum"].where(settings["grad_accum"] < most, most)
-
-
-def _differs_once(codes: Any, own: Any) -> Any:
-    """Return for each row whether it differs from `own` in exactly one column."""
-    return (codes != own).sum(axis=1) == 1

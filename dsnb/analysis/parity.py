@@ -1,125 +1,94 @@
 """Measured settings beside their predictions, each made without the runs of its own model: how good predictions are.
 
 A setting counts once, with the medians of its runs. Nothing is fitted to measured memory, so that its prediction needs
-nothing left out; it needs a trace of the model, which this module makes only if it is asked to.
+nothing left out; it needs a trace of the model, which is not made here.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dsnb.errors import SettingsError
 from dsnb.prediction import accuracy, gpus, traces
 from dsnb.prediction.accuracy import ALL
-from dsnb.prediction.constants import DEFAULT, PRIOR, Constants
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.measured import Measured, of_record, recorded
-from dsnb.prediction.memory import RULES, peak_memory, room
+from dsnb.prediction.measured import of_record, recorded
+from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.traces import Trace
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs
-from dsnb.settings.experiment import Experiment
 
-NEEDED = ("model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size")
+NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """What a row must tell: defaults in place of unknown settings would predict another one."""
 FIGURES = {"step_time": "step_time_s", "peak_allocated": "peak_allocated_gib"}
 """What is compared: the beginning of the columns of its error, and its own column."""
 MEDIANS = ("step_time_s", "tokens_per_s", "peak_allocated_gib", "gpu_memory_gib", "timed_steps")
-PROBED = re.compile(rf"{PROBE}\d+$")
-"""Names of the short runs that look for a micro-batch."""
-MOST = 500
-"""Settings that are compared; of more, every second, third, ... one."""
-OWN_TABLES = frozenset({"published: h200_gpt2_zero_precision", "published: h200_memory", "published: h200"})
-"""Sources of runs that `DEFAULT` was fitted to: their predictions start from `PRIOR`, which knows none of them."""
+MAX_SETTINGS = 500
+"""Settings that are compared, evenly spaced among more: 1,500 take ten seconds."""
 
 
-@dataclass(frozen=True)
-class Parity:
-    """Measured settings beside their predictions.
-
-    Attributes
-    ----------
-    table
-        One row per setting on a known GPU: `experiment`, `gpu`, `kind` (`dsnb.prediction.accuracy.kind`), `ran`
-        (whether any run succeeded; the others ran out of memory), `timed_steps` of a run, `has_rules` (whether there
-        are rules for its memory), `fits` (whether it is predicted to; None if unknown), and for each of `FIGURES` the
-        measured column, `predicted_...`, and `..._error_pct`, above 0 if more was predicted; NaN where one of both is
-        unknown.
-    left_out
-        What each setting was predicted without: `model`, `setting`, or `nothing` where there is no other setting.
-    starts_from_own
-        Whether the constants start from those that dsnb's runs on H200 were fitted to.
-    found
-        Number of settings, of which `table` has at most `MOST`.
-    """
-
-    table: pd.DataFrame
-    left_out: str
-    starts_from_own: bool
-    found: int
-
-    @property
-    def untraced(self) -> int:
-        """Settings whose memory could be predicted, but whose models were not traced."""
-        return int((self.table["has_rules"] & self.table["predicted_peak_allocated_gib"].isna()).sum())
-
-
-def parity(runs: pd.DataFrame, trace: bool = False, link: str = "nvlink") -> Parity | None:
+def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     """Return measured settings beside their predictions; None if no run on a known GPU can be compared.
 
     Parameters
     ----------
     runs
         One row per run, as `dsnb.load_runs` returns it.
-    trace
-        Trace the models that were not traced before, which takes seconds each, where torch is installed.
     link
         How GPUs are connected, as `dsnb.predict` takes it: runs on several nodes need a network.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per setting on a known GPU: `experiment`, `model`, `kind` (`dsnb.prediction.accuracy.kind`), `ran`
+        (whether any run succeeded; the others ran out of memory), `has_rules` (whether there are rules for its memory),
+        `fits` (whether it is predicted to; None if unknown), and for each of `FIGURES` the measured column,
+        `predicted_...`, and `..._error_pct`, above 0 if more was predicted; NaN where one of both is unknown.
     """
-    rows, found = by_setting(runs, gpus.link(link))
-    records = [record for record in rows if record["status"] == "oom" or record["measured"]]
-    if not records:
+    settings = by_setting(runs, gpus.link(link))
+    settings = [record for record in settings if record["status"] == "oom" or record["measured"]]
+    if not settings:
         return None
-    own = any(record.get("source") in OWN_TABLES for record in records)
-    rows_of_memory = zip(map(_described, records), _memory(records, trace), strict=True)
-    table = pd.DataFrame([{**described, **memory} for described, memory in rows_of_memory])
-    table["predicted_step_time_s"] = _step_times(records, PRIOR if own else DEFAULT)
+    places = np.linspace(0, len(settings) - 1, min(len(settings), MAX_SETTINGS)).astype(int)
+    table = pd.DataFrame(_rows([settings[place] for place in places]))
     for name, column in FIGURES.items():
         table[f"{name}_error_pct"] = 100 * (table[f"predicted_{column}"] / table[column] - 1)
-    if (
-        table[[f"predicted_{column}" for column in FIGURES.values()]].isna().all(axis=None)
-        and not table["has_rules"].any()
-    ):
-        return None
-    timed = [record["measured"] for record in records if record["measured"]]
-    left_out = "model" if accuracy.by_model(timed) else "setting" if len(timed) > 1 else "nothing"
-    return Parity(table, left_out, not own, found)
+    has_predictions = table[[f"predicted_{column}" for column in FIGURES.values()]].notna().any(axis=None)
+    return table if has_predictions or table["has_rules"].any() else None
 
 
-def by_setting(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], int]:
+def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
     """Return a record for each setting on a known GPU that ran or ran out of memory, with the medians of its runs.
-
-    Of more than `MOST` settings these are every second, third, ... one; the second value is the number of all.
 
     Each has the columns of its first run, `experiment` as dsnb names its settings, `known_gpu` (the GPU by its data
     sheet), `asked` (the settings), and `measured` (None if no run succeeded, or its time cannot be predicted).
     """
-    known = as_runs(runs)
-    if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*known}:
-        return [], 0
-    known = known[known["status"].isin(["ok", "oom"]) & known[list(NEEDED)].notna().all(axis=1)]
-    known = known[known["gpu_name"].map(lambda name: _gpu(name) is not None).astype(bool)]
-    known = known[~known["experiment"].map(lambda name: bool(PROBED.search(labels.text(name)))).astype(bool)]
-    known = known.assign(sweep=known.get("sweep", ""), **{name: numbers(known, name) for name in MEDIANS})
-    groups = [group for _, group in known.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False)]
-    return [_setting(group, link) for group in groups[:: math.ceil(len(groups) / MOST) or 1]], len(groups)
+    runs = as_runs(runs)
+    if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*runs}:
+        return []
+    runs = runs[runs["status"].isin(["ok", "oom"]) & runs[NEEDED].notna().all(axis=1)]
+    is_probe = runs["experiment"].map(labels.text).map(re.compile(rf"{PROBE}\d+$").search).astype(bool)
+    known_gpus = {name: _gpu(name) for name in runs["gpu_name"].unique()}
+    runs = runs[~is_probe & runs["gpu_name"].map(known_gpus).notna()]
+    runs = runs.assign(sweep=runs.get("sweep", ""), **{name: numbers(runs, name) for name in MEDIANS})
+    settings = []
+    for (_, _, gpu_name), group in runs.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False):
+        ok = group[group["status"] == "ok"]
+        kept = ok if len(ok) else group
+        record = {str(name): value for name, value in kept.iloc[0].items()}
+        record |= {name: float(kept[name].median()) for name in MEDIANS}
+        asked = recorded(record).model_copy(update={"device": "cuda"})
+        record |= {"experiment": asked.name_with_model, "known_gpu": known_gpus[gpu_name], "asked": asked}
+        settings.append({**record, "measured": of_record(record, link) if len(ok) else None})
+    return settings
 
 
 def _gpu(name: object) -> GpuSpec | None:
@@ -129,69 +98,46 @@ def _gpu(name: object) -> GpuSpec | None:
         return None
 
 
-def _setting(runs: pd.DataFrame, link: Link) -> dict[str, Any]:
-    ok = runs[runs["status"] == "ok"]
-    kept = ok if len(ok) else runs
-    record = {str(name): value for name, value in kept.iloc[0].items()}
-    record |= {name: float(kept[name].median()) for name in MEDIANS}
-    experiment = recorded(record).model_copy(update={"device": "cuda"})
-    names = {"experiment": experiment.name_with_model, "known_gpu": _gpu(record["gpu_name"]), "asked": experiment}
-    return {**record, **names, "measured": of_record(record, link) if len(ok) else None}
+def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    have_rules = [is_covered(record["asked"]) for record in settings]
+    kept = iter(traces.kept([record["asked"] for record in itertools.compress(settings, have_rules)]))
+    rows = []
+    for record, step_time_s, has_rules in zip(settings, _step_times(settings), have_rules, strict=True):
+        row = {name: record[name] for name in ("experiment", "model")}
+        row |= {"kind": accuracy.kind(record["asked"]), "ran": record["status"] == "ok", "has_rules": has_rules}
+        row["step_time_s"] = record["measured"].step_time_s if record["measured"] else math.nan
+        row["peak_allocated_gib"] = record["peak_allocated_gib"] if row["ran"] else math.nan
+        peak_gib, fits = _memory(record, next(kept) if has_rules else None)
+        rows.append(
+            {**row, "predicted_step_time_s": step_time_s, "predicted_peak_allocated_gib": peak_gib, "fits": fits}
+        )
+    return rows
 
 
-def _described(record: dict[str, Any]) -> dict[str, Any]:
-    one: Measured | None = record["measured"]
-    return {
-        "experiment": record["experiment"],
-        "gpu": record["known_gpu"].name,
-        "kind": accuracy.kind(record["asked"]),
-        "ran": record["status"] == "ok",
-        "timed_steps": record["timed_steps"],
-        "step_time_s": one.step_time_s if one else math.nan,
-        "peak_allocated_gib": record["peak_allocated_gib"] if record["status"] == "ok" else math.nan,
-    }
-
-
-def _step_times(records: Sequence[dict[str, Any]], start: Constants) -> list[float]:
+def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
     """Return the predicted step time of each setting; constants are fitted to settings on the same GPU."""
-    found = [math.nan] * len(records)
-    for gpu in dict.fromkeys(record["known_gpu"].name for record in records):
-        own = [place for place, one in enumerate(records) if one["measured"] and one["known_gpu"].name == gpu]
-        timed = [records[place]["measured"] for place in own]
-        for place, one, error in zip(own, timed, accuracy.left_out(timed, start), strict=True):
-            found[place] = one.step_time_s * (1 + error / 100)
-    return found
+    predicted_s = [math.nan] * len(settings)
+    for gpu in dict.fromkeys(record["known_gpu"].name for record in settings):
+        places = [
+            place for place, record in enumerate(settings) if record["measured"] and record["known_gpu"].name == gpu
+        ]
+        timed = [settings[place]["measured"] for place in places]
+        for place, run, error_pct in zip(places, timed, accuracy.left_out(timed), strict=True):
+            predicted_s[place] = run.step_time_s * (1 + error_pct / 100)
+    return predicted_s
 
 
-def _memory(records: Sequence[dict[str, Any]], trace: bool) -> list[dict[str, Any]]:
-    """Return the predicted peak of each setting, and whether it fits; NaN and None without rules or a trace."""
-    nothing = {"predicted_peak_allocated_gib": math.nan, "fits": None, "has_rules": False}
-    found: list[dict[str, Any]] = [dict(nothing) for _ in records]
-    known = [place for place, one in enumerate(records) if is_covered(one["asked"]) and one["asked"].strategy in RULES]
-    asked = [records[place]["asked"] for place in known]
-    for place, one, model in zip(known, asked, known_traces(asked, trace), strict=True):
-        found[place]["has_rules"] = True
-        if model:
-            capacity = records[place]["gpu_memory_gib"]
-            left = room(one, capacity if capacity > 0 else records[place]["known_gpu"].memory_gib).tensors_gib
-            peak = peak_memory(one, model).peak_allocated_gib
-            found[place] |= {"predicted_peak_allocated_gib": peak, "fits": peak <= left}
-    return found
-
-
-def known_traces(experiments: Sequence[Experiment], make: bool) -> list[Trace | None]:
-    """Return the trace of each setting; None for one that is not kept and, if it is to be made, cannot be."""
-    if make:
-        try:
-            found = traces.attempts(experiments)
-            return [one if isinstance(one, Trace) else None for one in found]
-        except SettingsError:  # torch is missing
-            pass
-    return traces.kept(experiments)
+def _memory(record: dict[str, Any], trace: Trace | None) -> tuple[float, bool | None]:
+    """Return the predicted peak of a setting in GiB, and whether it fits; NaN and None without a trace."""
+    if trace is None:
+        return math.nan, None
+    capacity_gib = record["gpu_memory_gib"] if record["gpu_memory_gib"] > 0 else record["known_gpu"].memory_gib
+    peak_gib = peak_memory(record["asked"], trace).peak_allocated_gib
+    return peak_gib, peak_gib <= room(record["asked"], capacity_gib).tensors_gib
 
 
 def errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the errors of each kind of setting and of all, as `Parity.table` has them.
+    """Return the errors of each kind of setting and of all, of a table of `parity`.
 
     Returns
     -------
@@ -199,16 +145,13 @@ def errors(table: pd.DataFrame) -> pd.DataFrame:
         Indexed by kind, `all` last: for each of `FIGURES` `..._settings`, and `..._mean_pct` and `..._worst_pct` of the
         absolute errors, and `..._bias_pct`; NaN where there is none.
     """
-    kinds = [*sorted(set(table["kind"])), ALL] if len(table) else []
-    rows = [_errors(table if name == ALL else table[table["kind"] == name]) for name in kinds]
-    return pd.DataFrame(rows, index=pd.Index(kinds, name="strategy"))
-
-
-def _errors(table: pd.DataFrame) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name in FIGURES:
-        known = table[f"{name}_error_pct"].dropna()
-        sizes = known.abs()
-        found |= {f"{name}_settings": len(known), f"{name}_mean_pct": sizes.mean(), f"{name}_worst_pct": sizes.max()}
-        found[f"{name}_bias_pct"] = known.mean()
-    return found
+    by_kind: dict[str, dict[str, float]] = {}
+    for kind, part in [*table.groupby("kind"), (ALL, table)]:
+        summary: dict[str, float] = {}
+        for name in FIGURES:
+            error_pct = part[f"{name}_error_pct"].dropna()
+            sizes_pct = error_pct.abs()
+            summary |= {f"{name}_settings": len(error_pct), f"{name}_bias_pct": error_pct.mean()}
+            summary |= {f"{name}_mean_pct": sizes_pct.mean(), f"{name}_worst_pct": sizes_pct.max()}
+        by_kind[str(kind)] = summary
+    return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("strategy")

@@ -9,6 +9,7 @@ takes tensor x pipeline GPUs, nodes are used whole, and a small batch limits how
    node is given back; where no more may be added, gradients are accumulated.
 """
 
+import itertools
 import math
 
 import pandas as pd
@@ -87,31 +88,33 @@ def rampup(
         raise SettingsError(f"least_efficiency is {least_efficiency}: give a number above 0, at most 1")
     if (runs is None) == (micro_batch_size is None) or (runs is not None and replica_gpus):
         raise SettingsError("give either micro_batch_size, the largest that fits, with replica_gpus, or measured runs")
-    per_replica, speeds = (replica_gpus or 1, {}) if runs is None else fastest_replica(runs)
-    best = max(speeds.values(), default=1.0)
-
-    def score(size: int) -> float:
-        if runs is None:
-            return size / (micro_batch_size or 1)
-        return 1.0 if speeds[size] >= SAME_SPEED * best else speeds[size] / best
-
+    if runs is None:  # a larger micro-batch is faster, and how much is unknown
+        per_replica, least_efficiency = replica_gpus or 1, 0.0
+        scores = {size: size / (micro_batch_size or 1) for size in range(1, (micro_batch_size or 1) + 1)}
+    else:
+        per_replica, speeds = fastest_replica(runs)
+        efficiencies = {size: speed / max(speeds.values()) for size, speed in speeds.items()}
+        scores = {size: 1.0 if value >= SAME_SPEED else value for size, value in efficiencies.items()}
     batches = _batches(first, last, increment)
     rows: list[dict[str, float]] = []
-    least_nodes, enough = 1, 0.0 if runs is None else least_efficiency
+    min_nodes, enough = 1, least_efficiency
     for batch in batches:
         options = []
         for data_parallel in divisors(batch):
             nodes, rest = divmod(data_parallel * per_replica, gpus_per_node)
-            sizes = [
-                size for size in divisors(batch // data_parallel) if size in speeds or size <= (micro_batch_size or 0)
-            ]
-            if sizes and not rest and least_nodes <= nodes <= (max_nodes or math.inf):
-                options.append((nodes, data_parallel, max(sizes, key=lambda size: (score(size), size))))
+            sizes = [size for size in divisors(batch // data_parallel) if size in scores]
+            if sizes and not rest and min_nodes <= nodes <= (max_nodes or math.inf):
+                options.append((nodes, data_parallel, max(sizes, key=lambda size: (scores[size], size))))
         if not options:
-            raise SettingsError(_impossible(batch, gpus_per_node, per_replica, least_nodes, max_nodes))
+            allowed = f"{min_nodes:,} to {max_nodes:,}" if max_nodes else f"{min_nodes:,} or more"
+            raise SettingsError(
+                f"a global batch of {batch:,} cannot be shared equally among {allowed} nodes of "
+                f"{count(gpus_per_node, 'GPU')} with {per_replica:,} a replica, in micro-batches that fit: choose "
+                "other batch sizes, or fewer GPUs a node"
+            )
         # The most nodes of the options with enough efficiency; if there are none, the most efficient option.
-        nodes, data_parallel, size = max(options, key=lambda option: (min(score(option[2]), enough), option[0]))
-        least_nodes, enough = nodes, 1.0
+        nodes, data_parallel, size = max(options, key=lambda option: (min(scores[option[2]], enough), option[0]))
+        min_nodes, enough = nodes, 1.0
         rows.append(
             {
                 "nodes": nodes,
@@ -120,19 +123,21 @@ def rampup(
                 "micro_batch_size": size,
                 "grad_accum": batch // (data_parallel * size),
                 "data_parallel": data_parallel,
-                "efficiency": speeds[size] / best if speeds else math.nan,
+                "efficiency": math.nan if runs is None else efficiencies[size],
             }
         )
     table = pd.DataFrame(rows)
-    table["until_samples"] = pd.array(_ends(batches, ramp_samples), dtype="Int64")
-    table["until_tokens"] = (table["until_samples"] * (seq_len if seq_len else pd.NA)).astype("Int64")
+    stage_samples = [batch * math.ceil((ramp_samples or 0) / (len(batches) - 1) / batch) for batch in batches[:-1]]
+    ends = [*itertools.accumulate(stage_samples), None] if ramp_samples else [None] * len(batches)
+    table["until_samples"] = pd.array(ends, dtype="Int64")
+    table["until_tokens"] = (table["until_samples"] * (seq_len or pd.NA)).astype("Int64")
     return table
 
 
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number in ascending order."""
-    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})
+    small = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+    return sorted({*small, *(number // factor for factor in small)})
 
 
 def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
@@ -158,9 +163,9 @@ def fastest_replica(runs: pd.DataFrame) -> tuple[int, dict[int, float]]:
     ok = ok[numbers(ok, "gpus") == numbers(ok, "gpus").max()]
     replicas = []
     for _, alike in workloads(ok.drop(columns=["micro_batch_size", "grad_accum"], errors="ignore")):
-        part = ok.loc[alike.index]
-        speeds = numbers(part, "tokens_per_s_per_gpu").groupby(numbers(part, "micro_batch_size").astype(int)).median()
-        gpus = [numbers(part, name).fillna(1).iloc[0] for name in ("tensor_parallel", "pipeline_parallel")]
+        sizes = numbers(ok.loc[alike.index], "micro_batch_size").astype(int)
+        speeds = numbers(alike, "tokens_per_s_per_gpu").groupby(sizes).median()
+        gpus = [numbers(alike, name).fillna(1).iloc[0] for name in ("tensor_parallel", "pipeline_parallel")]
         replicas.append((int(math.prod(gpus)), {int(size): float(speed) for size, speed in speeds.items()}))
     return max(replicas, key=lambda replica: (max(replica[1].values()), -replica[0]))
 
@@ -169,37 +174,18 @@ def _batches(first: int, last: int, increment: int | None) -> list[int]:
     """Return the global batch sizes from the first to the last one."""
     if first > last:
         raise SettingsError(f"the batch grows from {first:,} to {last:,}: give a last one that is not smaller")
-    if increment is None:
-        doubled = [first]
-        while doubled[-1] < last:
-            doubled.append(2 * doubled[-1])
-        if doubled[-1] != last:
+    if increment:
+        if (last - first) % increment:
             raise SettingsError(
-                f"{first:,} doubles to {doubled[-2]:,} and {doubled[-1]:,}, not to {last:,}: choose one of these, "
-                "or an increment"
+                f"increment is {increment:,}, which does not divide {last - first:,} ({last:,} - {first:,})"
             )
-        return doubled
-    if (last - first) % increment:
+        return list(range(first, last + 1, increment))
+    batches = [first]
+    while batches[-1] < last:
+        batches.append(2 * batches[-1])
+    if batches[-1] != last:
         raise SettingsError(
-            f"increment is {increment:,}, which does not divide {last - first:,} ({last:,} - {first:,})"
+            f"{first:,} doubles to {batches[-2]:,} and {batches[-1]:,}, not to {last:,}: choose one of these, "
+            "or an increment"
         )
-    return list(range(first, last + 1, increment))
-
-
-def _ends(batches: list[int], ramp_samples: int | None) -> list[int | None]:
-    """Return after how many samples each stage ends; the last one has no end."""
-    if ramp_samples is None or len(batches) == 1:
-        return [None] * len(batches)
-    ends, share = [0], ramp_samples / (len(batches) - 1)
-    for batch in batches[:-1]:
-        ends.append(ends[-1] + batch * math.ceil(share / batch))
-    return [*ends[1:], None]
-
-
-def _impossible(batch: int, gpus_per_node: int, replica_gpus: int, least: int, most: int | None) -> str:
-    nodes = f"{least:,} to {most:,}" if most else f"{least:,} or more"
-    return (
-        f"a global batch of {batch:,} cannot be shared equally among {nodes} nodes of "
-        f"{count(gpus_per_node, 'GPU')} with {replica_gpus:,} a replica, in micro-batches that fit: choose other batch "
-        "sizes, or fewer GPUs a node"
-    )
+    return batches

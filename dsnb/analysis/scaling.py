@@ -9,23 +9,15 @@ from dsnb.runs.table import as_runs
 from dsnb.settings import planning
 
 NOT_WORKLOAD = (
-    "gpus",
-    "nodes",
-    "data_parallel",
-    "global_batch_size",
-    "steps",
-    "warmup_steps",
-    "seed",
-    "learning_rate",
-    "host",
-    "sweep",
-    "status",
-)
+    "gpus", "nodes", "data_parallel", "global_batch_size", "steps", "warmup_steps", "seed", "learning_rate", "host",
+    "sweep", "status",
+)  # fmt: skip
 """Columns that depend on the number of GPUs, or do not affect throughput; all others define a workload."""
-
-
 SUPER_LINEAR = 1.05
 """Efficiency from which scaling counts as super-linear; below, it is within the usual spread between runs."""
+COLUMNS = [
+    "workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_gpus", "speed_up", "efficiency", "days", "unit",
+]  # fmt: skip
 
 
 def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 100e9) -> pd.DataFrame:
@@ -62,38 +54,13 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         if len(by_size) < 2:
             continue
         base = base_gpus if base_gpus is not None and base_gpus in by_size.index else int(by_size.index[0])
-        for gpus, count, median, lowest, highest in by_size.itertuples():
-            rows.append(
-                {
-                    "workload": workload,
-                    "gpus": int(gpus),
-                    "n": int(count),
-                    "tokens_per_s": median,
-                    "lowest": lowest,
-                    "highest": highest,
-                    "base_gpus": base,
-                    "speed_up": metrics.speed_up(median, by_size.loc[base, "median"]),
-                    "efficiency": metrics.scaling_efficiency(median, gpus, by_size.loc[base, "median"], base),
-                    "days": metrics.days(tokens, median),
-                    "unit": setting_words.common_unit(part),
-                }
-            )
+        base_rate, unit = by_size.loc[base, "median"], setting_words.common_unit(part)
+        for gpus, count, rate, lowest, highest in by_size.itertuples():
+            speed_up = metrics.speed_up(rate, base_rate)
+            efficiency = metrics.scaling_efficiency(rate, gpus, base_rate, base)
+            measured = (int(gpus), int(count), rate, lowest, highest)
+            rows.append((workload, *measured, base, speed_up, efficiency, metrics.days(tokens, rate), unit))
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-COLUMNS = [
-    "workload",
-    "gpus",
-    "n",
-    "tokens_per_s",
-    "lowest",
-    "highest",
-    "base_gpus",
-    "speed_up",
-    "efficiency",
-    "days",
-    "unit",
-]
 
 
 def super_linear(table: pd.DataFrame) -> list[str]:

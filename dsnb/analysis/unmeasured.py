@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.parity import by_setting, known_traces
+from dsnb.analysis.parity import by_setting
 from dsnb.errors import SettingsError
-from dsnb.prediction import gpus
+from dsnb.prediction import gpus, traces
 from dsnb.prediction.calibration import MIN_SETTINGS
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import Link
@@ -117,7 +117,7 @@ def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlin
 
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], str]:
     """Return the settings that were run on the GPU of most of them, and its name."""
-    rows, _ = by_setting(runs, link)
+    rows = by_setting(runs, link)
     if not rows:
         names = sorted({labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)})
         where = f"these runs were on {', '.join(names) or 'no GPU'}"
@@ -175,7 +175,13 @@ def _left_out(reasons: Iterable[str]) -> list[str]:
 def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:
     """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
     covered = [is_covered(one) for one in experiments]
-    found = iter(known_traces(list(itertools.compress(experiments, covered)), make=True))
+    asked = list(itertools.compress(experiments, covered))
+    made: Sequence[object]
+    try:
+        made = traces.attempts(asked)
+    except SettingsError:  # torch is missing
+        made = traces.kept(asked)
+    found = (trace if isinstance(trace, Trace) else None for trace in made)
     return [next(found) if has_rules else None for has_rules in covered]
 
 

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from dsnb.cli import predict, sweep
-from dsnb.cli.help import Command, Group
 from dsnb.cli.predict import LinkName
 from dsnb.cli.printing import Format, print_groups, print_summary, say, show, table_width
 from dsnb.cli.sweep import Set, parse_overrides
@@ -20,10 +19,10 @@ from dsnb.files import plain_text
 from dsnb.system import signals
 from dsnb.version import __version__
 
-app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command(cls=Command)(sweep.sweep)
-app.command(cls=Command)(predict.predict)
-app.command(cls=Command)(predict.recommend)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(sweep.sweep)
+app.command()(predict.predict)
+app.command()(predict.recommend)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)]
@@ -53,7 +52,7 @@ def _options(
     """Which DeepSpeed settings should I train with on my hardware? Answered by measuring."""
 
 
-@app.command(cls=Command)
+@app.command()
 def summary(
     folder: Folder,
     format_: TableFormat = Format.table,
@@ -80,7 +79,7 @@ def summary(
         print_summary(runs, format_, wide)
 
 
-@app.command(cls=Command)
+@app.command()
 def report(
     folder: Folder,
     output: Output = None,
@@ -105,7 +104,7 @@ def report(
     say(write_report(folder, output, compare, predict_ or (), link))
 
 
-@app.command(cls=Command)
+@app.command()
 def doctor(
     hostfile: Hostfile = None,
     set_: Set = None,
@@ -128,7 +127,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command(cls=Command)
+@app.command()
 def prepare(
     params: Params,
     cache: Annotated[
@@ -143,7 +142,7 @@ def prepare(
         say(line)
 
 
-@app.command(cls=Command)
+@app.command()
 def bandwidth(
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Sweep's folder for the results.", show_default=False)
@@ -168,6 +167,16 @@ def bandwidth(
     result.raise_for_status()
 
 
+def command_line() -> Any:
+    """Return all commands, whose help has no type behind an option that takes no value."""
+    group: Any = typer.main.get_command(app)
+    for command in [group, *group.commands.values()]:
+        for option in command.get_params(typer.Context(command)):  # the one for help is kept, too
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+    return group
+
+
 def main() -> None:
     """Run the command line; an expected error is one line and an exit code."""
     warnings.showwarning = lambda message, category, *_: say(
@@ -175,7 +184,7 @@ def main() -> None:
     )
     signals.install_handlers()
     try:
-        app()
+        command_line()()
     except KeyboardInterrupt:
         sys.exit(signals.INTERRUPTED)
     except DsnbError as error:

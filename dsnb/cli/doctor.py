@@ -16,17 +16,23 @@ from dsnb.launcher import environment, op_builds
 from dsnb.run_folder import paths
 from dsnb.system import hardware, interpreter
 
-LEAST_FREE_GIB = 5
+MIN_FREE_GIB = 5
+State = Literal["ok", "warn", "bad"]
 
 
 @dataclass(frozen=True)
 class Check:
     """The result of one check."""
 
-    state: Literal["ok", "warn", "bad"]
+    state: State
     what: str
     found: str
     advice: str = ""
+
+
+def check(what: str, found: str, fine: object, advice: str, otherwise: State = "bad") -> Check:
+    """Return the result of a check, with advice unless all is fine."""
+    return Check("ok", what, found) if fine else Check(otherwise, what, found, advice)
 
 
 def check_machine() -> list[Check]:
@@ -35,62 +41,51 @@ def check_machine() -> list[Check]:
 
 
 def _machine() -> Iterator[Check]:
+    is_supported = (3, 11) <= sys.version_info < (3, 14)
     version = ".".join(map(str, sys.version_info[:3]))
-    fine = (3, 11) <= sys.version_info < (3, 14)
-    yield Check("ok" if fine else "bad", "Python", version, "" if fine else "install Python 3.11, 3.12 or 3.13")
+    yield check("Python", version, is_supported, "install Python 3.11, 3.12 or 3.13")
     yield Check("ok", "CPU", f"{hardware.cores()} cores, {hardware.memory_gib():.0f} GiB of memory")
-    found = hardware.gpus()
-    if found:
-        names = ", ".join(sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in found}))
-        yield Check("ok", "GPUs", f"{len(found)}: {names}; driver {hardware.driver_version()}")
-    else:
-        yield Check(
-            "warn", "GPUs", "none", "runs go to the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
-        )
+    gpus = hardware.gpus()
+    names = ", ".join(sorted({f"{gpu.name} with {gpu.memory_gib:.0f} GiB" for gpu in gpus}))
+    shown = f"{len(gpus)}: {names}; driver {hardware.driver_version()}" if gpus else "none"
+    advice = "runs go to the CPU; with a GPU, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+    yield check("GPUs", shown, gpus, advice, "warn")
     root = paths.outputs_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / hardware.GIB
-    writable = os.access(existing, os.W_OK)
-    state: Literal["ok", "warn", "bad"] = "bad" if not writable else "ok" if free_gib > LEAST_FREE_GIB else "warn"
-    advice = "" if state == "ok" else "make room, or set DSNB_OUTPUTS to another folder"
-    yield Check(state, "outputs", f"{root}, {free_gib:.0f} GiB free" + ("" if writable else ", not writable"), advice)
+    shown, advice = f"{root}, {free_gib:.0f} GiB free", "make room, or set DSNB_OUTPUTS to another folder"
+    if os.access(existing, os.W_OK):
+        yield check("outputs", shown, free_gib > MIN_FREE_GIB, advice, "warn")
+    else:
+        yield Check("bad", "outputs", f"{shown}, not writable", advice)
 
 
 def _compilers() -> Iterator[Check]:
     compiler = shutil.which("c++") or shutil.which("g++")
-    yield Check(
-        "ok" if compiler else "bad",
-        "C++ compiler",
-        compiler or "none",
-        "" if compiler else "install g++ (Debian: apt install g++)",
-    )
+    yield check("C++ compiler", compiler or "none", compiler, "install g++ (Debian: apt install g++)")
     ninja = shutil.which("ninja", path=environment.for_ranks(hardware.default_device(), 1, 0.0)["PATH"])
-    yield Check("ok" if ninja else "bad", "ninja", ninja or "none", "" if ninja else "pip install ninja")
+    yield check("ninja", ninja or "none", ninja, "pip install ninja")
     if hardware.gpus():
-        nvcc = shutil.which("nvcc") or (Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
-        there = Path(nvcc).exists()
-        advice = "" if there else "install the CUDA toolkit and set CUDA_HOME: DeepSpeed compiles FusedAdam with it"
-        yield Check("ok" if there else "bad", "nvcc", str(nvcc) if there else "none", advice)
+        nvcc = Path(shutil.which("nvcc") or f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin/nvcc")
+        advice = "install the CUDA toolkit and set CUDA_HOME: DeepSpeed compiles FusedAdam with it"
+        yield check("nvcc", str(nvcc) if nvcc.exists() else "none", nvcc.exists(), advice)
 
 
 def _training() -> Iterator[Check]:
-    missing = [name for name in ("torch", "deepspeed", "transformers") if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in ("torch", "deepspeed", "transformers") if find_spec(name) is None]:
         yield Check("bad", "training", f"without {', '.join(missing)}", "pip install 'dsnb[train]'")
         return
-    found = _probe()
-    if "error" in found:
-        yield Check("bad", "training", found["error"], "reinstall with pip install 'dsnb[train]'")
+    probe = _probe()
+    if "error" in probe:
+        yield Check("bad", "training", probe["error"], "reinstall with pip install 'dsnb[train]'")
         return
-    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "deepspeed", "transformers"))
-    yield Check("ok", "training", versions)
-    if hardware.gpus() and not found["cuda_works"]:
-        yield Check(
-            "bad", "torch on GPU", f"no, built for CUDA {found['cuda']}", "install a torch that fits the driver"
-        )
+    yield Check("ok", "training", ", ".join(f"{name} {probe[name]}" for name in ("torch", "deepspeed", "transformers")))
+    if hardware.gpus() and not probe["cuda_works"]:
+        built = f"no, built for CUDA {probe['cuda']}"
+        yield Check("bad", "torch on GPU", built, "install a torch that fits the driver")
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-    able = [names[name] for name in found["precisions"] if name in names]
-    yield Check("ok", "precisions", ", ".join(able + (["tf32"] if found["cuda_works"] else [])))
+    precisions = [names[name] for name in probe["precisions"] if name in names]
+    yield Check("ok", "precisions", ", ".join(precisions + ["tf32"] * bool(probe["cuda_works"])))
 
 
 def _probe() -> dict[str, Any]:
@@ -107,18 +102,13 @@ def _probe() -> dict[str, Any]:
 
 def _notebooks() -> Iterator[Check]:
     missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
-    state: Literal["ok", "bad"] = "bad" if missing else "ok"
     folder = paths.notebook_template("10_run").parent
-    yield Check(
-        state, "notebooks", f"without {missing}" if missing else str(folder), "check dsnb out again" if missing else ""
-    )
+    yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "check dsnb out again")
     if other := kernels.foreign_kernelspec():
         advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
         yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
-    lab = find_spec("jupyterlab") is not None
-    yield Check(
-        "ok" if lab else "warn", "JupyterLab", "there" if lab else "none", "" if lab else "pip install 'dsnb[lab]'"
-    )
+    lab = find_spec("jupyterlab")
+    yield check("JupyterLab", "there" if lab else "none", lab, "pip install 'dsnb[lab]'", "warn")
 
 
 def _environment() -> Iterator[Check]:

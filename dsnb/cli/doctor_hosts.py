@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsnb.cli.doctor import LEAST_FREE_GIB, Check
+from dsnb.cli.doctor import MIN_FREE_GIB, Check
 from dsnb.launcher import hosts
 from dsnb.launcher.hosts import Node
 from dsnb.run_folder import node_comparison, paths
@@ -56,7 +56,7 @@ def _host(node: Node) -> Iterator[Check]:
         yield Check("warn", name, facts["busy"], "wait for it, or leave the host out with --exclude")
     if facts["load_per_core"] > MAX_LOAD:
         yield Check("warn", name, f"load of {facts['load_per_core']} a core", "something else is running there")
-    if facts["free_gib"] < LEAST_FREE_GIB:
+    if facts["free_gib"] < MIN_FREE_GIB:
         yield Check("warn", name, f"{facts['free_gib']} GiB of disk free", "make room")
     if not facts["compiler"]:
         yield Check("bad", name, "no C++ compiler", "install g++: DeepSpeed compiles its ops on every host")

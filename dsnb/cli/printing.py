@@ -33,7 +33,6 @@ class Format(StrEnum):
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     """Print the aggregated table: the columns that fit for each task, or all columns of all experiments."""
     from dsnb.analysis.summary import summarize
-    from dsnb.analysis.tasks import tasks
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
     from dsnb.runs.setting_words import common_unit
@@ -42,12 +41,12 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         table = summarize(runs)
         show(table, format_summary(table, common_unit(runs)), format_)
         return
-    for place, (task, (title, table)) in enumerate(zip(tasks(runs), summary_table.blocks(runs), strict=True)):
-        if place:
+    for number, (title, table, lines) in enumerate(summary_table.blocks(runs)):
+        if number:
             say("")
         say_line(title)
         _print_table(summary_table.fitted(table, table_width()))
-        for line in (*summary_table.footnotes(task.runs), *summary_table.causes(task.runs)):
+        for line in lines:
             say_line(line)
 
 

@@ -18,22 +18,18 @@ from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.table import named_runs
 
 RATE = "tokens_per_s"
-BEST, OTHER = "* ", "  "
-UNUSUAL = " !"
-"""Mark behind the name of an experiment with an unusual run."""
 NO_RANK = "unstable"
 """In place of a difference to the best setting, for one whose repeats do not agree."""
-MOST_FOOTNOTES = 8
-BETWEEN = 2
-"""Spaces between two columns."""
-MAX_CAUSES = 3
-"""Runs that are not ok whose causes are printed; the report has all."""
-NEEDED = 2
-"""Columns that are never left out: runs and tokens/s."""
+MAX_FOOTNOTES, MAX_CAUSES = 8, 3
+"""Lines about unusual runs, and about those that are not ok; the report has all."""
+MIN_COLUMNS, BETWEEN = 2, 2
+"""Columns that are never left out (runs and tokens/s), and spaces between two columns."""
 
 
-def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield a title and a table of texts for each task, most important columns first.
+def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
+    """Yield a title, a table of texts and footnotes for each task.
+
+    Drift and clocks over time, which need the steps and samples of each run, are in the report.
 
     Parameters
     ----------
@@ -43,7 +39,8 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     Yields
     ------
     tuple
-        The task with what all names have in common, and a table indexed by the rest of the names.
+        The task with what all names have in common; a table indexed by the rest of the names, `*` before the fastest
+        and `!` behind those with an unusual run, most important columns first; lines on what is unusual or failed.
     """
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
@@ -52,33 +49,26 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         shared, names = short_names([str(name) for name in summary.index])
         title = ", ".join(filter(None, [task.title, _place(task.runs), f"all {shared}" if shared else ""]))
         table = _texts(summary, sorted(no_rank))
-        known = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
-        marks = [BEST if place == 0 and known else OTHER for place in range(len(names))]
-        unusual = set(_unusual(task.runs)["experiment"])
-        ends = [UNUSUAL if name in unusual else "" for name in summary.index]
-        yield title, table.set_axis([mark + name + end for mark, name, end in zip(marks, names, ends, strict=True)])
+        has_best = len(names) > 1 and pd.notna(summary[f"{RATE}_median"].iloc[0]) and not no_rank.all()
+        unusual = flags(named_runs(task.runs))
+        unusual = unusual[unusual["words"] != ""]
+        marked = set(unusual["experiment"])
+        rows = [
+            f"{'* ' if has_best and place == 0 else '  '}{short}{' !' if name in marked else ''}"
+            for place, (short, name) in enumerate(zip(names, summary.index, strict=True))
+        ]
+        lines = [*answer.unstable_settings(task.runs), *_footnotes(unusual), *_causes(task.runs)]
+        yield title, table.set_axis(rows), lines
 
 
-def footnotes(runs: pd.DataFrame) -> list[str]:
-    """Return what to do about unstable settings, and a line for each run that is unusual, at most `MOST_FOOTNOTES`.
-
-    Drift and clocks over time, which need the steps and samples of each run, are in the report.
-    """
-    rows = [row for row in _unusual(runs).itertuples() if row.flags != (Flag.UNSTABLE,)]  # said of the setting
-    lines = [f"{UNUSUAL.strip()} {row.experiment} run {row.repeat}: {row.words}" for row in rows[:MOST_FOOTNOTES]]
-    more = len(rows) - MOST_FOOTNOTES
-    lines += [f"{UNUSUAL.strip()} and {more} more runs: see the report"] if more > 0 else []
-    return [*answer.unstable_settings(runs), *lines]
+def _footnotes(unusual: pd.DataFrame) -> list[str]:
+    rows = [row for row in unusual.itertuples() if row.flags != (Flag.UNSTABLE,)]  # said of the setting
+    lines = [f"! {row.experiment} run {row.repeat}: {row.words}" for row in rows[:MAX_FOOTNOTES]]
+    more = len(rows) - MAX_FOOTNOTES
+    return lines + ([f"! and {more} more runs: see the report"] if more > 0 else [])
 
 
-def _unusual(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that `dsnb.analysis.flags` finds unusual, with experiments named as in `summarize`."""
-    table = flags(named_runs(runs))
-    return table[table["words"] != ""]
-
-
-def causes(runs: pd.DataFrame) -> list[str]:
-    """Return lines about the runs that are not ok: the first ones with their causes, and how many more there are."""
+def _causes(runs: pd.DataFrame) -> list[str]:
     bad = runs[runs["status"] != "ok"]
     lines = [
         f"not ok: {row.experiment}{'' if pd.isna(row.repeat) else f' run {row.repeat:.0f}'}: {row.status}"
@@ -99,7 +89,7 @@ def short_names(names: Sequence[str]) -> tuple[str, list[str]]:
 
 def fitted(table: pd.DataFrame, width: int) -> pd.DataFrame:
     """Leave out columns from the right until the table is at most `width` wide; figures are never cut."""
-    while len(table.columns) > NEEDED and _width(table) > width:
+    while len(table.columns) > MIN_COLUMNS and _width(table) > width:
         table = table.iloc[:, :-1]
     return table
 
@@ -127,19 +117,15 @@ def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
     table = pd.DataFrame(index=summary.index)
     counts = zip(summary["n"], summary["n_failed"], strict=True)
     table["runs"] = [f"{n}, {failed} not ok" if failed else f"{n}" for n, failed in counts]
-    table["tokens/s"] = _values(summary, RATE)
+    table["tokens/s"] = repeats_text(summary, RATE, METRIC_LABELS[RATE].digits)
     if rates.notna().sum() > 1:
         changes = zip(rates / rates.max() - 1, no_rank, strict=True)
         table["vs best"] = [NO_RANK if is_unstable else _change(change) for change, is_unstable in changes]
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
-        table[METRIC_LABELS[metric].heading] = _values(summary, metric)
+        table[METRIC_LABELS[metric].heading] = repeats_text(summary, metric, METRIC_LABELS[metric].digits)
     table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = [_days(rate) for rate in rates]
     return table.loc[:, (table != "").any()]
-
-
-def _values(summary: pd.DataFrame, metric: str) -> list[str]:
-    return repeats_text(summary, metric, METRIC_LABELS[metric].digits)
 
 
 def _days(rate: float) -> str:

@@ -5,12 +5,11 @@ or suffices, then bisected. Each probe is a run in a folder of its own beside th
 already recorded there is not repeated.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsnb.launcher.folder import prepare, remove_leftovers
+from dsnb.launcher.folder import prepare
 from dsnb.launcher.outcome import exception_status, without_machine_faults
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
@@ -24,8 +23,6 @@ WARMUP_STEPS, STEPS = 1, 2
 """The first step allocates the optimizer states, so memory peaks in the second."""
 FITS = {"ok": True, "nan": True, "untrained": True, "oom": False}
 """Status of a probe -> whether its micro-batch fits; any other status leaves that open."""
-LENGTH_SETTINGS = {"warmup_steps", "steps", "grad_accum", "profile"}
-"""The settings in which a probe differs from the run that it serves."""
 RunOnce = Callable[[Experiment, RunPaths, Experiment], Result]
 """Runs one experiment, given its settings, its folder and the requested settings."""
 
@@ -66,8 +63,8 @@ def largest_that_fits(fits: Callable[[int], bool], most: int = MAX_MICRO_BATCH_S
 def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, guess: int = 0) -> Result:
     """Find the largest micro-batch that fits, starting from a guess, and run the experiment with it.
 
-    A probe of a few steps may fit where the whole run does not, because memory fragments over time. Such a run replaces
-    its probe in the outputs, and the next smaller micro-batch is tried.
+    Where a probe of a few steps fits and the whole run does not, because memory fragments over time, the next smaller
+    micro-batch is tried.
 
     Raises
     ------
@@ -83,13 +80,13 @@ def launch(experiment: Experiment, run: RunPaths, run_once: RunOnce, guess: int 
     except BaseException as error:
         _write_result(run, began_s, *exception_status(error))
         raise
+    result = None
     for smaller in range(size, 0, -1):
+        run.result.unlink(missing_ok=True)
         result = run_once(experiment.model_copy(update={"micro_batch_size": smaller}), run, experiment)
         if result.status != "oom":
-            return result
-        replace_probe(run, RunPaths(probe_dir(run, smaller)))
-    prepare(run, experiment)
-    return _write_result(run, began_s, "oom", "not even micro_batch_size 1 fits")
+            break
+    return result or _write_result(run, began_s, "oom", "not even micro_batch_size 1 fits")
 
 
 def probe_fits(experiment: Experiment, run: RunPaths, micro_batch_size: int, run_once: RunOnce) -> bool:
@@ -118,15 +115,6 @@ def _write_result(run: RunPaths, began_s: float, status: str, cause: str) -> Res
     return result
 
 
-def replace_probe(run: RunPaths, probe: RunPaths) -> None:
-    """Move a run that ran out of memory to the folder of its probe; the notebook, still executing, stays."""
-    probe.dir.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(probe)
-    for path in run.dir.iterdir():
-        if path != run.notebook:
-            os.replace(path, probe.dir / path.name)
-
-
 def probe_settings(experiment: Experiment, micro_batch_size: int) -> Experiment:
     """Return the settings of a probe: the fewest steps and micro-batches that reach the same memory peak."""
     in_flight = max(2, experiment.pipeline_parallel)
@@ -142,17 +130,12 @@ def probe_dir(run: RunPaths, micro_batch_size: int) -> Path:
 
 
 def recorded_status(probe: Experiment, paths: RunPaths) -> str | None:
-    """Return the status of a complete probe with the same settings that shows whether they fit; None without one.
-
-    A whole run that ran out of memory, moved there by `replace_probe`, shows that its micro-batch does not fit.
-    """
+    """Return the status of a complete probe with the same settings that shows whether they fit; None without one."""
     status = (record_schema.read(paths.result) or {}).get("status")
     recorded = {**DEFAULTS, **(record_schema.read(paths.experiment) or {})}
     settings, ignored = probe.model_dump(), set(SUPERVISION)
     if probe.device == "auto":  # resolved on the hosts
         ignored.add("device")
-    if status == "oom" and recorded.get("asked"):
-        ignored |= LENGTH_SETTINGS
     is_same = all(recorded.get(name) == value for name, value in settings.items() if name not in ignored)
     if status not in FITS or not is_same or finished.problem(paths):
         return None

@@ -4,11 +4,12 @@ A figure that was not measured is missing, never estimated.
 """
 
 from collections.abc import Iterator
+from math import nan
 from statistics import fmean, median
 from typing import Any
 
 from dsnb.formulas import metrics
-from dsnb.launcher.gpu_figures import gpu_figures, power_note
+from dsnb.launcher.gpu_figures import gpu_figures, timed_wall_s
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
@@ -109,8 +110,8 @@ def _notes(
         yield "attention was not fused: torch has no fused kernel for these settings and computed it with its math one"
     if missing := worker.get("flops_missing"):
         yield missing
-    if power := power_note(gpu, worker):
-        yield power
+    if worker.get("power_source") and gpu["power_w"] is None:
+        yield f"no power: the timed steps took {timed_wall_s(worker) or nan:.2f} s, too short to measure it"
 
 
 def _peak(steps: list[dict[str, Any]], worker: dict[str, Any], failed: dict[str, Any], key: str) -> float | None:

@@ -74,13 +74,6 @@ def _power(worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
     return {"energy_j": energy_j, "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None}
 
 
-def power_note(figures: dict[str, float | None], worker: dict[str, Any]) -> str | None:
-    """Return why a run on GPUs with an energy counter has no power figure."""
-    if worker.get("power_source") is None or figures.get("power_w") is not None:
-        return None
-    return f"no power: the timed steps took {timed_wall_s(worker) or math.nan:.2f} s, too short to measure it"
-
-
 def _run_energy_kwh(samples: list[Sample]) -> float | None:
     counters = _by_gpu(samples, "energy_j")
     spent = [values[-1] - values[0] for values in counters if len(values) > 1]

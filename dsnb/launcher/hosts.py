@@ -83,19 +83,17 @@ def forwarded(experiment: Experiment) -> dict[str, str]:
 class Node:
     """One host with the connection to it, which starts at once.
 
-    `facts` are its last answer (`dsnb.launcher.on_host`); `codes` the exit codes of the ranks that are known to have
-    ended; `ended`, whether torchrun has ended and told how; `failure`, how the host was lost or why torchrun failed.
+    `facts` are its last answer (`dsnb.launcher.on_host`); `end`, how torchrun has ended; `failure`, how the host was
+    lost or why torchrun failed.
     """
 
     def __init__(self, experiment: Experiment, host: Host, run: RunPaths | None = None, first_rank: int = 0) -> None:
         self.host, self._run = host, run
         self.ranks = list(range(first_rank, first_rank + len(host.devices)))
         self.facts: dict[str, Any] = {}
-        self.codes: dict[int, int] = {}
-        self.ended, self.oom_kills = False, 0
+        self.end: dict[str, Any] | None = None
         self.failure: str | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._end: dict[str, Any] | None = None
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115
         agent = interpreter.command("-u", "-m", "dsnb.launcher.on_host")
         words, pipe = command(experiment, host, *agent), subprocess.PIPE
@@ -132,7 +130,7 @@ class Node:
                 if "t_s" in message and self._run:
                     records.append_line(self._run.gpu, {**message, "host": self.host.name})
                 elif "oom_kills" in message:
-                    self._end = message
+                    self.end = message
                 elif message:
                     answered = True
                     now = {"clock_s": time.time(), "monotonic_s": launch_clock.now_s()}
@@ -170,18 +168,25 @@ class Node:
             self.facts["monotonic_offset_s"] = answer["monotonic_s"] - received["monotonic_s"]
 
     def check(self) -> None:
-        """Find out whether torchrun has ended, and how."""
-        if self.ended or self.failure or (code := self._process.poll()) is None:
+        """Find out whether the connection has ended, and how."""
+        if self.failure or self._process.poll() is None:
             return
         self._reader.join(timeout=1.0)
-        if self._end is None:
+        if self.end is None:
             self.failure = f"the connection to {self.host.name} broke: {self._last_message()}"
-            return
-        failed = {int(rank): int(number) for rank, number in self._end.get("exit_codes", {}).items()}
-        self.codes = failed or ({} if code else dict.fromkeys(self.ranks, 0))
-        self.oom_kills, self.ended = self._end["oom_kills"], True
-        if "error" in self._end:
-            self.failure = f"{self.host.name}: {self._end['error']}"
+        elif "error" in self.end:
+            self.failure = f"{self.host.name}: {self.end['error']}"
+
+    def exit_codes(self) -> dict[int, int]:
+        """Return the exit codes of the ranks that are known to have ended."""
+        if self.end is None or "error" in self.end:
+            return {}
+        codes = {int(rank): int(code) for rank, code in self.end.get("exit_codes", {}).items()}
+        return codes or dict.fromkeys(self.ranks, 0)
+
+    def oom_kills(self) -> int:
+        """Return the number of out-of-memory kills on this host, as far as it is known."""
+        return int((self.end or {}).get("oom_kills", 0))
 
     def hang_up(self) -> None:
         """Close the host's standard input, which ends all of its ranks; kill the connection if it was lost."""
@@ -207,9 +212,9 @@ class Node:
             **{key: self.facts.get(key) for key in ("address", "interface", "clock_offset_s")},
             "ranks": self.ranks,
             "devices": list(self.host.devices),
-            "exit_codes": {str(rank): code for rank, code in sorted(self.codes.items())},
+            "exit_codes": {str(rank): code for rank, code in sorted(self.exit_codes().items())},
             "lost": self.failure,
-            "oom_kills": self.oom_kills,
+            "oom_kills": self.oom_kills(),
             "environment": self.facts.get("environment", {}),
         }
 
@@ -239,23 +244,19 @@ def ask(experiment: Experiment, nodes: Sequence[Node], folder: Path, requests: S
 
 
 @contextlib.contextmanager
-def connected(experiment: Experiment) -> Iterator[list[Node]]:
-    """Hold connections to all hosts of an experiment while the block runs, without a run."""
+def connected(experiment: Experiment, run: RunPaths | None = None) -> Iterator[list[Node]]:
+    """Hold connections to all hosts of an experiment while the block runs; then end what runs there."""
     nodes: list[Node] = []
     try:
         for host in experiment.hosts:
-            nodes.append(Node(experiment, host))
+            nodes.append(Node(experiment, host, run, first_rank=sum(len(node.ranks) for node in nodes)))
         yield nodes
     finally:
-        _close(nodes)
-
-
-def _close(nodes: Sequence[Node]) -> None:
-    deadline_s = time.monotonic() + END_TIMEOUT_S
-    for node in nodes:
-        node.hang_up()
-    for node in nodes:
-        node.wait(deadline_s)
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        for node in nodes:
+            node.hang_up()
+        for node in nodes:
+            node.wait(deadline_s)
 
 
 class HostRanks:
@@ -270,12 +271,9 @@ class HostRanks:
     gpus: Sequence[int] = ()
 
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
-        self._run, self._closed, first_rank = run, threading.Event(), 0
-        self._nodes: list[Node] = []
+        self._run, self._closed, self._connections = run, threading.Event(), contextlib.ExitStack()
+        self._nodes = self._connections.enter_context(connected(experiment, run))
         try:
-            for host in experiment.hosts:
-                self._nodes.append(Node(experiment, host, run, first_rank))
-                first_rank += len(host.devices)
             asked = {"device": experiment.device, "master_port": 0}
             requests = [{**asked, "devices": node.host.devices} for node in self._nodes]
             requests[0]["master_port"] = experiment.master_port
@@ -340,13 +338,13 @@ class HostRanks:
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes so far: rank -> code, negative if killed by that signal."""
-        return {rank: code for node in self._nodes for rank, code in node.codes.items()}
+        return {rank: code for node in self._nodes for rank, code in node.exit_codes().items()}
 
     def ended(self) -> bool:
         """Return whether the ranks of all hosts have ended."""
         for node in self._nodes:
             node.check()
-        return all(node.ended for node in self._nodes)
+        return all(node.end for node in self._nodes)
 
     @property
     def external_failure(self) -> str | None:
@@ -355,7 +353,7 @@ class HostRanks:
 
     def oom_kills(self) -> int:
         """Return the number of out-of-memory kills on all hosts since the start."""
-        return sum(node.oom_kills for node in self._nodes)
+        return sum(node.oom_kills() for node in self._nodes)
 
     def host_suffix(self, rank: int) -> str:
         """Return the text that names a rank's host."""
@@ -368,7 +366,7 @@ class HostRanks:
         self._closed.set()
         for node in self._nodes:
             node.check()
-        _close(self._nodes)
+        self._connections.close()
         rows = [node.row() for node in self._nodes]
         differences = node_comparison.differences((row["host"], row["environment"]) for row in rows)
         if self._run.dir.is_dir():  # it may have been removed

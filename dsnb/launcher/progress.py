@@ -6,7 +6,7 @@ building or compiling a large model can take minutes in which there is nothing e
 
 import html
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -35,14 +35,14 @@ def _imports_in_ranks(experiment: Experiment) -> bool:
 class PhaseTimer:
     """Names the current phase with the seconds since it was first seen."""
 
-    def __init__(self, now_s: Callable[[], float] = launch_clock.now_s) -> None:
-        self._now_s, self._name, self._began_s = now_s, "", 0.0
+    def __init__(self) -> None:
+        self._name, self._began_s = "", 0.0
 
     def text(self, name: str) -> str:
         """Return a phase with its elapsed seconds, which start at its first call."""
         if name != self._name:
-            self._name, self._began_s = name, self._now_s()
-        return f"{name}: {self._now_s() - self._began_s:.0f} s"
+            self._name, self._began_s = name, launch_clock.now_s()
+        return f"{name}: {launch_clock.now_s() - self._began_s:.0f} s"
 
 
 class Progress:

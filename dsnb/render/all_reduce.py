@@ -1,13 +1,13 @@
 """An all-reduce test as a table in the columns of nccl-tests, and a figure of bus bandwidth against message size."""
 
 import html
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -23,20 +23,20 @@ NCCL_TYPES = {"float32": "float"}
 def format_table(table: pd.DataFrame) -> pd.DataFrame:
     """Format the table as nccl-tests prints it, indexed by message size."""
     columns = {
-        "count (elements)": [f"{value:.0f}" for value in table["count"]],
+        "count (elements)": tables.format_column(table["count"], ".0f"),
         "type": [NCCL_TYPES.get(str(name), str(name)) for name in table["dtype"]],
-        "redop": ["sum"] * len(table),
-        "time (us)": [_format_value(value) for value in table["time_us"]],
-        "algbw (GB/s)": [_format_value(value) for value in table["algbw_gb_per_s"]],
-        "busbw (GB/s)": [_format_value(value) for value in table["busbw_gb_per_s"]],
-        "#wrong": ["" if pd.isna(value) else f"{value:.0f}" for value in table["errors"]],
+        "redop": "sum",
+        "time (us)": _figures(table["time_us"]),
+        "algbw (GB/s)": _figures(table["algbw_gb_per_s"]),
+        "busbw (GB/s)": _figures(table["busbw_gb_per_s"]),
+        "#wrong": tables.format_column(table["errors"], ".0f"),
     }
-    return pd.DataFrame(columns, index=pd.Index([f"{value:.0f}" for value in table["bytes"]], name="size (B)"))
+    return pd.DataFrame(columns, index=pd.Index(tables.format_column(table["bytes"], ".0f"), name="size (B)"))
 
 
-def _format_value(value: float) -> str:
-    """Format a number with two decimals, or with four significant digits if it is below 1."""
-    return "" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}"
+def _figures(values: pd.Series) -> list[str]:
+    """Format numbers with two decimals, or with four significant digits below 1."""
+    return ["" if pd.isna(value) else f"{value:.2f}" if value >= 1 else f"{value:.4g}" for value in values]
 
 
 def section(folder: str | Path) -> Iterator[Html | Picture]:
@@ -67,30 +67,22 @@ def plot(table: pd.DataFrame) -> Picture:
     table
         As `load_bandwidth` returns it.
     """
+    drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
 
     def draw() -> Figure:
         figure, axis = plt.subplots(figsize=(10, 3.6), layout="constrained")
-        drawn = table[(table[["bytes", "busbw_gb_per_s"]] > 0).all(axis=1)]  # log axes
         axis.plot(drawn["bytes"], drawn["busbw_gb_per_s"], color=palette.BLUE, marker="o", markersize=4)
-        _scales(axis)
-        axis.set(xlabel="message size (bytes)", ylabel="bus bandwidth (GB/s)")
+        axis.set_xscale("log", base=2)
+        axis.set(yscale="log", xlabel="message size (bytes)", ylabel="bus bandwidth (GB/s)")
+        axis.xaxis.set_major_formatter(_format_size)
+        axis.yaxis.set_major_formatter(PLAIN_TICKS)
+        axis.yaxis.set_minor_formatter(NullFormatter())
         return figure
 
     return Picture(draw, "Bus bandwidth of an all-reduce against message size")
 
 
-def _scales(axis: Axes) -> None:
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.xaxis.set_major_formatter(_format_size)
-    axis.yaxis.set_major_formatter(PLAIN_TICKS)
-    axis.yaxis.set_minor_formatter(NullFormatter())
-
-
 def _format_size(value: float, _: Any) -> str:
     """Format bytes with binary units, which matplotlib's `EngFormatter` does not have."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:g} {unit}"
-        value /= 1024
-    raise AssertionError
+    power = min(int(math.log2(value)) // 10, 3) if value >= 1 else 0
+    return f"{value / 1024**power:g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -57,4 +57,4 @@ def failures(runs: pd.DataFrame) -> Html:
 def wall_times(runs: pd.DataFrame) -> Html:
     """Return the median wall seconds by phase for each task."""
     known = named_runs(runs).assign(sweep="")
-    return sections(known, lambda part: tables.timing_table(timing(part)))
+    return sections(known, lambda part: tables.to_html(tables.format_timing(timing(part))))

@@ -10,7 +10,7 @@ from dsnb.analysis import conditions
 from dsnb.analysis.compare import compare
 from dsnb.analysis.comparisons import VALUES, page_note
 from dsnb.analysis.intervals import Verdict, hosts
-from dsnb.render.tables import Html, bullet_list, format_value, to_html
+from dsnb.render.tables import Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT
 from dsnb.runs import discover
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
@@ -40,31 +40,22 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     """Return the section for two sets of runs; `name` is that of the earlier one."""
     title = html.escape(discover.displayable(name))
     parts = [Html(f"<h2>Compared with <code>{title}</code></h2>"), environments(before, after)]
-    figures = _figures(before, after)
     other_hosts = set(hosts(before)).isdisjoint(hosts(after)) and None not in hosts(before) + hosts(after)
-    if other_hosts:
-        parts.append(Html(f"<p>{OTHER_HOSTS}</p>"))
-    found = {figure: compare(before, after, figure, hosts_alike=other_hosts) for figure in figures}
-    parts += [_table(table[table["only_in"] == ""], figure) for figure, table in found.items()]
-    if not found:
-        return [*parts, Html("<p>Neither speed nor memory was measured in both.</p>")]
-    first = next(iter(found.values()))
-    return [*parts, *_only_in_one(first), *_about(first)]
-
-
-def _about(table: pd.DataFrame) -> list[Html]:
-    """Return what the values of all tables are and their verdicts control; nothing if nothing is compared."""
-    is_compared = bool((table["only_in"] == "").any())
-    return [Html(f"<p>{html.escape(f'{VALUES} {page_note()}')}</p>")] if is_compared else []
-
-
-def _figures(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
-    """Return the figures to compare: speed, and the most informative figure of memory that both measured."""
+    parts += [Html(f"<p>{OTHER_HOSTS}</p>")] if other_hosts else []
     both = [
         name for name in (RATE, *MEMORY) if all(name in runs and runs[name].notna().any() for runs in (before, after))
     ]
-    memory = [name for name in both if name != RATE]
-    return [*(name for name in both if name == RATE), *memory[:1]]
+    memory = [name for name in both if name != RATE][:1]  # the most informative figure
+    changes = {name: compare(before, after, name, hosts_alike=other_hosts) for name in both if name in {RATE, *memory}}
+    if not changes:
+        return [*parts, Html("<p>Neither speed nor memory was measured in both.</p>")]
+    parts += [_table(table[table["only_in"] == ""], name) for name, table in changes.items()]
+    first = next(iter(changes.values()))
+    only_in = {when: first.index[first["only_in"] == when] for when in ("before", "after")}
+    sentences = [f"Only {when}: {', '.join(map(str, names))}." for when, names in only_in.items() if len(names)]
+    parts += [bullet_list(sentences)] if sentences else []
+    about = Html(f"<p>{html.escape(f'{VALUES} {page_note()}')}</p>")
+    return [*parts, about] if (first["only_in"] == "").any() else parts
 
 
 def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
@@ -86,45 +77,35 @@ def _values(runs: pd.DataFrame, name: str) -> list[str]:
     return sorted(f"{value:g}" if isinstance(value, float) else str(value) or "none" for value in known)
 
 
-def _only_in_one(table: pd.DataFrame) -> list[Html]:
-    """Return the settings that only one of the sets has, as sentences; nothing if there are none."""
-    lists = {when: table.index[table["only_in"] == when] for when in ("before", "after")}
-    sentences = [f"Only {when}: {', '.join(map(str, names))}." for when, names in lists.items() if len(names)]
-    return [bullet_list(sentences)] if sentences else []
-
-
 def _table(table: pd.DataFrame, figure: str) -> Html:
     """Return one figure of settings, before and after, with the verdicts."""
     label = METRIC_LABELS[figure]
     if table.empty:
         return Html(f"<p>{html.escape(label.title)}: no setting is in both.</p>")
-    titles = {"setting": " class=text", "change": " class=text", "before": "", "after": ""}
-    titles |= {"runs before": "", "runs after": ""}
-    head = "".join(f'<th scope="col"{kind}>{title}</th>' for title, kind in titles.items())
-    rows = "".join(
-        _row(str(name), row, figure) for name, row in zip(table.index, table.to_dict("records"), strict=True)
+    form, rows = f",.{label.digits}f", table.to_dict("records")
+    shown = pd.DataFrame(
+        {
+            "change": [_change(row) for row in rows],
+            "before": format_column(table["base_value"] * label.factor, form),
+            "after": format_column(table["value"] * label.factor, form),
+            "runs before": [_runs(row["base_n"], row["base_n_failed"]) for row in rows],
+            "runs after": [_runs(row["n"], row["n_failed"]) for row in rows],
+        },
+        index=table.index.rename("setting"),
     )
-    caption = f"<caption>{html.escape(label.heading)}</caption>"
-    body = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return Html(f'<div class="scroll compared" tabindex="0">{body}</div>')
+    listing = to_html(shown, text_columns=("change",), max_rows=len(shown))
+    return Html(f'<div class="compared">{subheading(label.heading)}{listing}</div>')
 
 
-def _row(name: str, row: dict[Any, Any], figure: str) -> str:
-    label = METRIC_LABELS[figure]
-    values = [format_value(row[key] * label.factor, float("nan"), label.digits) for key in ("base_value", "value")]
-    counts = [
-        f"{row[f'{side}n']}" + (f", {row[f'{side}n_failed']} not ok" if row[f"{side}n_failed"] else "")
-        for side in ("base_", "")
-    ]
-    kind, sign = _kind(row)
+def _runs(count: int, failed: int) -> str:
+    return f"{count}, {failed} not ok" if failed else str(count)
+
+
+def _change(row: dict[Any, Any]) -> Html:
+    """Return a verdict with a sign and a word that say the same as its colour."""
+    kind, sign = "same", ""
+    if row["verdict"] == Verdict.LIKELY and row["better"] is not None:
+        kind, sign = ("better", "▲ better, ") if row["better"] else ("worse", "▼ worse, ")
     note = f" ({row['note']})" if row["note"] else ""
     text = html.escape(f"{sign}{row['words']}{note}")
-    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (*values, *counts))
-    return f'<tr><th scope="row">{html.escape(name)}</th><td class="text {kind}">{text}</td>{cells}</tr>'
-
-
-def _kind(row: dict[Any, Any]) -> tuple[str, str]:
-    """Return the class of a verdict, and the sign and word that say the same without the colour."""
-    if row["verdict"] != Verdict.LIKELY or row["better"] is None:
-        return "same", ""
-    return ("better", "▲ better, ") if row["better"] else ("worse", "▼ worse, ")
+    return Html(f'<span class="{kind}">{text}</span>')

@@ -3,6 +3,8 @@
 A report on one machine has no such section.
 """
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +13,7 @@ from matplotlib.figure import Figure
 from dsnb.analysis import hosts, scaling
 from dsnb.errors import SettingsError
 from dsnb.render import palette, scaling_plots, tables
-from dsnb.render.picture import PLAIN_TICKS, Picture
+from dsnb.render.picture import PLAIN_TICKS, Picture, shared_legend
 from dsnb.render.tables import Html
 
 POINTS = "Each point is the median of one group of nodes; groups are side by side in the order of their runs."
@@ -25,7 +27,7 @@ TITLES = {
     "verdict": "verdict",
     "cause": "cause",
 }
-MAX_PANELS, MAX_LABELS, MAX_LABEL_LENGTH, MAX_TITLE_LENGTH = 4, 8, 32, 110
+MAX_PANELS, MAX_LABELS = 4, 8
 HALF_WIDTH = 0.36
 """Of the column of one group size, in which groups are drawn side by side in their order."""
 
@@ -95,11 +97,11 @@ def group_table(table: pd.DataFrame) -> Html:
 def format_groups(table: pd.DataFrame) -> pd.DataFrame:
     """Format the groups as text, without empty columns."""
     shown = table.assign(
-        nodes=[f"{value:g}" for value in table["nodes"]],
+        nodes=tables.format_column(table["nodes"], "g"),
         hosts=[_hosts(value) for value in table["hosts"]],
-        per_node=[_format(value, ",.4g") for value in table["per_node"]],
-        off_median_pct=[_format(value, "+.1f").replace("-", "\N{MINUS SIGN}") for value in table["off_median_pct"]],
-        expected_per_node=[_format(value, ",.4g") for value in table["expected_per_node"]],
+        per_node=tables.format_column(table["per_node"], ",.4g"),
+        off_median_pct=tables.format_column(table["off_median_pct"], "+.1f"),
+        expected_per_node=tables.format_column(table["expected_per_node"], ",.4g"),
         cause=table["cause"].fillna(""),
     )
     names = [name for name in TITLES if not shown[name].isin(["", "-"]).all()]
@@ -112,10 +114,6 @@ def _hosts(value: object) -> str:
         return "unknown"
     names = value.split(",")
     return value if len(names) <= hosts.MAX_NAMES else f"{names[0]} ... {names[-1]} ({len(names)})"
-
-
-def _format(value: float, form: str) -> str:
-    return "" if pd.isna(value) else f"{value:{form}}"
 
 
 def spread(table: pd.DataFrame) -> Picture:
@@ -134,63 +132,38 @@ def spread(table: pd.DataFrame) -> Picture:
         figure, axes = plt.subplots(count, 1, figsize=(10, 0.6 + 3.8 * count), layout="constrained", squeeze=False)
         for axis, name in zip(axes.flat, names, strict=True):
             _panel(shown[shown["workload"] == name], axis)
-            axis.set_title(_short(str(name), MAX_TITLE_LENGTH) if count > 1 else "", fontsize="medium", loc="left")
-        entries = {
-            label: entry for axis in axes.flat for entry, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(entries.values(), entries, loc="outside upper center", ncols=len(entries), frameon=False)
+            axis.set_title(f"{name:.110}" if count > 1 else "", fontsize="medium", loc="left")
+        shared_legend(figure, "upper center")
         return figure
 
     return Picture(draw, "Samples per second per node of every group of nodes, by group size")
 
 
 def _panel(part: pd.DataFrame, axis: Axes) -> None:
-    """Draw one workload; the axis begins near the lowest value instead of at 0: differences are a few per cent."""
+    """Draw one workload; the axis does not begin at 0: differences are a few per cent."""
     part = part.dropna(subset="nodes")
     sizes = sorted(part["nodes"].unique())
-    values = pd.concat([part["per_node"], part["expected_per_node"]]).dropna()
-    room = max(values.max() - values.min(), 0.04 * values.max()) if len(values) else 1.0
-    floor = values.min() - 0.25 * room if len(values) else 0.0
-    many = part.groupby("nodes")["nodes"].transform("size") - 1
-    step = (2 * HALF_WIDTH / many.clip(lower=1)).clip(upper=0.08)
-    at = part["nodes"].map(sizes.index) + step * (part.groupby("nodes").cumcount() - many / 2)
-    part = part.assign(at=at, y=part["per_node"].fillna(floor))
-    failed = part[part["verdict"].eq("fail") & part["per_node"].isna()]
-    measured = part[part["per_node"].notna()]
-    kinds = [
-        ("group", measured[~measured["slow"]], palette.BLUE, "o", 22),
-        ("slow", measured[measured["slow"]], palette.VERMILION, "v", 46),
-        ("failed", failed, palette.WINE, "x", 34),
-    ]
-    for label, groups, colour, marker, size in kinds:
+    beside = part.groupby("nodes")["nodes"].transform("size") - 1
+    step = (2 * HALF_WIDTH / beside.clip(lower=1)).clip(upper=0.08)
+    part = part.assign(at=part["nodes"].map(sizes.index) + step * (part.groupby("nodes").cumcount() - beside / 2))
+    slow = part[part["slow"]]
+    kinds = [("group", part[~part["slow"]], palette.BLUE, "o"), ("slow", slow, palette.VERMILION, "v")]
+    for label, groups, colour, marker in kinds:
         if len(groups):
-            axis.scatter(groups["at"], groups["y"], s=size, color=colour, marker=marker, zorder=3, label=label)
-        if label != "group":
-            _label(groups, colour, axis)
-    for (_, size), same in measured.groupby(["experiment", "nodes"], sort=False):
+            axis.scatter(groups["at"], groups["per_node"], color=colour, marker=marker, zorder=3, label=label)
+    for row in slow[slow["nodes"] == 1].head(MAX_LABELS).itertuples():
+        look: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+        axis.annotate(f"{row.hosts:.32}", (row.at, row.per_node), color=palette.VERMILION, **look)
+    for (_, size), same in part.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
         ends = sizes.index(size) - HALF_WIDTH - 0.05, sizes.index(size) + HALF_WIDTH + 0.05
-        median, limit = same["median_per_node"].iloc[0], same["limit_pct"].iloc[0]
+        median, limit_pct = same["median_per_node"].iloc[0], same["limit_pct"].iloc[0]
         axis.hlines(median, *ends, color=palette.INK, linewidth=1.4, label="median of the group size")
-        if pd.notna(limit):
-            low = median * (1 - limit / 100)
+        if pd.notna(limit_pct):
+            low = median * (1 - limit_pct / 100)
             axis.hlines(low, *ends, color=palette.VERMILION, linestyle=":", linewidth=1.3, label="limit for slow")
     for value in part["expected_per_node"].dropna().unique():
         axis.axhline(value, color=palette.GREEN, linestyle="--", linewidth=1.3, label="expected")
     axis.set(xlabel="nodes per group", ylabel="samples/s per node", xlim=(-0.6, len(sizes) - 0.4))
-    axis.set_ylim(floor - 0.03 * room, (values.max() if len(values) else 1.0) + 0.12 * room)
     axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axis.margins(y=0.15)
     axis.yaxis.set_major_formatter(PLAIN_TICKS)
-
-
-def _label(groups: pd.DataFrame, colour: str, axis: Axes) -> None:
-    """Label the points of single hosts with their names; larger groups have too many."""
-    named = groups[groups["hosts"].notna() & (groups["nodes"] == 1)]
-    for row in named.head(MAX_LABELS).to_dict("records"):
-        axis.annotate(
-            _short(row["hosts"], MAX_LABEL_LENGTH), (row["at"], row["y"]), xytext=(7, 0), textcoords="offset points",
-            va="center", fontsize="small", color=colour, zorder=5,
-        )  # fmt: skip
-
-
-def _short(text: str, max_length: int) -> str:
-    return text if len(text) <= max_length else f"{text[: max_length - 1]}\u2026"

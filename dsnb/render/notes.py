@@ -99,6 +99,4 @@ def _table(runs: pd.DataFrame, column: str) -> str:
     noted = runs.loc[runs[column].notna(), ["experiment", "repeat", column]].astype({"repeat": "Int64"})
     if noted.empty:
         return ""
-    table = tables.to_html(noted.head(tables.MAX_ROWS), text_columns=("experiment", column), index=False)
-    more = len(noted) > tables.MAX_ROWS
-    return f"{table}<p>Only the first {tables.MAX_ROWS} of {len(noted):,} are listed.</p>" if more else str(table)
+    return str(tables.to_html(noted, text_columns=("experiment", column), index=False))

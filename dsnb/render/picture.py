@@ -13,6 +13,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
@@ -48,18 +49,16 @@ IN_ADDRESS = " '=:/;,(){}@!*+$?[]|^`"
 """What an address in an attribute may contain as it is, besides letters and digits: shorter than base64."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = re.compile(r"<svg [^>]*>")
+_TAG = re.compile("<[^>]*>")
+_UNSEEN = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>|(?<=>)\s*\n\s*(?=<)", re.DOTALL)
+_NAMED_GROUP = re.compile(r'<g id="[^"]*">')
+_ALONE_IN_GROUP = re.compile("<g>(<[^<>]*/>)</g>")
 _COORDINATES = re.compile(r' (?:d|x|y|transform)="[^"]*"')
-_DECIMALS = re.compile(r"(\.\d)\d+")
-_UNSEEN = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>", re.DOTALL)
+_DECIMALS = re.compile(r"(\.\d)\d+|\n")
 _IDENTIFIER = re.compile(r'( id="|#)([A-Za-z][\w-]{7,})')
 """Colours are shorter."""
-_MARKER = re.compile('<defs><path id="([^"]*)" ([^<>]*)/></defs>')
-_GROUP = re.compile(r'<g id="[^"]*">')
-_ALONE_IN_GROUP = re.compile("<g>(<[^<>]*/>)</g>")
-_TAG = re.compile("<[^>]*>")
-_QUOTED = re.compile('="([^"\']*)"')
 _STYLE = re.compile(r' style="([^"]*)"')
-_BETWEEN_TAGS = re.compile(r">\s*\n\s*<")
+_QUOTED = re.compile('="([^"\']*)"')
 
 
 class Picture:
@@ -81,8 +80,21 @@ class Picture:
 
 
 def note(axis: Axes, text: str) -> None:
-    """Write a sentence into the middle of axes that have nothing to draw."""
+    """Write a sentence into the middle of axes that have nothing to draw, in place of a scale."""
+    axis.set(xticks=[], yticks=[])
+    axis.grid(visible=False)
     axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color=palette.SOFT_INK)
+
+
+def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
+    """Replace the legends of all axes by one outside of them, each entry once, by default in one row."""
+    entries: dict[str, Artist] = {}
+    for axis in figure.axes:
+        entries |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        if legend := axis.get_legend():
+            legend.remove()
+    if entries:
+        figure.legend(entries.values(), entries, loc=f"outside {loc}", ncols=columns or len(entries), frameon=False)
 
 
 def _themed(svg: str) -> str:
@@ -99,37 +111,19 @@ def _themed(svg: str) -> str:
 
 
 def _compact(svg: str) -> str:
-    """Leave out what is not seen, and write each style once: a third."""
+    """Leave out what is not seen, write each style once, and use the quotes that addresses may contain: a third."""
+    names: dict[str, str] = {}
+
+    def short(text: str, prefix: str) -> str:
+        return names.setdefault(text, f"{prefix}{len(names)}")
+
+    def shorter(tag: re.Match[str]) -> str:  # in tags alone, since a text may read like a style
+        text = _COORDINATES.sub(lambda found: _DECIMALS.sub(r"\1", found[0]), tag[0])
+        text = _IDENTIFIER.sub(lambda found: found[1] + short(found[2], "i"), text)
+        text = _STYLE.sub(lambda found: f' class="{short(found[1], "s")}"', text)
+        return _QUOTED.sub(r"='\1'", text)
+
     svg = _UNSEEN.sub("", svg).replace(" xlink:href=", " href=")
-    svg = _COORDINATES.sub(lambda found: _DECIMALS.sub(r"\1", found[0].replace("\n", "")), svg)
-    svg = _ALONE_IN_GROUP.sub(r"\1", _GROUP.sub("<g>", _BETWEEN_TAGS.sub("><", svg)))
-    return _with_classes(_with_short_identifiers(svg))
-
-
-def _with_short_identifiers(svg: str) -> str:
-    """Shorten the names of what is referred to, and define each marker once: every series has its own."""
-    shapes: dict[str, str] = {}
-    names: dict[str, str] = {}
-
-    def once(marker: re.Match[str]) -> str:
-        first = shapes.setdefault(marker[2], marker[1])
-        names[marker[1]] = names.setdefault(first, f"i{len(names)}")
-        return marker[0] if first == marker[1] else ""
-
-    def short(tag: re.Match[str]) -> str:
-        return _IDENTIFIER.sub(lambda found: found[1] + names.setdefault(found[2], f"i{len(names)}"), tag[0])
-
-    return _TAG.sub(short, _MARKER.sub(once, svg))  # in tags alone, since a text may read like an identifier
-
-
-def _with_classes(svg: str) -> str:
-    """Replace the styles of elements, which many share, by classes, and quotes by those that addresses may contain."""
-    names: dict[str, str] = {}
-
-    def shared(tag: re.Match[str]) -> str:
-        named = _STYLE.sub(lambda found: f' class="{names.setdefault(found[1], f"s{len(names)}")}"', tag[0])
-        return _QUOTED.sub(r"='\1'", named)
-
-    svg = _TAG.sub(shared, svg)  # in tags alone, since a text may read like a style
-    rules = "".join(f".{name}{{{style}}}" for style, name in names.items())
+    svg = _TAG.sub(shorter, _ALONE_IN_GROUP.sub(r"\1", _NAMED_GROUP.sub("<g>", svg)))
+    rules = "".join(f".{name}{{{style}}}" for style, name in names.items() if name.startswith("s"))
     return svg.replace("</style>", f"{rules}</style>", 1)

@@ -15,16 +15,16 @@ from matplotlib.figure import Figure
 from dsnb.analysis.choices import with_choices
 from dsnb.analysis.decide import rate
 from dsnb.render import palette
-from dsnb.render.picture import PLAIN_TICKS, Picture, note
+from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS, Metric
 from dsnb.runs.load import load_steps
 
-MOST_UPRIGHT = 8
+MAX_UPRIGHT = 8
 """Strategies whose names fit side by side below an axis; more are written upwards."""
-MOST_SHAPES = 200
+MAX_SHAPES = 200
 """Runs that are drawn as one shape each; the dots of more become one bitmap, so that the figure stays small."""
 
 
@@ -44,12 +44,7 @@ def overview(runs: pd.DataFrame) -> Picture:
         figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
         for axis, metric in zip(axes.flat, metrics, strict=True):
             plot_by_strategy(ok, metric, axis)
-        handles, names = axes.flat[0].get_legend_handles_labels()
-        for axis in axes.flat:
-            if axis.get_legend():
-                axis.get_legend().remove()
-        if handles:
-            figure.legend(handles, names, loc="outside upper right", ncols=len(names), frameon=False)
+        shared_legend(figure, "upper right")
         return figure
 
     return Picture(draw, "Throughput, step time, memory and utilization by strategy and precision")
@@ -69,8 +64,6 @@ def plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     axis.set(**titles)
     known = ok[ok["precision"].isin(list(palette.PRECISIONS))].dropna(subset=[metric, "strategy"])
     if known.empty:
-        axis.set(xticks=[], yticks=[])
-        axis.grid(visible=False)
         note(axis, "no run succeeded" if ok.empty else "no run measured it")
         return
     shared = {
@@ -81,11 +74,11 @@ def plot_by_strategy(ok: pd.DataFrame, metric: str, axis: Axes) -> None:
     sns.barplot(**shared, estimator="median", errorbar=("pi", 100), alpha=0.55, err_kws=range_line)
     sns.stripplot(
         **shared, dodge=True, size=4, linewidth=0.6, edgecolor=palette.SURFACE, legend=False, clip_on=False,
-        rasterized=len(known) > MOST_SHAPES,
+        rasterized=len(known) > MAX_SHAPES,
     )  # fmt: skip
     axis.set(**titles)
     names = list(dict.fromkeys(known["strategy"]))
-    rotation = 0 if len(names) <= MOST_UPRIGHT else 90
+    rotation = 0 if len(names) <= MAX_UPRIGHT else 90
     axis.set_xticks(range(len(names)), [name.replace(" x ", " x\n") for name in names], rotation=rotation)
     axis.yaxis.set_major_formatter(PLAIN_TICKS)
 
@@ -149,12 +142,10 @@ def run_steps(run_dir: str | Path) -> Picture:
             if steps[column].notna().any():
                 axis.plot(steps["step"], steps[column] * label.factor, color=palette.BLUE, linewidth=1.4)
             else:
-                axis.set(xticks=[], yticks=[])
                 note(axis, "no step was recorded")
             if pd.notna(warm):
                 axis.axvspan(0.5, warm + 0.5, color=palette.GREY, alpha=0.15, label="warm-up")
-        if pd.notna(warm):
-            axes[0].legend(frameon=False)
+        shared_legend(figure, "upper right")
         return figure
 
     return Picture(draw, "Loss and step time of one run by optimizer step")

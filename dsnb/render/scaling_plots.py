@@ -5,21 +5,18 @@ from collections.abc import Iterable
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, PercentFormatter
 
 from dsnb.analysis.scaling import super_linear
 from dsnb.render import palette
-from dsnb.render.picture import PLAIN_TICKS, Picture, note
+from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.render.tables import Html, bullet_list, number_table
 from dsnb.runs import labels
 
 MAX_LINES = len(palette.SERIES)
 MAX_LABEL_LENGTH = 120
-BASE = " (base: "
-"""Between a workload and its base in a legend."""
 
 
 def throughput(table: pd.DataFrame) -> Picture:
@@ -30,24 +27,20 @@ def throughput(table: pd.DataFrame) -> Picture:
     table
         As `dsnb.analysis.scaling.scaling` returns it; at most eight workloads are drawn, those on the most GPUs.
     """
-    shown = _largest_workloads(table)
+    shown, unit = _largest_workloads(table), _unit(table)
 
     def draw() -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
-        unit = _unit(shown)
         _lines(shown, "tokens_per_s", f"tokens/s of all {unit}s", left)
-        for colour, (_, part) in zip(palette.SERIES, shown.groupby("workload", sort=False), strict=False):
-            base = part[part["gpus"] == part["base_gpus"]].iloc[0]
-            ideal = base["tokens_per_s"] / base["gpus"] * part["gpus"]
-            left.plot(part["gpus"], ideal, color=colour, linestyle=":", linewidth=1)
-            left.vlines(part["gpus"], part["lowest"], part["highest"], color=colour, linewidth=2.5, alpha=0.6)
         left.yaxis.set_major_formatter(EngFormatter())
+        for colour, part in _coloured(shown):
+            left.vlines(part["gpus"], part["lowest"], part["highest"], color=colour, linewidth=2.5, alpha=0.6)
         _lines(shown, "efficiency", f"efficiency (% of tokens/s/{unit} at the base)", right)
-        right.axhline(1, color=palette.GREY, linestyle=":", linewidth=1)
-        right.set_yscale("linear")
-        right.set_ylim(0, max(1.1, 1.05 * shown["efficiency"].max()) if len(shown) else 1.1)
+        right.set(
+            yscale="linear", ylim=(0, shown["efficiency"].max() * 1.05 if (shown["efficiency"] > 1.05).any() else 1.1)
+        )
         right.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-        _legend(figure, left, right)
+        shared_legend(figure, "lower center", columns=1)
         return figure
 
     return Picture(draw, "Tokens per second and scaling efficiency against the number of GPUs, with the ideal lines")
@@ -67,12 +60,7 @@ def days(table: pd.DataFrame, tokens: float = 100e9) -> Picture:
         figure, axis = plt.subplots(figsize=(10, 4.6), layout="constrained")
         _lines(shown, "days", f"days for {tokens / 1e9:,.4g} billion tokens", axis)
         axis.yaxis.set_major_formatter(PLAIN_TICKS)
-        for colour, (_, part) in zip(palette.SERIES, shown.groupby("workload", sort=False), strict=False):
-            base = part[part["gpus"] == part["base_gpus"]].iloc[0]
-            axis.plot(
-                part["gpus"], base["days"] * base["gpus"] / part["gpus"], color=colour, linestyle=":", linewidth=1
-            )
-        _legend(figure, axis)
+        shared_legend(figure, "lower center", columns=1)
         return figure
 
     return Picture(draw, f"Days to train {tokens / 1e9:,.4g} billion tokens against the number of GPUs")
@@ -98,32 +86,42 @@ def numbers(table: pd.DataFrame) -> Html:
 
 
 def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the workloads on the most GPUs, with the base in their names, and the ideal of each figure."""
     order = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable").index[:MAX_LINES]
     shown = table[table["workload"].isin(order)].sort_values(["workload", "gpus"])
-    rows = zip(shown["workload"], shown["base_gpus"], shown["unit"], strict=True)
-    return shown.assign(workload=[f"{name}{BASE}{labels.count(base, unit)})" for name, base, unit in rows])
+    names = [name if len(name) <= MAX_LABEL_LENGTH else f"{name[:MAX_LABEL_LENGTH]}…" for name in shown["workload"]]
+    return shown.assign(
+        title=[
+            f"{name} (base: {labels.count(base, unit)})"
+            for name, base, unit in zip(names, shown["base_gpus"], shown["unit"], strict=True)
+        ],
+        ideal_tokens_per_s=shown["tokens_per_s"] / shown["efficiency"],
+        ideal_days=shown["days"] * shown["efficiency"],
+        ideal_efficiency=1.0,
+    )
 
 
 def _unit(shown: pd.DataFrame) -> str:
     return "rank" if set(shown["unit"]) == {"rank"} else "GPU"
 
 
+def _coloured(shown: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    parts = (part for _, part in shown.groupby("workload", sort=False))
+    return zip(palette.SERIES, parts, strict=False)
+
+
 def _lines(shown: pd.DataFrame, column: str, title: str, axis: Axes) -> None:
-    gpus = f"number of {_unit(shown)}s"
-    axis.set(xlabel=gpus, ylabel=title)
+    """Draw a figure and its ideal against the number of GPUs, both on logarithmic scales."""
+    axis.set(xlabel=f"number of {_unit(shown)}s", ylabel=title)
     if shown.empty:
         note(axis, "no workload was measured on two numbers of GPUs")
         return
-    names = list(dict.fromkeys(shown["workload"]))
-    colours = dict(zip(names, palette.SERIES, strict=False))
-    sns.lineplot(
-        data=shown, x="gpus", y=column, hue="workload", hue_order=names, palette=colours, marker="o",
-        errorbar=None, linewidth=1.6, ax=axis,
-    )  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlabel=gpus, ylabel=title)
+    for colour, part in _coloured(shown):
+        axis.plot(part["gpus"], part[column], color=colour, marker="o", linewidth=1.6, label=part["title"].iloc[0])
+        axis.plot(part["gpus"], part[f"ideal_{column}"], color=colour, linestyle=":", linewidth=1)
+    axis.set(xscale="log", yscale="log")
     sizes = sorted(set(shown["gpus"]))
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.xaxis.set_minor_locator(plt.NullLocator())
     _label_decades(axis, shown[column].min(), shown[column].max())
 
@@ -139,20 +137,3 @@ def _label_decades(axis: Axes, lowest: float, highest: float) -> None:
     above = min(mark for mark in [*marks, 10 * marks[-3]] if mark > highest)
     axis.set_ylim(below, above)
     axis.yaxis.set_major_locator(FixedLocator([mark for mark in marks if below <= mark <= above]))
-
-
-def _legend(figure: Figure, *axes: Axes) -> None:
-    """Draw one legend below the axes: names of workloads are too long for beside them."""
-    handles, labels = axes[0].get_legend_handles_labels()
-    for axis in axes:
-        if (own := axis.get_legend()) is not None:
-            own.remove()
-    if handles:
-        figure.legend(
-            handles, map(_short, labels), loc="outside lower center", ncols=1, frameon=False, fontsize="small"
-        )
-
-
-def _short(label: str) -> str:
-    name, mark, base = label.rpartition(BASE)
-    return (name if len(name) <= MAX_LABEL_LENGTH else f"{name[:MAX_LABEL_LENGTH]}\u2026") + mark + base

@@ -5,7 +5,7 @@ Nothing is computed here: the numbers are those of `dsnb.analysis` and `dsnb.run
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,20 @@ from dsnb.runs.setting_words import common_unit
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
+SAME_AS = {
+    "tokens_per_s": "tokens_per_s_per_gpu",
+    "trained_tokens_per_s": "tokens_per_s",
+    "hardware_tflops_per_gpu": "tflops_per_gpu",
+}
+"""Metrics that are left out where they equal another one, such as tokens/s on one GPU."""
+REPLACED_BY = {
+    "samples_per_s": "tokens_per_s",
+    "peak_reserved_gib": "peak_allocated_gib",
+    "host_memory_gib": "peak_allocated_gib",
+}
+"""Metrics that are left out where another one was measured."""
 MAX_ROWS = 100
 """Rows of a table in a report; the explorer has all runs."""
-
-
 SPREAD = re.compile(r"± .*", re.DOTALL)
 SPREAD_HTML = r'<span class="spread">\g<0></span>'
 
@@ -82,24 +92,11 @@ def _repeats(count: int, digits: int, median: float, std: float, low: float, hig
 
 
 def _redundant(summary: pd.DataFrame) -> set[str]:
-    """Return the metrics to leave out: details, and those equal to others, such as tokens/s/GPU on one GPU."""
+    """Return the metrics to leave out: details, and those that another one says as well in every row."""
     median = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
-    redundant = set(DETAILS)
-    if median["tokens_per_s"].equals(median["tokens_per_s_per_gpu"]):
-        redundant.add("tokens_per_s")
-    if (median["tokens_per_s"].notna() | median["samples_per_s"].isna()).all():
-        redundant.add("samples_per_s")
-    if median["peak_allocated_gib"].notna().any():
-        redundant.add("host_memory_gib")
-        if (median["peak_allocated_gib"].notna() | median["peak_reserved_gib"].isna()).all():
-            redundant.add("peak_reserved_gib")
-    if median["tokens_per_s"].equals(median["trained_tokens_per_s"]) or median["trained_tokens_per_s"].isna().all():
-        redundant.add("trained_tokens_per_s")
-    if (
-        median["hardware_tflops_per_gpu"].isna() | median["hardware_tflops_per_gpu"].eq(median["tflops_per_gpu"])
-    ).all():
-        redundant.add("hardware_tflops_per_gpu")
-    return redundant
+    same = {name for name, other in SAME_AS.items() if (median[name].isna() | median[name].eq(median[other])).all()}
+    replaced = {name for name, other in REPLACED_BY.items() if (median[name].isna() | median[other].notna()).all()}
+    return {*DETAILS, *same, *replaced}
 
 
 def format_value(value: float, spread: float, digits: int) -> str:
@@ -110,16 +107,30 @@ def format_value(value: float, spread: float, digits: int) -> str:
     return text if pd.isna(spread) else f"{text} ± {spread:,.{max(digits, 1) if spread < 10 else digits}f}"
 
 
+def format_column(values: Iterable[float], form: str) -> list[str]:
+    """Format numbers with a format such as `,.1f`; those that are missing are empty, and a minus is a minus sign."""
+    return ["" if pd.isna(value) else format(value, form).replace("-", "\N{MINUS SIGN}") for value in values]
+
+
 def _is_missing(value: object) -> bool:
     return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
-def to_html(table: pd.DataFrame, text_columns: tuple[str, ...] = (), index: bool = True) -> Html:
-    """Convert a table of text to HTML, every cell escaped, in a box that scrolls horizontally."""
+def to_html(
+    table: pd.DataFrame,
+    text_columns: tuple[str, ...] = (),
+    index: bool = True,
+    which: str = "the first",
+    max_rows: int = MAX_ROWS,
+) -> Html:
+    """Convert a table of text to HTML in a box that scrolls horizontally, every cell escaped that is not `Html`.
+
+    Only `max_rows` are shown, which are `which` of all.
+    """
 
     def cell(name: str, value: object) -> str:
         kind = ' class="text"' if name in text_columns else ' class="bad"' if name == "status" else ""
-        text = html.escape("" if _is_missing(value) else str(value))
+        text = str(value) if isinstance(value, Html) else html.escape("" if _is_missing(value) else str(value))
         return f"<td{kind}>{SPREAD.sub(SPREAD_HTML, text)}</td>"
 
     def header(name: str, is_text: bool) -> str:
@@ -129,11 +140,13 @@ def to_html(table: pd.DataFrame, text_columns: tuple[str, ...] = (), index: bool
     head = header(str(table.index.name or ""), True) if index else ""
     head += "".join(header(str(name), name in text_columns or name == "status") for name in table.columns)
     rows = []
-    for key, row in table.iterrows():
+    for key, row in table.head(max_rows).iterrows():
         first = f'<th scope="row">{html.escape(str(key))}</th>' if index else ""
         rows.append("<tr>" + first + "".join(cell(str(name), row[name]) for name in table.columns) + "</tr>")
     content = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return Html(f'<div class="scroll" tabindex="0"><table>{content}</table></div>')
+    more = f"<p>Only {which} {max_rows} of {len(table):,} rows; the explorer has all.</p>"
+    box = f'<div class="scroll" tabindex="0"><table>{content}</table></div>'
+    return Html(box + (more if len(table) > max_rows else ""))
 
 
 def summary_table(summary: pd.DataFrame, runs: pd.DataFrame | None = None) -> Html:
@@ -142,9 +155,9 @@ def summary_table(summary: pd.DataFrame, runs: pd.DataFrame | None = None) -> Ht
     Headings speak of ranks instead of GPUs if none of its `runs` used one.
     """
     unit = "GPU" if runs is None else common_unit(runs)
-    rate = "tokens_per_s_median"
-    shown = summary if len(summary) <= MAX_ROWS else summary.sort_values(rate, ascending=False).head(MAX_ROWS)
-    return Html(f"{to_html(format_summary(shown, unit))}{_truncation_note(len(summary), 'the fastest')}")
+    if len(summary) > MAX_ROWS:
+        summary = summary.sort_values("tokens_per_s_median", ascending=False)
+    return to_html(format_summary(summary, unit), which="the fastest")
 
 
 def failures(runs: pd.DataFrame) -> Html:
@@ -152,14 +165,8 @@ def failures(runs: pd.DataFrame) -> Html:
     bad = runs[runs["status"] != "ok"]
     if bad.empty:
         return Html("<p>None: all runs succeeded.</p>")
-    table = bad[["experiment", "repeat", "status", "cause"]].astype({"repeat": "Int64"}).head(MAX_ROWS)
-    return Html(
-        f"{to_html(table, text_columns=('experiment', 'cause'), index=False)}{_truncation_note(len(bad), 'the first')}"
-    )
-
-
-def _truncation_note(count: int, which: str) -> str:
-    return f"<p>Only {which} {MAX_ROWS} of {count:,} rows; the explorer has all.</p>" if count > MAX_ROWS else ""
+    table = bad[["experiment", "repeat", "status", "cause"]].astype({"repeat": "Int64"})
+    return to_html(table, text_columns=("experiment", "cause"), index=False)
 
 
 def environment(runs: pd.DataFrame) -> Html:
@@ -175,18 +182,14 @@ def settings(runs: pd.DataFrame) -> Html:
 
 
 def _values_by_name(runs: pd.DataFrame, names: list[str], join: Callable[[list[str]], str]) -> Html:
-    found = {}
-    for name in names:
-        values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]
-        if values:
-            found[name] = join([f"{value:g}" if isinstance(value, float) else str(value) for value in values])
-    table = pd.DataFrame({"value": pd.Series(found, dtype=object)}).rename_axis("name")
+    values = {name: [value for value in runs[name].dropna().drop_duplicates() if value != ""] for name in names}
+    texts = {
+        name: join([f"{value:g}" if isinstance(value, float) else str(value) for value in found])
+        for name, found in values.items()
+        if found
+    }
+    table = pd.DataFrame({"value": pd.Series(texts, dtype=object)}).rename_axis("name")
     return to_html(table, text_columns=("value",))
-
-
-def timing_table(timing: pd.DataFrame) -> Html:
-    """Return the wall seconds by phase as HTML."""
-    return Html(f"{to_html(format_timing(timing.head(MAX_ROWS)))}{_truncation_note(len(timing), 'the first')}")
 
 
 def format_timing(timing: pd.DataFrame) -> pd.DataFrame:
@@ -207,9 +210,8 @@ def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Htm
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
     titles = {str(name): _column_title(str(name)) for name in table.columns}
-    shown = table.head(MAX_ROWS).map(text).rename(columns=titles)
     left = tuple(titles[name] for name in text_columns if name in titles)
-    return Html(f"{to_html(shown, left, index=False)}{_truncation_note(len(table), 'the first')}")
+    return to_html(table.map(text).rename(columns=titles), left, index=False)
 
 
 def _column_title(name: str) -> str:

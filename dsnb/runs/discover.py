@@ -20,8 +20,6 @@ class Found:
 
     runs: list[str] = field(default_factory=list)
     """Run folders of dsnb."""
-    without_steps: set[str] = field(default_factory=set)
-    """Run folders with a result but no `steps.jsonl`."""
     logs: list[str] = field(default_factory=list)
     """Files that may be logs; their content decides."""
     is_one_file: bool = False
@@ -60,8 +58,6 @@ def find_runs(path: str | Path) -> Found:
         elif _EXPERIMENT in files or {_RESULT, _ENVIRONMENT} <= set(files):  # a run without settings is still a row
             found.runs.append(folder)
             below.clear()
-            if _RESULT in files and _RUN.steps.name not in files:
-                found.without_steps.add(folder)
         else:
             found.folders += 1
             found.files += len(files)

@@ -3,8 +3,6 @@
 Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0.
 """
 
-import contextlib
-import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,9 +57,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     """
-    with _without_garbage_collection():
-        table = _runs(find_runs(path))
-    return as_runs(without_noise(table))
+    return as_runs(without_noise(_runs(find_runs(path))))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -83,20 +79,7 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     SettingsError, LogError
         As for `load_runs`.
     """
-    with _without_garbage_collection():
-        return _steps(find_runs(path))
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Defer garbage collection: it would scan the many small records, all still in use, again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return _steps(find_runs(path))
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
@@ -143,7 +126,7 @@ def _logged(found: Found) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
 
 
 def _runs(found: Found) -> pd.DataFrame:
-    own = run_folders.read_columns(found.runs, found.without_steps)
+    own = run_folders.read_columns(found.runs)
     names = name_runs(found.runs, own[run_folders.NAME], own[run_folders.MODEL_NAME])
     own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
     nothing = [None] * len(found.runs)
@@ -168,12 +151,8 @@ def _steps(found: Found) -> pd.DataFrame:
 
 def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int]) -> pd.DataFrame:
     """Add the names of the runs to their steps."""
-    places = np.repeat(np.arange(len(names)), counts)
     table = steps.reindex(columns=STEP_COLUMNS)
     for name in STEP_NUMBERS:
-        if table[name].dtype != "float64":
-            table[name] = pd.to_numeric(table[name], errors="coerce")
-    for position, key in enumerate(KEYS):
-        values = pd.Series([name[key] for name in names], dtype=KEY_TYPES[key])
-        table.insert(position, key, values.array.take(places))
-    return table
+        table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
+    keys = pd.DataFrame(names, columns=KEYS).astype(KEY_TYPES)
+    return pd.concat([keys.loc[np.repeat(keys.index, counts)].reset_index(drop=True), table], axis="columns")

@@ -1,16 +1,16 @@
 """Run folders of dsnb -> columns, for many thousands of runs at once.
 
 A run is a few small files, so system calls dominate: paths are strings instead of `Path` objects, every file is read
-once, and of the executed notebook only the end is read, where papermill stores its times. Records are validated column
-by column. If a value is invalid, every record is validated on its own: invalid values are left out, and their run
-counts as unfinished.
+once, and of the executed notebook only the end is read, where papermill stores its times. Invalid values are left out,
+and their run counts as unfinished.
 """
 
 import json
 import math
+import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,13 @@ Records = list[dict[str, Any]]
 Columns = dict[str, list[Any]]
 
 
-def read_columns(folders: Sequence[str], without_steps: Collection[str] = ()) -> Columns:
-    """Return the content of run folders by column; an unfinished run has the status `interrupted`.
-
-    Parameters
-    ----------
-    folders
-        Run folders.
-    without_steps
-        Those that have a result but no `steps.jsonl`.
-    """
+def read_columns(folders: Sequence[str]) -> Columns:
+    """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
     found = {name: [records.read_json(f"{path}/{name}") for path in folders] for name in (EXPERIMENT, MACHINE, RESULT)}
     found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
-    problems: dict[int, str] = {}
-    if not all(record_schema.FORMS[name].holds_all(of_runs) for name, of_runs in found.items()):  # rare
-        problems = _clean(found)
+    problems = _clean(found)
     ends = [
-        _status_and_cause(settings, machine, result, folder not in without_steps, problems.get(place))
+        _status_and_cause(settings, machine, result, f"{folder}/{_RUN.steps.name}", problems.get(place))
         for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
     ]
     given, machines, results = ([record or {} for record in of_runs] for of_runs in found.values())
@@ -120,10 +110,10 @@ def _batch(micro_batch_size: int | str, grad_accum: int, data_parallel: int) -> 
 
 
 def _status_and_cause(
-    settings: Any, machine: Any, result: Any, has_steps: bool, problem: str | None
+    settings: Any, machine: Any, result: Any, steps: str, problem: str | None
 ) -> tuple[str, str | None]:
     """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
-    if reason := problem or finished.missing_record(settings, machine, result, has_steps):
+    if reason := problem or finished.missing_record(settings, machine, result, os.path.exists(steps)):
         return "interrupted", f"{reason}; {finished.AGAIN}"
     return result["status"], result.get("cause")
 
@@ -133,11 +123,11 @@ def _clean(found: dict[str, list[Any]]) -> dict[int, str]:
     problems: dict[int, str] = {}
     for file, of_runs in found.items():
         for place, record in enumerate(of_runs):
-            if record is not None:
+            if record is not None and record_schema.wrong_values(file, record)[0]:
                 content, problem = record_schema.cleaned(file, record)
-                if problem:  # an invalid setting is unknown: assuming its default would be wrong
-                    of_runs[place] = {**dict.fromkeys(record), **content}
-                    problems.setdefault(place, problem)
+                # An invalid setting is unknown: assuming its default would be wrong.
+                of_runs[place] = {**dict.fromkeys(record), **content}
+                problems.setdefault(place, str(problem))
     return problems
 
 

@@ -26,14 +26,7 @@ def strategy(run: Mapping[str, Any]) -> str:
 
 def setting(run: Mapping[str, Any]) -> str:
     """Return the settings of a run in words, without its task, and without what is usual or unknown."""
-    unusual = [
-        labels.axis(name).describe_unusual(run[name])
-        for name in labels.AXES
-        if name not in {*_SAID, *_LAST, *_NOT_SETTINGS}
-        and _is_known(run, name)
-        and not _is_off(run, name)
-        and has_effect(run, name)
-    ]
+    unusual = [unusual_choice(run, name) for name in labels.AXES if name not in {*_SAID, *_LAST, *_NOT_SETTINGS}]
     batch = [f"micro-batch {_text(run, 'micro_batch_size')}"] if _is_known(run, "micro_batch_size") else []
     accumulated = run.get("grad_accum")
     if isinstance(accumulated, int | float) and accumulated > 1:
@@ -76,9 +69,10 @@ def is_on(value: object) -> bool:
 
 def unusual_choice(run: Mapping[str, Any], name: str) -> str:
     """Return one setting of a run in words; empty if it is unknown, usual, off or without effect."""
-    is_usual = not has_effect(run, name)
-    is_usual = is_usual or not _is_known(run, name) or _is_off(run, name) or run[name] == labels.axis(name).usual
-    return "" if is_usual else choice(run, name)
+    shown = _text(run, name)
+    if shown.lower() in {"-", "false", "0"} or run[name] == labels.axis(name).usual or not has_effect(run, name):
+        return ""
+    return choice(run, name)
 
 
 def place(run: Mapping[str, Any]) -> str:
@@ -101,10 +95,6 @@ def _arithmetic(run: Mapping[str, Any]) -> str:
 def _compiled(run: Mapping[str, Any]) -> str:
     mode = _text(run, "compile")
     return "" if mode in {"-", "off", "false"} else COMPILED.get(mode, f"compiled ({mode})")
-
-
-def _is_off(run: Mapping[str, Any], name: str) -> bool:
-    return _text(run, name).lower() in {"false", "0"}
 
 
 def _is_known(run: Mapping[str, Any], name: str) -> bool:

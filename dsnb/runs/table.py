@@ -4,13 +4,23 @@ What `dsnb.load_runs` and `dsnb.published` return has passed it. A table may als
 version wrote, or be several tables in one.
 """
 
+import numpy as np
 import pandas as pd
 
 from dsnb.formulas.metrics import UTILIZATION_S
 from dsnb.runs import labels
-from dsnb.runs.column_aliases import rename_old_columns
 from dsnb.runs.columns import numbers
+from dsnb.settings import aliases
+from dsnb.settings.training import compile_mode
 
+ALIASES = {
+    "gpu": "gpu_name",
+    "origins": "provenance",
+    "not_ok": "n_failed",
+    "timed_wall_s": "timed_s",
+    **aliases.CURRENT_NAMES,
+}
+"""Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
 UTILIZATION = "gpu_util_pct"
 COLUMN = "of_plain"
 RATE, RATE_OF_ALL = "tokens_per_s_per_gpu", "tokens_per_s"
@@ -39,9 +49,12 @@ compilation, number of GPUs.
 def as_runs(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of runs under the current column names, with the columns that are derived from other runs.
 
-    Calling it again changes nothing.
+    An old column whose current name is also there is left alone. Calling it again changes nothing.
     """
-    return with_plain_ratio(rename_old_columns(table))
+    table = table.rename(columns={old: new for old, new in ALIASES.items() if old in table and new not in table})
+    if "compile" in table and any(isinstance(value, bool | np.bool_) for value in table["compile"].unique()):
+        table = table.assign(compile=[compile_mode(value) for value in table["compile"].tolist()])  # once true or false
+    return with_plain_ratio(table)
 
 
 def named_runs(table: pd.DataFrame) -> pd.DataFrame:

@@ -7,8 +7,6 @@ from typing import Any
 GIB = 2**30
 POWER_COUNTER = "energy counter"
 """Power is the difference of NVML's energy counter divided by the time."""
-POWER_AVERAGE = "power samples"
-"""Power is the mean of NVML's power readings; on recent GPUs each is an average over the last second."""
 
 
 @contextlib.contextmanager

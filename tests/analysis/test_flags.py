@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dsnb.analysis import steps_within
-from dsnb.analysis.flags import Flag, clock_drop_pct, flag_steps, flags, single_run_words
+from dsnb.analysis.flags import Flag, clock_drop_pct, drift, flag_steps, flags, single_run_words
 from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
 
 CALM = 1 + 0.01 * np.sin(np.arange(40) * 2.4)
+STALLS = np.where(np.arange(40) % 20 == 3, 4.0, 1.0)  # 2 of 40 steps take four times as long: mean 1.15
 
 
 def a_run(repeat=1, times=CALM, experiment="e", **columns):
@@ -30,47 +30,55 @@ def flagged(*parts, **more):
     return flags(runs, steps.reindex(columns=["sweep", "experiment", "repeat", *STEP_COLUMNS]), **more)
 
 
-def test_a_calm_run_has_no_flags_and_its_spread_is_that_within_it():
+@pytest.mark.parametrize(
+    ("parts", "reasons"),
+    [
+        ([a_run()], [((), "")]),
+        (
+            [a_run(times=STALLS)],
+            [((Flag.STALLED, Flag.SLOW_STEPS),
+              "mean step 1.15 times the median; 2 timed steps of more than twice the median")],
+        ),
+        ([a_run(times=np.linspace(1, 1.1, 40))], [((Flag.DRIFT,), "step time drifted by +9.3 %")]),
+        (
+            [a_run(1, recompilations=3, sm_clock_mhz=1980), a_run(2, recompilations=0, sm_clock_mhz=1700)],
+            [((Flag.RECOMPILED,), "3 graphs compiled during the timed steps"),
+             ((Flag.THROTTLED,), "clock 14.1 % below that of another run of the setting")],
+        ),
+    ],
+)  # fmt: skip
+def test_flags_and_their_words(parts, reasons):
+    assert list(flagged(*parts)[["flags", "words"]].itertuples(index=False, name=None)) == reasons
+
+
+def test_a_calm_run_has_a_spread_within_it():
     (row,) = flagged(a_run()).to_dict("records")
-    assert (row["flags"], row["words"], row["slow_steps"]) == ((), "", 0)
-    assert row["step_spread_pct"] == pytest.approx(100 * CALM.std(ddof=1) / CALM.mean())
+    assert (row["slow_steps"], row["step_spread_pct"]) == (0, pytest.approx(100 * CALM.std(ddof=1) / CALM.mean()))
     assert single_run_words(row["step_spread_pct"]) == (
         "one run: its steps vary by 0.7 % (standard deviation within the run, not between runs)"
     )
     assert single_run_words(math.nan) == "one run: its spread is unknown"
 
 
-def test_stalls_and_slow_steps():
-    times = np.where(np.arange(40) % 20 == 3, 4.0, 1.0)  # 2 of 40 steps take four times as long: mean 1.15
-    (row,) = flagged(a_run(times=times)).to_dict("records")
-    assert row["flags"] == (Flag.STALLED, Flag.SLOW_STEPS)
-    assert row["words"] == "mean step 1.15 times the median; 2 timed steps of more than twice the median"
-    (alone,) = flags(pd.DataFrame([a_run(step_time_s=1.15, step_time_median_s=1.0, slow_steps=2)[0]])).to_dict(
-        "records"
-    )
-    assert (alone["words"], alone["step_spread_pct"]) == (row["words"], pytest.approx(math.nan, nan_ok=True))
+def test_columns_say_what_steps_would():
+    row = a_run(step_time_s=1.15, step_time_median_s=1.0, slow_steps=2)[0]
+    (found,) = flags(pd.DataFrame([row])).to_dict("records")
+    assert (found["words"], found["step_spread_pct"]) == (
+        flagged(a_run(times=STALLS))["words"][0], pytest.approx(math.nan, nan_ok=True)
+    )  # fmt: skip
+    nothing = flags(pd.DataFrame([{"sweep": "s", "experiment": "e", "repeat": 1, "status": "oom"}]))
+    assert list(nothing["flags"]) == [()]
+    assert flags(pd.DataFrame(columns=RUN_COLUMNS)).empty
 
 
 def test_drift_by_hand():
     """A rise of a tenth from the first block to the last, each of two steps."""
-    drift_pct, p = steps_within.drift(np.repeat(np.linspace(1, 1.1, 20), 2))
+    drift_pct, p = drift(np.repeat(np.linspace(1, 1.1, 20), 2))
     assert drift_pct == pytest.approx(10 / 1.05)
     score, variance = 20 * 19 / 2, 20 * 19 * 45 / 18
     assert p == pytest.approx(math.erfc((score - 1) / math.sqrt(variance) / math.sqrt(2)))
-    assert steps_within.drift(np.ones(40)) == (0, 1)
-    assert all(map(math.isnan, steps_within.drift(np.ones(9))))
-    (row,) = flagged(a_run(times=np.linspace(1, 1.1, 40))).to_dict("records")
-    assert row["flags"] == (Flag.DRIFT,)
-    assert row["words"] == "step time drifted by +9.3 %"  # from the middle of the first block to that of the last
-
-
-def test_recompilations_and_clocks():
-    found = flagged(a_run(1, recompilations=3, sm_clock_mhz=1980), a_run(2, recompilations=0, sm_clock_mhz=1700))
-    assert list(found["flags"]) == [(Flag.RECOMPILED,), (Flag.THROTTLED,)]
-    assert list(found["words"]) == [
-        "3 graphs compiled during the timed steps",
-        "clock 14.1 % below that of another run of the setting",
-    ]
+    assert drift(np.ones(40)) == (0, 1)
+    assert all(map(math.isnan, drift(np.ones(9))))
 
 
 def samples(clock, busy=100.0, gpu=0):
@@ -82,13 +90,12 @@ def test_a_clock_that_falls_during_the_timed_steps():
     falls = pd.concat([samples([1900] * 9), samples([2000] * 3 + [1900] * 3 + [1500] * 3, gpu=1)])
     assert clock_drop_pct(falls, None) == 25
     found = flagged(a_run(), samples={0: falls})
-    assert found["flags"][0] == (Flag.THROTTLED,)
     assert found["words"][0] == "clock 25.0 % lower at the end than at the beginning"
-    assert math.isnan(clock_drop_pct(samples([2000] * 3 + [1000] * 3, busy=10), None))
-    assert math.isnan(clock_drop_pct(samples([2000] * 5), None))
-    assert math.isnan(clock_drop_pct(None, None))
     late = pd.DataFrame(a_run()[1][2:]).assign(t_s=lambda t: t["t_s"] + 100)
-    assert math.isnan(clock_drop_pct(falls, late))
+    for own, timed in (
+        (samples([2000] * 3 + [1000] * 3, busy=10), None), (samples([2000] * 5), None), (None, None), (falls, late),
+    ):  # fmt: skip
+        assert math.isnan(clock_drop_pct(own, timed))
 
 
 def test_a_run_far_from_its_repeats_is_an_outlier_and_stays():
@@ -99,7 +106,6 @@ def test_a_run_far_from_its_repeats_is_an_outlier_and_stays():
     assert [Flag.OUTLIER in one for one in found["flags"]] == [False] * 3 + [True] + [False] * 3
     assert found["words"][3].endswith("% from the median of the setting's runs")
     assert found["off_pct"][4:].isna().all()  # which of two is the odd one is unknown
-    assert len(found) == 7
 
 
 def test_steps_are_classified_and_all_of_them_stay():
@@ -107,10 +113,3 @@ def test_steps_are_classified_and_all_of_them_stay():
     found = flag_steps(pd.DataFrame(steps))
     assert list(found["over_median"]) == [1, 1, 1, 2.5]
     assert list(found["is_slow"]) == [False, False, False, True]
-
-
-def test_runs_without_anything_have_no_flags():
-    nothing = flags(pd.DataFrame([{"sweep": "s", "experiment": "e", "repeat": 1, "status": "oom"}]))
-    assert list(nothing["flags"]) == [()]
-    assert steps_within.is_slow(np.empty(0)).size == 0
-    assert flags(pd.DataFrame(columns=RUN_COLUMNS)).empty

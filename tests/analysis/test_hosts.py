@@ -14,6 +14,7 @@ from dsnb.analysis import hosts
 from dsnb.cli.app import app
 from dsnb.files import records
 from dsnb.render import node_report
+from dsnb.render.tables import Html
 from dsnb.run_folder.columns import RUN_COLUMNS
 from tests.support import made_up
 
@@ -33,14 +34,7 @@ def cluster(tmp_path_factory):
 def a_group(hosts, rate, status="ok", **more):
     """A run's row; `hosts` as `a+b`, the rate in samples/s per node."""
     count = hosts.count("+") + 1
-    settings = {
-        "sweep": "s",
-        "experiment": f"nodes{count}",
-        "repeat": 1,
-        "source": "dsnb",
-        "model": "gpt2",
-        "cause": None,
-    }
+    settings = {"sweep": "s", "experiment": f"nodes{count}", "repeat": 1, "source": "dsnb", "model": "gpt2"}
     where = {"hosts": hosts.replace("+", ","), "nodes": count, "gpus": 8 * count, "run_dir": None, "status": status}
     figures = {"samples_per_s": rate * count, "tokens_per_s": 100 * rate * count} if rate else {}
     return {**dict.fromkeys(RUN_COLUMNS), **settings, **where, **figures, **more}
@@ -83,20 +77,17 @@ def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster):
     assert [type(part).__name__ for part in parts].count("Picture") == 2
 
 
-@pytest.mark.parametrize("slow", [True, False])
-@pytest.mark.draws
-def test_noise_is_no_reason_to_accuse_anybody(slow):
-    """Over two clusters of 64 nodes with noise: the slow host each time, and never another one."""
-    for seed in range(2):
-        random = np.random.default_rng(seed)
-        bad = HOSTS[random.integers(64)] if slow else None
-        rows = []
-        for size in (1, 2, 4, 8, 16, 32, 64):
-            for first in range(0, 64, size):
-                group = HOSTS[first : first + size]
-                rate = 100 * random.normal(1, 0.01) * (0.85 if bad in group else 1)
-                rows.append(a_group("+".join(group), rate))
-        assert suspects(table_of(*rows)) == ([bad] if slow else []), seed
+@pytest.mark.parametrize("bad", [HOSTS[7], None])
+def test_noise_is_no_reason_to_accuse_anybody(bad):
+    """64 nodes with noise of 1 %: the slow host, and never another one."""
+    random = np.random.default_rng(0)
+    rows = []
+    for size in (1, 2, 4, 8, 16, 32, 64):
+        for first in range(0, 64, size):
+            group = HOSTS[first : first + size]
+            rate = 100 * random.normal(1, 0.01) * (0.85 if bad in group else 1)
+            rows.append(a_group("+".join(group), rate))
+    assert suspects(table_of(*rows)) == ([bad] if bad else [])
 
 
 PAIRS = [("a+b", 70), ("c+d", 100), ("e+f", 101), ("g+h", 99)]
@@ -160,12 +151,13 @@ def test_pass_and_fail(expected, rows, verdicts):
     assert list(table_of(*rows, expected=expected)["verdict"]) == verdicts
 
 
-@pytest.mark.parametrize("params", ["name: [", "name: x\nodd: 1\n", None])
-def test_a_damaged_params_file_expects_nothing(tmp_path, params):
+def test_a_params_file_says_what_is_expected_and_a_damaged_one_nothing(tmp_path):
     made_up.write_groups(tmp_path / "s", HOSTS[:2], sizes=(1,))
-    if params is not None:
-        (tmp_path / "s" / "params.yaml").write_text(params)
-    assert set(hosts.groups(dsnb.load_runs(tmp_path))["verdict"]) == {"-"}
+    for params, verdict in ((None, "-"), ("name: [", "-"), ("name: x\nodd: 1\n", "-"),
+                            ("name: x\nexpect_samples_per_s: 300\n", "fail")):  # fmt: skip
+        if params is not None:
+            (tmp_path / "s" / "params.yaml").write_text(params)
+        assert set(hosts.groups(dsnb.load_runs(tmp_path))["verdict"]) == {verdict}
 
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "$\\frac{", "n\x1b[2J\u202egpj.exe", "x" * 3000, "=cmd()", "a,b"]
@@ -174,13 +166,13 @@ HOSTILE = ["<img src=x onerror=alert(1)>", "$\\frac{", "n\x1b[2J\u202egpj.exe", 
 def test_hostile_names_are_only_shown(tmp_path):
     made_up.write_groups(tmp_path / "s", HOSTILE, slow={HOSTILE[1]: 0.5}, failing=HOSTILE[:1], sizes=(1, 2))
     (tmp_path / "s" / "params.yaml").write_text("name: s\nexpect_samples_per_s: 80\n")
-    for path in tmp_path.rglob("nodes.json"):
-        record = records.read_json(path)
-        records.write_json(path, {**record, "differences": ["torch: <script>alert(1)</script> on <b>x</b>"]})
+    path = next(tmp_path.rglob("nodes.json"))
+    record = records.read_json(path)
+    record["nodes"][0]["environment"]["torch"] = "<script>alert(1)</script>"
+    records.write_json(path, record)
     runs = dsnb.load_runs(tmp_path)
     assert max(len(name) for one in runs["hosts"] for name in one.split(",")) == 253
-    parts = node_report.section(runs)
-    text = "".join(str(part) for part in parts if not hasattr(part, "png"))
+    text = "".join(str(part) for part in node_report.section(runs) if isinstance(part, Html))
     assert "&lt;script&gt;" in text
     assert "&lt;img src=x" in text
     assert not re.search(r"<(script|img|b)\b", text)
@@ -219,11 +211,10 @@ def test_in_what_the_nodes_differ(tmp_path):
         environment["memory_gib"] = 2000 + number / 50
         if number == 4:
             environment |= {"driver": "535.1", "gpus": [{"name": "NVIDIA H200", "memory_gib": 140}] * 7}
-        records.write_json(path, {**record, "differences": ["clocks: 2 s apart", "driver: told already"]})
+        records.write_json(path, record)
     assert hosts.differences(dsnb.load_runs(tmp_path)) == [
         f"gpus: 8 x NVIDIA H200 140 GiB on 5 nodes, 7 x NVIDIA H200 140 GiB on {HOSTS[4]}",
         f"driver: 570.1 on 5 nodes, 535.1 on {HOSTS[4]}",
-        "clocks: 2 s apart",
     ]
 
 

@@ -10,20 +10,10 @@ from dsnb.analysis.loss_gaps import loss_gaps_pct, median_of_others, repeat_gaps
 from dsnb.runs.literature import tables
 
 SETTING = {
-    "sweep": "s",
-    "repeat": 1,
-    "status": "ok",
-    "model": "gpt2",
-    "seq_len": 128,
-    "data": "synthetic",
-    "seed": 0,
-    "global_batch_size": 32,
-    "dropout": 0.0,
-    "optimizer": "adamw",
-    "learning_rate": 1e-4,
-    "warmup_steps": 10,
+    "sweep": "s", "repeat": 1, "status": "ok", "model": "gpt2", "seq_len": 128, "data": "synthetic", "seed": 0,
+    "global_batch_size": 32, "dropout": 0.0, "optimizer": "adamw", "learning_rate": 1e-4, "warmup_steps": 10,
     "steps": 40,
-}
+}  # fmt: skip
 
 
 def table(*runs):
@@ -43,45 +33,26 @@ def test_the_median_of_the_others_is_that_without_each(count):
     assert list(abs(median_of_others(values) - values)) == list(abs(np.array(wanted) - values))
 
 
-def test_a_single_setting_has_no_others():
-    assert np.isnan(median_of_others(np.ones(1))).all()
-    assert loss_gaps_pct(table(losses(10.0), losses(11.0, seed=1))).isna().all(axis=None)
-
-
-def test_gaps_by_hand():
-    found = loss_gaps_pct(table(losses(10.0, 5.0), losses(10.0, 5.1), losses(11.0, 6.0)))
-    assert list(found["first_loss_gap_pct"]) == pytest.approx([0, 0, 10])
+def test_gaps_by_hand_and_in_words():
+    runs = table(losses(10.0, 5.0), losses(10.0001, 5.1), losses(11.0, 6.0))
+    found = loss_gaps_pct(runs)
+    assert list(found["first_loss_gap_pct"]) == pytest.approx([-0.001, 0.001, 100 * (11 / 10.0001 - 1)], rel=1e-3)
     nearer = [100 * (5 / 5.1 - 1), 100 * (5.1 / 5 - 1), 100 * (6 / 5.1 - 1)]
     assert list(found["last_loss_gap_pct"]) == pytest.approx(nearer)
+    assert list(flags(table(losses(10.0), losses(10.0001), losses(10.02), losses(10.0, 7.5)))["words"]) == [
+        "",
+        "",
+        "first loss +0.2 % from that of settings that compute the same",
+        "last loss +7.1 % from that of settings that train alike",
+    ]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"model": "opt-350m"},
-        {"seq_len": 256},
-        {"global_batch_size": 64},
-        {"seed": 1},
-        {"seed": None},
-        {"dropout": 0.1},
-        {"tokenizer": "bytes"},
-        {"weights": "pretrained"},
-        {"lora_rank": 8},
-    ],
-)
-def test_what_starts_elsewhere_is_not_compared(other):
-    assert loss_gaps_pct(table(losses(10.0), losses(11.0, **other))).isna().all(axis=None)
-
-
-def steps_of(runs, losses):
-    keys = runs[["sweep", "experiment", "repeat"]].to_dict("records")
-    return pd.DataFrame(
-        [
-            {**key, "step": number, "phase": "warmup", "t_s": 1.0, "step_time_s": 1.0, "loss": loss}
-            for key, own in zip(keys, losses, strict=True)
-            for number, loss in enumerate(own, 1)
-        ]
-    )
+def test_what_starts_elsewhere_is_not_compared():
+    for other in (
+        {"model": "opt-350m"}, {"seq_len": 256}, {"global_batch_size": 64}, {"seed": 1}, {"seed": None},
+        {"dropout": 0.1}, {"tokenizer": "bytes"}, {"weights": "pretrained"}, {"lora_rank": 8},
+    ):  # fmt: skip
+        assert loss_gaps_pct(table(losses(10.0), losses(11.0, **other))).isna().all(axis=None), other
 
 
 def test_repeats_train_alike_or_are_flagged():
@@ -90,17 +61,22 @@ def test_repeats_train_alike_or_are_flagged():
         losses(9, experiment="a"), losses(9, experiment="a", repeat=2), losses(9), losses(9, experiment="a", repeat=3)
     )
     late = [9.0] * 20
-    steps = steps_of(runs, [[*late, 8.0], [9, 9.009, *late[2:], 9.0], [9.0], [9, 8.991, *late[2:], 9.0]])
-    found = repeat_gaps_pct(runs, steps)
-    assert list(found) == pytest.approx(
-        [100 * (9.009 / 8.991 - 1)] * 2 + [np.nan, 100 * (9.009 / 8.991 - 1)], nan_ok=True
-    )
+    by_run = [[*late, 8.0], [9, 9.009, *late[2:], 9.0], [9.0], [9, 8.991, *late[2:], 9.0]]
+    keys = runs[["sweep", "experiment", "repeat"]].to_dict("records")
+    rows = [
+        {**key, "step": number, "phase": "warmup", "t_s": 1.0, "step_time_s": 1.0, "loss": loss}
+        for key, own in zip(keys, by_run, strict=True)
+        for number, loss in enumerate(own, 1)
+    ]
+    steps, gap = pd.DataFrame(rows), 100 * (9.009 / 8.991 - 1)
+    assert list(repeat_gaps_pct(runs, steps)) == pytest.approx([gap, gap, np.nan, gap], nan_ok=True)
     words = "losses of the setting's runs differ by up to 0.20 % in the first steps, with the same seed"
     assert list(flags(runs, steps)["words"]) == [words, words, "", words]
-    assert repeat_gaps_pct(runs.assign(seed=None), steps).isna().all()
-    assert repeat_gaps_pct(runs.assign(dropout=0.1), steps).isna().all()
-    assert repeat_gaps_pct(runs, None).isna().all()
-    assert repeat_gaps_pct(runs, steps.assign(loss=np.nan)).isna().all()
+    for own, own_steps in (
+        (runs.assign(seed=None), steps), (runs.assign(dropout=0.1), steps), (runs, None),
+        (runs, steps.assign(loss=np.nan)),
+    ):  # fmt: skip
+        assert repeat_gaps_pct(own, own_steps).isna().all()
 
 
 def test_runs_on_h200_that_compute_something_else():
@@ -115,12 +91,3 @@ def test_runs_on_h200_that_compute_something_else():
     diverged = flagged["sweep"] == "h200_allocator"  # repeats of GPT-2 Medium and BLOOM-1B7, by rounding alone
     assert (raced | unlike | begun | diverged).all()
     assert (raced.sum(), unlike.sum(), begun.sum(), diverged.sum()) == (4, 4, 8, 21)
-
-
-def test_flags_say_so():
-    found = flags(table(losses(10.0), losses(10.0001), losses(10.02), losses(10.0, 7.5)))
-    assert [tuple(one) for one in found["flags"]] == [(), (), (Flag.LOSS,), (Flag.LOSS,)]
-    assert list(found["words"])[2:] == [
-        "first loss +0.2 % from that of settings that compute the same",
-        "last loss +7.1 % from that of settings that train alike",
-    ]

@@ -1,7 +1,9 @@
-"""Measured settings beside their predictions: known answers, generated settings, and runs that cannot be compared."""
+"""Measured settings beside their predictions: known answers, and what the section of a report says of them."""
 
+import html
 import itertools
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -9,10 +11,10 @@ import pytest
 
 from dsnb.analysis import parity as module
 from dsnb.analysis.parity import errors, parity
-from dsnb.errors import SettingsError
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import step_times
+from dsnb.render import parity as render
 from tests.prediction.made_up import TRACE
 
 COMMON = {
@@ -20,6 +22,10 @@ COMMON = {
     "model": "opt-1.3b", "strategy": "deepspeed", "precision": "bf16", "gpus": 1, "micro_batch_size": 8, "seq_len": 512,
     "device": "cuda", "compile": "off", "data": "synthetic",
 }  # fmt: skip
+MANY = [
+    {"model": model, "zero_stage": stage, "micro_batch_size": size}
+    for model, stage, size in itertools.product(["opt-1.3b", "gpt2-xl"], [0, 1, 3], [4, 8])
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,31 +43,39 @@ def runs(*settings):
     return pd.DataFrame(rows).assign(step_time_s=times, peak_allocated_gib=peaks)
 
 
-MANY = [
-    {"model": model, "zero_stage": stage, "micro_batch_size": size}
-    for model, stage, size in itertools.product(["opt-1.3b", "gpt2-xl"], [0, 1, 3], [4, 8])
-]
+def text(parts):
+    return html.unescape(re.sub(r"\s*<[^>]+>\s*", " ", " ".join(part._repr_html_() for part in parts)))
 
 
 def test_ten_per_cent_are_ten_per_cent():
     table = runs(*MANY)
     table.loc[0, "step_time_s"] /= 1.1  # predicted 10 % too slow
     table.loc[1, "peak_allocated_gib"] /= 0.9  # predicted 10 % too small
-    found = parity(table).table
+    found = parity(table)
     assert found["step_time_error_pct"][0] == pytest.approx(10)
     assert found["peak_allocated_error_pct"][1] == pytest.approx(-10)
     row = errors(found).loc["ZeRO 0"]
     assert row["peak_allocated_mean_pct"] == pytest.approx(10 / 4)
     assert row["peak_allocated_worst_pct"] == pytest.approx(10)
     assert row["peak_allocated_bias_pct"] == pytest.approx(-10 / 4)
+    parts = render.section(table)
+    said = text(parts)
+    words = "peaks of allocated memory are predicted with a mean error of 0.8 % and at worst 10.0 % (12 settings)."
+    assert words in said
+    assert "Each step time is predicted without the runs of its own model" in said
+    assert "not traced" not in said
+    assert "at worst 10.0 % (12 settings)" in parts[2].description
+    assert parts[2].svg.count("ZeRO 3") == 1  # in the legend
+    rows = re.findall(r"<tr>.*?</tr>", parts[3].text)
+    assert len(rows) == 1 + 12
+    assert {"+10.0", "\N{MINUS SIGN}10.0"} <= set(re.findall(r">([^<]*)<", rows[1] + rows[2]))  # the largest come first
 
 
 def test_the_runs_of_a_model_have_no_part_in_their_own_predictions():
     table = runs(*MANY)
     slow = table["model"] == "gpt2-xl"
     table.loc[slow, "step_time_s"] *= 2
-    found = parity(table).table
-    assert found["step_time_error_pct"][slow].to_numpy() == pytest.approx(np.full(slow.sum(), -50))
+    assert parity(table)["step_time_error_pct"][slow].to_numpy() == pytest.approx(np.full(slow.sum(), -50))
 
 
 def test_repeats_are_one_setting_with_their_median():
@@ -69,61 +83,55 @@ def test_repeats_are_one_setting_with_their_median():
     again = [table.assign(repeat=repeat) for repeat in (1, 2, 3)]
     again[1]["step_time_s"] *= 5
     again[2]["step_time_s"] /= 5
-    found = parity(pd.concat(again, ignore_index=True))
-    assert found.left_out == "setting"
-    assert len(found.table) == 4
-    assert found.table["step_time_error_pct"].to_numpy() == pytest.approx(np.zeros(4), abs=1e-6)
+    both = pd.concat(again, ignore_index=True)
+    assert parity(both)["step_time_error_pct"].to_numpy() == pytest.approx(np.zeros(4), abs=1e-6)
+    assert "without the runs of its own setting" in text(render.section(both))
 
 
-def test_all_out_of_memory():
-    table = runs({"micro_batch_size": 8, "gpu_memory_gib": 2.0}, {"micro_batch_size": 4})
+def test_out_of_memory():
+    table = runs({"gpu_memory_gib": 2.0}, {"micro_batch_size": 4}, {"micro_batch_size": 2, "gpu_memory_gib": 1.0})
     table = table.assign(status="oom", step_time_s=math.nan, peak_allocated_gib=math.nan)
-    found = parity(table).table
-    assert found["ran"].tolist() == [False, False]
-    assert found["fits"].tolist() == [False, True]
+    found = parity(table)
+    assert found["ran"].tolist() == [False] * 3
+    assert found["fits"].tolist() == [False, True, False]
     assert found[["step_time_error_pct", "peak_allocated_error_pct"]].isna().all(axis=None)
     assert errors(found).loc["all", "step_time_settings"] == 0
+    (only,) = render.section(table)
+    assert "Of 3 settings that ran out of memory, 2 are predicted not to fit." in text([only])
+    both = pd.concat([runs({}), table.iloc[:1].assign(micro_batch_size=64, experiment="other")])
+    said = text(render.section(both))
+    assert "Of 1 setting that ran out of memory, 1 is predicted not to fit; of 1 that ran, 0 are." in said
+    assert "There is no other setting to fit the time model to" in said
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"gpu_name": None, "device": "cpu"},
-        {"gpu_name": "GTX 9"},
-        {"status": "failed"},
-        {"status": "interrupted"},
-        {"model": None},
-        {"micro_batch_size": None},
-        {"strategy": None},
-        {"experiment": "gpt2_zs0_probe_probe-bs8", "only": "probes"},
+        {"gpu_name": None, "device": "cpu"}, {"gpu_name": "GTX 9"}, {"status": "failed"}, {"status": "interrupted"},
+        {"model": None}, {"micro_batch_size": None}, {"strategy": None}, {"experiment": f"x{module.PROBE}8"},
     ],
-)
+)  # fmt: skip
 def test_runs_that_cannot_be_compared(change):
-    table = runs({})
-    if change.pop("only", None):
-        change["experiment"] = f"x{module.PROBE}8"
-    assert parity(table.assign(**change)) is None
+    table = runs({}).assign(**change)
+    assert parity(table) is None
+    assert render.section(table) == []
 
 
 def test_memory_without_a_trace_is_counted(monkeypatch):
     monkeypatch.setattr(module.traces, "kept", lambda experiments: [None] * len(experiments))
     found = parity(runs(*MANY))
-    assert found.untraced == len(MANY)
-    assert found.table["peak_allocated_error_pct"].isna().all()
-    assert found.table["step_time_error_pct"].notna().all()
-
-
-def test_traces_are_made_if_asked_and_torch_is_there(monkeypatch):
-    monkeypatch.setattr(module.traces, "kept", lambda experiments: [None] * len(experiments))
-    asked = []
-    monkeypatch.setattr(
-        module.traces, "attempts", lambda experiments: asked.extend(experiments) or [TRACE] * len(asked)
-    )
-    assert parity(runs(*MANY), trace=True).untraced == 0
-    assert len(asked) == len(MANY)
-
-    def missing(_):
-        raise SettingsError("torch or transformers is missing")
-
-    monkeypatch.setattr(module.traces, "attempts", missing)
-    assert parity(runs(*MANY), trace=True).untraced == len(MANY)
+    assert found["peak_allocated_error_pct"].isna().all()
+    assert found["step_time_error_pct"].notna().all()
+    for can_trace, words in (
+        (False, "torch or transformers"),
+        (True, "dsnb predict with their params file traces them"),
+    ):
+        monkeypatch.setattr(render, "can_trace", lambda answer=can_trace: answer)
+        said = text(render.section(runs(*MANY)))
+        assert (
+            f"The memory of 12 settings is not predicted: their models were not traced before on this machine; {words}"
+            in said
+        )
+        assert "memory: settings" not in said
+    monkeypatch.setattr(module, "MAX_SETTINGS", 5)
+    assert len(parity(runs(*MANY))) == 5

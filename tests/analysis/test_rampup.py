@@ -9,8 +9,9 @@ import pytest
 import dsnb
 from dsnb.analysis.rampup import divisors, fastest_replica
 from dsnb.errors import SettingsError
-from dsnb.runs.literature import schedule
+from dsnb.run_folder import paths
 
+PUBLISHED = pd.read_csv(paths.literature("bigscience_1b3_rampup"))
 STAGE = ["nodes", "global_batch_size", "micro_batch_size"]
 
 
@@ -31,7 +32,7 @@ def runs_of(*rows, **columns):
 def test_the_published_schedule_from_its_measurements(gpu, last):
     """The publication: 4 GPUs a node, from a batch of 32 on, doubled; the fastest layout of its own table."""
     table = dsnb.rampup(32, last, gpus_per_node=4, runs=measured(gpu))
-    wanted = schedule().query("gpu_name == @gpu")[STAGE]
+    wanted = PUBLISHED.query("gpu_name == @gpu")[STAGE]
     assert table[STAGE].to_numpy().tolist() == wanted.to_numpy().tolist()
     assert set(table["grad_accum"]) == {1}
 
@@ -41,15 +42,11 @@ def test_the_published_schedule_from_the_layout_it_names():
     small = dsnb.rampup(32, 512, gpus_per_node=4, replica_gpus=2, micro_batch_size=4)
     large = dsnb.rampup(32, 128, gpus_per_node=4, micro_batch_size=1)
     both = pd.concat([large, small])[STAGE]
-    assert both.to_numpy().tolist() == schedule()[STAGE].to_numpy().tolist()
+    assert both.to_numpy().tolist() == PUBLISHED[STAGE].to_numpy().tolist()
     assert small["efficiency"].isna().all()
-
-
-def test_the_replica_that_the_publication_chose():
     assert fastest_replica(measured("V100-32GB"))[0] == 1  # PP 2 is as fast, on two GPUs a replica
     gpus, speeds = fastest_replica(measured("V100-16GB"))
     assert (gpus, list(speeds)) == (2, [1, 2, 4])  # 8 was out of memory
-    assert [speed / speeds[4] for speed in speeds.values()] == pytest.approx([28 / 30, 28 / 29, 1])
 
 
 def test_efficiency_decides_how_many_nodes_the_first_batch_gets():
@@ -61,25 +58,18 @@ def test_efficiency_decides_how_many_nodes_the_first_batch_gets():
     assert nodes == [[16, 16], [8, 8], [4, 8]]
 
 
-def test_no_more_nodes_than_allowed_and_gradients_are_accumulated_then():
-    table = dsnb.rampup(32, 256, gpus_per_node=4, micro_batch_size=1, max_nodes=16)
-    assert table["nodes"].tolist() == [8, 16, 16, 16]
-    assert table["grad_accum"].tolist() == [1, 1, 2, 4]
-
-
-def test_where_stages_end_by_hand():
+def test_schedules_by_hand():
+    table = dsnb.rampup(32, 256, gpus_per_node=4, micro_batch_size=1, max_nodes=16)  # then gradients are accumulated
+    assert table[["nodes", "grad_accum"]].to_numpy().tolist() == [[8, 1], [16, 1], [16, 2], [16, 4]]
+    table = dsnb.rampup(16, 64, gpus_per_node=8, micro_batch_size=2, increment=16)
+    assert table[["global_batch_size", *STAGE[::2]]].to_numpy().tolist() == [
+        [16, 2, 1], [32, 2, 2], [48, 3, 2], [64, 4, 2],
+    ]  # fmt: skip
     table = dsnb.rampup(32, 128, gpus_per_node=4, micro_batch_size=1, ramp_samples=100, seq_len=10)
     assert table["until_samples"].tolist() == [64, 128, pd.NA]  # 50 samples each, in steps of 32 and 64
     assert table["until_tokens"].tolist() == [640, 1280, pd.NA]
     alone = dsnb.rampup(32, 32, gpus_per_node=4, micro_batch_size=1, ramp_samples=100)
     assert alone["until_samples"].isna().all()
-
-
-def test_a_batch_that_grows_by_the_same_number():
-    table = dsnb.rampup(16, 64, gpus_per_node=8, micro_batch_size=2, increment=16)
-    assert table[["global_batch_size", *STAGE[::2]]].to_numpy().tolist() == [
-        [16, 2, 1], [32, 2, 2], [48, 3, 2], [64, 4, 2],
-    ]  # fmt: skip
 
 
 def test_equally_fast_micro_batches_and_unmeasured_sizes():
@@ -91,7 +81,7 @@ def test_equally_fast_micro_batches_and_unmeasured_sizes():
     assert fastest_replica(more) == (1, {2: 100, 4: 101})  # those on the most GPUs
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_holds_for_every_schedule(seed):
     draw = random.Random(seed)
     replica, per_node, largest = draw.choice([1, 2, 4]), draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 3, 4, 8])

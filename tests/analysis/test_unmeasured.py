@@ -115,6 +115,6 @@ def test_several_nodes_are_predicted_with_a_network_only(asked):
     assert "the 3 settings" in unmeasured(wide, [experiment], "ib:400").notes[0]
     assert "dsnb's own runs" in unmeasured(wide, [experiment.model_copy(update={"gpus": 8})]).notes[0]
     assert of_parity.parity(wide) is None
-    assert of_parity.parity(wide, link="ib:400").table["predicted_step_time_s"].notna().all()
+    assert of_parity.parity(wide, link="ib:400")["predicted_step_time_s"].notna().all()
     with pytest.raises(SettingsError, match="link is 'x'"):
         check(wide, [experiment], "x")

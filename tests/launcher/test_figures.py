@@ -43,6 +43,8 @@ def test_slow_steps_and_recompilations_are_named(tmp_path, small):
         "torch.compile compiled 2 graphs during the timed steps: use more warm-up steps"
     )
     assert recorded(tmp_path, small, [1.0, 1.0], recompilations=0)["note"] is None
+    short = recorded(tmp_path, small, [1.0, 0.2], power_source="energy counter", phases_s={"timed": 0.21})
+    assert short["note"] == "no power: the timed steps took 0.21 s, too short to measure it"
 
 
 def test_flops_of_a_run(tmp_path, small):

@@ -4,6 +4,7 @@ import pytest
 
 from dsnb.launcher import progress
 from dsnb.run_folder.paths import RunPaths
+from dsnb.system import launch_clock
 
 
 @pytest.mark.parametrize(
@@ -23,9 +24,9 @@ def test_the_phase_follows_from_the_files(small, tmp_path, settings, phases):
     assert found == phases
 
 
-def test_seconds_count_from_the_begin_of_each_phase():
-    clock = iter([10.0, 10.0, 14.4, 20.0, 20.0, 21.0]).__next__
-    timer = progress.PhaseTimer(clock)
+def test_seconds_count_from_the_begin_of_each_phase(monkeypatch):
+    monkeypatch.setattr(launch_clock, "now_s", iter([10.0, 10.0, 14.4, 20.0, 20.0, 21.0]).__next__)
+    timer = progress.PhaseTimer()
     assert [timer.text(name) for name in ("a", "a", "b", "b")] == ["a: 0 s", "a: 4 s", "b: 0 s", "b: 1 s"]
 
 

@@ -1,10 +1,15 @@
-"""Figures of runs: one category for each strategy, in one order, with the figure of speed that fits the hardware."""
+"""Figures: one category for each strategy, in one order; every axis says what it shows, with its unit."""
+
+import warnings
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from dsnb.render import plots
+from dsnb.analysis.scaling import scaling
+from dsnb.files import records
+from dsnb.render import memory_plots, plots, scaling_plots
+from dsnb.run_folder.paths import RunPaths
 
 ROWS = [
     ("deepspeed", 3, 1, "bf16", 10.0), ("deepspeed", 3, 1, "bf16", 30.0), ("deepspeed", 0, 1, "bf16", 40.0),
@@ -54,9 +59,80 @@ def test_losses_are_told_apart_by_strategy(runs):
 
 
 def test_the_dots_of_many_runs_are_one_bitmap(runs, monkeypatch):
-    for most, is_bitmap in ((200, False), (2, True)):
-        monkeypatch.setattr(plots, "MOST_SHAPES", most)
-        figure, axis = plt.subplots()
-        plots.plot_by_strategy(plots._ok(runs), "tokens_per_s", axis)
-        assert {bool(dots.get_rasterized()) for dots in axis.collections} == {is_bitmap}
-        plt.close(figure)
+    monkeypatch.setattr(plots, "MAX_SHAPES", 2)
+    _, axis = plt.subplots()
+    plots.plot_by_strategy(plots._ok(runs), "tokens_per_s", axis)
+    assert {bool(dots.get_rasterized()) for dots in axis.collections} == {True}
+    plt.close()
+
+
+def labels(picture):
+    return [(axis.get_xlabel(), axis.get_ylabel()) for axis in picture.figure.axes]
+
+
+def scaled(model, rates):
+    one = {"sweep": "s", "status": "ok", "model": model, "source": "x"}
+    return pd.DataFrame([{**one, "experiment": f"{n}", "gpus": n, "tokens_per_s": rate} for n, rate in rates.items()])
+
+
+def test_scaling_has_units_ideals_and_remarks():
+    both = pd.concat([scaled("a" * 200, {1: 100, 2: 180}), scaled("a" * 199, {2: 50, 4: 90})])
+    table = scaling(both, base_gpus=1)
+    gpus, share = "number of GPUs", "efficiency (% of tokens/s/GPU at the base)"
+    for shown in (table, table[:0]):
+        assert labels(scaling_plots.throughput(shown)) == [(gpus, "tokens/s of all GPUs"), (gpus, share)]
+        assert labels(scaling_plots.days(shown, 3e9)) == [(gpus, "days for 3 billion tokens")]
+    lines = scaling_plots.throughput(table).figure.axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in lines if line.get_linestyle() == ":"] == [[50, 100], [100, 200]]
+    legend = scaling_plots.throughput(table).figure.legends[0].get_texts()
+    assert [text.get_text()[-14:] for text in legend] == ["(base: 2 GPUs)", " (base: 1 GPU)"]
+    assert "No workload was measured on two numbers of GPUs" in scaling_plots.remarks([]).text
+    assert "No workload is more efficient on more GPUs" in scaling_plots.remarks([table]).text
+    assert "super-linear" in scaling_plots.remarks([scaling(scaled("a", {1: 100, 2: 280}))]).text
+
+
+@pytest.mark.parametrize(("low", "high"), [(130, 150), (99, 101), (20, 1999), (3, 1e6), (7, 7)])
+def test_a_logarithmic_axis_has_more_than_one_label(low, high):
+    figure, axis = plt.subplots()
+    axis.set(yscale="log", ylim=(low / 2, high * 2))
+    scaling_plots._label_decades(axis, low, high)
+    bottom, top = axis.get_ylim()
+    assert bottom <= low <= high <= top
+    assert len([mark for mark in axis.get_yticks() if bottom <= mark <= top]) >= 2
+    plt.close(figure)
+
+
+def test_bars_and_dots_of_memory_are_those_of_their_rows():
+    long = "h200_zero3/gpt2-xl_zs3_bf16_gpus2_bs24_sl1024_compile_stage3_max_live_parameters-10000000000_{}"
+    names = [*(long.format(f"{middle}{'b' * 200}") for middle in "xy"), "zs0", "zs0"]
+    parts = {f"{part}_gib": [1.0] * 4 for part in memory_plots.PARTS}
+    table = pd.DataFrame({"experiment": names, "measured_gib": [0.0, 1.0, 2.0, 3.0], **parts})
+    with warnings.catch_warnings(action="error"):
+        picture = memory_plots.parts(table)
+    assert labels(picture) == [("GPU memory (GiB)", "experiment")]
+    axis = picture.figure.axes[0]
+    assert [name.get_text() for name in axis.get_yticklabels()][1:] == [f"{long[11:37]}…{'b' * 25}", "zs0", "zs0"]
+    (dots,) = axis.collections
+    assert dots.get_offsets().tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert sorted({bar.get_y() + bar.get_height() / 2 for bar in axis.patches}) == [0, 1, 2, 3]
+    assert axis.get_ylim() == (3.5, -0.5)
+    assert axis.get_position().width > 0.3
+    change = {"change": ["a"], "base": ["b"], "experiment": ["e"], "measured_gib": [1.0], "theory_gib": [2.0]}
+    assert labels(memory_plots.changes(pd.DataFrame(change))) == [
+        ("difference in GPU memory (GiB) to b", "changed setting")
+    ]
+    assert memory_plots.abbreviations(["a/x", "b/y"]) == ["x", "y"]
+    assert memory_plots.abbreviations(["a/x", "b/x"]) == ["a/x", "b/x"]
+
+
+def test_the_steps_of_one_run(tmp_path):
+    run = RunPaths(tmp_path / "e" / "run1")
+    run.dir.mkdir(parents=True)
+    records.write_json(run.experiment, {"model": "gpt2"})
+    records.write_json(run.result, {"status": "ok"})
+    records.write_lines(run.steps, [{"step": 1, "phase": "timed", "loss": 2.5, "step_time_s": 0.25, "t_s": 1.0}])
+    steps = plots.run_steps(run.dir)
+    assert labels(steps) == [("optimizer step", "loss"), ("optimizer step", "step time (ms)")]
+    assert list(steps.figure.axes[1].get_lines()[0].get_ydata()) == [250.0]
+    run.steps.unlink()
+    assert [list(axis.get_xticks()) for axis in plots.run_steps(run.dir).figure.axes] == [[], []]  # no invented scale

@@ -21,11 +21,6 @@ def test_what_has_not_ended_is_to_come_first_repeats_first(tmp_path):
     assert still_to_come(runs.head(0), tmp_path)[0] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     text = str(notes.to_come(runs, tmp_path))
     assert "2 of 4 runs of this sweep are still to come: <code>a</code> run 2, <code>b</code> run 2." in text
-
-
-def test_a_finished_sweep_and_other_folders_say_nothing(tmp_path):
-    runs = pd.DataFrame([("a", 1, "ok")], columns=["experiment", "repeat", "status"])
-    assert not str(notes.to_come(runs, tmp_path))
     plan(tmp_path, {"runs": {"a": [1]}})
     assert not str(notes.to_come(runs, tmp_path))
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests import ROOT
+from tests.support.small_sweep import command, light_server
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
 pytestmark = pytest.mark.process
@@ -35,16 +36,13 @@ class Started:
     It ignores signals as if a shell had started it so.
     """
 
-    def __init__(self, home, command=(), ignored=(), **popen):
+    def __init__(self, home, process=(), ignored=(), **popen):
         self.temporary, self.out, self.wait = home / "tmp", home / "out", home / "wait"
         self.temporary.mkdir(parents=True)
         (home / "small.yaml").write_text(PARAMS)
         self.wait.write_text("7")
-        env = {key: value for key, value in os.environ.items() if not key.startswith("DSNB_FORK_SERVER")}
-        env |= {"TMPDIR": str(self.temporary), "DSNB_TEST_WAIT": str(self.wait)}
-        env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)])
-        self.env = env
-        words = [sys.executable, "-m", *(command or ["dsnb", "sweep", home / "small.yaml", "--output", self.out])]
+        env = light_server() | {"TMPDIR": str(self.temporary), "DSNB_TEST_WAIT": str(self.wait)}
+        words = [sys.executable, "-m", *process] if process else command(home / "small.yaml")
         trap = ["sh", "-c", f'trap "" {" ".join(ignored)}; exec "$0" "$@"'] if ignored else []
         self.process = psutil.Popen(
             [*trap, *map(str, words)], env=env, text=True, **{"stderr": subprocess.PIPE, **popen}
@@ -115,8 +113,8 @@ def papermill_is_ended(home):
     settings = {"model": "gpt2-tiny", "device": "cpu", "seed": 7, "run_dir": home / "out" / "run1"}
     words = [word for name, value in settings.items() for word in ("-p", name, value)]
     notebook = ROOT / "notebooks" / "10_run.ipynb"
-    command = ["papermill", "--no-progress-bar", notebook, home / "out.ipynb", *words]
-    run = Started(home, command, stderr=subprocess.DEVNULL)
+    papermill = ["papermill", "--no-progress-bar", notebook, home / "out.ipynb", *words]
+    run = Started(home, papermill, stderr=subprocess.DEVNULL)
     run.process.terminate()
     run.process.wait(timeout=WAIT_S)
     run.assert_nothing_is_left()

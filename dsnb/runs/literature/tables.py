@@ -21,6 +21,8 @@ OLDER = ("h200_gpt2_zero_precision", "h200_memory")
 WITH_STEPS = ("h200", "h100")
 """Tables measured with dsnb, with the steps of their runs."""
 OWN = (*OLDER, *WITH_STEPS)
+TOLERANCE = 0.1
+"""Largest relative difference of a published figure from the one that follows from others."""
 SOURCE = "published: "
 """What `source` begins with, in front of the name of the table."""
 
@@ -96,12 +98,30 @@ def steps_file(name: str) -> Path:
     return paths.literature(name).with_name(f"{name}_steps.parquet")
 
 
-def schedule() -> pd.DataFrame:
-    """Load the batch-size ramp-up of the 1.3B benchmark.
+def agreement(name: str) -> pd.DataFrame:
+    """Load the published figures of a table that follow from others by a formula.
 
     Returns
     -------
     pandas.DataFrame
-        `gpu_name`, `nodes`, `global_batch_size`, `micro_batch_size`.
+        One row per figure: `table`, `experiment`, `figure`, `published`, `from` (what it was computed from),
+        `computed`, `ratio` (computed over published).
     """
-    return pd.read_csv(paths.literature("bigscience_1b3_rampup"))
+    checks = pd.read_csv(paths.literature("agreement"))
+    checks = checks[checks["table"] == name].reset_index(drop=True)
+    return checks.assign(ratio=checks["computed"] / checks["published"])
+
+
+def contradictions(name: str) -> list[str]:
+    """Return a sentence for each published figure that contradicts another."""
+    checks = agreement(name)
+    wrong = checks[(checks["ratio"] - 1).abs() > TOLERANCE]
+    return [
+        f"{row['experiment']}: {row['figure']} is published as {_text(row['published'])}, "
+        f"but {row['from']} would be {_text(row['computed'])}, {row['ratio']:.2g} times as much"
+        for row in wrong.to_dict("records")
+    ]
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"

@@ -7,7 +7,6 @@ import pandas as pd
 
 from dsnb.formulas import metrics, model_shapes
 from dsnb.runs.logs.logged_run import DERIVED, PROVENANCES, LoggedRun
-from dsnb.system import hardware
 
 FIELDS = ("step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped")
 
@@ -198,13 +197,6 @@ def _flops(run: LoggedRun) -> None:
         blocks = shape.layers, shape.hidden, length, every
         again = metrics.recomputed_flops_per_token(shape.block_parameters, *blocks)
         run.record(DERIVED, hardware_tflops_per_gpu=metrics.tflops(per_token + again, rate))
-    precision = run.settings.get("precision")
-    peak = hardware.peak_tflops(run.environment.get("gpu_name"), precision) if precision else None
-    if peak:
-        run.record(DERIVED, mfu=metrics.mfu(run.figures["tflops_per_gpu"], peak))
-    matmul = hardware.matmul_tflops(run.environment.get("gpu_name"), precision) if precision else None
-    if matmul:
-        run.record(DERIVED, mfu_of_matmul=metrics.mfu(run.figures["tflops_per_gpu"], matmul))
 
 
 def _shape(run: LoggedRun) -> model_shapes.Shape | None:

@@ -12,14 +12,15 @@ import pytest
 import dsnb
 from dsnb.errors import LogError, SettingsError
 from dsnb.run_folder.columns import RUN_COLUMNS, STEP_COLUMNS
+from dsnb.runs.load import load_gpu
 from dsnb.runs.logs import console
-from tests.support import collected_logs
+from dsnb.runs.logs.logged_run import LoggedRun
+from tests.support import collected_logs, made_up
 from tests.support import foreign_logs as logs
 
 
 def read(tmp_path, text, name="a.log"):
     path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text) if isinstance(text, str) else path.write_bytes(text)
     return dsnb.load_runs(path)
 
@@ -63,10 +64,6 @@ def test_deepspeed_chat(tmp_path, text):
     assert {"samples_per_s", "samples_per_s_running", "peak_allocated_gib", "skipped_steps"} <= provenance["as logged"]
     assert {"tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "tflops_per_gpu"} <= provenance["derived"]
     assert "secret" not in str(dict(row))
-
-
-def test_the_steps_of_a_deepspeed_log(tmp_path):
-    read(tmp_path, logs.chat())
     steps = dsnb.load_steps(tmp_path / "a.log")
     assert list(steps.columns) == ["sweep", "experiment", "repeat", *STEP_COLUMNS]
     assert list(steps["step"]) == [10, 20]
@@ -77,26 +74,15 @@ def test_the_steps_of_a_deepspeed_log(tmp_path):
     assert steps["loss"].isna().all()
 
 
-def test_plain_deepspeed_takes_its_running_average(tmp_path):
-    text = logs.chat(final=False).replace(logs.CHAT_COMMAND, "")
-    row = only(read(tmp_path, text))
-    check(row, source="DeepSpeed log", samples_per_s=650.25, model=None, seq_len=None, tokens_per_s=None, status="ok")
-
-
-def test_the_oldest_timer_counts_micro_batches(tmp_path):
-    line = "[2021-01-01 00:00:00,000] [INFO] [timer.py:154:stop] 0/{}, SamplesPerSec={}, MemAllocated=1.0GB, MaxMemAllocated=2.5GB\n"
-    row = only(read(tmp_path, logs.CONFIG + line.format(20, 100.5) + line.format(40, 101.5)))
-    check(row, samples_per_s=101.5, peak_allocated_gib=2.5)
-    assert list(dsnb.load_steps(tmp_path)["step"]) == [10, 20]
-
-
-def test_the_pipeline_engine(tmp_path):
-    text = (
-        logs.CONFIG
-        + "steps: 10 loss: 7.5 iter time (s): 0.500 samples/sec: 128.0\nsteps: 20 loss: 7.0 lm loss: 6.5 iter time (s): 1.000 samples/sec: 64.0\n"
-    )
-    row = only(read(tmp_path, text))
-    check(row, loss_first=7.5, loss_last=7.0, samples_per_s=64 * 11 / 10.5)
+MEGATRON = {
+    "status": "ok", "cause": "the log ends at step 4 of 100", "source": "Megatron-LM log", "gpus": 16,
+    "tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 2, "micro_batch_size": 4, "global_batch_size": 32,
+    "grad_accum": 4, "seq_len": 512, "precision": "bf16", "optimizer": "adam", "strategy": "megatron",
+    "samples_per_s": 16.0, "tokens_per_s": 16.0 * 512, "tokens_per_s_per_gpu": 512.0, "step_time_s": 2.0,
+    "timed_steps": 3, "loss_first": 10.0, "loss_last": 7.0, "skipped_steps": 4, "nan_steps": 0,
+    "peak_allocated_gib": 2.5, "peak_reserved_gib": 4.0,
+    "parameters": 24 * (12 * 1024**2 + 13 * 1024) + (50432 + 512) * 1024 + 2 * 1024,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -104,67 +90,231 @@ def test_the_pipeline_engine(tmp_path):
 def test_megatron(tmp_path, new, prefix):
     text = "".join(prefix + line for line in logs.megatron(new).splitlines(keepends=True))
     row = only(read(tmp_path, text))
-    check(
-        row, status="ok", cause="the log ends at step 4 of 100", source="Megatron-LM log", gpus=16, tensor_parallel=2,
-        pipeline_parallel=4, data_parallel=2, micro_batch_size=4, global_batch_size=32, grad_accum=4, seq_len=512,
-        precision="bf16", optimizer="adam", activation_checkpointing=new, strategy="megatron",
-        samples_per_s=16.0, tokens_per_s=16.0 * 512, tokens_per_s_per_gpu=512.0, step_time_s=2.0, timed_steps=3,
-        loss_first=10.0, loss_last=7.0, skipped_steps=4, nan_steps=0, peak_allocated_gib=2.5, peak_reserved_gib=4.0,
-        parameters=24 * (12 * 1024**2 + 13 * 1024) + (50432 + 512) * 1024 + 2 * 1024,
-    )  # fmt: skip
+    check(row, **MEGATRON, activation_checkpointing=new, **({"tflops_per_gpu": 55.5} if new else {}))
     assert "tflops_per_gpu" in kinds(row)["derived"]
-    if new:
-        check(row, tflops_per_gpu=55.5)
     steps = dsnb.load_steps(tmp_path)
     assert list(steps["phase"]) == ["warmup", "timed", "timed", "timed"]
     assert list(steps["loss"]) == [10, 9, 8, 7]
 
 
-def test_other_forms_of_megatrons_line(tmp_path):
-    seconds = " iteration  {}/ 100 | elapsed time per iteration (s): 4.00 | global batch size: 8 | lm loss: 2.5E+00 | samples per second: 2.0 | TFLOPs: 149.02 |\n"
-    row = only(read(tmp_path, "".join(seconds.format(number) for number in (10, 20, 30))))
-    check(row, samples_per_s=2.0, step_time_s=4.0, hardware_tflops_per_gpu=149.02, loss_last=2.5, seq_len=None)
-    oldest = " iteration      {}/  500 | elapsed time per iteration (ms): 430.0 | learning rate 1.500E-04 | lm loss 7.399415E+00 | loss scale 16384.0 |\n"
-    row = only(read(tmp_path, "".join(oldest.format(number) for number in (100, 200)), "b.log"))
-    check(row, step_time_s=0.43, samples_per_s=None, loss_last=7.399415)
+TRAINER = {
+    "status": "ok", "source": "transformers Trainer log", "micro_batch_size": 8, "grad_accum": 2,
+    "global_batch_size": 64, "gpus": 4, "steps": 10, "train_runtime_s": 20.0, "samples_per_s": 32.0, "step_time_s": 2.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("quoted", [True, False])
 def test_trainer_console(tmp_path, quoted):
     row = only(read(tmp_path, logs.trainer(quoted)))
-    check(
-        row, status="ok", source="transformers Trainer log", micro_batch_size=8, grad_accum=2, global_batch_size=64,
-        gpus=4, steps=10, train_runtime_s=20.0, samples_per_s=32.0, steps_per_s=0.5, loss_mean=4.25, loss_first=4.5,
-        loss_last=4.0, step_time_s=2.0, trainable_parameters=124439808, tokens_per_s=None,
-    )  # fmt: skip
+    check(row, **TRAINER, steps_per_s=0.5, loss_mean=4.25, loss_first=4.5, loss_last=4.0, tokens_per_s=None)
+    check(row, trainable_parameters=124439808)
     steps = dsnb.load_steps(tmp_path)
     assert list(steps["step"]) == [5, 10]
     assert list(steps["loss"]) == [4.5, 4.0]
 
 
-def test_trainers_block_of_metrics(tmp_path):
-    text = (
-        "***** train metrics *****\n  epoch                    =        1.0\n  train_loss               =     0.2208\n"
-        "  train_runtime            = 1:08:59.74\n  train_samples_per_second =    187.862\n"
-        "  train_steps_per_second   =      2.134\n  init_mem_gpu_alloc_delta   =     512MB\n"
-        "  train_mem_gpu_alloc_delta  =     256MB\n  train_mem_gpu_peaked_delta =     256MB\n"
-    )
-    row = only(read(tmp_path, text))
-    check(row, train_runtime_s=4139.74, samples_per_s=187.862, steps_per_s=2.134, peak_allocated_gib=1.0)
-
-
-def test_trainers_before_4_6_called_steps_samples(tmp_path):
-    row = only(read(tmp_path, "{'train_runtime': 155.2034, 'train_samples_per_second': 2.242, 'epoch': 3.0}\n"))
-    check(row, steps_per_s=2.242, samples_per_s=None)
-    assert "taken as steps per second" in row["note"]
+@pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 4", "deepspeed --num_gpus 4", "accelerate launch"])
+@pytest.mark.parametrize("prefix", ["", "node7: "])
+def test_a_trainer_under_set_x(tmp_path, launcher, prefix):
+    text = "".join(prefix + line for line in logs.traced_trainer(launcher).splitlines(keepends=True))
+    if prefix:  # a prefix is known by a time stamp behind it
+        text = f"{prefix}[2024-07-08 05:14:48,908] [INFO] [real_accelerator.py:203:get_accelerator] cuda\n{text}"
+    check(
+        only(read(tmp_path, text)), **TRAINER, strategy="deepspeed", model="gpt2", zero_stage=2, precision="bf16",
+        data_parallel=4, tensor_parallel=1, pipeline_parallel=1, seq_len=512, learning_rate=2e-5,
+        activation_checkpointing=True, tokens_per_s=32.0 * 512, tokens_per_s_per_gpu=8.0 * 512,
+    )  # fmt: skip
 
 
 def test_trainer_state(tmp_path):
     row = only(read(tmp_path, logs.trainer_state(), "trainer_state.json"))
-    check(
-        row, micro_batch_size=8, steps=10, train_runtime_s=20.0, samples_per_s=32.0, tokens_per_s=4096.0, loss_last=4.0
-    )
+    check(row, micro_batch_size=8, steps=10, train_runtime_s=20.0, samples_per_s=32.0, tokens_per_s=4096.0)
+    check(row, loss_last=4.0)
     assert list(dsnb.load_steps(tmp_path)["loss"]) == [4.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "pipeline", "old"), [(1, 1, True), (2, 1, False), (3, 1, True), (0, 16, True), (1, 16, False)]
+)
+def test_megatron_deepspeed(tmp_path, stage, pipeline, old):
+    row = only(read(tmp_path, logs.zero_megatron(stage, pipeline, old=old)))
+    check(
+        row, status="ok", source="Megatron-DeepSpeed log", strategy="megatron-deepspeed", zero_stage=stage, gpus=64,
+        tensor_parallel=4, pipeline_parallel=pipeline, data_parallel=16 // pipeline, micro_batch_size=4,
+        grad_accum=12 * pipeline, global_batch_size=768, precision="fp16", seq_len=1024, steps=1000,
+        activation_checkpointing=True, samples_per_s=6.4, tokens_per_s=6.4 * 1024, tokens_per_s_per_gpu=102.4,
+        step_time_s=120.0, timed_steps=3, loss_first=12.0, loss_last=9.0, peak_allocated_gib=2.0,
+        peak_reserved_gib=4.0, learning_rate=0.00015,
+        skipped_steps=1,  # Megatron's lines miss the step that the engine skipped
+    )  # fmt: skip
+
+
+def test_skipped_steps_of_a_resumed_pipeline_are_those_of_megatrons_lines(tmp_path):
+    later = logs.zero_megatron(1, pipeline=16).replace("iteration        1/", "iteration      991/")
+    for number in (2, 3, 4):
+        later = later.replace(f"iteration        {number}/", f"iteration      {990 + number}/")
+    check(only(read(tmp_path, later.replace("step=1,", "step=991,"))), skipped_steps=0)
+
+
+STAMP = "[2021-05-25 22:30:04,196] [INFO] [config.py:752:print]"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("  pipe_parallel_size .............. 16\n", 16),
+        ("  pipe_parallel_size .............. 16...........updated\n", 16),
+        ("  pipe_parallel_size .............. 0\n", 1),
+        (f"{STAMP}   pipe_parallel_size ........... 16\n", 16),
+        (f"{STAMP}   pipeline ..................... {{'stages': 16, 'partition': 'best'}}\n", 16),
+        (f"{STAMP}   pipeline ..................... {{'stages': 'auto', 'partition': 'best'}}\n", 1),
+        (logs.topology(16, 1, 4), 16),
+        (logs.topology(16, 1, 4).partition("\nUsing")[2].partition("\n")[2], 16),  # the stages alone
+        ("".join(line for line in logs.topology(16, 1, 4).splitlines(keepends=True) if "STAGE=" in line), 16),
+        ("MPU PP: [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60]\n", 16),
+        ("> initializing pipeline model parallel with size 16\n", 16),
+    ],
+)  # fmt: skip
+def test_where_a_pipeline_is_printed(tmp_path, said, expected):
+    """Each alone, behind a first line that knows no pipeline; 64 GPUs, TP 4."""
+    head, rest = logs.zero_megatron(1).split("\n", 1)
+    engine = rest.replace("world_size ................... 16", f"world_size ................... {16 // expected}")
+    engine = engine.replace(" gas .............. 12", f" gas .............. {12 * expected}")
+    row = only(read(tmp_path, f"{head}\n{said}{engine}"))
+    check(row, pipeline_parallel=expected, tensor_parallel=4, gpus=64, data_parallel=16 // expected)
+
+
+def test_a_plain_pipeline_says_all_by_its_topology(tmp_path):
+    steps = "".join(f"steps: {step} loss: 7.5 iter time (s): 0.500 samples/sec: 128.0\n" for step in (10, 20, 30))
+    row = only(read(tmp_path, logs.topology(4, 8, None) + logs.CONFIG + steps))
+    check(row, pipeline_parallel=4, data_parallel=8, tensor_parallel=1, gpus=32, global_batch_size=64)
+    config = logs.CONFIG.replace("world_size ................... 8", "world_size ... 2").replace(
+        "........ 64", "... 16"
+    )
+    row = only(read(tmp_path, logs.topology(2, 2, 3) + config + steps))
+    check(row, pipeline_parallel=2, data_parallel=2, tensor_parallel=3, gpus=12)
+    cut = logs.topology(64, 4, 16).splitlines()[1] + "\n"
+    assert len(cut) > 64 * 1024  # of a line longer than what is read of it the last ranks are missing
+    check(only(read(tmp_path, "pipeline_parallel\n" + logs.CONFIG + cut)), pipeline_parallel=1)
+
+
+MEGATRON_LINE = " iteration  {}/ 100 | elapsed time per iteration ({}): {} | {} |\n"
+OLDEST = " iteration {}/ 500 | elapsed time per iteration (ms): 500.0 | learning rate 1.500E-04 | lm loss 7.4E+00 | loss scale 16384.0 |\n"
+OLD_TIMER = "[2021-01-01 00:00:00,000] [INFO] [timer.py:154:stop] 0/{}, SamplesPerSec={}, MemAllocated=1.0GB, MaxMemAllocated=2.5GB\n"
+EXPERIENCE = "End-to-End => Latency: {}s, TFLOPs: 3.29, Samples/sec: 1.57, Time/seq 0.64s, Batch Size: 4, Total Seq. Length: 512\n"
+NO_FORMAT = logs.CONFIG.replace("float16", "float17").replace("fp16", "fp17")
+FORMS = {
+    "plain DeepSpeed: its running average": (
+        logs.chat(final=False).replace(logs.CHAT_COMMAND, ""),
+        {"source": "DeepSpeed log", "samples_per_s": 650.25, "model": None, "seq_len": None, "tokens_per_s": None},
+    ),
+    "the oldest timer counts micro-batches": (
+        logs.CONFIG + OLD_TIMER.format(20, 100.5) + OLD_TIMER.format(40, 101.5),
+        {"samples_per_s": 101.5, "peak_allocated_gib": 2.5, "strategy": "deepspeed"},
+    ),
+    "the pipeline engine": (
+        logs.CONFIG + "steps: 10 loss: 7.5 iter time (s): 0.500 samples/sec: 128.0\nsteps: 20 loss: 7.0 lm loss: 6.5 iter time (s): 1.000 samples/sec: 64.0\n",
+        {"loss_first": 7.5, "loss_last": 7.0, "samples_per_s": 64 * 11 / 10.5},
+    ),
+    "DeepSpeed-Chat's third step": (
+        logs.CONFIG + EXPERIENCE.format(2.0) + EXPERIENCE.format(3.0),
+        {"source": "DeepSpeed-Chat log", "samples_per_s": 1.6, "tokens_per_s": 1.6 * 512, "step_time_s": 2.5},
+    ),
+    "BigScience: seconds and hardware TFLOP/s": (
+        "".join(MEGATRON_LINE.format(number, "s", "4.00", "global batch size: 8 | lm loss: 2.5E+00 | samples per second: 2.0 | TFLOPs: 149.02") for number in (10, 20, 30)),
+        {"samples_per_s": 2.0, "step_time_s": 4.0, "hardware_tflops_per_gpu": 149.02, "loss_last": 2.5, "seq_len": None},
+    ),
+    "TFLOP/s are a mean over time": (
+        "".join(MEGATRON_LINE.format(number, "ms", ms, f"throughput per GPU (TFLOP/s/GPU): {tflops} | global batch size: 8 | lm loss: 2.5E+00") for number, ms, tflops in ((1, 9000, 10), (2, 1000, 500), (3, 3000, 100))),
+        {"tflops_per_gpu": (500 * 1 + 100 * 3) / 4, "samples_per_s": 4.0},
+    ),
+    "the oldest Megatron": (
+        "using world size: 8 and model-parallel size: 2 \n-------------------- arguments --------------------\n"
+        "  batch_size ...................... 4\n  seq_length ...................... 1024\n---------------- end of arguments ----------------\n"
+        + OLDEST.format(100) + OLDEST.format(200),
+        {"gpus": 8, "tensor_parallel": 2, "data_parallel": 4, "micro_batch_size": 4, "seq_len": 1024, "global_batch_size": 16, "step_time_s": 0.5, "samples_per_s": 32.0, "loss_last": 7.4},
+    ),
+    "only iterations of the oldest Megatron": (OLDEST.format(100) + OLDEST.format(200), {"step_time_s": 0.5, "samples_per_s": None}),
+    "Megatron that only shows its engine": (
+        "".join(line for line in logs.zero_megatron(2).splitlines(keepends=True) if ("arguments" not in line and ".............. " not in line) or "config.py" in line),
+        {"source": "Megatron-DeepSpeed log", "strategy": "megatron-deepspeed", "zero_stage": 2},
+    ),
+    "the newest Megatron counts its first iteration twice": (
+        logs.CONFIG + "".join(f" [2025-05-01 12:00:0{number}.123456]" + MEGATRON_LINE.format(10 * number or 1, "ms", ms, f"global batch size: 8 | lm loss: 2.5 | number of skipped iterations: {skipped}") for number, ms, skipped in ((0, "10000.0", 1), (1, "2800.0", 2), (2, "2000.0", 0))),
+        {"step_time_s": 2.0, "timed_steps": 19, "skipped_steps": 2},
+    ),
+    "the Trainer's block of metrics": (
+        "***** train metrics *****\n  epoch                    =        1.0\n  train_loss               =     0.2208\n"
+        "  train_runtime            = 1:08:59.74\n  train_samples_per_second =    187.862\n"
+        "  train_steps_per_second   =      2.134\n  init_mem_gpu_alloc_delta   =     512MB\n"
+        "  train_mem_gpu_alloc_delta  =     256MB\n  train_mem_gpu_peaked_delta =     256MB\n",
+        {"train_runtime_s": 4139.74, "samples_per_s": 187.862, "steps_per_s": 2.134, "peak_allocated_gib": 1.0},
+    ),
+    "the Trainer before 4.6 called steps samples": (
+        "{'train_runtime': 155.2034, 'train_samples_per_second': 2.242, 'epoch': 3.0}\n",
+        {"steps_per_s": 2.242, "samples_per_s": None, "note": "train_samples_per_second without train_steps_per_second: taken as steps per second"},
+    ),
+    "transformers' arguments line by line": (
+        "[INFO|training_args.py:1] Training/evaluation parameters TrainingArguments(\n_n_gpu=1,\nbf16=True,\n"
+        "gradient_accumulation_steps=2,\ngradient_checkpointing=True,\nper_device_train_batch_size=8,\nseed=7,\n)\n"
+        "Grouping texts in chunks of 1024:  10%|#  | 1/10 [00:01<00:09,  1.00ex/s]\n" + logs.trainer(),
+        {"precision": "bf16", "grad_accum": 2, "activation_checkpointing": True, "seq_len": 1024, "seed": 7},
+    ),
+    "a command over several lines": (
+        "+ srun bash -c 'torchrun --nproc_per_node 8 \\\n    pretrain.py \\\n    --max_seq_len 256 \\\n"
+        "    --model_name_or_path facebook/opt-350m \\\n    --bf16'\n  --max_seq_len 99 is a help text\n" + NO_FORMAT,
+        {"seq_len": 256, "model": "opt-350m", "precision": "bf16"},
+    ),
+    "the last command before the training counts": (
+        "+ python prepare.py --max_seq_len 77 --seed 1\n+ torchrun train.py --max_seq_len 128\n" + logs.CONFIG + "+ python evaluate.py --max_seq_len 55\n",
+        {"seq_len": 128, "seed": 1},
+    ),
+    "a complaint about a flag is no setting": (
+        "/usr/lib/x.py:12: UserWarning: use --bf16 instead\nmain.py: error: unrecognized arguments --zero_stage 3 --seq_length 77\n" + NO_FORMAT.replace("zero_", "none_"),
+        {"seq_len": None, "zero_stage": None, "precision": None},
+    ),
+    "a NaN loss is no measurement": (logs.megatron().replace("lm loss: 7.000000E+00", "lm loss: nan"), {"status": "nan", "loss_last": 8.0}),
+    "names are no code": (logs.chat().replace("facebook/opt-350m", "</script><script>alert(1)</script>"), {"model": "script"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms(tmp_path, form):
+    text, expected = FORMS[form]
+    row = only(read(tmp_path, text))
+    check(row, **expected)
+    assert json.dumps(row["provenance"])
+
+
+@pytest.mark.parametrize(("experts", "is_dense"), [("None", True), ("[1]", True), ("8", False), ("[64]", False)])
+def test_megatrons_mixture_of_experts_has_no_flops_of_a_dense_model(tmp_path, experts, is_dense):
+    argument = f"  num_experts ..................................... {experts}\n"
+    text = logs.megatron(new=False).replace("  num_layers ..", argument + "  num_layers ..")
+    row = only(read(tmp_path, text))
+    assert [pd.notna(row[name]) for name in ("tflops_per_gpu", "parameters")] == [is_dense] * 2
+    check(row, tokens_per_s=16.0 * 512)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("+ torchrun a.py --zero_stage 2 --seq_length '1024'\n", {"zero_stage": 2, "seq_len": 1024}),
+        ("++ bash -c 'cd /x && python a.py --zero-stage=3 --bf16'\n", {"zero_stage": 3, "precision": "bf16"}),
+        ("+ export 'CMD=  a.py  --zero_stage 1  '\n", {"zero_stage": 1}),
+        ("+ deepspeed a.py --note 'two words' --fp16 '' --lr 1e-4\n", {"precision": "fp16", "learning_rate": 1e-4}),
+        ('+ deepspeed a.py "$@" --max_seq_len 128\n', {"seq_len": 128}),
+        ("+ PYTHONWARNINGS=ignore python a.py --no_warning: --max_seq_len 128\n", {"seq_len": 128}),
+        ("cmd = ['python', 'a.py', '--zero_stage', '2', '--fp16']\n", {"zero_stage": 2, "precision": "fp16"}),
+        ("+ echo 'usage: a.py --zero_stage 3'\n", {}),
+        ("+ python a.py --zero_stage 3", {}),  # it may be cut off
+        ("+ CMD='a.py --zero_stage 2 \\\n", {"zero_stage": 2}),
+        ("+ x='it'\\''s a.py --zero_stage 2'\n", {"zero_stage": 2}),
+    ],
+)
+def test_commands(line, expected):
+    run = LoggedRun()
+    console._read_line(run, line)
+    assert dict(run.settings) == expected
 
 
 def test_step_csv_as_logged_and_corrected(tmp_path):
@@ -176,24 +326,19 @@ def test_step_csv_as_logged_and_corrected(tmp_path):
     assert row["tokens_per_s_logged"] == pytest.approx(4096 / 0.05 / 5, rel=1e-5)
     assert row["step_time_s"] == pytest.approx(0.05, rel=1e-4)
     check(row, step_time_logged_s=0.25, timed_steps=86, peak_reserved_gib=7584 / 1024, power_w=450.0)
-    check(row, gpu_util_pct=None)  # 86 steps of 50 ms are too short for it
-    check(row, device_memory_gib=10.0)
+    check(row, gpu_util_pct=None, device_memory_gib=10.0)  # 86 steps of 50 ms are too short for a utilization
     assert "cumulative" in row["note"]
     steps = dsnb.load_steps(folder)
     assert list(steps["step_time_logged_s"].iloc[:11]) == pytest.approx([0.05 * k for k in range(1, 11)] + [0.05])
     assert steps["step_time_s"].iloc[1:].to_numpy() == pytest.approx(0.05, rel=1e-3)
-    assert list(dsnb.runs.load.load_gpu(row["run_dir"])["memory_used_gib"]) == [8.0, 10.0]
+    assert list(load_gpu(row["run_dir"])["memory_used_gib"]) == [8.0, 10.0]
 
 
 def test_several_starts_are_several_runs(tmp_path):
     """The first was killed, the second ran out of memory, the third ended; each with its own settings."""
     launch = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
     killed = launch + logs.CONFIG + "Killing subprocess 123\n"
-    out = (
-        launch
-        + logs.CONFIG.replace("per_gpu  4", "per_gpu  2")
-        + "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB\n"
-    )
+    out = launch + logs.CONFIG.replace("per_gpu  4", "per_gpu  2") + "RuntimeError: CUDA out of memory. Tried 2 GiB\n"
     runs = read(tmp_path, killed + out + launch + logs.chat())
     assert list(runs["status"]) == ["failed", "oom", "ok"]
     assert list(runs["micro_batch_size"]) == [4, 2, 4]
@@ -210,12 +355,10 @@ def test_several_starts_are_several_runs(tmp_path):
     [
         ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB\n", "oom", "CUDA out of memory"),
         ("Traceback (most recent call last):\n  File\nValueError: bad\n", "failed", "ValueError: bad"),
-        (
-            "slurmstepd: error: *** STEP 1.0 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n",
-            "timeout",
-            "Slurm",
-        ),
+        ("slurmstepd: error: *** STEP 1.0 CANCELLED AT 2025-01-01 DUE TO TIME LIMIT ***\n", "timeout", "Slurm"),
+        ("slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2025-01-01T0 DUE TO PREEMPTION ***\n", "interrupted", "Slurm"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n", "oom", "host's memory"),
+        ("srun: error: n1: task 3: Segmentation fault\n", "failed", "srun: error: n1: task 3"),
         ("[launch.py:321:sigkill_handler] ['x'] exits with return code = -9\n", "failed", "exit code -9"),
         ("Traceback (most recent call last):\nKeyboardInterrupt\n", "interrupted", "stopped by the user"),
         ("", "interrupted", "the log ends before the first step"),
@@ -228,32 +371,13 @@ def test_how_it_ended(tmp_path, end, status, cause):
     assert pd.isna(row["tokens_per_s"])
 
 
-def test_a_loss_that_is_nan_is_no_measurement(tmp_path):
-    row = only(read(tmp_path, logs.megatron().replace("lm loss: 7.000000E+00", "lm loss: nan")))
-    check(row, status="nan", loss_last=8.0)
-
-
-@pytest.mark.draws
-def test_no_number_is_taken_that_may_have_lost_its_end(tmp_path):
-    """Cut at every byte of the last lines: a figure is the logged one, or missing."""
-    text = logs.chat()
-    logged = {"samples_per_s": {640.0, 650.25, 700.5}, "peak_allocated_gib": {33.5, 33.78}, "skipped_steps": {3}}
-    begin = text.index("[2024-07-08 05:17:04")
-    path = tmp_path / "cut.log"
-    for end in range(begin, len(text), 3):
-        path.write_text(text[:end])
-        (run,) = console.read_console(path)
-        for name, values in logged.items():
-            assert run.figures.get(name) in {None, *values}, text[:end][-60:]
-
-
-def test_every_kind_beside_dsnbs_own(tmp_path, monkeypatch):
-    from tests.support import made_up
-
+def test_every_kind_beside_dsnbs_own(tmp_path):
     logs.write_all(tmp_path)
     made_up.write_folders(made_up.runs(9), tmp_path / "own", steps=5)
+    next((tmp_path / "own").rglob("experiment.json")).with_name("console.log").write_text(logs.chat())  # no other run
     (tmp_path / "noise.log").write_bytes(os.urandom(200_000))
     (tmp_path / "notes.txt").write_text("iteration of ideas: 'loss' of time")
+    (tmp_path / "loop").symlink_to(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         runs = dsnb.load_runs(tmp_path)
@@ -261,63 +385,7 @@ def test_every_kind_beside_dsnbs_own(tmp_path, monkeypatch):
     assert runs["source"].value_counts().to_dict() == {
         "dsnb": 9, "DeepSpeed-Chat log": 2, "Megatron-LM log": 2, "transformers Trainer log": 2, "GPT-2 step CSV": 1,
     }  # fmt: skip
-    summary = dsnb.summarize(runs)
-    assert summary.loc["chat/training", "tokens_per_s_median"] == 640.0 * 256
-    explorer, selections = dsnb.explore(runs), []
-    for task in explorer.data.tasks:
-        explorer.set(task=task, source="DeepSpeed-Chat log")
-        selections.append(explorer.selection)
-    assert set(pd.concat(selections)["experiment"]) == {"training", "pdsh"}
-
-
-def test_a_run_folders_console_is_not_a_second_run(tmp_path):
-    from tests.support import made_up
-
-    made_up.write_folders(made_up.runs(1), tmp_path, steps=3)
-    next(tmp_path.rglob("experiment.json")).with_name("console.log").write_text(logs.chat())
-    assert list(dsnb.load_runs(tmp_path)["source"]) == ["dsnb"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.log", b"\0\xff garbage", "is not a log that dsnb can read: supported are console logs of DeepSpeed"),
-        ("a.log", b"", "is not a log that dsnb can read"),
-        ("trainer_state.json", b'{"log_history": [', "line 1 is cut off or damaged JSON"),
-        ("trainer_state.json", b'{"log_history": 3}', "is not a trainer_state.json: it must have a list 'log_history'"),
-        (
-            "step_log.csv",
-            logs.step_csv().splitlines()[0].encode() + b"\n1,2",
-            "line 2 holds no complete row: every row needs numbers for timestamp, global_step",
-        ),
-    ],
-)
-def test_a_file_that_is_no_log(tmp_path, name, content, message):
-    with pytest.raises(LogError) as caught:
-        read(tmp_path, content, name)
-    assert str(caught.value).startswith(str(tmp_path / name))
-    assert message in str(caught.value)
-    assert caught.value.path == tmp_path / name
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert dsnb.load_runs(tmp_path).empty  # in a folder it is passed over
-
-
-def test_a_path_that_is_not_there():
-    with pytest.raises(SettingsError, match="is not a folder or a file"):
-        dsnb.load_runs("nowhere")
-
-
-def test_a_long_log_takes_little_memory(tmp_path):
-    """24 MB of other lines; the tables need the steps only."""
-    path, line = tmp_path / "long.log", logs.megatron(iterations=4).splitlines(keepends=True)[-1]
-    path.write_text(logs.megatron(iterations=1) + ("x" * 99 + "\n") * 240_000 + line.replace(" 4/", " 2/"))
-    tracemalloc.start()
-    runs = dsnb.load_runs(path)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert only(runs)["samples_per_s"] == 16.0
-    assert peak < 60e6
+    assert dsnb.summarize(runs).loc["chat/training", "tokens_per_s_median"] == 640.0 * 256
 
 
 def test_logs_like_public_ones(tmp_path):
@@ -339,39 +407,39 @@ def test_logs_like_public_ones(tmp_path):
     assert len(dsnb.load_steps(folder / "megatron")) == 49
 
 
-def test_names_in_json_are_no_code(tmp_path):
-    text = logs.chat().replace("facebook/opt-350m", "</script><script>alert(1)</script>")
-    row = only(read(tmp_path, text))
-    assert "<" not in str(row["model"])
-    assert json.dumps(row["provenance"])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.log", b"\0\xff garbage", "is not a log that dsnb can read: supported are console logs of DeepSpeed"),
+        ("a.log", b"", "is not a log that dsnb can read"),
+        ("trainer_state.json", b'{"log_history": [', "line 1 is cut off or damaged JSON"),
+        ("trainer_state.json", b'{"log_history": 3}', "is not a trainer_state.json: it must have a list 'log_history'"),
+        (
+            "step_log.csv",
+            logs.step_csv().splitlines()[0].encode() + b"\n1,2",
+            "line 2 holds no complete row: every row needs numbers for timestamp, global_step",
+        ),
+    ],
+)
+def test_a_file_that_is_no_log(tmp_path, name, content, message):
+    with pytest.raises(LogError) as caught:
+        read(tmp_path, content, name)
+    assert str(caught.value).startswith(str(tmp_path / name))
+    assert message in str(caught.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert dsnb.load_runs(tmp_path).empty  # in a folder it is passed over
+    with pytest.raises(SettingsError, match="is not a folder or a file"):
+        dsnb.load_runs(tmp_path / "nowhere")
 
 
-def test_megatrons_tflops_are_a_mean_over_time(tmp_path):
-    line = " iteration  {}/ 100 | elapsed time per iteration (ms): {} | throughput per GPU (TFLOP/s/GPU): {} | global batch size: 8 | lm loss: 2.5E+00 |\n"
-    text = line.format(1, 9000.0, 10.0) + line.format(2, 1000.0, 500.0) + line.format(3, 3000.0, 100.0)
-    row = only(read(tmp_path, text))
-    check(row, tflops_per_gpu=(500 * 1 + 100 * 3) / 4, samples_per_s=4.0)
-    assert "tflops_per_gpu" in kinds(row)["derived"]
-
-
-def test_deepspeed_chats_third_step(tmp_path):
-    line = "End-to-End => Latency: {}s, TFLOPs: 3.29, Samples/sec: 1.57, Time/seq 0.64s, Batch Size: 4, Total Seq. Length: 512\n"
-    row = only(read(tmp_path, logs.CONFIG + line.format(2.0) + line.format(3.0)))
-    check(row, source="DeepSpeed-Chat log", samples_per_s=8 / 5, tokens_per_s=8 / 5 * 512, step_time_s=2.5, seq_len=512)
-
-
-def test_a_complaint_about_a_flag_is_no_setting(tmp_path):
-    noise = "/usr/lib/x.py:12: UserWarning: use --bf16 instead\nmain.py: error: unrecognized arguments --zero_stage 3 --seq_length 77\n"
-    row = only(read(tmp_path, noise + logs.CONFIG.replace("zero_", "none_").replace("float16", "float17")))
-    check(row, seq_len=None, zero_stage=None, precision=None)
-
-
-def test_the_oldest_megatron(tmp_path):
-    text = (
-        "using world size: 8 and model-parallel size: 2 \n-------------------- arguments --------------------\n"
-        "  batch_size ...................... 4\n  seq_length ...................... 1024\n---------------- end of arguments ----------------\n"
-    )
-    line = " iteration {}/ 500 | elapsed time per iteration (ms): 500.0 | learning rate 1.500E-04 | lm loss 7.4E+00 | loss scale 16384.0 |\n"
-    row = only(read(tmp_path, text + line.format(100) + line.format(200)))
-    check(row, gpus=8, tensor_parallel=2, data_parallel=4, micro_batch_size=4, seq_len=1024, global_batch_size=16)
-    check(row, step_time_s=0.5, samples_per_s=32.0)
+def test_a_long_log_takes_little_memory(tmp_path):
+    """24 MB of other lines; the tables need the steps only."""
+    path, line = tmp_path / "long.log", logs.megatron(iterations=4).splitlines(keepends=True)[-1]
+    path.write_text(logs.megatron(iterations=1) + ("x" * 999 + "\n") * 24_000 + line.replace(" 4/", " 2/"))
+    tracemalloc.start()
+    runs = dsnb.load_runs(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert only(runs)["samples_per_s"] == 16.0
+    assert peak < 60e6

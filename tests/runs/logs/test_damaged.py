@@ -149,11 +149,3 @@ def test_encodings(tmp_path, encoding, name, text):
     for plain, other in zip(*tables, strict=True):
         assert len(plain) >= 1
         pd.testing.assert_frame_equal(plain, other)
-
-
-def test_a_model_in_a_log_is_not_looked_for_on_this_machine(tmp_path, monkeypatch):
-    (tmp_path / "facebook" / "opt-350m").mkdir(parents=True)
-    (tmp_path / "facebook" / "opt-350m" / "config.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.log").write_text(logs.chat().replace("opt-350m", f"opt-350m/{'x' * 300}", 1))
-    assert dsnb.load_runs("a.log")["model"].tolist() == ["x" * 80]
