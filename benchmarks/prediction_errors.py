@@ -27,6 +27,7 @@ from benchmarks import bars, other_estimates
 from dsnb.prediction import gpus
 from dsnb.prediction.accuracy import (
     ALL,
+    MIN_SETTINGS,
     PredictionError,
     by_kind,
     error_of,
@@ -230,10 +231,11 @@ def lines(found: dict[str, PredictionError]) -> list[str]:
 
 
 def constants(found: dict[str, PredictionError]) -> list[str]:
-    """Return the same table as the code holds it."""
+    """Return the same table as the code holds it: without kinds of too few settings."""
     return [
-        f'    "{name}": PredictionError{(one.settings, one.mean_pct, one.worst_pct, one.bias_pct)},'
-        for name, one in found.items()
+        f'    "{name}": PredictionError{tuple(error)},'
+        for name, error in found.items()
+        if error.settings >= MIN_SETTINGS
     ]
 
 
