@@ -232,11 +232,8 @@ def lines(found: dict[str, PredictionError]) -> list[str]:
 
 def constants(found: dict[str, PredictionError]) -> list[str]:
     """Return the same table as the code holds it: without kinds of too few settings."""
-    return [
-        f'    "{name}": PredictionError{tuple(error)},'
-        for name, error in found.items()
-        if error.settings >= MIN_SETTINGS
-    ]
+    enough = {name: error for name, error in found.items() if error.settings >= MIN_SETTINGS}
+    return [f'    "{name}": PredictionError{tuple(error)},' for name, error in enough.items()]
 
 
 def main() -> None:
