@@ -4,6 +4,7 @@ It also draws the picture below the table. Every figure is a median of `dsnb.pub
 table, in tokens/s a GPU. Runs that compute something else (`dsnb.analysis.flags`) are left out.
 """
 
+import functools
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ class Comparison:
         )
 
 
+@functools.cache
 def comparisons() -> list[Comparison]:
     """Return all published settings that were measured again."""
     ours = sound(dsnb.published("h200"))

@@ -6,7 +6,6 @@ of the documentation lets it pass.
 
 import typing
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,7 @@ from dsnb.analysis import comparisons, flags
 from dsnb.cli.app import app
 from dsnb.run_folder.columns import KEYS, METRIC_LABELS, RUNS, SAMPLES, SETTINGS, STEPS
 from dsnb.run_folder.declarations import Column, unit_of
-from dsnb.run_folder.paths import RunPaths, SweepPaths
+from dsnb.run_folder.paths import File, RunPaths, SweepPaths
 from dsnb.run_folder.record_schema import FILES
 from dsnb.runs.table import ALIASES
 from dsnb.settings.aliases import CURRENT_NAMES
@@ -152,16 +151,8 @@ def described_columns(about: dict[str, str]) -> str:
 
 def files(paths: type[RunPaths] | type[SweepPaths]) -> dict[str, str]:
     """Return the files that a class of paths names, each with its meaning."""
-    example = paths(Path())
-    names = [
-        name for base in reversed(paths.__mro__) for name, item in vars(base).items() if isinstance(item, property)
-    ]
-    found = {}
-    for name in dict.fromkeys(names):
-        value = getattr(example, name)
-        if isinstance(value, Path):
-            found[value.name] = described(f"file {value.name}", getattr(paths, name).__doc__)
-    return found
+    listed = [item for base in reversed(paths.__mro__) for item in vars(base).values() if isinstance(item, File)]
+    return {file.name: described(f"file {file.name}", file.meaning) for file in listed}
 
 
 def former_names() -> str:
@@ -181,14 +172,13 @@ def sweep_files() -> str:
 
 
 def run_fields() -> str:
-    """Return the fields of every file of a run folder, with what they may hold and what they mean."""
+    """Return the fields of the files of a run folder that are validated when they are read, with their meanings."""
     parts = []
     for file, fields in FILES.items():
         begin, listed = "", fields
         if file == "experiment.json":
             begin, listed = "All settings, and:\n\n", [field for field in fields if field.name not in DEFAULTS]
-        rows = [[f"`{field.name}`", field.kind.name, meaning(field)] for field in listed]
-        parts.append(f"### `{file}`\n\n{begin}{table(['field', 'holds', 'meaning'], rows)}")
+        parts.append(f"### `{file}`\n\n{begin}{columns(listed)}")
     return "\n\n".join(parts)
 
 

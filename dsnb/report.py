@@ -60,8 +60,8 @@ def write_report(
         If the notebook failed, or the page cannot be written.
     """
     gpus.link(link)
-    sweep = SweepPaths(paths.require_plain_name(Path(folder).absolute(), "the folder"))
-    target = paths.require_plain_name(Path(output).absolute(), "--output") if output else sweep.report
+    sweep = SweepPaths(Path(folder).absolute())
+    target = Path(output).absolute() if output else sweep.report
     for each in (folder, *([compare_with] if compare_with else [])):
         if load_runs(each).empty:
             raise SettingsError(no_runs_message(each))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis.texts import predicted_figures
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
 from dsnb.prediction.predict import predict
@@ -134,15 +135,6 @@ def _texts(made: Plan, table: pd.DataFrame) -> pd.DataFrame:
     texts = table[axes or ["experiment"]].fillna("").map(labels.text)
     notes = "refused: " + table["refused"].where(table["refused"].ne(""))
     if "fits" in table:
-        texts["fits"] = table["fits"].map({True: "yes", False: "no"})
-        texts["GiB"] = _with_error(table, "peak_allocated_gib", "peak_allocated_error_pct", 1)
-        texts["tokens/s"] = _with_error(table, "tokens_per_s", "tokens_per_s_error_pct", 0)
-        texts["days"] = [*map(labels.span, table["days_low"].astype(float), table["days_high"].astype(float))]
-        texts["cost"] = [math.nan if math.isnan(cost) else f"{cost:,.0f}" for cost in table["cost"]]
+        texts = texts.join(predicted_figures(table)[["fits", "GiB", "tokens/s", "days", "cost"]])
         notes = notes.fillna(table["note"])
     return texts.assign(why=notes).replace("", math.nan).dropna(axis="columns", how="all").fillna("")
-
-
-def _with_error(table: pd.DataFrame, column: str, error_pct: str, digits: int) -> list[str]:
-    pairs = zip(table[column], table[error_pct], strict=True)
-    return ["" if pd.isna(value) else f"{value:,.{digits}f} ± {error:.1f} %" for value, error in pairs]

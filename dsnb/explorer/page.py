@@ -29,13 +29,13 @@ def source() -> str:
 
 def _own(*names: str) -> str:
     """Return scripts of `web/` without comments and indentation, which would be 20 kB of every page."""
-    lines = [line.strip() for name in names for line in (paths.web() / f"{name}.js").open(encoding="utf-8")]
+    lines = [line.strip() for name in names for line in (paths.WEB / f"{name}.js").open(encoding="utf-8")]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def style() -> str:
     """Return the explorer's CSS."""
-    return (paths.web() / "style.css").read_text(encoding="utf-8")
+    return (paths.WEB / "style.css").read_text(encoding="utf-8")
 
 
 @cache

@@ -1,6 +1,6 @@
 """Parses JSON from untrusted sources: a single record, or many lines as a table.
 
-Depth and integer size of the result are limited, so that code that works on it cannot fail because of them.
+The depth of the result is limited, so that code that works on it cannot fail because of it.
 """
 
 import json
@@ -11,8 +11,6 @@ import orjson
 
 MAX_DEPTH = 64
 """Nesting levels of a record; deeper ones could raise RecursionError in code that walks through them."""
-MAX_INTEGER_DIGITS = 19
-"""Digits that always fit into 64 bits; longer integers are read as floats."""
 
 
 def parse(raw: bytes) -> Any:
@@ -26,42 +24,25 @@ def parse(raw: bytes) -> Any:
     try:
         record = orjson.loads(raw)  # stricter than the standard library, and four times as fast
     except ValueError:
-        record = _leniently(raw)
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(record):
+        record = _with_numbers_that_are_none(raw)
+    level = [record] if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH else []
+    for _ in range(MAX_DEPTH):
+        level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
+    if level:
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     return record
 
 
-def _leniently(raw: bytes) -> Any:
-    """Parse JSON that only the standard library accepts.
-
-    NaN and infinities become None, as when records are written. A lone surrogate, which JSON can escape but UTF-8
-    cannot encode, becomes `?`.
-    """
+def _with_numbers_that_are_none(raw: bytes) -> Any:
+    """Parse JSON with NaN and infinities, which become None as when records are written."""
     try:
-        record = json.loads(raw.decode("utf-8"), parse_constant=lambda _: None, parse_int=_number)
-        if b"\\ud" in raw.lower():
-            record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
+        return orjson.loads(json.dumps(json.loads(raw, parse_constant=lambda _: None)))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return record
 
 
-def _number(digits: str) -> int | float:
-    return int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits)
-
-
-def _is_deep(record: Any) -> bool:
-    level = [record]
-    for _ in range(MAX_DEPTH):
-        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
-        if not level:
-            return False
-    return True
-
-
-def _items(one: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return one.values() if isinstance(one, dict) else one
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def table(raw: bytes, kinds: dict[str, type]) -> Any:

@@ -5,7 +5,6 @@ surrogates never reach a terminal or a script.
 """
 
 import reprlib
-import unicodedata
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
@@ -20,11 +19,6 @@ def line(text: object) -> str:
     if whole.isprintable():
         return whole
     return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in whole)
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text can be a folder name: no control characters, line ends or lone surrogates."""
-    return all(unicodedata.category(one) not in {"Cc", "Cs", "Zl", "Zp"} for one in text)
 
 
 def short_repr(value: object) -> str:

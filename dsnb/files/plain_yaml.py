@@ -1,6 +1,6 @@
 """Reads YAML from params files and the command line, and writes it: plain values only, within limits.
 
-Input that could run code, take all memory, or be misread (a date, a duplicate key) is refused in one sentence.
+Input that could run code, take all memory, or be misread (a duplicate key) is refused in one sentence.
 """
 
 from collections import Counter
@@ -36,14 +36,6 @@ class _Loader(yaml.SafeLoader):
                 f"{plain_text.short_repr(odd[0])} is not the name of a setting: put it in quotes if it is"
             )
         return mapping
-
-    def date(self, node: Any) -> Any:
-        raise SettingsError(
-            f"{plain_text.short_repr(node.value)} is a date in YAML: put it in quotes to make it a string"
-        )
-
-
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.date)
 
 
 def parse(text: str) -> Any:

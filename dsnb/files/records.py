@@ -3,8 +3,6 @@
 What the records mean is defined in `dsnb.run_folder.record_schema`.
 """
 
-import json
-import math
 import os
 import secrets
 import stat
@@ -13,12 +11,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from dsnb.errors import DsnbWarning
 from dsnb.files import json_text
 
 MAX_BYTES = 2**31 - 2**12
 """A larger file is not read into memory; Linux reads so many bytes at once."""
 MAX_JSON_BYTES = 2**26
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 def write_text(path: Path, text: str) -> None:
@@ -43,7 +44,7 @@ def write_bytes(path: Path, raw: bytes) -> None:
 
 def write_json(path: Path, record: object) -> None:
     """Write one JSON object atomically; numbers that are not finite become null."""
-    write_text(path, json.dumps(_finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_bytes(path, orjson.dumps(record, option=_OPTIONS | orjson.OPT_INDENT_2))
 
 
 def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes | None:
@@ -53,7 +54,7 @@ def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        warnings.warn(f"{path} is left out: {getattr(error, 'strerror', None) or error}", DsnbWarning, stacklevel=2)
+        warn(f"{path} is left out: {getattr(error, 'strerror', None) or error}")
         return None
 
 
@@ -69,33 +70,24 @@ def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hang
     try:
-        return read_regular(handle, max_bytes)
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is not a regular file")
+        if about.st_size > max_bytes:
+            raise ValueError(f"it has more than {max_bytes:,} bytes")
+        return os.read(handle, about.st_size)
     finally:
         os.close(handle)
-
-
-def read_regular(handle: int, max_bytes: int) -> bytes:
-    """Return the content of an open file; the errors are those of `read_file`."""
-    about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode):
-        raise ValueError("it is not a regular file")
-    if about.st_size > max_bytes:
-        raise ValueError(f"it has more than {max_bytes:,} bytes")
-    return os.read(handle, about.st_size)
 
 
 def read_end(path: Path | str, size: int) -> bytes | None:
     """Return the last `size` bytes of a file, or all of a shorter one; None if it cannot be read."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(path, "rb", buffering=0) as file:
+            file.seek(-min(size, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            return file.read(size)
     except OSError:
         return None
-    try:
-        return os.pread(handle, size, max(0, os.fstat(handle).st_size - size))
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
 
 
 def warn(sentence: str) -> None:
@@ -110,18 +102,18 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
         return None
     try:
         record = json_text.parse(raw)
-        why = "" if isinstance(record, dict) else "it holds no JSON object"
     except ValueError as error:
-        why = f"it cannot be read as JSON ({error})"
-    if why:
-        warnings.warn(f"{path} is left out: {why}", DsnbWarning, stacklevel=2)
+        warn(f"{path} is left out: it cannot be read as JSON ({error})")
+        return None
+    if not isinstance(record, dict):
+        warn(f"{path} is left out: it holds no JSON object")
         return None
     return record
 
 
 def line(record: dict[str, Any]) -> str:
     """Return one line of a `.jsonl` file, newline included."""
-    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+    return orjson.dumps(record, option=_OPTIONS).decode()
 
 
 def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
@@ -133,7 +125,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one record in a single write, so that several processes can append to the same file."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(handle, line(record).encode("utf-8", "replace"))
+        os.write(handle, line(record).encode())
     finally:
         os.close(handle)
 
@@ -152,9 +144,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             bad.append(number)
     if bad:
         where = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        warnings.warn(
-            f"{path}: {len(bad)} line(s) left out, cut off or damaged (line {where})", DsnbWarning, stacklevel=2
-        )
+        warn(f"{path}: {len(bad)} line(s) left out, cut off or damaged (line {where})")
     return records
 
 
@@ -183,14 +173,3 @@ class Tail:
                 continue
             if isinstance(record, dict):
                 yield record
-
-
-def _finite(value: object) -> object:
-    """Return a value with NaN and infinities, which JSON lacks, replaced by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

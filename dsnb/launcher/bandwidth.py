@@ -51,7 +51,7 @@ def measure_bandwidth(
         raise SettingsError(f"gpus is {experiment.gpus}: an all-reduce needs at least 2 ranks; set it to 2 or more")
     if most_bytes is not None and not MIN_BYTES <= most_bytes <= MAX_BYTES:
         raise SettingsError(f"most_bytes is {most_bytes}: choose a number from {MIN_BYTES} to {MAX_BYTES}")
-    home = paths.require_plain_name(Path(folder or paths.outputs_root()), "--output")
+    home = Path(folder or paths.outputs_root())
     run = RunPaths(create_run_dir(SweepPaths(home), BANDWIDTH))
     records.write_json(run.bandwidth_plan, {"most_bytes": most_bytes})
     limit_s = max(experiment.step_timeout_s, experiment.time_limit_s)  # a test has no steps

@@ -33,6 +33,6 @@ def _exporter() -> Any:
     from nbconvert import HTMLExporter
 
     config = Config()
-    config.TemplateExporter.extra_template_basedirs = [str(paths.templates())]
+    config.TemplateExporter.extra_template_basedirs = [str(paths.TEMPLATES)]
     config.HTMLExporter.embed_images = True
     return HTMLExporter(config=config, template_name="report", exclude_input=True, exclude_input_prompt=True)

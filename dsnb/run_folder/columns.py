@@ -12,13 +12,13 @@ from dsnb.run_folder.declarations import (
     COUNT,
     FLAG,
     NUMBER,
-    NUMBERS,
     SETTING_COLUMNS,
     STATUS,
     TEXT,
     Column,
     Metric,
     each,
+    numbers,
 )
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED, SUPERVISION
@@ -385,9 +385,9 @@ SUMMARY_TEXTS = [*_names(TEXTS), "note"]
 """Texts beside the figures in the summary of `result.json`."""
 PHASES = [name.removesuffix("_s") for name in _names(_PHASES)]
 RUN_COLUMNS = list(RUNS)
-RUN_NUMBERS = [name for name, column in RUNS.items() if column.kind.types & NUMBERS]
+RUN_NUMBERS = numbers(RUNS.values())
 STEP_COLUMNS = list(STEPS)
-STEP_NUMBERS = [name for name, column in STEPS.items() if column.kind.types & NUMBERS]
+STEP_NUMBERS = numbers(STEPS.values())
 GPU_COLUMNS = list(SAMPLES)
 
 

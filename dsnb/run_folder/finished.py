@@ -54,14 +54,11 @@ def problem(run: RunPaths) -> str | None:
 
     In addition to the checks of `missing_record`, the timed steps of an `ok` run are counted.
     """
-    found: list[dict[str, Any] | None] = []
-    for path in (run.experiment, run.environment, run.result):
-        record = records.read_json(path)
-        content, invalid = record_schema.cleaned(path.name, record) if record is not None else (None, None)
-        if invalid:
+    settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
+    settings = settings and record_schema.with_current_names(settings)
+    for name, record in ((EXPERIMENT, settings), (MACHINE, environment), (run.result.name, result)):
+        if record and (invalid := record_schema.wrong_values(name, record)[1]):
             return invalid
-        found.append(content)
-    settings, environment, result = found
     if (missing := missing_record(settings, environment, result, run.steps.is_file())) or not (settings and result):
         return missing or CUT_OFF
     if result["status"] != "ok":

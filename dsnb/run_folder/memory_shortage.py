@@ -22,28 +22,19 @@ Proposal = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class Shortage:
-    """The settings and figures of a run that ran out of memory.
-
-    Attributes
-    ----------
-    settings
-        All settings of the run.
-    phase
-        Phase of the failed rank (see `failures.jsonl`); empty if unknown.
-    of_host
-        Whether the memory of the machine ran out, not that of a GPU.
-    capacity_gib
-        Memory that was there: `memory_limit_gib`, that of the smallest GPU, or the machine's; None if unknown.
-    allocated_gib, requested_gib
-        Memory allocated when an allocation failed, and the size of that allocation; None if unknown.
-    """
+    """The settings and figures of a run that ran out of memory; figures are None if they are unknown."""
 
     settings: dict[str, Any]
     phase: str = ""
+    """Phase of the failed rank (see `failures.jsonl`); empty if unknown."""
     of_host: bool = False
+    """Whether the memory of the machine ran out, not that of a GPU."""
     capacity_gib: float | None = None
+    """Memory that was there: `memory_limit_gib`, that of the smallest GPU, or the machine's."""
     allocated_gib: float | None = None
+    """Memory allocated when an allocation failed."""
     requested_gib: float | None = None
+    """Size of the allocation that failed."""
 
     @classmethod
     def of(cls, run: RunPaths, summary: Mapping[str, Any], exit_codes: Mapping[int, int]) -> Self:
@@ -68,8 +59,9 @@ class Shortage:
         return texts or ["use a smaller model, or a device with more memory"]
 
     def _is_allowed(self, change: dict[str, Any]) -> bool:
-        """Return whether no rule forbids a change."""
-        return not checks.contradictions({**self.settings, **change}, change, checks.HOSTS)
+        """Return whether a change breaks no rule; whether the hosts of the run can be reached does not matter."""
+        before = {**self.settings, "hostfile": "", "include": "", "exclude": "", "nodes": 1}
+        return set(checks.contradictions({**before, **change})) <= set(checks.contradictions(before))
 
     def _proposals(self) -> Iterator[Proposal]:
         s = self.settings
@@ -105,20 +97,16 @@ class Shortage:
     def _smaller_states(self) -> Iterator[Proposal]:
         s = self.settings
         ranks = s["gpus"] // (s["tensor_parallel"] * s["pipeline_parallel"])
-        if s["strategy"] == "deepspeed" and ranks > 1 and s["zero_stage"] < 3:
-            stages = ({"zero_stage": stage} for stage in (3, 2, 1) if stage > s["zero_stage"])
-            stage = next((change["zero_stage"] for change in stages if self._is_allowed(change)), None)
-            if stage:
+        if s["strategy"] == "deepspeed" and ranks > 1:
+            stages = (stage for stage in range(3, s["zero_stage"], -1) if self._is_allowed({"zero_stage": stage}))
+            if stage := next(stages, None):
                 yield {}, f"raise zero_stage ({s['zero_stage']}) to {stage}: {ranks} ranks then share the model states"
         if s["offload"] == "none":
-            change = {"zero_stage": max(s["zero_stage"], 1), "offload": "optimizer-cpu"}
-            yield change, f"move the optimizer states to host memory ({_words(change)})"
+            stage = max(s["zero_stage"], 1)
+            moved = f"move the optimizer states to host memory (zero_stage {stage}, offload optimizer-cpu)"
+            yield {"zero_stage": stage, "offload": "optimizer-cpu"}, moved
         elif s["offload"] == "optimizer-cpu":
-            change = {"zero_stage": 3, "offload": "all-cpu"}
-            yield change, f"move the weights to host memory too ({_words(change)})"
+            moved = "move the weights to host memory too (zero_stage 3, offload all-cpu)"
+            yield {"zero_stage": 3, "offload": "all-cpu"}, moved
         if ranks == 1:
             yield {}, "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
-
-
-def _words(change: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in change.items())

@@ -40,26 +40,19 @@ def differences(environments: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[s
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value as a text that is the same for hosts of one kind."""
-    if value is None or value == []:
+    """Return a value as a text that is the same for hosts of one kind: `NVIDIA H200 140 GiB`, `1980 MHz 700 W`."""
+    if value is None or value in ([], {}):
         return "none"
-    if isinstance(value, dict):
-        return " ".join(f"{key}={item}" for key, item in sorted(value.items()))[:MAX_CHARACTERS] or "none"
-    if name == "memory_gib" and isinstance(value, int | float):
-        return f"{value:.0f} GiB"  # hosts of one kind differ by some MiB
+    if name in UNITS and isinstance(value, int | float):
+        return f"{value:.0f} {UNITS[name]}"  # hosts of one kind differ by some MiB
     if isinstance(value, list):
-        items = [_item(item) for item in value]
+        items = [_text("", item) for item in value]
         return ", ".join(f"{items.count(item)} x {item}" for item in dict.fromkeys(items))[:MAX_CHARACTERS]
+    if isinstance(value, dict):
+        if name == "variables":
+            return " ".join(f"{key}={item}" for key, item in sorted(value.items()))[:MAX_CHARACTERS]
+        return " ".join(_text(key, item) for key, item in value.items())[:MAX_CHARACTERS]
     return str(value)[:MAX_CHARACTERS]
-
-
-def _item(item: Any) -> str:
-    """Return a GPU, or its limits, as text: `NVIDIA H200 140 GiB`, `1980 MHz 700 W`."""
-    return " ".join(_with_unit(*field) for field in item.items()) if isinstance(item, dict) else str(item)
-
-
-def _with_unit(name: str, value: Any) -> str:
-    return f"{value:.0f} {UNITS[name]}" if name in UNITS and isinstance(value, int | float) else str(value)
 
 
 def _sentence(name: str, hosts_by_value: dict[str, set[str]]) -> str:

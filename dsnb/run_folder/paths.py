@@ -7,13 +7,26 @@ from pathlib import Path
 import platformdirs
 
 from dsnb.errors import SettingsError
-from dsnb.files import plain_text
 
 PACKAGE = Path(__file__).parents[1]
+WEB = PACKAGE / "explorer" / "web"
+"""The folder of the explorer's scripts and styles."""
+TEMPLATES = PACKAGE / "render" / "templates"
+"""The folder of the HTML templates."""
 PROBE = "_probe-bs"
 """Part of a probe's experiment name, between the name of the probed experiment and the micro-batch size."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
+
+
+class File:
+    """A file of a folder, and what it holds."""
+
+    def __init__(self, name: str, meaning: str) -> None:
+        self.name, self.meaning = name, meaning
+
+    def __get__(self, folder: "_JobPaths", owner: object = None) -> Path:
+        return folder.dir / self.name
 
 
 @dataclass(frozen=True)
@@ -21,101 +34,35 @@ class _JobPaths:
     """The files of a job, which executes one run or a whole sweep."""
 
     dir: Path
-
-    @property
-    def job_log(self) -> Path:
-        """Output of the job's own process; the output of the ranks is in each run's console log."""
-        return self.dir / "job.log"
-
-    @property
-    def slurm(self) -> Path:
-        """Record of the submitted Slurm job."""
-        return self.dir / "slurm.json"
+    job_log = File("job.log", "Output of the job's own process; the output of the ranks is in each run's console log.")
+    slurm = File("slurm.json", "Record of the submitted Slurm job.")
 
 
 @dataclass(frozen=True)
 class RunPaths(_JobPaths):
     """The files of one run, `outputs/<sweep>/<experiment>/run<k>/`."""
 
-    @property
-    def experiment(self) -> Path:
-        """The complete settings, written before the launch."""
-        return self.dir / "experiment.json"
-
-    @property
-    def deepspeed(self) -> Path:
-        """The exact configuration that was passed to DeepSpeed."""
-        return self.dir / "deepspeed.json"
-
-    @property
-    def environment(self) -> Path:
-        """Host, hardware and versions."""
-        return self.dir / "environment.json"
-
-    @property
-    def steps(self) -> Path:
-        """One JSON object per optimizer step."""
-        return self.dir / "steps.jsonl"
-
-    @property
-    def gpu(self) -> Path:
-        """One JSON object per sample of a GPU."""
-        return self.dir / "gpu.jsonl"
-
-    @property
-    def console(self) -> Path:
-        """Output of the ranks."""
-        return self.dir / "console.log"
-
-    @property
-    def worker(self) -> Path:
-        """Measurements of rank 0 and the engine that it built; only of a run that reached its end."""
-        return self.dir / "worker.json"
-
-    @property
-    def profile(self) -> Path:
-        """Times of the parts of a step, with `profile: true`; rewritten after each part."""
-        return self.dir / "profile.json"
-
-    @property
-    def trace(self) -> Path:
-        """Trace of one step by torch's profiler, for Perfetto or Chrome."""
-        return self.dir / "trace.json.gz"
-
-    @property
-    def flops(self) -> Path:
-        """Report of DeepSpeed's flops profiler about one forward pass."""
-        return self.dir / "flops.txt"
-
-    @property
-    def bandwidth_plan(self) -> Path:
-        """Settings of an all-reduce test, written before its launch; a folder with this file is no training run."""
-        return self.dir / "bandwidth.json"
-
-    @property
-    def bandwidth(self) -> Path:
-        """One JSON object per message size of an all-reduce test."""
-        return self.dir / "bandwidth.jsonl"
-
-    @property
-    def failures(self) -> Path:
-        """One JSON object per rank that raised, the first one first."""
-        return self.dir / "failures.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """Status and summary, written last and atomically: it marks a finished run."""
-        return self.dir / "result.json"
-
-    @property
-    def notebook(self) -> Path:
-        """The notebook that papermill executed."""
-        return self.dir / "run.ipynb"
-
-    @property
-    def nodes(self) -> Path:
-        """Environment and end of every host; only of a run with a hostfile."""
-        return self.dir / "nodes.json"
+    experiment = File("experiment.json", "The complete settings, written before the launch.")
+    deepspeed = File("deepspeed.json", "The exact configuration that was passed to DeepSpeed.")
+    environment = File("environment.json", "Host, hardware and versions.")
+    steps = File("steps.jsonl", "One JSON object per optimizer step.")
+    gpu = File("gpu.jsonl", "One JSON object per sample of a GPU.")
+    console = File("console.log", "Output of the ranks.")
+    worker = File(
+        "worker.json", "Measurements of rank 0 and the engine that it built; only of a run that reached its end."
+    )
+    profile = File("profile.json", "Times of the parts of a step, with `profile: true`; rewritten after each part.")
+    trace = File("trace.json.gz", "Trace of one step by torch's profiler, for Perfetto or Chrome.")
+    flops = File("flops.txt", "Report of DeepSpeed's flops profiler about one forward pass.")
+    bandwidth_plan = File(
+        "bandwidth.json",
+        "Settings of an all-reduce test, written before its launch; a folder with this file is no training run.",
+    )
+    bandwidth = File("bandwidth.jsonl", "One JSON object per message size of an all-reduce test.")
+    failures = File("failures.jsonl", "One JSON object per rank that raised, the first one first.")
+    result = File("result.json", "Status and summary, written last and atomically: it marks a finished run.")
+    notebook = File("run.ipynb", "The notebook that papermill executed.")
+    nodes = File("nodes.json", "Environment and end of every host; only of a run with a hostfile.")
 
     @property
     def repeat(self) -> int | None:
@@ -127,30 +74,11 @@ class RunPaths(_JobPaths):
 class SweepPaths(_JobPaths):
     """The files of one sweep, `outputs/<sweep>/`."""
 
-    @property
-    def params(self) -> Path:
-        """The params file after the changes of `--set`."""
-        return self.dir / "params.yaml"
-
-    @property
-    def planned(self) -> Path:
-        """The runs that the last sweep here set out to make: the repeats of each experiment."""
-        return self.dir / "planned.json"
-
-    @property
-    def lock(self) -> Path:
-        """Lock of the sweep that writes here."""
-        return self.dir / ".lock"
-
-    @property
-    def report_notebook(self) -> Path:
-        """The executed report notebook."""
-        return self.dir / "report.ipynb"
-
-    @property
-    def report(self) -> Path:
-        """The report, one HTML file."""
-        return self.dir / "report.html"
+    params = File("params.yaml", "The params file after the changes of `--set`.")
+    planned = File("planned.json", "The runs that the last sweep here set out to make: the repeats of each experiment.")
+    lock = File(".lock", "Lock of the sweep that writes here.")
+    report_notebook = File("report.ipynb", "The executed report notebook.")
+    report = File("report.html", "The report, one HTML file.")
 
     def run(self, experiment: str, repeat: int) -> RunPaths:
         """Return the paths of one run.
@@ -163,20 +91,6 @@ class SweepPaths(_JobPaths):
         if not experiment or experiment in {".", ".."} or Path(experiment).name != experiment:
             raise SettingsError(f"experiment name {experiment!r} is not a plain folder name: leave out '/' and '..'")
         return RunPaths(self.dir / experiment / f"run{repeat}")
-
-
-def require_plain_name(path: Path, option: str) -> Path:
-    """Return a path to write to, if scripts, notebooks and tables can contain its name.
-
-    Raises
-    ------
-    SettingsError
-        If it holds a control character, such as a new line, or bytes that are not UTF-8.
-    """
-    if not plain_text.is_name(str(path.absolute())):
-        shown = ascii(str(path))[:200]
-        raise SettingsError(f"{option} is {shown}: it contains a control character or is not UTF-8; choose another")
-    return path
 
 
 def repeat(folder_name: str) -> int | None:
@@ -222,13 +136,3 @@ def notebook_template(name: str) -> Path:
 def literature(name: str) -> Path:
     """Return the path of a published table."""
     return PACKAGE / "runs" / "literature" / f"{name}.csv"
-
-
-def web() -> Path:
-    """Return the folder of the explorer's scripts and styles."""
-    return PACKAGE / "explorer" / "web"
-
-
-def templates() -> Path:
-    """Return the folder of the HTML templates."""
-    return PACKAGE / "render" / "templates"

@@ -1,132 +1,82 @@
 """The files of a run folder: their fields, what these mean, and the kind of value of each.
 
 Records come from other machines, other versions and text editors. A value of a wrong kind is left out when it is read,
-and described in one sentence. Fields that are not listed here are not read and may have any value.
+and described in one sentence. Fields that are not listed here, and files that only the launch that wrote them reads,
+may hold anything.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from dsnb.files import plain_text, records
 from dsnb.run_folder.columns import FIGURES, MACHINE, RUNS, SAMPLES, STEPS, TEXTS
-from dsnb.run_folder.declarations import (
-    AMOUNT,
-    COUNT,
-    FLAG,
-    NUMBER,
-    SETTING_COLUMNS,
-    STATUS,
-    TEXT,
-    Column,
-    Kind,
-    each,
-    list_of,
-    object_of,
-)
+from dsnb.run_folder.declarations import AMOUNT, COUNT, SETTING_COLUMNS, STATUS, TEXT, Column, each
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings import aliases
+from dsnb.settings import aliases, checks
 
-INPUTS = object_of("digests of files", each=TEXT)
-_EXIT_CODE = Kind("a whole number", frozenset({int}), -(2**31), 2**31)
-_CODES = object_of("exit codes by rank", each=_EXIT_CODE, keys=r"-?[0-9]{1,9}")
 _RUN = RunPaths(Path())
+
+
+def _record_of(columns: Iterable[Column]) -> Any:
+    """Return the type of objects with these fields, all of them optional."""
+    fields: Any = {column.name: (column.kind | None, None) for column in columns}
+    return create_model("Record", __config__={"protected_namespaces": ()}, **fields)
+
+
+def _list_of(*columns: Column) -> Any:
+    """Return the type of lists of objects with these fields."""
+    return list[_record_of(columns)]  # type: ignore[misc]
 
 
 def _run_columns(*names: str) -> list[Column]:
     return [RUNS[name] for name in names]
 
 
-def _fields(columns: Iterable[Column]) -> dict[str, Kind]:
-    return {column.name: column.kind for column in columns}
-
-
 _MACHINE = [
     *(column for column in MACHINE if column.name not in {"gpu_name", "gpu_memory_gib", "variables"}),
     *each(TEXT, os="Operating system.", nccl_package="Version of the installed NCCL package."),
     Column("memory_gib", "Memory of the machine."),
-    Column("variables", RUNS["variables"].meaning, kind=object_of(each=TEXT)),
-    Column(
-        "gpus",
-        "Name and memory of each GPU.",
-        kind=list_of(object_of(fields={"name": TEXT, "memory_gib": AMOUNT})),
-    ),
+    Column("variables", RUNS["variables"].meaning, kind=dict[str, TEXT | None]),
+    Column("gpus", "Name and memory of each GPU.", kind=_list_of(*each(TEXT, name=""), *each(AMOUNT, memory_gib=""))),
 ]
 _SUMMARY = [*FIGURES, *TEXTS, RUNS["note"], Column("profile_missing", "Why a profile lacks something.", kind=TEXT)]
-_NODE = object_of(fields={"host": TEXT, "environment": object_of(fields=_fields(_MACHINE))})
 FILES: dict[str, list[Column]] = {
     _RUN.experiment.name: [
         *SETTING_COLUMNS.values(),
         *_run_columns("order_seed", "order_place"),
-        Column("name", "Name of the experiment; its folder is named like this.", kind=TEXT),
-        Column("model_name", "Name of the model in names of experiments, decided by the sweep.", kind=TEXT),
-        Column("inputs", RUNS["inputs"].meaning, kind=INPUTS),
+        *each(
+            TEXT,
+            name="Name of the experiment; its folder is named like this.",
+            model_name="Name of the model in names of experiments, decided by the sweep.",
+        ),
+        Column("inputs", RUNS["inputs"].meaning, kind=dict[str, TEXT | None]),
         Column(
             "asked",
             "Settings as requested, where dsnb replaced them, such as `micro_batch_size: auto`.",
-            kind=object_of(fields=_fields(SETTING_COLUMNS.values())),
+            kind=_record_of(SETTING_COLUMNS.values()),
         ),
     ],
     _RUN.result.name: [
         Column("status", "How the run ended.", kind=STATUS),
         Column("cause", "Why it is not `ok`, in one sentence.", kind=TEXT),
-        Column("exit_codes", "Exit code of each rank; negative for a signal.", kind=_CODES),
-        Column("phases_s", "Wall time by phase: start, build, warmup, timed, stop, wall.", kind=object_of(each=AMOUNT)),
         Column(
-            "summary",
-            "Figures of the run, named like the columns of the table of runs.",
-            kind=object_of(fields=_fields(_SUMMARY)),
+            "exit_codes",
+            "Exit code of each rank; negative for a signal.",
+            kind=dict[int, Annotated[int, Field(strict=True)]],
+        ),
+        Column(
+            "phases_s", "Wall time by phase: start, build, warmup, timed, stop, wall.", kind=dict[str, AMOUNT | None]
+        ),
+        Column(
+            "summary", "Figures of the run, named like the columns of the table of runs.", kind=_record_of(_SUMMARY)
         ),
     ],
     _RUN.environment.name: _MACHINE,
     _RUN.steps.name: [*STEPS.values()],
     _RUN.gpu.name: [*SAMPLES.values()],
-    _RUN.worker.name: [
-        *_run_columns("parameters", "trainable_parameters", "active_parameters", "energy_j", "update_rms"),
-        *_run_columns("peak_allocated_gib", "peak_reserved_gib", "device_memory_gib", "host_memory_gib"),
-        *_run_columns("rank_host_memory_gib", "power_source", "gpu_name", "attention_kernel"),
-        Column(
-            "flops_per_token",
-            "FLOPs of the model for one token, forward and backward, as `tflops_per_gpu` counts them.",
-        ),
-        Column("forward_flops_per_token", "FLOPs of a forward pass for one token."),
-        Column("masked_flops_per_token", "Those of `flops_per_token` that a causal mask makes unnecessary."),
-        Column(
-            "recomputed_flops_per_token", "FLOPs of recomputed blocks for one token, not part of `flops_per_token`."
-        ),
-        *each(
-            AMOUNT,
-            layers="Transformer blocks of the model.",
-            hidden="Hidden size of the model.",
-            cpu_threads="Threads of a rank that compute on the CPU, an offloaded optimizer among them.",
-            block_parameters="Parameters of all transformer blocks, without embeddings, output layer and final norm.",
-            timed_wall_s="Wall time of the timed steps, as earlier versions recorded it; now in `phases_s`.",
-            ended_s="End of the last step, since the launch.",
-        ),
-        *each(
-            NUMBER,
-            step_skew=RUNS["step_skew"].meaning,
-            forward_skew=RUNS["forward_skew"].meaning,
-            steps_from_s="Begin of the first step, since the launch.",
-            timed_from_s="Begin of the timed steps, since the launch.",
-            timed_to_s="End of the timed steps, since the launch.",
-        ),
-        *each(
-            COUNT,
-            first_bad_step="First step whose loss was not a finite number.",
-            recompilations=RUNS["recompilations"].meaning,
-            graph_breaks=RUNS["graph_breaks"].meaning,
-            compiled_graphs="Graphs that torch.compile captured; missing if nothing was to be compiled.",
-        ),
-        Column("weights_moved", "False if the steps did not change the weights beyond weight decay.", kind=FLAG),
-        *each(
-            TEXT,
-            flops_missing="Why there are no FLOPs of a token.",
-            attention="Attention implementation that the model really used.",
-        ),
-        Column("phases_s", "Wall time by phase, as rank 0 measured it.", kind=object_of(each=AMOUNT)),
-        Column("versions", "Versions that only torch knows: CUDA, NCCL.", kind=object_of(each=TEXT)),
-    ],
     _RUN.profile.name: [
         *_run_columns("forward_s", "backward_s", "optimizer_s", "communication_s"),
         *each(
@@ -138,40 +88,16 @@ FILES: dict[str, list[Column]] = {
             traced_step_s="Time of the step that was traced.",
             ended_s="End of the profile, since the launch.",
         ),
-        Column("missing", "What could not be measured, with the reason.", kind=object_of(each=TEXT)),
-    ],
-    _RUN.failures.name: [
-        Column("rank", "Rank that failed.", kind=COUNT),
-        Column("status", "Status that its failure gives the run.", kind=STATUS),
-        *each(
-            TEXT,
-            cause="Type and first line of the exception.",
-            phase="Part of the work it was in: build, forward, loss, backward, optimizer, communication.",
-        ),
-        Column("step", "Step it was in, from 1; missing while the model was built.", kind=COUNT),
-        *each(
-            AMOUNT,
-            allocated_gib="Memory allocated when the allocation failed.",
-            reserved_gib="Memory reserved when the allocation failed.",
-            requested_gib="Size of the allocation that failed.",
-        ),
+        Column("missing", "What could not be measured, with the reason.", kind=dict[str, TEXT | None]),
     ],
     _RUN.nodes.name: [
         Column(
             "nodes",
             "For each host: name, address, interface, ranks, GPUs, exit codes, environment, and why it was lost.",
-            kind=list_of(_NODE),
+            kind=_list_of(*each(TEXT, host=""), *each(_record_of(_MACHINE), environment="")),
         ),
-        Column("differences", "In what the hosts differ, such as driver or torch version.", kind=list_of(TEXT)),
+        Column("differences", "In what the hosts differ, such as driver or torch version.", kind=list[TEXT | None]),
     ],
-    _RUN.slurm.name: each(
-        TEXT,
-        name="Name of the Slurm job.",
-        job="Number of the Slurm job.",
-        state="Last known state of the job.",
-        script="Script that was submitted.",
-    ),
-    _RUN.bandwidth_plan.name: [Column("most_bytes", "Largest message to measure.", kind=COUNT)],
     _RUN.bandwidth.name: [
         *each(
             COUNT,
@@ -191,7 +117,7 @@ FILES: dict[str, list[Column]] = {
     ],
 }
 """By file name, the fields of the object in a `.json`, or of each line of a `.jsonl`."""
-FORMS = {name: object_of(fields=_fields(columns)) for name, columns in FILES.items()}
+_FORMS = {name: TypeAdapter(_record_of(columns)) for name, columns in FILES.items()}
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -204,13 +130,12 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
     record
         Its content.
     """
-    problems: list[str] = []
-    if name == _RUN.experiment.name:
+    is_settings = name == _RUN.experiment.name
+    if is_settings:
         record = with_current_names(record)
-    content: dict[str, Any] = _cleaned(record, FORMS[name], "", problems)
-    if name == _RUN.experiment.name:
-        content = aliases.with_former_defaults(content)
-    return content, f"{name}: {problems[0]}" if problems else None
+    wrong, problem = wrong_values(name, record)
+    content = _without(record, wrong)
+    return aliases.with_former_defaults(content) if is_settings else content, problem
 
 
 def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
@@ -221,25 +146,49 @@ def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _cleaned(value: Any, kind: Kind, where: str, problems: list[str]) -> Any:
-    if not kind.holds(value):
-        problems.append(f"{where} is {plain_text.short_repr(value)}, not {kind.name}")
+def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]], str | None]:
+    """Return the places of values of a wrong kind in a record, each a path of keys, and the first one in words."""
+    if name not in _FORMS:
+        return set(), None
+    try:
+        _FORMS[name].validate_python(record)
+        return set(), None
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    first = details[0]
+    place = _place(record, first["loc"])
+    shown = ".".join(plain_text.short_repr(key).strip("'") for key in place)
+    allowed = (
+        "give an object"
+        if first["type"] in {"dict_type", "model_type"}
+        else checks.allowed_values(dict(first), str(place[-1]))
+    )
+    problem = f"{name}: {shown} is {plain_text.short_repr(first['input'])}: {allowed}"
+    return {_place(record, detail["loc"]) for detail in details}, problem
+
+
+def _place(record: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the part of pydantic's location that leads into the record; the rest names alternatives of a type."""
+    place = []
+    for key in location:
+        if not (key in record if isinstance(record, dict) else isinstance(record, list) and isinstance(key, int)):
+            break
+        record = record[key]
+        place.append(key)
+    return tuple(place)
+
+
+def _without(value: Any, wrong: set[tuple[Any, ...]], place: tuple[Any, ...] = ()) -> Any:
+    """Return a value without those at wrong places below it, and without missing ones."""
+    if place in wrong:
         return None
-    if type(value) is dict:
-        content = {key: _inside(value, key, kind, where, problems) for key in value}
-        return {key: item for key, item in content.items() if item is not None}
-    if type(value) is list and kind.each is not None:
-        items = [_cleaned(item, kind.each, f"{where}[{place}]", problems) for place, item in enumerate(value)]
-        return [item for item in items if item is not None]
+    if isinstance(value, dict):
+        items = ((key, _without(item, wrong, (*place, key))) for key, item in value.items())
+        return {key: item for key, item in items if item is not None}
+    if isinstance(value, list):
+        kept = (_without(item, wrong, (*place, position)) for position, item in enumerate(value))
+        return [item for item in kept if item is not None]
     return value
-
-
-def _inside(record: dict[str, Any], key: str, kind: Kind, where: str, problems: list[str]) -> Any:
-    inside = kind.fields.get(key, kind.each)
-    if inside is None:
-        return record[key]
-    name = plain_text.short_repr(key)[1:-1]
-    return _cleaned(record[key], inside, f"{where}.{name}" if where else name, problems)
 
 
 def read(path: Path) -> dict[str, Any] | None:

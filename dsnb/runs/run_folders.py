@@ -1,9 +1,8 @@
 """Run folders of dsnb -> columns, for many thousands of runs at once.
 
 A run is a few small files, so system calls dominate: paths are strings instead of `Path` objects, every file is read
-once, and of the executed notebook only the end is read, where papermill stores its times. Records are validated column
-by column. If a value is invalid, every record is validated on its own: invalid values are left out, and their run
-counts as unfinished.
+once, and of the executed notebook only the end is read, where papermill stores its times. Invalid values are left out,
+and their run counts as unfinished.
 """
 
 import json
@@ -47,9 +46,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
     found = {name: [records.read_json(f"{path}/{name}") for path in folders] for name in (EXPERIMENT, MACHINE, RESULT)}
     found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
-    problems: dict[int, str] = {}
-    if not all(record_schema.FORMS[name].holds_all(of_runs) for name, of_runs in found.items()):  # rare
-        problems = _clean(found)
+    problems = _clean(found)
     ends = [
         _status_and_cause(settings, machine, result, f"{folder}/{_RUN.steps.name}", problems.get(place))
         for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
@@ -126,11 +123,11 @@ def _clean(found: dict[str, list[Any]]) -> dict[int, str]:
     problems: dict[int, str] = {}
     for file, of_runs in found.items():
         for place, record in enumerate(of_runs):
-            if record is not None:
+            if record is not None and record_schema.wrong_values(file, record)[0]:
                 content, problem = record_schema.cleaned(file, record)
-                if problem:  # an invalid setting is unknown: assuming its default would be wrong
-                    of_runs[place] = {**dict.fromkeys(record), **content}
-                    problems.setdefault(place, problem)
+                # An invalid setting is unknown: assuming its default would be wrong.
+                of_runs[place] = {**dict.fromkeys(record), **content}
+                problems.setdefault(place, str(problem))
     return problems
 
 

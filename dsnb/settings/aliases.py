@@ -34,12 +34,3 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     native_bf16 = (every["strategy"], every["precision"], every["mixed_precision"]) == ("deepspeed", "bf16", "native")
     several = isinstance(every["grad_accum"], int) and every["grad_accum"] > 1
     return {**settings, "grad_accum_dtype": "bf16"} if native_bf16 and several else dict(settings)
-
-
-def conflicts(settings: Mapping[str, Any]) -> list[str]:
-    """List the settings that are given under both of their names, one sentence each."""
-    return [
-        f"{former} is the former name of {current}, and both are given: remove {former}"
-        for former, current in CURRENT_NAMES.items()
-        if former in settings and current in settings
-    ]

@@ -1,20 +1,15 @@
 """Refuses configurations of models that are not causal language models: each token must see only those before it.
 
 transformers builds a language model from more than that. BERT's family sees all tokens, among them the one that it
-should predict, so that its loss falls without learning; of an encoder-decoder it builds a half. transformers is not
-imported here, which would take two seconds.
+should predict, so that its loss falls without learning; of an encoder-decoder it builds a half. Types that transformers
+does not build it refuses itself.
 """
 
-import ast
-import functools
-import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import inputs
 
 DECODERS_IF_SET = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
@@ -29,7 +24,6 @@ ENCODER_DECODERS = (
 """Types of encoder-decoders, by default, of which transformers builds the decoder."""
 ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
 SEEN = "tokens also attend to later ones"
-_TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 
 def problem(model: str, config: Mapping[str, Any]) -> str | None:
@@ -40,14 +34,12 @@ def problem(model: str, config: Mapping[str, Any]) -> str | None:
     config
         Fields of its configuration, as in `config.json`; those that are missing have transformers' defaults.
     """
-    kind, known = config.get("model_type"), causal_types()
+    kind = config.get("model_type")
     says = f"model is {short_repr(model)}: "
     if not isinstance(kind, str):
         return f"{says}its configuration has no model_type; {ALLOWED}"
     if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
         return f"{says}{kind} is an encoder-decoder; {ALLOWED}"
-    if known and kind not in known:
-        return f"{says}{short_repr(kind)} is not a type of causal language models in transformers; {ALLOWED}"
     if kind in DECODERS_IF_SET and not config.get("is_decoder"):
         return f"{says}{kind} is an encoder: its {SEEN}; set is_decoder to true in its configuration, or {ALLOWED}"
     if kind == "xlnet" or (kind == "xlm" and not config.get("causal")):
@@ -62,26 +54,3 @@ def local_problem(settings: Mapping[str, Any]) -> str | None:
     if config is None and model_shapes.local_config(model):
         return f"model is {short_repr(model)}: its configuration is not a JSON object; {ALLOWED}"
     return None if config is None else problem(model, config)
-
-
-def cached_problems(settings: Mapping[str, Any]) -> list[str]:
-    """Return why a model of the hub is not trained whose configuration is in the cache of Hugging Face."""
-    model = next((item for item in inputs.external_items(settings) if item.setting == "model" and item.hub_id), None)
-    folder = inputs.cached_folder(model) if model else None
-    config = model_shapes.local_fields(str(folder)) if folder else None
-    found = None if config is None else problem(settings["model"], config)
-    return [found] if found else []
-
-
-@functools.cache
-def causal_types() -> frozenset[str]:
-    """Return the types of models that the installed transformers builds as causal language models; empty if unknown."""
-    found = importlib.util.find_spec("transformers")
-    try:
-        folder = found.submodule_search_locations[0]  # type: ignore[union-attr,index]
-        source = Path(folder, "models", "auto", "modeling_auto.py").read_text(encoding="utf-8")
-        tables = [one for one in ast.parse(source).body if isinstance(one, ast.Assign)]
-        table = next(one.value for one in tables if getattr(one.targets[0], "id", None) == _TABLE)
-        return frozenset(kind for kind, _ in ast.literal_eval(table.args[0]))  # type: ignore[attr-defined]
-    except (OSError, SyntaxError, StopIteration, AttributeError, IndexError, ValueError, TypeError):
-        return frozenset()  # another layout of transformers: it says itself what it cannot build

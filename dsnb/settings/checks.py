@@ -3,22 +3,52 @@
 A sentence names the setting and its value, and says what is allowed and what to do.
 """
 
+import contextlib
 import ctypes.util
 import difflib
 import importlib.util
 import os
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models, deepspeed_models, hostfile, inputs, rules
+from dsnb.settings import causal_models, deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.derived import Settings
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
+
+ALLOWED = {
+    "value_error": "{error}",
+    "literal_error": "allowed are {expected}",
+    "int_type": "give a whole number",
+    "int_parsing": "give a whole number",
+    "int_from_float": "give a whole number",
+    "bool_type": "give true or false",
+    "dict_type": "give settings as 'name: value'",
+    "list_type": "give a list",
+    "string_type": "give a text",
+    "string_too_long": "give a shorter text",
+    "float_parsing": "give a number",
+    "float_type": "give a number",
+    "finite_number": "give a finite number",
+    "greater_than_equal": "it must be at least {ge}",
+    "greater_than": "it must be more than {gt}",
+    "less_than_equal": "it must be at most {le:g}",
+    "less_than": "it must be less than {lt}",
+}
+"""What is allowed instead of a value, by the type of pydantic's error."""
+ALLOWED_IN = {
+    "micro_batch_size": "give a whole number, or 'auto'",
+    "gpus": "give a whole number, or 'auto'",
+    "deepspeed": "give sections and keys of DeepSpeed's configuration, or leave it out",
+    "ssh_user": "write it like 'root'",
+    "interface": "write it like 'ib0'",
+    "forward_env": "write it like 'WANDB_MODE,MY_*'",
+    "name": "use letters, digits, '.', '_' and '-' only",
+}
+"""The words about values of another form, for settings and fields of which more can be said."""
 
 
 def closest_match(name: str, names: Iterable[str]) -> str | None:
@@ -42,29 +72,10 @@ def invalid_value(detail: Mapping[str, Any]) -> str:
 
 def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     """Return what is allowed instead of the value in one of pydantic's error details; `name` is that of the setting."""
-    whole_number = "give a whole number" + (", or 'auto'" if name in {"micro_batch_size", "gpus"} else "")
-    context = detail.get("ctx", {})
-    allowed = {
-        "value_error": str(context.get("error")),
-        "assertion_error": str(context.get("error")),
-        "literal_error": f"allowed are {context.get('expected')}",
-        "int_type": whole_number,
-        "int_parsing": whole_number,
-        "int_from_float": whole_number,
-        "bool_type": "give true or false",
-        "dict_type": "give sections and keys of DeepSpeed's configuration, or leave it out"
-        if name == "deepspeed"
-        else "give settings as 'name: value'",
-        "list_type": "give a list",
-        "string_type": "give a text",
-        "float_parsing": "give a number",
-        "float_type": "give a number",
-        "greater_than_equal": f"it must be at least {context.get('ge')}",
-        "greater_than": f"it must be more than {context.get('gt')}",
-        "finite_number": "give a finite number",
-        "less_than": f"it must be less than {context.get('lt')}",
-    }
-    return allowed.get(detail["type"], str(detail["msg"]))
+    allowed = ALLOWED.get(detail["type"], "")
+    if "{" in allowed:
+        return allowed.format(**detail["ctx"])
+    return ALLOWED_IN.get(name) or allowed or str(detail["msg"])
 
 
 def _unknown_model(s: Settings) -> str | None:
@@ -90,18 +101,16 @@ def _weights_missing(s: Settings) -> str | None:
     return None
 
 
-def _too_long(s: Settings) -> str | None:
-    positions = model_shapes.facts(s["model"]).get("positions")
-    if positions and s["seq_len"] > positions:
-        return f"seq_len is {s['seq_len']}: {s['model']} has {positions} positions; use at most {positions}"
-    return None
+def _at_most(name: str, fact: str, what: str) -> Rule:
+    """Return a rule against a setting that is more than the model has of something."""
 
+    def rule(s: Settings) -> str | None:
+        number = model_shapes.facts(s["model"]).get(fact)
+        if not number or s[name] <= number:
+            return None
+        return f"{name} is {s[name]}: {s['model']} has {number} {what}; use at most {number}"
 
-def _checkpoint_every(s: Settings) -> str | None:
-    layers = model_shapes.facts(s["model"]).get("layers")
-    if not layers or s["checkpoint_every"] <= layers:
-        return None
-    return f"checkpoint_every is {s['checkpoint_every']}: {s['model']} has {layers} blocks; use at most {layers}"
+    return rule
 
 
 def _divides(name: str, what: str) -> Rule:
@@ -130,19 +139,8 @@ def _auto_on_a_cpu(s: Settings) -> str | None:
     return "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
 
 
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # a name too long, no such user, a NUL in it
-        return False
-
-
-def _is_file(name: str) -> bool:
-    return _exists(name) and Path(name).expanduser().is_file()  # opening a pipe blocks, and a device has no end
-
-
 def _no_data(s: Settings) -> str | None:
-    if s["data"] in {"synthetic", "stdlib"} or _is_file(s["data"]):
+    if s["data"] in {"synthetic", "stdlib"} or os.path.isfile(os.path.expanduser(s["data"])):
         return None
     return f"data is {short_repr(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
 
@@ -156,12 +154,9 @@ def _tokenizer_unused(s: Settings) -> str | None:
 
 def _no_tokenizer(s: Settings) -> str | None:
     name = s["tokenizer"]
-    if name == "bytes" or _exists(name) or model_shapes.is_hub_id(name):
+    if name == "bytes" or os.path.exists(os.path.expanduser(name)) or model_shapes.is_hub_id(name):
         return None
     return f"tokenizer is {short_repr(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
-
-
-HOSTS = {"hostfile", "include", "exclude", "gpus", "nodes"}
 
 
 def _hosts(s: Settings) -> str | None:
@@ -179,24 +174,13 @@ def _hosts(s: Settings) -> str | None:
     return None
 
 
-def _unsafe_word(s: Settings) -> str | None:
-    """Refuse what ssh or a shell would take for an option or for several words."""
-    allowed = {"ssh_user": r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", "interface": r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}"}
-    allowed |= {"forward_env": r"[A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*"}
-    odd = next((name for name, form in allowed.items() if s[name] and not re.fullmatch(form, s[name])), None)
-    if odd is None:
-        return None
-    examples = {"ssh_user": "root", "interface": "ib0", "forward_env": "WANDB_MODE,MY_*"}
-    return f"{odd} is {short_repr(s[odd])}: write it like {examples[odd]!r}"
-
-
 RULES: list[Rule] = [
     _unknown_model,
     causal_models.local_problem,
     _weights_missing,
-    _too_long,
+    _at_most("seq_len", "positions", "positions"),
     _auto_on_a_cpu,
-    _checkpoint_every,
+    _at_most("checkpoint_every", "layers", "blocks"),
     _divides("tensor_parallel", "heads"),
     _divides("pipeline_parallel", "layers"),
     _family,
@@ -204,82 +188,60 @@ RULES: list[Rule] = [
     _tokenizer_unused,
     _no_tokenizer,
     _hosts,
-    _unsafe_word,
     *rules.RULES,
 ]
 
 
-def contradictions(settings: Settings, given: Collection[str], ignore: Collection[str]) -> list[str]:
+def contradictions(settings: Settings) -> list[str]:
     """Return the contradictions between settings, one sentence each.
 
-    Rules that read a setting in `ignore` are left out, and so is what they say if they read none that is `given`.
+    Rules that read a setting that is missing, such as one whose value is not valid, are left out.
     """
     found = []
     for rule in RULES:
-        read = _Read(settings, ignore)
-        try:
-            problem = rule(read)
-        except _IgnoredError:
-            continue
-        if problem and not read.names.isdisjoint(given):
-            found.append(problem)
-    return found
-
-
-class _IgnoredError(Exception):
-    """A rule reads a setting whose value is not valid."""
-
-
-class _Read(Mapping[str, Any]):
-    """Settings that remember which of them were read."""
-
-    def __init__(self, settings: Settings, ignore: Collection[str]) -> None:
-        self._settings, self._ignore = settings, ignore
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self._ignore:
-            raise _IgnoredError
-        self.names.add(name)
-        return self._settings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
+        with contextlib.suppress(KeyError):
+            found.append(rule(settings))
+    return [problem for problem in found if problem]
 
 
 def unsupported(settings: Settings) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    problems = inputs.problems(settings) or causal_models.cached_problems(settings)
+    problems = inputs.problems(settings)
     if settings["compile"] != "off":
         problems += _compiler_disabled()
     if settings["deepspeed"]:
-        problems += deepspeed_models.problems(settings["zero_stage"], settings["deepspeed"])
+        problems += deepspeed_keys.unknown_keys(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
         return problems + _unreachable(settings)
-    problems += _lacking()
-    device, precision, ranks = settings["device"], settings["precision"], settings["gpus"]
-    found = hardware.gpus()
-    if device == "cuda":
-        if not found:
-            problems.append("device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'")
-        elif ranks > len(found):
-            problems.append(
-                f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
-            )
-        if precision in {"bf16", "tf32"} and found and min(gpu.capability for gpu in found) < (8, 0):
-            problems.append(f"precision is '{precision}': {found[0].name} does not support it; use 'fp16' or 'fp32'")
-    else:
-        limit = 4 * hardware.cores()
-        if ranks > limit:
-            problems.append(f"gpus is {ranks}: {limit} ranks are the most on this CPU (4 per core); use fewer")
-        if precision == "tf32":
-            problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
-        if precision == "fp16" and not hardware.cpu_supports_fp16():
-            problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
+    if missing := [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]:
+        problems.append(f"training needs {', '.join(missing)}: pip install 'dsnb[train]'")
+    problems += _lacking_gpu(settings) if settings["device"] == "cuda" else _lacking_cpu(settings)
     return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
+
+
+def _lacking_gpu(settings: Settings) -> list[str]:
+    found, ranks, precision = hardware.gpus(), settings["gpus"], settings["precision"]
+    if not found:
+        return ["device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"]
+    problems = []
+    if ranks > len(found):
+        problems.append(
+            f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
+        )
+    if precision in {"bf16", "tf32"} and min(gpu.capability for gpu in found) < (8, 0):
+        problems.append(f"precision is '{precision}': {found[0].name} does not support it; use 'fp16' or 'fp32'")
+    return problems
+
+
+def _lacking_cpu(settings: Settings) -> list[str]:
+    problems, limit = [], 4 * hardware.cores()
+    if settings["gpus"] > limit:
+        problems.append(f"gpus is {settings['gpus']}: {limit} ranks are the most on this CPU (4 per core); use fewer")
+    if settings["precision"] == "tf32":
+        problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
+    if settings["precision"] == "fp16" and not hardware.cpu_supports_fp16():
+        problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
+    return problems
 
 
 def _unreachable(settings: Mapping[str, Any]) -> list[str]:
@@ -292,12 +254,6 @@ def _unreachable(settings: Mapping[str, Any]) -> list[str]:
     if settings["launcher"] == "deepspeed":
         problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
     return problems
-
-
-def _lacking() -> list[str]:
-    """Return what any training on this machine would lack."""
-    missing = [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]
-    return [f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"] if missing else []
 
 
 def _compiler_disabled() -> list[str]:
@@ -314,7 +270,7 @@ def _nvme_problems(folder: str) -> list[str]:
     problems = []
     if not ctypes.util.find_library("aio"):
         problems.append("offload is to NVMe: this machine has no libaio; install libaio-dev, or offload to the CPU")
-    if not (_exists(folder) and os.access(Path(folder).expanduser(), os.W_OK)):
+    if not os.access(os.path.expanduser(folder), os.W_OK):
         problems.append(
             f"nvme_path is {short_repr(folder)}: it is missing or not writable; name a folder on the NVMe disk"
         )

@@ -16,9 +16,9 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
-from dsnb.settings import aliases, checks, deepspeed_keys, experiment_name, hostfile
+from dsnb.settings import aliases, checks, deepspeed_keys, hostfile
 from dsnb.settings.hostfile import Host
-from dsnb.settings.setting import Setting
+from dsnb.settings.setting import Setting, experiment_name
 from dsnb.settings.training import AtLeast1, NotNegative, Positive, Training
 from dsnb.system import hardware
 
@@ -26,6 +26,9 @@ RECORD = "experiment.json"
 """Name of the file in a run's folder with its settings."""
 Supervision = partial(Setting, is_supervision=True)
 Name = Annotated[str, Supervision()]
+SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"), Supervision()]
+Interface = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,14})?$"), Supervision()]
+Names = Annotated[str, Field(pattern=r"^([A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*)?$"), Supervision()]
 Port = Annotated[int, Field(strict=True, ge=0, lt=2**16), Supervision()]
 
 
@@ -52,15 +55,15 @@ class Experiment(Training):
     """Least number of hosts that share the ranks; more are used if the ranks do not fit."""
     launcher: Annotated[Literal["fork", "deepspeed"], Setting(short="{}-launcher")] = "fork"
     """How ranks are started here: `fork` from a process with all imports done, or by the `deepspeed` launcher."""
-    ssh_user: Name = ""
+    ssh_user: SshUser = ""
     """User name on the hosts; by default as configured for ssh."""
     ssh_port: Port = 0
     """ssh port of the hosts; 0 as configured for ssh."""
-    interface: Name = ""
+    interface: Interface = ""
     """Network interface of the ranks, such as `ib0`; by default the one through which the hosts were reached."""
     master_port: Port = 0
     """TCP port of the rendezvous on the first host; 0 for any free port."""
-    forward_env: Name = ""
+    forward_env: Names = ""
     """Environment variables to forward to the hosts, `*` allowed: `WANDB_MODE,MY_*`."""
     time_limit_s: Annotated[Positive, Supervision()] = 1800.0
     """Time limit of the whole run in seconds; a run that exceeds it ends as `timeout`."""
@@ -70,12 +73,11 @@ class Experiment(Training):
     """Price of a GPU-hour in any currency, for the `cost` of a run; 0 for no cost."""
 
     def __init__(self, /, **settings: Any) -> None:
-        problems = aliases.conflicts(settings) + deepspeed_keys.conflicts(settings)
         fields = type(self).model_fields
         settings = deepspeed_keys.flattened(aliases.with_current_names(settings))
         unknown = [key for key in settings if key not in fields]
         known = {key: value for key, value in settings.items() if key not in unknown}
-        problems += [checks.unknown_setting(key, fields) for key in unknown]
+        problems = [checks.unknown_setting(key, fields) for key in unknown]
         invalid: set[str] = set()
         try:
             super().__init__(**known)
@@ -85,8 +87,8 @@ class Experiment(Training):
             problems += [checks.invalid_value(detail) for detail in reversed(details.values())]
         if "deepspeed" in known and "deepspeed" not in invalid:
             problems += deepspeed_keys.problems(known["deepspeed"])
-        chosen = known if invalid else self.model_dump()  # every `auto` is resolved
-        problems += checks.contradictions({**DEFAULTS, **chosen}, given=set(known), ignore=invalid)
+        chosen = {**DEFAULTS, **known} if invalid else self.model_dump()  # every `auto` is resolved
+        problems += checks.contradictions({key: value for key, value in chosen.items() if key not in invalid})
         if problems:
             raise SettingsError(problems)
 
@@ -171,7 +173,7 @@ class Experiment(Training):
         Further parts appear only where a setting differs from its default. Steps, warm-up, time limit and device
         are left out: they are part of how a setting is measured.
         """
-        return experiment_name.name(self, DECLARED, DEFAULTS)
+        return experiment_name(self, DECLARED, DEFAULTS)
 
     @property
     def name_with_model(self) -> str:

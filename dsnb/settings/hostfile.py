@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from dsnb.errors import SettingsError
 
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
-MAX_BYTES = 1_000_000
 MAX_SLOTS = 1024
-_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
-_ENTRY = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,9})")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_ENTRY = re.compile(rf"({_NAME})\s+slots\s*=\s*(\d{{1,9}})")
+_FILTER = re.compile(rf"\s*({_NAME})\s*(?::\s*(\d{{1,4}}(?:\s*,\s*\d{{1,4}})*)\s*)?")
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,13 @@ def hosts(hostfile: str, include: str = "", exclude: str = "") -> tuple[Host, ..
     if not (include or exclude):
         return available
     named = _filter("include" if include else "exclude", include or exclude, available)
-    left = [_kept(host, named.get(host.name), bool(include)) for host in available]
+    left = [
+        replace(host, devices=tuple(device for device in host.devices if (device in named[host.name]) == bool(include)))
+        for host in available
+    ]
     if not any(host.devices for host in left):
         raise SettingsError(f"exclude is {exclude!r}: no host is left; exclude less")
     return tuple(host for host in left if host.devices)
-
-
-def _kept(host: Host, named: tuple[int, ...] | None, include: bool) -> Host:
-    devices = named if include else tuple(device for device in host.devices if device not in (named or ()))
-    return replace(host, devices=devices or ())
 
 
 def read(path: str | Path) -> tuple[Host, ...]:
@@ -72,14 +70,16 @@ def read(path: str | Path) -> tuple[Host, ...]:
     SettingsError
         With every bad line at once.
     """
+    try:
+        lines = Path(path).expanduser().read_text("utf-8-sig").splitlines()  # some editors write a byte order mark
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text file"
+        raise SettingsError(f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path") from error
     problems: list[str] = []
     by_name: dict[str, Host] = {}
-    for number, row in enumerate(_text(path).splitlines(), start=1):
-        entry = row.partition("#")[0].strip()
-        if not entry:
-            continue
-        problem = _add_host(entry, by_name)
-        if problem:
+    for number, line in enumerate(lines, start=1):
+        entry = line.partition("#")[0].strip()
+        if entry and (problem := _add_host(entry, by_name)):
             problems.append(f"hostfile {str(path)!r}, line {number}: {problem}")
     if problems:
         raise SettingsError(problems[:20])
@@ -88,28 +88,12 @@ def read(path: str | Path) -> tuple[Host, ...]:
     return tuple(by_name.values())
 
 
-def _text(path: str | Path) -> str:
-    """Return the content of a hostfile."""
-    shown = f"hostfile is {str(path)[:200]!r}"
-    try:
-        file = Path(path).expanduser()
-        if file.stat().st_size > MAX_BYTES or not file.is_file():
-            raise ValueError(f"it is not a file of at most {MAX_BYTES:,} bytes")
-        return file.read_text("utf-8-sig")  # some editors write a byte order mark
-    except (OSError, RuntimeError, ValueError) as error:
-        not_text = isinstance(error, UnicodeDecodeError)
-        reason = "it is not a text file" if not_text else getattr(error, "strerror", None) or error
-        raise SettingsError(f"{shown}: it cannot be read ({reason}); check the path") from error
-
-
 def _add_host(entry: str, by_name: dict[str, Host]) -> str | None:
     """Add the host of one line; return what is wrong with the line, None if nothing is."""
     match = _ENTRY.fullmatch(entry)
     if not match:
-        return f"{entry[:80]!r} is not a host: write 'NAME slots=NUMBER'"
+        return f"{entry!r} is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name"
     name, slots = match[1], int(match[2])
-    if not _NAME.fullmatch(name):
-        return f"{name[:80]!r} is not a host name: use letters, digits, '.', '_' and '-' only"
     if name in by_name:
         return f"{name!r} is listed twice: keep one line"
     if not 1 <= slots <= MAX_SLOTS:
@@ -118,20 +102,20 @@ def _add_host(entry: str, by_name: dict[str, Host]) -> str | None:
     return None
 
 
-def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs that a filter names, by host."""
+def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, set[int]]:
+    """Return the GPUs that a filter names, by host; of a host that it does not name, none."""
     devices = {host.name: host.devices for host in available}
-    named: dict[str, tuple[int, ...]] = {}
+    named: dict[str, set[int]] = {name: set() for name in devices}
     for part in text.split("@"):
-        name, colon, numbers = part.strip().partition(":")
+        match = _FILTER.fullmatch(part)
+        name = match[1] if match else part.partition(":")[0].strip()
         if name not in devices:
-            raise SettingsError(f"{which} is {text[:200]!r}: {name[:80]!r} is not in the hostfile")
-        words = [word.strip() for word in numbers.split(",")] if colon else []
-        if not all(word.isdecimal() and len(word) < 6 and int(word) in devices[name] for word in words):
+            raise SettingsError(f"{which} is {text!r}: {name!r} is not in the hostfile")
+        chosen = {int(number) for number in match[2].split(",")} if match and match[2] else {*devices[name]}
+        if not match or not chosen <= {*devices[name]}:
             last = devices[name][-1]
-            raise SettingsError(f"{which} is {text[:200]!r}: {name} has the slots 0 to {last}; write {name}:0,1")
-        chosen = tuple(int(word) for word in words) or devices[name]
-        named[name] = tuple(sorted({*named.get(name, ()), *chosen}))
+            raise SettingsError(f"{which} is {text!r}: {name} has the slots 0 to {last}; write {name}:0,1")
+        named[name] |= chosen
     return named
 
 
@@ -193,10 +177,10 @@ def _allocated() -> tuple[Host, ...]:
     except (OSError, subprocess.SubprocessError) as error:
         raise SettingsError(f"hostfile is 'slurm': scontrol does not list the nodes of the job ({error})") from error
     slots = _slots(os.environ)
-    return tuple(Host(name, tuple(range(slots))) for name in done.stdout.split() if _NAME.fullmatch(name))
+    return tuple(Host(name, tuple(range(slots))) for name in done.stdout.split() if re.fullmatch(_NAME, name))
 
 
-def _slots(variables: "os._Environ[str] | dict[str, str]") -> int:
+def _slots(variables: Mapping[str, str]) -> int:
     """Return the slots of a node from Slurm's variables, written as `4`, `h100:4` or `8(x2)`."""
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"):
         if match := re.search(r"(?:^|:)(\d{1,5})(?:\(x\d+\))?(?:,|$)", variables.get(name, "")):

@@ -4,12 +4,13 @@ Local files have digests: an edited file is another input. Files of the hub are 
 every rank finds through `HF_HOME`; `HF_HUB_OFFLINE=1` keeps runs off the network.
 """
 
+import contextlib
+import fnmatch
 import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,12 @@ from dsnb.formulas import model_shapes
 
 NO_FILE = {"data": ("synthetic", "stdlib"), "tokenizer": ("bytes",)}
 CONFIG = "config.json"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""One file, or several that `NAME.index.json` lists; safetensors are preferred, as in transformers."""
+WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
+"""One file, or several and their index; safetensors are preferred, as in transformers."""
 TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template.jinja",
-)
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.tiktoken", "chat_template.jinja",
+)  # fmt: skip
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 MAX_WHOLE_BYTES = 64 * 2**20
 """Larger files, such as weights, are sampled: hashing tens of GB would take minutes before every run."""
@@ -39,28 +33,20 @@ SAMPLES, SAMPLE_BYTES = 64, 64 * 1024
 
 @dataclass(frozen=True)
 class ExternalItem:
-    """One item that a run reads from the hub or from a file.
-
-    Attributes
-    ----------
-    setting
-        `model`, `tokenizer` or `data`.
-    name
-        Value of the setting.
-    hub_id
-        Its repository on the hub; None for a file or a folder.
-    parts
-        Its required parts: `config`, `weights`, `tokenizer`, `text`.
-    """
+    """One item that a run reads from the hub or from a file."""
 
     setting: str
+    """`model`, `tokenizer` or `data`."""
     name: str
+    """Value of the setting."""
     hub_id: str | None
+    """Its repository on the hub; None for a file or a folder."""
     parts: frozenset[str]
+    """Its required parts: `config`, `weights`, `tokenizer`, `text`."""
 
     def __str__(self) -> str:
         what = " and ".join(sorted(self.parts))
-        return f"{what} of {(self.hub_id or self.name)[:200]!r}"
+        return f"{what} of {(self.hub_id or self.name)!r}"
 
 
 def external_items(settings: Mapping[str, Any]) -> list[ExternalItem]:
@@ -97,19 +83,17 @@ def chosen(names: Iterable[str], parts: Collection[str]) -> list[str]:
     FetchError
         If a part is missing.
     """
-    there = {name for name in names if PLAIN_NAME.fullmatch(name)}
-    files: set[str] = set()
-    if {"config", "weights"} & set(parts):
-        if CONFIG not in there:
-            raise FetchError(f"there is no {CONFIG}")
-        files.add(CONFIG)
+    there = [name for name in names if PLAIN_NAME.fullmatch(name)]
+    files = {*fnmatch.filter(there, CONFIG)}
+    if "config" in parts and not files:
+        raise FetchError(f"there is no {CONFIG}")
     if "weights" in parts:
-        files |= {*weights(there), *(there & {"generation_config.json"})}
+        files |= {*weights(there), *fnmatch.filter(there, "generation_config.json")}
     if "tokenizer" in parts:
-        own = {name for name in there if any(fnmatchcase(name, pattern) for pattern in TOKENIZER)}
-        if not own:
+        vocabulary = {name for pattern in TOKENIZER for name in fnmatch.filter(there, pattern)}
+        if not vocabulary:
             raise FetchError("there is no tokenizer")
-        files |= own | (there & {CONFIG})  # names the tokenizer's class if its own files do not
+        files |= vocabulary  # the configuration names the tokenizer's class if they do not
     return sorted(files)
 
 
@@ -121,43 +105,35 @@ def weights(there: Collection[str]) -> list[str]:
     FetchError
         If there are none, or one is missing.
     """
-    for name in WEIGHTS:
-        if name in there:
-            return [name]
-        stem, suffix = name.split(".")
-        if (index := f"{name}.index.json") in there:
-            shards = sorted(one for one in there if one.startswith(stem) and one.endswith(suffix))
-            total = max((int(of[1]) for shard in shards if (of := re.search(r"-of-(\d+)\.", shard))), default=1)
-            if len(shards) < total:
-                raise FetchError(f"{total - len(shards)} of {total} files of {index} are missing")
-            return [index, *shards]
-    raise FetchError(f"there are no weights that transformers could load ({', '.join(WEIGHTS)})")
+    files = next((found for pattern in WEIGHTS if (found := fnmatch.filter(there, pattern))), None)
+    if files is None:
+        raise FetchError("there are no weights that transformers could load (model.safetensors, pytorch_model.bin)")
+    totals = [int(total[1]) for name in files if (total := re.search(r"-of-(\d+)\.", name))]
+    if (missing := max(totals, default=0) - len(totals)) > 0:
+        raise FetchError(f"{missing} of {max(totals)} files of the weights are missing")
+    return files
 
 
-def files_of(item: ExternalItem) -> list[Path]:
-    """Return the local files that a run reads of a setting's file or folder.
+def files_of(item: ExternalItem) -> dict[str, Path]:
+    """Return the local files that a run reads of a setting's file or folder, by their names in records.
 
     Raises
     ------
     FetchError
         If a file is missing.
     """
-    named = Path(item.name).expanduser()
-    config = model_shapes.local_config(item.name) if "config" in item.parts else None
-    folder = config.parent if config else named
-    if config is None and not named.is_dir():
-        if not named.is_file():
-            raise FetchError(f"{item.setting} is {item.name[:200]!r}: it is not a file")
-        return [named]
-    there = {path.name for path in folder.iterdir() if path.is_file()}
+    path = Path(item.name).expanduser()
+    if not path.exists():
+        raise FetchError(f"{item.setting} is {item.name!r}: it is not a file")
+    if path.is_file() and "weights" not in item.parts:
+        return {item.name: path}
+    folder, name = (path, item.name.rstrip("/")) if path.is_dir() else (path.parent, str(Path(item.name).parent))
     try:
-        if config and config.name != CONFIG:
-            names = [config.name, *(weights(there) if "weights" in item.parts else [])]
-        else:
-            names = chosen(there, item.parts)
+        there = os.listdir(folder)
+        files = chosen(there, item.parts) if path.is_dir() else [path.name, *weights(there)]
     except FetchError as error:
-        raise FetchError(f"{item.setting} is {item.name[:200]!r}: {error}") from error
-    return [folder / name for name in names]
+        raise FetchError(f"{item.setting} is {item.name!r}: {error}") from error
+    return {f"{name}/{file}": folder / file for file in files}
 
 
 def digests(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -167,16 +143,9 @@ def digests(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     by_name: dict[str, str] = {}
     for item in external_items(settings):
-        try:
-            files = files_of(item) if item.hub_id is None else []
-            is_folder = Path(item.name).expanduser().is_dir()
-            if len(files) == 1 and not is_folder:
-                by_name[item.name] = digest(files[0])
-            else:
-                folder = item.name.rstrip("/") if is_folder else str(Path(item.name).parent)
-                by_name |= {f"{folder}/{file.name}": digest(file) for file in files}
-        except (OSError, FetchError):
-            continue
+        if item.hub_id is None:
+            with contextlib.suppress(OSError, FetchError):
+                by_name |= {name: digest(path) for name, path in files_of(item).items()}
     return by_name
 
 
@@ -220,7 +189,7 @@ def problems(settings: Mapping[str, Any]) -> list[str]:
         return []
     missing = [item for item in external_items(settings) if item.hub_id and cached_folder(item) is None]
     return [
-        f"{item.setting} is {item.name[:200]!r}: HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its "
+        f"{item.setting} is {item.name!r}: HF_HUB_OFFLINE is set, and the cache of Hugging Face lacks its "
         f"{' and '.join(sorted(item.parts))}; run `dsnb prepare` with the params file where there is a network, and "
         "set HF_HOME to its folder"
         for item in missing

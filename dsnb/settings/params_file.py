@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
-from dsnb.files import plain_text, plain_yaml
+from dsnb.files import plain_yaml
 from dsnb.settings import aliases, checks, deepspeed_keys
 from dsnb.settings.experiment import Experiment
 
@@ -47,40 +47,31 @@ SETTINGS_OF_RUNS = ("defaults", "grid", "include", "exclude")
 """Fields that hold settings of runs."""
 
 
-def _with_current_names(place: str, value: Any, problems: list[str]) -> Any:
+def _with_current_names(value: Any) -> Any:
     """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
     if isinstance(value, list):
-        return [_with_current_names(place, entry, problems) for entry in value]
-    if not isinstance(value, dict):
-        return value
-    settings = {str(key): item for key, item in value.items()}
-    problems += [f"{place}: {problem}" for problem in deepspeed_keys.conflicts(settings)]
-    problems += aliases.conflicts(settings)
-    return aliases.with_current_names(deepspeed_keys.dotted(settings))
+        return [_with_current_names(entry) for entry in value]
+    return aliases.with_current_names(deepspeed_keys.dotted(value)) if isinstance(value, dict) else value
 
 
-def _unknown_fields(keys: list[Any]) -> list[str]:
+def _unknown_fields(keys: list[str]) -> list[str]:
     """Return a sentence for all settings of runs among unknown fields, and one for each other field."""
-    misplaced = [plain_text.short_repr(key) for key in keys if _is_setting(key)]
-    found = [_unknown_field(key) for key in keys if not _is_setting(key)]
-    if not misplaced:
-        return found
-    *others, last = misplaced
-    names = f"{', '.join(others)} and {last} are settings" if others else f"{last} is a setting"
-    return [f"{names} of runs: put settings below 'defaults:', or below 'grid:' with a list of values", *found]
-
-
-def _is_setting(key: object) -> bool:
-    name = str(key)
-    return name in {*Experiment.model_fields, *aliases.CURRENT_NAMES} or name.startswith(deepspeed_keys.PREFIX)
-
-
-def _unknown_field(key: object) -> str:
-    fields, settings = ParamsFile.model_fields, Experiment.model_fields
-    match = checks.closest_match(str(key), [*fields, *settings])
-    if match in fields or match is None:
-        return checks.unknown_setting(str(key), fields)
-    return f"{checks.unknown_setting(str(key), settings)} put settings below 'defaults:'"
+    fields, settings = ParamsFile.model_fields, {*Experiment.model_fields, *aliases.CURRENT_NAMES}
+    misplaced = [key for key in keys if key in settings or key.startswith(deepspeed_keys.PREFIX)]
+    sentences = []
+    if misplaced:
+        names = " and ".join(filter(None, [", ".join(map(repr, misplaced[:-1])), repr(misplaced[-1])]))
+        are = "are settings" if len(misplaced) > 1 else "is a setting"
+        sentences.append(
+            f"{names} {are} of runs: put settings below 'defaults:', or below 'grid:' with a list of values"
+        )
+    for key in keys:
+        if key not in misplaced:
+            match = checks.closest_match(key, [*fields, *Experiment.model_fields])
+            is_field = match is None or match in fields
+            unknown = checks.unknown_setting(key, fields if is_field else Experiment.model_fields)
+            sentences.append(unknown if is_field else f"{unknown} put settings below 'defaults:'")
+    return sentences
 
 
 def read_params(path: str | Path) -> ParamsFile:
@@ -89,7 +80,7 @@ def read_params(path: str | Path) -> ParamsFile:
     Raises
     ------
     SettingsError
-        If it is missing, not a regular file, too large, not plain YAML, or has unknown or wrong fields.
+        If it cannot be read, is not plain YAML, or has unknown or wrong fields.
     """
     path = Path(path)
     content = plain_yaml.read(path, "params file")
@@ -103,24 +94,17 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
 
     Every key of DeepSpeed becomes a setting of its own, `deepspeed.SECTION.KEY`.
     """
-    fields, problems = ParamsFile.model_fields, list[str]()
-    content = {
-        key: _with_current_names(key, value, problems) if key in SETTINGS_OF_RUNS else value
-        for key, value in content.items()
-    }
-    problems += _unknown_fields([key for key in content if key not in fields])
+    fields = ParamsFile.model_fields
+    content = {key: _with_current_names(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()}
+    problems = _unknown_fields([key for key in content if key not in fields])
     try:
         file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            if detail["type"] == "missing":
-                problems.append(f"{detail['loc'][0]} is missing: add it")
-            elif detail["type"] == "string_pattern_mismatch":
-                problems.append(
-                    f"name is {plain_text.short_repr(detail['input'])}: use letters, digits, '.', '_' and '-' only"
-                )
-            else:
-                problems.append(checks.invalid_value(dict(detail)))
+            is_missing = detail["type"] == "missing"
+            problems.append(
+                f"{detail['loc'][0]} is missing: add it" if is_missing else checks.invalid_value(dict(detail))
+            )
     if problems:
         raise SettingsError([f"params file {str(path)!r}: {problem}" for problem in problems])
     return file

@@ -31,30 +31,20 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check(tokens: object, prices: Mapping[str, object], **amounts: object) -> None:
-    """Refuse tokens, prices and other amounts that no plan can have.
-
-    Parameters
-    ----------
-    tokens
-        Tokens to train on.
-    prices
-        Prices of a GPU-hour by what they are called in a message.
-    amounts
-        Further numbers of 0 or more, by name; None is left out.
+    """Refuse tokens, prices (by what they are called in a message) and other amounts that no plan can have.
 
     Raises
     ------
     SettingsError
-        With a sentence for each value that is not allowed.
+        With a sentence for each value that is not a finite number of 0 or more; tokens are more than 0. None is no
+        amount.
     """
-    known = {**prices, **{name: value for name, value in amounts.items() if value is not None}}
-    problems = [
-        f"{name} is {value!r}: give a finite number of 0 or more"
-        for name, value in known.items()
-        if not (is_number(value) and value >= 0)
-    ]
-    if not (is_number(tokens) and tokens > 0):
-        problems.insert(0, f"tokens is {tokens!r}: give a finite number of more than 0")
+    problems = (
+        [] if is_number(tokens) and tokens > 0 else [f"tokens is {tokens!r}: give a finite number of more than 0"]
+    )
+    for name, value in {**prices, **{name: value for name, value in amounts.items() if value is not None}}.items():
+        if not (is_number(value) and value >= 0):
+            problems.append(f"{name} is {value!r}: give a finite number of 0 or more")
     if problems:
         raise SettingsError(problems)
 

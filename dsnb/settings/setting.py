@@ -9,6 +9,14 @@ from pydantic.fields import FieldInfo
 GENERAL = {"auto": "default", "none": "no", "": "no", "-": "unknown"}
 """Values that mean the same for all settings, and the word in front of a setting's title that says it."""
 
+FIRST_IN_NAMES = (
+    "grad_accum", "activation_checkpointing", "tensor_parallel", "pipeline_parallel", "offload", "mixed_precision",
+    "attention", "compile", "compile_unit", "loss", "lora_rank", "optimizer", "gradient_compression",
+    "memory_limit_gib", "allocator", "weights", "dropout", "data", "tokenizer", "nodes", "learning_rate",
+    "gradient_clipping", "seed",
+)  # fmt: skip
+"""Order of the parts that names have had longest; the others follow as they are declared."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -78,3 +86,23 @@ def text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def experiment_name(experiment: Any, settings: Mapping[str, Setting], defaults: Mapping[str, Any]) -> str:
+    """Return the name without the model, such as `zs2_bf16_gpus8_bs32_sl128`; further parts only for what is unusual.
+
+    Parameters
+    ----------
+    experiment
+        An `Experiment`.
+    settings, defaults
+        What is declared about each setting, and its default.
+    """
+    s = experiment
+    sharing = f"zs{s.zero_stage}" if s.strategy == "deepspeed" else s.strategy
+    parts = [f"{sharing}_{s.precision}_gpus{s.gpus}_bs{s.micro_batch_size}_sl{s.seq_len}"]
+    for key in dict.fromkeys((*FIRST_IN_NAMES, *settings)):
+        short, value = settings[key].short, getattr(s, key)
+        if short and value != defaults[key]:
+            parts.append(short(s) if callable(short) else short.replace("{}", text(value)))
+    return "_".join(parts)

@@ -115,8 +115,7 @@ def load_sweep(
     experiments, refused = _experiments(combinations, models, only, adapt)
     if refused and not (leave_out_refused and experiments):
         raise SettingsError(list(dict.fromkeys(problem for _, problems in refused for problem in problems)))
-    output = Path(output) if output else paths.outputs_root() / file.name
-    folder = SweepPaths(paths.require_plain_name(output, "--output"))
+    folder = SweepPaths(Path(output) if output else paths.outputs_root() / file.name)
     seed = file.order_seed if file.order == "random" else None
     order = [
         (name, repeat) for repeat in range(1, file.repeats + 1) for name in order_of_repeat(experiments, repeat, seed)
@@ -171,8 +170,6 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
     SettingsError
         If the file or `overrides` are invalid.
     """
-    if problems := aliases.conflicts(overrides or {}) + deepspeed_keys.conflicts(overrides or {}):
-        raise SettingsError([f"--set: {problem}" for problem in problems])
     file, overrides = read_params(path), deepspeed_keys.dotted(aliases.with_current_names(overrides or {}))
     if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")

@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsnb.errors import FetchError, SettingsError
-from dsnb.run_folder import paths
 from dsnb.settings import inputs
 from dsnb.settings.inputs import ExternalItem
 from dsnb.sweep.params import load_sweep
@@ -53,7 +52,7 @@ def prepare(params: str | Path, home: Path | None = None) -> list[str]:
         from huggingface_hub import constants
     except ImportError as error:
         raise SettingsError("huggingface_hub is missing: pip install 'dsnb[train]'") from error
-    home = paths.require_plain_name(home.absolute(), "--cache") if home else Path(constants.HF_HOME)
+    home = (home or Path(constants.HF_HOME)).absolute()
     lines, troubles = [], []
     for item in items.values():
         was_there = inputs.cached_folder(item, home / "hub") is not None

@@ -38,7 +38,6 @@ def dsnb(monkeypatch, *words):
 REFUSED = {
     "--set": ["self=1", "1=2", "=3", "[", "steps=2024-99-99", "data=\x1b[31m", "repeats=x", "model=a\nb"],
     "--only": ["", "[", "\x1b[31m", NOT_UTF_8],
-    "--output": ["a\nb", "\x1b[31mx", NOT_UTF_8],
     "--sub-cluster": ["0", "two", "1,1", "2,,4"],
     "--hostfile": [NOT_UTF_8, "FOLDER"],
 }  # fmt: skip
@@ -50,17 +49,6 @@ def test_a_sweep_refuses_odd_words_in_one_sentence(monkeypatch, option):
         code, out, err = dsnb(monkeypatch, *QUICK, option, word)
         assert (code, out) == (1, ""), (word[:80], out, err)
         assert err.startswith("error: "), word[:80]
-
-
-@pytest.mark.parametrize("command", ["sweep", "report", "bandwidth"])
-def test_every_command_that_writes_refuses_the_same_names(monkeypatch, tmp_path, command):
-    made_up.write_folders(made_up.runs(3), tmp_path, steps=3)
-    words = {"sweep": QUICK, "report": ["report", tmp_path], "bandwidth": ["bandwidth", "--set", "gpus=2"]}
-    for word in ("a\nb", "\x1b[31mx", NOT_UTF_8):
-        code, out, err = dsnb(monkeypatch, *words[command], "--output", tmp_path / word)
-        assert (code, out) == (1, "")
-        assert err.startswith("error: --output is ")
-        assert err.endswith("it contains a control character or is not UTF-8; choose another\n")
 
 
 @pytest.mark.parametrize("format_", ["table", "csv", "markdown", "json"])

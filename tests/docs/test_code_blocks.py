@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from docs.code_blocks import BLOCK, ROOT, Home, blocks, outputs, pages, run_page, runnable
+from docs.code_blocks import BLOCK, ROOT, blocks, outputs, pages, run_page, runnable
 from dsnb.run_folder.declarations import STATUSES
 from dsnb.sweep.params import load_sweep
 
@@ -53,12 +53,6 @@ def test_yaml_blocks_are_valid_params_files(tmp_path):
         path = tmp_path / "my_sweep.yaml"
         path.write_text(block.text)
         assert load_sweep(path).runs, block.where
-
-
-@pytest.mark.process
-def test_a_block_that_fails_is_told(tmp_path):
-    with pytest.raises(AssertionError, match="exit code 3 of:\nexit 3"):
-        Home(tmp_path).run_line("exit 3")
 
 
 def test_make_targets_that_pages_name_exist():

@@ -14,7 +14,6 @@ from dsnb.analysis.summary import summarize
 from dsnb.cli.app import app
 from dsnb.run_folder.columns import GPU_COLUMNS, METRIC_LABELS, RUN_COLUMNS
 from dsnb.run_folder.declarations import Column
-from dsnb.run_folder.record_schema import FORMS
 from dsnb.runs.load import load_runs, load_steps
 from dsnb.settings.experiment import Experiment
 
@@ -44,28 +43,19 @@ def test_every_column_of_runs_has_a_meaning():
     assert found["samples_per_s"][2] == "tokens_per_s / seq_len"
 
 
-def test_every_column_of_steps_has_a_meaning():
-    assert list(entries(reference_tables.step_columns())) == list(load_steps(EXAMPLE).columns)
-
-
-def test_every_column_of_gpu_samples_has_a_meaning():
-    assert list(entries(reference_tables.gpu_columns())) == GPU_COLUMNS
-
-
-def test_every_column_of_the_summary_has_a_meaning():
-    text = reference_tables.summary_columns()
-    known = [*entries(text)]
-    for column in summarize(load_runs(EXAMPLE)).columns:
-        stem = re.sub(r"_(median|std|min|max|n)$", "", column)
-        assert column in known or (stem in METRIC_LABELS and f"`{stem}`" in text), column
-
-
-def test_every_column_of_comparisons_and_flags_has_a_meaning():
+def test_every_column_of_the_other_tables_has_a_meaning():
     runs = load_runs(EXAMPLE)
+    assert list(entries(reference_tables.step_columns())) == list(load_steps(EXAMPLE).columns)
+    assert list(entries(reference_tables.gpu_columns())) == GPU_COLUMNS
     described = [*entries(reference_tables.comparison_columns()), "only_in"]  # named in the text above the table
     assert described == list(dsnb.compare(runs, runs).columns)
     assert "`only_in`" in (ROOT / "docs" / "reference" / "columns.md").read_text()
     assert list(entries(reference_tables.flag_columns())) == list(flags(runs).columns[3:])  # after the run's names
+    text = reference_tables.summary_columns()
+    known = [*entries(text)]
+    for column in summarize(runs).columns:
+        stem = re.sub(r"_(median|std|min|max|n)$", "", column)
+        assert column in known or (stem in METRIC_LABELS and f"`{stem}`" in text), column
 
 
 def test_every_command_and_option_has_a_meaning():
@@ -80,23 +70,15 @@ def test_every_command_and_option_has_a_meaning():
                 assert len(row[0]) > 5, f"dsnb {name} {parameter.opts[0]}"
 
 
-def test_every_field_of_a_run_folder_has_a_meaning():
-    text = reference_tables.run_fields()
-    for file, kind in FORMS.items():
-        section = text.split(f"### `{file}`\n")[1].split("\n### ")[0]
-        settings = set(Experiment.model_fields) if file == "experiment.json" else set()
-        assert list(entries(section)) == [name for name in kind.fields if name not in settings]
-
-
-def test_what_has_no_meaning_is_an_error():
-    with pytest.raises(MissingMeaning, match="column odd has no meaning: describe it where it is defined"):
-        reference_tables.columns([Column("odd", "")])
-
-
-def test_former_names_are_listed():
+def test_former_names_and_files_are_listed():
     text = reference_tables.former_names()
     assert "| setting | `hang_limit_s` | `step_timeout_s` |" in text
     assert "| column | `not_ok` | `n_failed` |" in text
+    assert "| `result.json` | Status and summary, written last" in reference_tables.run_files()
+    text = reference_tables.run_fields().split("### `nodes.json`\n")[1].split("\n### ")[0]
+    assert list(entries(text)) == ["nodes", "differences"]
+    with pytest.raises(MissingMeaning, match="column odd has no meaning: describe it where it is defined"):
+        reference_tables.columns([Column("odd", "")])
 
 
 def test_every_public_name_is_in_the_api_page():

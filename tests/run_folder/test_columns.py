@@ -2,7 +2,7 @@
 
 from dsnb.run_folder import columns
 from dsnb.run_folder.declarations import unit_of
-from dsnb.run_folder.record_schema import FORMS
+from dsnb.run_folder.record_schema import cleaned
 from dsnb.runs import labels
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
 
@@ -17,8 +17,11 @@ def test_a_setting_is_everywhere_what_its_declaration_says():
     ]
     assert Experiment(device="cpu", lora_rank=8).name.endswith("_lora8")
     assert "lora_rank" in columns.RUN_NUMBERS
-    assert FORMS["experiment.json"].fields["lora_rank"].holds(8)
-    assert not FORMS["experiment.json"].fields["lora_rank"].holds(-1)
+    assert cleaned("experiment.json", {"lora_rank": 8, "device": "cpu"}) == ({"lora_rank": 8, "device": "cpu"}, None)
+    assert cleaned("experiment.json", {"lora_rank": -1}) == (
+        {},
+        "experiment.json: lora_rank is -1: it must be at least 0",
+    )
     assert set(DEFAULTS) == {*columns.SETTINGS, "device", "deepspeed", *SUPERVISION}
 
 

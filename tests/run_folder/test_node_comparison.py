@@ -45,4 +45,4 @@ def test_the_most_common_value_comes_first_and_many_hosts_are_counted():
 
 def test_values_from_elsewhere_are_shown_in_few_words():
     (sentence,) = differences([("a", {"gpus": "x" * 1000}), ("b", {"gpus": [7, {"name": {}}]})]).values()
-    assert sentence == f"gpus: {'x' * 200} on a, 1 x 7, 1 x {{}} on b"
+    assert sentence == f"gpus: {'x' * 200} on a, 1 x 7, 1 x none on b"

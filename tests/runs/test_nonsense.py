@@ -12,8 +12,6 @@ from dsnb.analysis.choices import variants
 from dsnb.analysis.summary import timing
 from dsnb.cli import printing
 from dsnb.errors import DsnbWarning, SettingsError
-from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.outcome import run_status
 from dsnb.render import all_reduce, answer, node_report, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
@@ -50,7 +48,6 @@ def real(tmp_path):
         "worker.json": [{"parameters": 10, "energy_j": 350.0, "power_source": "energy counter", "update_rms": 1e-3}],
         "profile.json": [{"forward_s": 0.1, "step_s": 0.4, "ended_s": 9.5, "missing": {"trace": "none"}}],
         "failures.jsonl": [{"rank": 0, "status": "oom", "cause": "it fell over", **shortage}],
-        "slurm.json": [{"name": "dsnb-t-0", "job": "17", "state": "submitted", "script": "/x/job.sh"}],
         "run.ipynb": [{"cells": [], "metadata": {"papermill": {"default_parameters": {}, "duration": 3.5}}}],
     }
 
@@ -85,13 +82,11 @@ def write_run(draw, folder, real):
 
 
 def read_like_a_sweep(run):
-    """Ask of a run what a sweep, its probes, Slurm jobs and a launch ask."""
+    """Ask of a run what a sweep asks."""
     for ask in (is_finished, lambda run: job.load_run(run.paths)):
         with contextlib.suppress(SettingsError):
             ask(run)
     job.read_result(run.paths)
-    run_status(run.experiment, run.paths, {0: 0}, 0)
-    summarize_run(run.experiment, run.paths)
 
 
 def show_like_a_report(folder):

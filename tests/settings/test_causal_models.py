@@ -5,7 +5,6 @@ import json
 import pytest
 
 from dsnb.errors import SettingsError
-from dsnb.settings import causal_models
 
 ALLOWED = "give a causal language model, such as GPT-2, Llama or Mixtral"
 IF_SET = f"set is_decoder to true in its configuration, or {ALLOWED}"
@@ -17,10 +16,6 @@ REFUSED = {
     ),
     "xlnet": ({"model_type": "xlnet"}, f"in xlnet, tokens also attend to later ones; {ALLOWED}"),
     "t5": ({"model_type": "t5", "is_encoder_decoder": True}, f"t5 is an encoder-decoder; {ALLOWED}"),
-    "vit": (
-        {"model_type": "vit"},
-        f"'vit' is not a type of causal language models in transformers; {ALLOWED}",
-    ),
     "list": ([1], f"its configuration is not a JSON object; {ALLOWED}"),
     "none": ({"hidden_size": 64}, f"its configuration has no model_type; {ALLOWED}"),
 }
@@ -51,18 +46,3 @@ def test_what_sees_its_targets_is_refused(small, tmp_path, monkeypatch, name):
 def test_decoders_are_allowed(small, tmp_path, config):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert small(model=str(tmp_path)).model == str(tmp_path)
-
-
-def test_transformers_is_asked_what_it_builds(monkeypatch):
-    assert {"gpt2", "mixtral", "bert", "gpt_neox"} <= causal_models.causal_types()
-    assert not {"t5", "vit", "clip"} & causal_models.causal_types()
-    monkeypatch.setattr(causal_models.importlib.util, "find_spec", lambda name: None)
-    assert causal_models.causal_types.__wrapped__() == frozenset()
-
-
-def test_a_model_of_the_hub_is_refused_once_it_is_in_the_cache(monkeypatch, small, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    settings = small(model="google/bert").model_dump()
-    assert causal_models.cached_problems(settings) == []
-    monkeypatch.setattr(causal_models.inputs, "cached_folder", lambda item: tmp_path)
-    assert causal_models.cached_problems(settings) == [f"model is 'google/bert': {REFUSED['bert'][1]}"]

@@ -8,8 +8,7 @@ from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
-IS_NONE = "is not a host: write 'NAME slots=NUMBER'"
-IS_NO_NAME = "is not a host name: use letters, digits, '.', '_' and '-' only"
+IS_NONE = "is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name"
 
 
 @pytest.fixture
@@ -31,56 +30,35 @@ def problems(call, *arguments, **named):
 def test_a_hostfile_is_read_as_deepspeed_reads_it(write):
     all_of = tuple(range(8))
     assert hostfile.read(write(EIGHT)) == (Host("worker-1", all_of), Host("worker-2", all_of))
-    one = write("10.0.0.1 slots=1\nnode_2.cluster.org slots=1024")
-    assert [(host.name, len(host.devices)) for host in hostfile.read(one)] == [
-        ("10.0.0.1", 1),
-        ("node_2.cluster.org", 1024),
+    from_windows = write(b"\xef\xbb\xbf10.0.0.1 slots=1 # first\r\n\r\nnode_2.cluster.org slots = 2\r\n")
+    assert hostfile.read(from_windows) == (Host("10.0.0.1", (0,)), Host("node_2.cluster.org", (0, 1)))
+
+
+def test_bad_lines_are_told_with_their_numbers(write):
+    lines = {
+        "worker-1": f"'worker-1' {IS_NONE}",
+        "worker-1 slots=2 max=4": f"'worker-1 slots=2 max=4' {IS_NONE}",
+        "worker-1 slots=0": "slots is 0: give the number of GPUs of the host, 1 to 1024",
+        "-oProxyCommand=reboot slots=1": f"'-oProxyCommand=reboot slots=1' {IS_NONE}",
+        "a;reboot slots=1": f"'a;reboot slots=1' {IS_NONE}",
+        "../worker slots=1": f"'../worker slots=1' {IS_NONE}",
+        "worker-2 slots=4": "'worker-2' is listed twice: keep one line",
+    }
+    path = write("\n".join(["worker-2 slots=8", *lines]))
+    assert problems(hostfile.read, path) == [
+        f"hostfile {path!r}, line {number}: {said}" for number, said in enumerate(lines.values(), start=2)
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("worker-1", f"'worker-1' {IS_NONE}"),
-        ("worker-1 slots=-1", f"'worker-1 slots=-1' {IS_NONE}"),
-        ("worker-1 slots=2 max=4", f"'worker-1 slots=2 max=4' {IS_NONE}"),
-        ("worker-1 slots=0", "slots is 0: give the number of GPUs of the host, 1 to 1024"),
-        ("worker-1 slots=1025", "slots is 1025: give the number of GPUs of the host, 1 to 1024"),
-        ("-oProxyCommand=reboot slots=1", f"'-oProxyCommand=reboot' {IS_NO_NAME}"),
-        ("a;reboot slots=1", f"'a;reboot' {IS_NO_NAME}"),
-        ("root@worker slots=1", f"'root@worker' {IS_NO_NAME}"),
-        ("../worker slots=1", f"'../worker' {IS_NO_NAME}"),
-        ("wörker slots=1", f"'wörker' {IS_NO_NAME}"),
-        ("a" * 254 + " slots=1", f"'{'a' * 80}' {IS_NO_NAME}"),
-        ("worker-2 slots=4", "'worker-2' is listed twice: keep one line"),
-    ],
-)
-def test_a_bad_line_is_told_with_its_number(write, line, said):
-    path = write(f"# first\nworker-2 slots=8\n{line}\n")
-    assert problems(hostfile.read, path) == [f"hostfile {path!r}, line 3: {said}"]
-
-
-def test_all_bad_lines_are_told_at_once_but_not_thousands(write):
-    assert len(problems(hostfile.read, write("a;b slots=1\nok slots=2\nnothing\n"))) == 2
-    assert len(problems(hostfile.read, write("nothing\n" * 1000))) == 20
-
-
-def test_a_file_that_is_no_hostfile(write, tmp_path):
-    none = write("# nothing\n\n")
-    assert problems(hostfile.read, none) == [
-        f"hostfile {none!r} names no host: write one per line, such as 'worker-1 slots=8'"
+def test_a_file_that_is_no_hostfile(write):
+    path = write("# nothing\n\n")
+    assert problems(hostfile.read, path) == [
+        f"hostfile {path!r} names no host: write one per line, such as 'worker-1 slots=8'"
     ]
-    assert problems(hostfile.read, write(b"\xff\xfe")) == [
-        f"hostfile is {none!r}: it cannot be read (it is not a text file); check the path"
-    ]
-    large = write("#" * 1_000_001)
-    assert problems(hostfile.read, large) == [
-        f"hostfile is {large!r}: it cannot be read (it is not a file of at most 1,000,000 bytes); check the path"
-    ]
-    missing = str(tmp_path / "missing")
-    assert problems(hostfile.read, missing) == [
-        f"hostfile is {missing!r}: it cannot be read (No such file or directory); check the path"
-    ]
+    for given, reason in ((write(b"\xff\xfe"), "it is not a text file"), (f"{path}s", "No such file or directory")):
+        assert problems(hostfile.read, given) == [
+            f"hostfile is {given!r}: it cannot be read ({reason}); check the path"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +82,7 @@ def test_filters(write, include, exclude, left):
     ("given", "said"),
     [
         ({"include": "worker-3"}, "include is 'worker-3': 'worker-3' is not in the hostfile"),
-        ({"exclude": "worker-1@"}, "exclude is 'worker-1@': '' is not in the hostfile"),
         ({"include": "worker-1:8"}, "include is 'worker-1:8': worker-1 has the slots 0 to 7; write worker-1:0,1"),
-        ({"include": "worker-1:²"}, "include is 'worker-1:²': worker-1 has the slots 0 to 7; write worker-1:0,1"),
         ({"exclude": "worker-1@worker-2"}, "exclude is 'worker-1@worker-2': no host is left; exclude less"),
         (
             {"include": "worker-1", "exclude": "worker-2"},
@@ -163,23 +139,6 @@ def test_settings_follow_from_the_hostfile(write):
     ]
     assert "_nodes2" in asked.name
     assert "nodes" not in Experiment(hostfile=path, gpus=8).name
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"include": "w"}, "include is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
-        ({"exclude": "w"}, "exclude is 'w', but there is no hostfile: name the hosts in 'hostfile'"),
-        ({"nodes": 2}, "nodes is 2, but there is no hostfile: name the hosts in 'hostfile'"),
-        ({"ssh_user": "-oProxyCommand=x"}, "ssh_user is '-oProxyCommand=x': write it like 'root'"),
-        ({"ssh_user": "root\n"}, "ssh_user is 'root\\n': write it like 'root'"),
-        ({"interface": "$(x)"}, "interface is '$(x)': write it like 'ib0'"),
-        ({"interface": "a" * 16}, f"interface is '{'a' * 16}': write it like 'ib0'"),
-        ({"forward_env": "A=B"}, "forward_env is 'A=B': write it like 'WANDB_MODE,MY_*'"),
-    ],
-)
-def test_hostile_settings(given, said):
-    assert problems(Experiment, **given) == [said]
 
 
 @pytest.mark.process

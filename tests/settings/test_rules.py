@@ -16,111 +16,46 @@ TP, PP = {"gpus": 4, "tensor_parallel": 2}, {"gpus": 4, "pipeline_parallel": 2}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"overlap_comm": True},
-            "overlap_comm is 'on', but zero_stage is 0: there are no buckets; use zero_stage 1 or 2 or 3",
-        ),
-        (
-            {"bucket_elements": 10, "strategy": "ddp", "compile": "default"},
-            "bucket_elements is 10: compiled DDP needs at least 262144",
-        ),
-        (
-            {"bucket_elements": 10, "strategy": "fsdp"},
-            "bucket_elements is 10, but strategy is 'fsdp', which has no buckets; use strategy 'deepspeed' or 'ddp'",
-        ),
-        (
-            {"leaf_modules": "blocks", "zero_stage": 2},
-            "leaf_modules is 'blocks', but zero_stage is 2: nothing is gathered; use zero_stage 3",
-        ),
-        (
-            {"zeropp": "gradients", "zero_stage": 3, "device": "cuda"},
-            "zeropp is 'gradients', but nodes is 1: gradients are quantized between nodes only; use 'weights'",
-        ),
-        (
-            {"zeropp": "weights", "zero_stage": 3},
-            "zeropp is 'weights', but device is 'cpu': DeepSpeed quantizes on GPUs only; use 'partition'",
-        ),
+        ({"overlap_comm": True}, "overlap_comm is 'on', but zero_stage is 0: there are no buckets; use zero_stage"),
+        ({"bucket_elements": 10, "strategy": "ddp", "compile": "default"}, "bucket_elements is 10: compiled DDP"),
+        ({"bucket_elements": 10, "strategy": "fsdp"}, "bucket_elements is 10, but strategy is 'fsdp', which has no"),
+        ({"leaf_modules": "blocks", "zero_stage": 2}, "leaf_modules is 'blocks', but zero_stage is 2: nothing is"),
+        ({"zeropp": "gradients", "zero_stage": 3, "device": "cuda"}, "zeropp is 'gradients', but nodes is 1"),
+        ({"zeropp": "weights", "zero_stage": 3}, "zeropp is 'weights', but device is 'cpu': DeepSpeed quantizes on"),
         (
             {"gradient_checks": False, "zero_stage": 1, "gradient_clipping": 1.0},
-            "gradient_checks is 'off', but gradient_clipping is set: clipping needs the norm; set it to 0",
+            "gradient_checks is 'off', but gradient_clipping is set: clipping needs the norm",
         ),
-        (
-            {"gradient_checks": "off", "zero_stage": 1, "grad_accum": 2},
-            "gradient_checks is 'off', but ZeRO 1 accumulates in fp32, which computes the norm; use ZeRO 2",
-        ),
-        (
-            {"grad_accum_dtype": "fp32", "zero_stage": 0},
-            "grad_accum_dtype is 'fp32', but zero_stage is 0: DeepSpeed accumulates in the weights' format there",
-        ),
-        (
-            {"grad_accum_dtype": "fp16", "zero_stage": 1},
-            "grad_accum_dtype is 'fp16', but precision is 'bf16': use 'fp32' or 'bf16'",
-        ),
-        (
-            {"optimizer": "muon"},
-            "optimizer is 'muon': it is ZeRO's, which sees whole matrices; use zero_stage 1, 2 or 3",
-        ),
+        ({"gradient_checks": "off", "zero_stage": 1, "grad_accum": 2}, "gradient_checks is 'off', but ZeRO 1"),
+        ({"grad_accum_dtype": "fp32", "zero_stage": 0}, "grad_accum_dtype is 'fp32', but zero_stage is 0"),
+        ({"grad_accum_dtype": "fp16", "zero_stage": 1}, "grad_accum_dtype is 'fp16', but precision is 'bf16': use"),
+        ({"optimizer": "muon"}, "optimizer is 'muon': it is ZeRO's, which sees whole matrices; use zero_stage 1, 2"),
         ({"gradient_checks": "auto", "zero_stage": 1}, "gradient_checks is 'auto': allowed are 'on' or 'off'"),
-        (
-            {**GRAPHS, "grad_accum": 2},
-            f"{USES}, but grad_accum is 2: a graph owns its gradients and overwrites those of the micro-batch "
-            "before; use compile 'default'",
-        ),
-        (
-            {**GRAPHS, "zero_stage": 3},
-            f"{USES}: ZeRO 3 gathers weights at changing addresses, which a graph cannot; use compile 'default'",
-        ),
-        (
-            {**GRAPHS, "strategy": "fsdp"},
-            f"{USES}: FSDP gathers weights at changing addresses, which a graph cannot; use compile 'default'",
-        ),
-        ({"compile": "fast"}, "compile is 'fast': allowed are 'off', 'default', 'reduce-overhead', 'max-autotune' or"),
-        (
-            {"compile": "deepcompile", "zero_stage": 2},
-            "compile is 'deepcompile': it compiles the communication of ZeRO 1 and 3; use zero_stage 1 or 3",
-        ),
+        ({**GRAPHS, "grad_accum": 2}, f"{USES}, but grad_accum is 2: a graph owns its gradients and overwrites"),
+        ({**GRAPHS, "zero_stage": 3}, f"{USES}: ZeRO 3 gathers weights at changing addresses, which a graph"),
+        ({**GRAPHS, "strategy": "fsdp"}, f"{USES}: FSDP gathers weights at changing addresses, which a graph"),
+        ({"compile": "fast"}, "compile is 'fast': allowed are 'off', 'default', 'reduce-overhead', 'max-autotune'"),
+        ({"compile": "deepcompile", "zero_stage": 2}, "compile is 'deepcompile': it compiles the communication of"),
         (
             {"compile": "off", "loss": "chunked", "pipeline_parallel": 2, "gpus": 2},
-            "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'",
+            "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole",
         ),
         (
             {"compile": "default", "compile_unit": "model", "zero_stage": 3, "loss": "chunked"},
-            "loss is 'chunked', but the engine compiles the whole model, and a chunked loss computes its",
+            "loss is 'chunked', but the engine compiles the whole model",
         ),
-        ({"compile": "off", "compile_unit": "block"}, "compile_unit is 'block', but compile is 'off': nothing is"),
-        (
-            {**GRAPHS, "compile_unit": "block"},
-            "compile_unit is 'block', but compile is 'reduce-overhead': a CUDA graph is of",
-        ),
+        ({"compile": "off", "compile_unit": "block"}, "compile_unit is 'block', but compile is 'off': nothing"),
+        ({**GRAPHS, "compile_unit": "block"}, "compile_unit is 'block', but compile is 'reduce-overhead': a CUDA"),
         (
             {"compile": "default", "compile_unit": "model", "strategy": "fsdp"},
-            "compile_unit is 'model', but strategy is 'fsdp': its hooks gather weights block by block; use 'block'",
+            "compile_unit is 'model', but strategy is 'fsdp': its hooks gather",
         ),
-        (
-            {"compile": "default", "zero_stage": 3, "leaf_modules": "none"},
-            "leaf_modules is 'none', but blocks are compiled one by one: gathering single layers would break their",
-        ),
-        (
-            {"strategy": "plain", "gpus": 2},
-            "gpus is 2, but strategy is 'plain': it is a single process; use gpus 1, or strategy 'ddp'",
-        ),
-        (
-            {**PP, "gradient_clipping": 1.0, "precision": "fp16"},
-            "gradient_clipping is set: at ZeRO 0 a pipeline clips by the norm of all its stages in native bf16 alone; "
-            "use zero_stage 1",
-        ),
-        (
-            {**PP, "mixed_precision": "autocast", "precision": "fp16"},
-            "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'",
-        ),
-        (
-            {**TP, "mixed_precision": "autocast", "precision": "fp16"},
-            "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1",
-        ),
-        (
-            {**TP, "optimizer": "adafactor"},
-            "optimizer is 'adafactor', but tensor_parallel is set: its factors would be those of slices; use 'adamw'",
-        ),
+        ({"compile": "default", "zero_stage": 3, "leaf_modules": "none"}, "leaf_modules is 'none', but blocks are"),
+        ({"strategy": "plain", "gpus": 2}, "gpus is 2, but strategy is 'plain': it is a single process; use gpus"),
+        ({**PP, "gradient_clipping": 1.0, "precision": "fp16"}, "gradient_clipping is set: at ZeRO 0 a pipeline"),
+        ({**PP, "mixed_precision": "autocast", "precision": "fp16"}, "mixed_precision is 'autocast': in fp16 only"),
+        ({**TP, "mixed_precision": "autocast", "precision": "fp16"}, "mixed_precision is 'autocast': in fp16 at"),
+        ({**TP, "optimizer": "adafactor"}, "optimizer is 'adafactor', but tensor_parallel is set: its factors"),
     ],
     ids=str,
 )
@@ -130,11 +65,10 @@ def test_what_cannot_work_is_refused_with_the_reason(settings, message):
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_trains_rightly_on_ranks_that_share_a_model(precision):
-    shared = {"model": "gpt2-tiny", "device": "cpu", "precision": precision, **PP}
-    assert Experiment(**shared, tensor_parallel=2, zero_stage=1, gradient_clipping=1.0).data_parallel == 1
-    assert Experiment(**{**shared, "precision": "bf16"}, gradient_clipping=1.0).data_parallel == 2
+def test_what_trains_rightly_on_ranks_that_share_a_model():
+    shared = {"model": "gpt2-tiny", "device": "cpu", **PP, "gradient_clipping": 1.0}
+    assert Experiment(**shared, precision="fp32", tensor_parallel=2, zero_stage=1).data_parallel == 1
+    assert Experiment(**shared, precision="bf16").data_parallel == 2
 
 
 def test_adafactor_in_a_pipeline():
@@ -155,12 +89,12 @@ def test_families_that_are_not_tested_with_model_parallelism(tmp_path, setting):
     assert caught.value.problems == [message]
 
 
-def test_a_rule_is_about_the_settings_that_it_reads():
+def test_a_rule_that_reads_a_setting_without_a_valid_value_is_left_out():
     wrong = {**DEFAULTS, "strategy": "ddp", "zero_stage": 2, "device": "cpu"}
-    (message,) = checks.contradictions(wrong, given={"zero_stage"}, ignore=())
+    (message,) = checks.contradictions(wrong)
     assert message.startswith("zero_stage is 2, but strategy is 'ddp'")
-    assert checks.contradictions(wrong, given={"seq_len"}, ignore=()) == []
-    assert checks.contradictions({**wrong, "strategy": "?"}, given={"zero_stage"}, ignore={"strategy"}) == []
+    del wrong["strategy"]
+    assert checks.contradictions(wrong) == []
 
 
 @pytest.mark.parametrize(

@@ -151,21 +151,6 @@ def test_no_match_and_no_file(params, tmp_path):
     assert error(missing) == "params file 'F' cannot be read: No such file or directory; check the path"
 
 
-@pytest.mark.parametrize("date", ["2024-01-01", "2024-99-99"])
-def test_a_date_is_refused_until_it_is_in_quotes(params, date):
-    assert error(params(f"name: t\nquestion: {date}")) == (
-        f"params file 'F': {date!r} is a date in YAML: put it in quotes to make it a string"
-    )
-    assert load_sweep(params(f"name: t\nquestion: '{date}'\ndefaults: {{precision: fp32}}")).question == date
-
-
-@pytest.mark.parametrize("output", ["a\nb", "a\0b"])
-def test_a_folder_whose_name_is_more_than_a_line_is_refused(params, output):
-    assert error(params(SMALL), output=output) == (
-        f"--output is {output!a}: it contains a control character or is not UTF-8; choose another"
-    )
-
-
 NAMES = [f"zs{number}" for number in range(12)]
 
 

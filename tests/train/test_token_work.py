@@ -276,7 +276,8 @@ def test_attention_that_chooses_its_keys_is_not_counted(counted):
 def test_the_lists_of_encoders_are_those_of_transformers():
     """Types with `is_decoder` that is false by default, apart from those that are causal all the same."""
     encoders, both = set(), set()
-    for kind in causal_models.causal_types() - {"gpt_neox", "gpt_neox_japanese", "trocr", "gemma4_assistant"}:
+    types = {*transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    for kind in types - {"gpt_neox", "gpt_neox_japanese", "trocr", "gemma4_assistant"}:
         config = transformers.AutoConfig.for_model(kind)
         if getattr(config, "is_encoder_decoder", False):
             both.add(kind)
