@@ -66,7 +66,9 @@ class Setting:
         return pd.Series(self.values).groupby(list(self.hosts), sort=False).mean().to_numpy()
 
 
-def settings_of(runs: pd.DataFrame, by: str, figure: str, is_percentage: bool = False) -> dict[object, Setting]:
+def settings_of(
+    runs: pd.DataFrame, by: str | list[str], figure: str, is_percentage: bool = False
+) -> dict[object, Setting]:
     """Return the settings of runs by their names, in order of appearance.
 
     Parameters

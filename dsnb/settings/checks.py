@@ -219,6 +219,8 @@ def unsupported(settings: Settings) -> list[str]:
         return problems
     if missing := [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]:
         problems.append(f"training needs {', '.join(missing)}: pip install 'dsnb[train]'")
+    if not hardware.loopback_works():  # a rank would retry until its timeout
+        problems.append("127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`")
     problems += _lacking_gpu(settings) if settings["device"] == "cuda" else _lacking_cpu(settings)
     return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
 

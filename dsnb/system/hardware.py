@@ -5,6 +5,7 @@ Uses NVML and the operating system only, so that it works on a laptop without to
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -192,6 +193,16 @@ def default_world_size(device: str) -> int:
 def cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def loopback_works() -> bool:
+    """Return whether a process of this machine can connect to another one through 127.0.0.1."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def oom_kills() -> int:

@@ -49,3 +49,9 @@ def test_a_sweep_without_torch_says_what_to_install_and_leaves_no_folder(tmp_pat
     found = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
     assert "error: training needs torch: pip install 'dsnb[train]'" in found.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_without_loopback_no_rank_retries_for_minutes(small, monkeypatch):
+    monkeypatch.setattr(hardware, "loopback_works", lambda: False)
+    said = "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
+    assert checks.unsupported(small().model_dump()) == [said]
