@@ -8,6 +8,7 @@ import pytest
 
 from dsnb.launcher.outcome import MACHINE_FAULTS, without_machine_faults
 from dsnb.settings import checks
+from dsnb.system import hardware
 from tests.support.small_sweep import PARAMS
 
 
