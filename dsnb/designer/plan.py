@@ -19,11 +19,6 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import validated
 from dsnb.sweep.params import Sweep, load_sweep
 
-FIGURES = [
-    *("fits", "peak_allocated_gib", "peak_allocated_error_pct", "tokens_per_s", "tokens_per_s_error_pct"),
-    *("step_time_s", "days", "days_low", "days_high", "gpu_hours"),
-]
-"""Columns of `dsnb.predict` in the table."""
 START_S = 20.0
 """Usual time of a run outside its steps."""
 MAX_ROWS = 200
@@ -59,13 +54,12 @@ def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
     made = Plan()
     try:
         combinations = grid.combinations(validated(content, path))
-        refused: list[str] = []
+        refused = [""] * len(combinations)
         for number, settings in enumerate(combinations):
             try:
                 made.experiments[number] = Experiment(**settings)
-                refused.append("")
             except SettingsError as error:
-                refused.append("; ".join(error.problems))
+                refused[number] = "; ".join(error.problems)
         several_models = len({each.model for each in made.experiments.values()}) > 1
         names = {
             number: each.name_with_model if several_models else each.name for number, each in made.experiments.items()
@@ -84,7 +78,7 @@ def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
 
 
 def predicted(made: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
-    """Return the table of a plan with `FIGURES`, `cost`, and `note`, why nothing is predicted.
+    """Return the table of a plan with the columns of `dsnb.predict`, `cost`, and `note`, why nothing is predicted.
 
     A model, a micro-batch or a sequence length that is new is traced first, which takes seconds.
     """
@@ -94,18 +88,18 @@ def predicted(made: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
     if numbers:
         try:
             rows = predict([made.experiments[number] for number in numbers], gpu, link=link, tokens=tokens)
+            rows = rows.drop(columns=made.table.columns, errors="ignore").set_axis(numbers)
+            prices = [made.experiments[number].price_per_gpu_hour or math.nan for number in numbers]
+            rows["cost"] = rows["gpu_hours"] * prices
         except Exception as error:  # such as a model that cannot be traced; a thread has nobody else to tell
-            notes, numbers = dict.fromkeys(notes, f"nothing is predicted: {error}"), []
-    rows = rows.set_axis(numbers).reindex(made.table.index, columns=FIGURES)
-    prices = {number: each.price_per_gpu_hour or math.nan for number, each in made.experiments.items()}
-    rows["cost"] = rows["gpu_hours"].astype(float) * pd.Series(prices)
+            notes = dict.fromkeys(notes, f"nothing is predicted: {error}")
     return made.table.join(rows).assign(note=pd.Series(notes, dtype=object))
 
 
 def shown(made: Plan, table: pd.DataFrame) -> str:
     """Return a plan with its table, as `predicted` returns it or without figures, as HTML; everything is escaped."""
     problems = "".join(f"<li>{html.escape(line)}</li>" for line in made.problems)
-    texts = _texts(made, table).head(MAX_ROWS)
+    texts = _texts(made, table.head(MAX_ROWS))
     rows = texts.to_html(index=False, border=0, justify="left", classes="dsnb-plan") if len(texts) else ""
     more = f"<p>and {len(table) - MAX_ROWS:,} more</p>" if len(table) > MAX_ROWS else ""
     parts = [f"<p>{_summary(made, table)}</p><ul>{problems}</ul>", f'<div style="overflow-x: auto">{rows}</div>{more}']

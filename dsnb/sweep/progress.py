@@ -110,7 +110,10 @@ class Progress:
         notes += [f"{self.queued} queued"] if self.queued else []
         left_s = self._left_s() if self._show_eta else None
         notes += [f"{_duration(left_s)} left"] if left_s is not None else []
-        row = Table.grid(padding=(0, 1))
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        row.add_column()
+        row.add_column(no_wrap=True)
         row.add_row(Text(title), ProgressBar(1.0, part, width=20), Text(", ".join(notes)))
         return row
 

@@ -25,7 +25,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train import traces
 from dsnb.train.failure import BestEffort, one_line
-from dsnb.train.meter import Clock, clock_of
+from dsnb.train.meter import clock_of
 from dsnb.train.trainer import Batches, Trainer, no_section
 
 CUT_OFF = "the profile was cut off before it was measured"
@@ -97,11 +97,8 @@ class Profile:
                 print(f"dsnb: no {part} in the profile: {why}", flush=True)
         self.save()
 
-    def end(self, error: Exception | None = None) -> None:
-        """Record the end; an error is recorded as the reason for every part not measured."""
-        if error is not None:
-            for part in [part for part, why in self.missing.items() if why == CUT_OFF]:
-                self.finish_part(part, one_line(error))
+    def end(self) -> None:
+        """Record the end."""
         self.figures["ended_s"] = launch_clock.now_s() - self._launched_at
         self.save()
 
@@ -124,63 +121,36 @@ def profile(
     -----
     A step that fails on any rank ends the profile: the other ranks may be in any collective.
     """
-    found = Profile(run, deepspeed.comm.get_rank() == 0, launched_at)
+    report = Profile(run, deepspeed.comm.get_rank() == 0, launched_at)
     clock = clock_of(device)
     try:
-        _break_down(found, trainer, batches, clock)
-        _trace(found, trainer, batches, clock, device)
+        parts = time_parts(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
+        report.figures |= parts
+        absent = [name for name in PARTS if parts[f"{name}_s"] is None]
+        report.finish_part("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
+        path = run.trace if report.writes else None
+        why = trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
+        report.finish_part("trace", why)
+        if path:
+            report.finish_part("communication", _communication(report, device, why))
     except Exception as error:
-        found.end(error)
-    else:
-        found.end()
+        for part in [part for part, why in report.missing.items() if why == CUT_OFF]:
+            report.finish_part(part, one_line(error))
+    report.end()
 
 
-def _break_down(found: Profile, trainer: Trainer, batches: Batches, clock: Clock) -> None:
-    parts = time_parts(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
-    found.figures |= parts
-    absent = [name for name in PARTS if parts[f"{name}_s"] is None]
-    found.finish_part("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
-
-
-def _trace(found: Profile, trainer: Trainer, batches: Batches, clock: Clock, device: torch.device) -> None:
-    path = found.run.trace if found.writes else None
-    why = trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
-    if path and why is None:
-        found.figures["trace_bytes"] = path.stat().st_size
-    found.finish_part("trace", why)
-    if path:
-        found.finish_part("communication", _communication(found, device, why))
-
-
-def _communication(found: Profile, device: torch.device, no_trace: str | None) -> str | None:
+def _communication(report: Profile, device: torch.device, no_trace: str | None) -> str | None:
     """Take the time of the collectives from the trace; return why it is missing, None if it is not."""
     if deepspeed.comm.get_world_size() == 1:
         return "a single rank does not communicate"
     if no_trace is not None:
         return "there is no trace"
     attempt = BestEffort()
-    events: Any = attempt(traces.read, found.run.trace)
+    events: Any = attempt(traces.read, report.run.trace)
     read = attempt(traces.communication_s, events, device.type)
-    found.figures["traced_step_s"] = attempt(traces.step_s, events)
-    found.figures["communication_s"], found.figures["exposed_communication_s"] = read or (None, None)
+    report.figures["traced_step_s"] = attempt(traces.step_s, events)
+    report.figures["communication_s"], report.figures["exposed_communication_s"] = read or (None, None)
     return "the trace shows no collective" if attempt.why is None and read == (None, None) else attempt.why
-
-
-class PartTimer:
-    """Sums the seconds of each part of a step."""
-
-    def __init__(self, synchronize: Callable[[], Any]) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._synchronize = synchronize
-
-    @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """Time one part; the device is idle before and after it."""
-        self._synchronize()
-        began = time.perf_counter()
-        yield
-        self._synchronize()
-        self.seconds[name] += time.perf_counter() - began
 
 
 def time_parts(
@@ -196,10 +166,8 @@ def time_parts(
         `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; None for a
         part that the trainer does not mark. For a pipeline also `handover_s`, the exchange between stages.
     """
-    timed = sorted(
-        (_timed_step(trainer, batches(), synchronize, barrier) for _ in range(STEPS)), key=lambda step: step["step"]
-    )
-    middle = timed[STEPS // 2]
+    timed = [_timed_step(trainer, batches(), synchronize, barrier) for _ in range(STEPS)]
+    middle = sorted(timed, key=lambda step: step["step"])[STEPS // 2]
     handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
     return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")} | handover
 
@@ -207,16 +175,26 @@ def time_parts(
 def _timed_step(
     trainer: Trainer, micro_batches: Sequence[torch.Tensor], synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float]:
-    watch = PartTimer(synchronize)
-    trainer.section = watch.section
+    """Train a step and return the seconds of each part; the device is idle before and after each."""
+    seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def section(name: str) -> Iterator[None]:
+        synchronize()
+        began = time.perf_counter()
+        yield
+        synchronize()
+        seconds[name] += time.perf_counter() - began
+
+    trainer.section = section
     synchronize()
     barrier()
     try:
-        with watch.section("step"):
+        with section("step"):
             trainer.step(micro_batches)
     finally:
         trainer.section = no_section
-    return watch.seconds
+    return seconds
 
 
 def trace_step(

@@ -4,7 +4,7 @@ It needs no torch, so a trace can be read anywhere.
 """
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,17 @@ import orjson
 Interval = tuple[float, float]
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge intervals (begin, end) that overlap or touch into disjoint ones, in order; empty ones are dropped."""
-    merged: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if end <= begin:
-            continue
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return merged
-
-
 def length(intervals: Iterable[Interval]) -> float:
-    """Return the length of the union of intervals: overlaps count once."""
-    return sum(end - begin for begin, end in union(intervals))
+    """Return the length of the union of intervals (begin, end): overlaps count once."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
-def length_outside(intervals: Iterable[Interval], others: Iterable[Interval]) -> float:
+def length_outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> float:
     """Return the length of `intervals` that no interval of `others` covers."""
-    others = list(others)
     return length([*intervals, *others]) - length(others)
 
 

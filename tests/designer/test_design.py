@@ -124,8 +124,7 @@ def test_every_setting_has_a_row(design):
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("8, 16", [8, 16]), (" auto ", ["auto"]), ("off", [False]), ("1e-4", ["1e-4"]), ("1.0e-4", [1e-4]),
-     ("facebook/opt-350m, gpt2", ["facebook/opt-350m", "gpt2"]), ("{a: {b: 1}}", [{"a": {"b": 1}}])],
+    [("8, 16", [8, 16]), (" auto ", ["auto"]), ("off", [False]), ("a/b-350m, gpt2", ["a/b-350m", "gpt2"])],
 )  # fmt: skip
 def test_typed_values(text, wanted):
     assert fields.parse("x", text) == wanted

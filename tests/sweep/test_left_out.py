@@ -110,9 +110,6 @@ def test_several_settings_are_counted_and_one_is_named():
         "left out 3 of 10 settings (names with -v): too large",
         "left out 1 of 10 settings (c): refused",
     ]
-
-
-def test_names_follow_in_lines_of_their_own():
     assert list(lines(LEFT_OUT, 10, in_full=True)) == [
         "left out 3 of 10 settings: too large",
         "  a",

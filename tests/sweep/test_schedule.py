@@ -16,7 +16,6 @@ from rich.console import Console
 
 from dsnb.errors import SettingsError
 from dsnb.files import records
-from dsnb.run_folder.result import Result
 from dsnb.sweep import job, progress, schedule, subclusters
 from dsnb.sweep.params import load_sweep
 from tests import ROOT
@@ -146,23 +145,6 @@ def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(pa
         schedule.run_all(runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
     first, *others = sorted(times(runs), key=lambda one: one["began"])
     assert all(one["began"] >= first["ended"] for one in others)
-
-
-def test_time_left_counts_the_lanes(params, monkeypatch):
-    sweep = load(params, 1, 2)[0]  # 2 experiments x 2 repeats on 5 hosts, then on 2 pairs
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown, _ = shown_of(sweep, monkeypatch)
-    for run in sweep.runs[:5]:
-        shown.begin(run)
-    now[0] = 10.0
-    for run in sweep.runs[:5]:
-        shown.end(run, Result("ok", None, {}, {}, {}, run.paths.dir))
-    assert shown._left_s() == 3 * 10 + 4 * 10
-    for run in sweep.runs[5:10]:
-        shown.begin(run)
-    now[0] = 14.0
-    assert shown._left_s() == pytest.approx(3 * 10 + 4 * 10 - 4)
 
 
 SCRIPT = """

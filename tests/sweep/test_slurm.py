@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsnb.cli import sweep as sweep_command
 from dsnb.cli.summary_table import short_names
-from dsnb.cli.sweep import SweepOptions
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -246,31 +246,15 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
     assert str(caught.value) == (
         f"{run.paths.dir} is still executed by Slurm as job 7: continue with --slurm, or cancel it with scancel"
     )
-
-
-@pytest.mark.parametrize(
-    ("jobs", "words"),
-    [
-        (lambda: {}, ""),
-        (lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "NODE_FAIL")}, ""),
-        (lambda: {"another": Record("7", "another", "RUNNING")}, ""),  # Slurm has used the number again
-        (
-            lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "PENDING")},
-            "{} is still queued by Slurm as job 7",
-        ),
-        (
-            refuse,
-            "{0} was submitted to Slurm as job 7, which may still be active (no answer); if it has ended, delete "
-            "{0}/slurm.json",
-        ),
-    ],
-)
-def test_whether_slurm_still_executes_a_run_without_a_result(tmp_path, listed, jobs, words):
-    listed(jobs)
-    run = RunPaths(tmp_path / "run1")
-    assert slurm.find_active([run]) == ""  # it was never submitted
-    records.write_json(run.slurm, {"name": "dsnb-small-1", "job": "7"})
-    assert slurm.find_active([run]) == words.format(run.dir)
+    listed(lambda: {"another": Record("7", "another", "RUNNING")})  # Slurm has used the number again
+    assert slurm.find_active([run.paths]) == ""
+    listed(refuse)
+    assert slurm.find_active([run.paths]) == (
+        f"{run.paths.dir} was submitted to Slurm as job 7, which may still be active (no answer); if it has ended, "
+        f"delete {run.paths.slurm}"
+    )
+    with pytest.raises(LaunchError, match=r"^Slurm does not answer \(no answer\): start the sweep again when it does$"):
+        jobs_for(load(params, Allocation()), Allocation(), [])
 
 
 @pytest.mark.process
@@ -319,15 +303,10 @@ def test_a_whole_sweep_as_one_job(cluster, params):
 def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
     monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
-    options = SweepOptions(
-        params,
-        ["repeats=2"],
-        output=params.parent / "out",
-        sub_cluster="1,2",
-        allocation=Allocation(nodes=3, gpus_per_node=2),
-        one_allocation=True,
+    allocation = Allocation(nodes=3, gpus_per_node=2)
+    planned, notes = sweep_command.load(
+        params, {"repeats": 2}, None, params.parent / "out", "1,2", allocation, one_allocation=True
     )
-    planned, notes = options.load()
     assert notes == []
     (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
@@ -346,12 +325,6 @@ def test_a_job_over_its_time(late):
     )
 
 
-def test_a_cluster_that_does_not_answer(params, listed):
-    listed(refuse)
-    with pytest.raises(LaunchError, match=r"^Slurm does not answer \(no answer\): start the sweep again when it does$"):
-        jobs_for(load(params, Allocation()), Allocation(), [])
-
-
 @pytest.mark.process
 def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
@@ -366,7 +339,6 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     ("options", "message"),
     [
         ({"nodes": 0}, "--nodes is 0: give a whole number of at least 1"),
-        ({"time_min": -1}, "--time is -1: give a whole number of at least 1"),
         ({"extra_options": {"": "1"}}, "--sbatch-option is '=1': write it like 'mem=200G' or 'exclusive'"),
         ({"extra_options": {"wrap": "ls"}}, "--sbatch-option is 'wrap': dsnb sets that itself; leave it out"),
         ({"extra_options": {"nodes": "2"}}, "--sbatch-option is 'nodes': give it as --nodes"),

@@ -25,8 +25,7 @@ ATTEMPTS = 3
 
 
 def test_lengths_of_intervals():
-    assert traces.union([(5, 6), (1, 3), (2, 4), (4, 4), (9, 8)]) == [(1, 4), (5, 6)]
-    assert traces.union([(1, 2), (2, 3)]) == [(1, 3)]
+    assert traces.length([(5, 6), (1, 3), (2, 4), (4, 4)]) == 4
     assert traces.length([(1, 9), (2, 3), (10, 11)]) == 9
     assert traces.length_outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
 
@@ -64,13 +63,6 @@ def test_communication_on_a_cpu_is_that_of_gloo():
     assert traces.step_s([]) is None
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"traceEvents": 1}')], ids=["no gzip", "no events"])
-def test_a_damaged_trace_is_an_error(tmp_path, content):
-    (tmp_path / "trace.json.gz").write_bytes(content)
-    with pytest.raises((OSError, ValueError)):
-        traces.read(tmp_path / "trace.json.gz")
-
-
 class Sleeper:
     """Sleeps known times in each part of a step, two micro-batches a step; each step has its own length."""
 
@@ -101,17 +93,11 @@ def test_a_sleepers_parts_are_its_sleeps():
     assert trainer.section is trainers.no_section
 
 
-def test_parts_that_a_trainer_does_not_mark_are_missing():
-    split = profiling.time_parts(Sleeper(0, 0, 0, parts=()), lambda: [1], lambda: None, lambda: None)
-    assert [split[name] for name in PARTS] == [None, None, None]
-    assert split["step_s"] > 0
-
-
-@pytest.mark.alone
-def test_a_pipelines_handover_is_told_beside_its_parts():
-    trainer = Sleeper(0.05, 0.05, 0.05, parts=("forward", "communication"))
+def test_parts_that_a_trainer_does_not_mark_are_missing_and_a_pipelines_handover_is_told_beside():
+    trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
     split = profiling.time_parts(trainer, lambda: [1], lambda: None, lambda: None)
-    assert split["handover_s"] == pytest.approx(0.1, abs=0.05)
+    assert split["backward_s"] is None
+    assert split["step_s"] > split["handover_s"] >= 0.02
     assert "communication_s" not in split
 
 
@@ -154,7 +140,7 @@ def test_what_is_written_is_the_trace_and_the_same_steps_as_without(profiled):
     assert {"forward", "backward", "optimizer", "gloo:all_reduce"} <= names
     assert "gloo:barrier" not in names
     profile = records.read_json(paths.profile)
-    assert profile["trace_bytes"] == paths.trace.stat().st_size < 500_000
+    assert paths.trace.stat().st_size < 500_000
     steps = [records.read_lines(each.steps) for each in (plain, paths)]
     assert [row.keys() for row in steps[0]] == [row.keys() for row in steps[1]]
     assert [row["loss"] for row in steps[0]] == [row["loss"] for row in steps[1]]

@@ -247,16 +247,6 @@ def test_a_number_of_experts_that_is_not_certain_is_refused(router, config):
         experts.chosen_experts(model, held, empty_pass.observe(model, held))
 
 
-def test_a_router_without_experts_is_refused():
-    model = Mixture(lambda scores: scores.topk(3))
-    model.moe.others = model.moe.experts
-    del model.moe.experts
-    type(model.moe).__name__ = "SomeMoeBlock"
-    why = "^moe looks like a mixture of experts, but no experts were found$"
-    with pytest.raises(ValueError, match=why):
-        experts.chosen_experts(model, experts.expert_modules(model), empty_pass.observe(model, {}))
-
-
 def test_a_model_that_cannot_be_followed_says_so(small, monkeypatch):
     monkeypatch.setattr("dsnb.train.token_work.observe", lambda *_: 1 / 0)
     assert token_work.record(small()) == {
