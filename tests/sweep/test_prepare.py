@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks, inputs
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep.prepare import prepare
-from tests.cli.test_app import dsnb
 from tests.conftest import SMALL
 from tests.support.fake_hub import Hub, serving
 
@@ -82,7 +83,8 @@ def test_a_model_and_a_tokenizer_are_fetched_once_and_trained_from_without_a_net
     # The ranks of another process: huggingface_hub reads its variables when it is loaded.
     offline = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     offline = {name: value for name, value in offline.items() if not name.startswith("DSNB_FORK_SERVER")}
-    done = dsnb("sweep", params(**asked, gpus=2), "--output", tmp_path / "there", env=offline)
+    words = [sys.executable, "-m", "dsnb", "sweep", params(**asked, gpus=2), "--output", tmp_path / "there"]
+    done = subprocess.run(words, env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (result,) = (tmp_path / "there").rglob("result.json")
     curves = [
