@@ -59,6 +59,8 @@ def write_report(
     LaunchError
         If the notebook failed, or the page cannot be written.
     """
+    from papermill.exceptions import PapermillExecutionError
+
     gpus.link(link)
     sweep = SweepPaths(Path(folder).absolute())
     target = Path(output).absolute() if output else sweep.report
@@ -72,10 +74,12 @@ def write_report(
     parameters: dict[str, Any] = {"sweep_dir": str(sweep.dir), "page_dir": str(target.parent), "link": link}
     parameters |= {"compare_dir": str(Path(compare_with).absolute())} if compare_with else {}
     parameters |= {"predict": files} if files else {}
-    execute(paths.notebook_template(NOTEBOOK), executed, parameters)
-    content = nbformat.read(executed, as_version=4)
     try:
+        notebook.execute(paths.notebook_template(NOTEBOOK), executed, parameters)
+        content = nbformat.read(executed, as_version=4)
         records.write_text(target, notebook_page.to_html(content, page.resources(sweep.dir.name)))
+    except PapermillExecutionError as error:
+        raise LaunchError(f"{NOTEBOOK}.ipynb failed: {error.ename}: {error.evalue}; see {executed}") from error
     except OSError as error:
         raise LaunchError(f"{target} cannot be written: {error.strerror}; choose another --output") from error
     return target
@@ -106,21 +110,3 @@ def _check_writable(file: Path) -> None:
     file.open("ab").close()
     if is_new:
         file.unlink()
-
-
-def execute(template: Path, target: Path, parameters: dict[str, Any]) -> None:
-    """Execute one of dsnb's notebooks and save it as `target`.
-
-    Raises
-    ------
-    LaunchError
-        With the error of the failed cell in one line.
-    """
-    from papermill.exceptions import PapermillExecutionError
-
-    try:
-        notebook.execute(template, target, parameters)
-    except PapermillExecutionError as error:
-        raise LaunchError(f"{template.name} failed: {error.ename}: {error.evalue}; see {target}") from error
-    except OSError as error:
-        raise LaunchError(f"{target} cannot be written: {error.strerror}") from error

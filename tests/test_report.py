@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -100,26 +99,6 @@ def test_folders_without_runs(folder, tmp_path):
         write_report(folder, compare_with=tmp_path)
 
 
-@pytest.fixture
-def read_only(tmp_path):
-    """A file system that nobody can write to; needs the right to mount one."""
-    (tmp_path / "disk").mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path / "disk"], capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield tmp_path / "disk"
-    subprocess.run(["umount", tmp_path / "disk"], check=True)
-
-
-@pytest.mark.process
-def test_a_folder_that_cannot_be_written_is_reported_elsewhere(read_only, tmp_path):
-    sweep, page = SweepPaths(read_only), tmp_path / "page.html"
-    assert report._executed_notebook(sweep, page) == tmp_path / "page.html.ipynb"
-    with pytest.raises(LaunchError, match=r"report\.html cannot be written: Read-only file system; choose"):
-        report._executed_notebook(sweep, sweep.report)
-    with pytest.raises(LaunchError, match="cannot be written: Is a directory; choose another --output"):
-        report._executed_notebook(sweep, tmp_path)
-
-
 def test_only_failed_runs_are_reported_too(folder, tmp_path):
     shutil.copytree(folder / "zs9_bad", tmp_path / "out" / "zs9_bad")
     (tmp_path / "out" / "zs9_bad" / "run1" / "steps.jsonl").unlink()
@@ -129,6 +108,8 @@ def test_only_failed_runs_are_reported_too(folder, tmp_path):
     sweep = SweepPaths(tmp_path / "out")
     sweep.report_notebook.mkdir()  # what is executed then lies beside the page
     assert report._executed_notebook(sweep, tmp_path / "page.html") == tmp_path / "page.html.ipynb"
+    with pytest.raises(LaunchError, match="cannot be written: Is a directory; choose another --output"):
+        report._executed_notebook(sweep, tmp_path)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

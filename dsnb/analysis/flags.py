@@ -141,25 +141,6 @@ def load_samples(runs: pd.DataFrame) -> dict[object, pd.DataFrame]:
     return {label: load_gpu(folder) for label, folder in folders.items() if isinstance(folder, str)}
 
 
-def flag_steps(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return all timed steps, each with its time over the median of its run and whether it counts as slow.
-
-    Parameters
-    ----------
-    steps
-        As `dsnb.load_steps` returns them.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The timed steps with the further columns `over_median` (1 is the median of the run's timed steps) and `is_slow`
-        (more than twice the median).
-    """
-    timed = steps[steps["phase"] == "timed"]
-    over = timed["step_time_s"] / timed.groupby(KEYS, sort=False)["step_time_s"].transform("median")
-    return timed.assign(over_median=over, is_slow=over > metrics.SLOW_STEP)
-
-
 def _timed(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
     """Return the timed steps of each run that have a time."""
     if steps is None:

@@ -151,8 +151,8 @@ def hosts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def describe(table: pd.DataFrame) -> list[str]:
-    """Return sentences on suspects, failures, groups below the expectation, and the spread between groups."""
-    return [*_slow(table), *_failed(table), *_below(table), *_sizes(table)]
+    """Return sentences on suspects, failures, and groups below the expectation."""
+    return [*_slow(table), *_failed(table), *_below(table)]
 
 
 def _slow(table: pd.DataFrame) -> list[str]:
@@ -170,9 +170,11 @@ def _slow(table: pd.DataFrame) -> list[str]:
         for row, members in _smallest(table[is_slow(table)])
         if members and members.isdisjoint(suspects.index)
     ]
-    if not sentences and len(compared):
-        return [f"No host is slow: none is {MIN_PCT:g} % below its median and outside the spread of the others."]
-    return sentences
+    if sentences:
+        return sentences
+    if compared.empty:
+        return [f"Fewer than {MIN_GROUPS} groups of one size were measured: too few to call a host slow."]
+    return [f"No host is slow: none is {MIN_PCT:g} % below its median and outside the spread of the others."]
 
 
 def _smallest(table: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], set[str]]]:
@@ -203,20 +205,6 @@ def _below(table: pd.DataFrame) -> list[str]:
         return []
     least = ", ".join(f"{value:,.4g}" for value in slow["expected_per_node"].drop_duplicates())
     return [f"{len(slow)} of {len(table)} groups are below the {least} samples/s per node expected of them."]
-
-
-def _sizes(table: pd.DataFrame) -> list[str]:
-    sentences = []
-    for (name, nodes), part in table.dropna(subset="per_node").groupby(["experiment", "nodes"], sort=False):
-        off_pct = part["off_median_pct"].dropna()
-        spread = f", {signed(off_pct.min())} to {signed(off_pct.max())} around it" if len(off_pct) else ""
-        few = f" (fewer than {MIN_GROUPS} groups: too few to call one slow)" if 1 < len(off_pct) < MIN_GROUPS else ""
-        groups_of = (
-            labels.count(len(part), "node") if nodes == 1 else f"{labels.count(len(part), 'group')} of {nodes:g} nodes"
-        )
-        median = part["per_node"].median()
-        sentences.append(f"{name}: {groups_of}, median {median:,.4g} samples/s per node{spread}{few}.")
-    return sentences
 
 
 def _some(names: set[str]) -> str:

@@ -32,7 +32,7 @@ CONFIDENCE = 0.95
 """Probability that all intervals of speed and memory hold together unless another one is asked for."""
 FIGURES = 2
 """Figures that share the error rate: speed and memory, which decide. Any other one has the same interval as these."""
-STEP, WIDEST = 0.02, 16.0
+STEP, MAX_RANGE = 0.02, 16.0
 """Grid of the studentized range. Two normal values are 16 apart with a probability of 1e-29."""
 
 
@@ -66,9 +66,7 @@ class Setting:
         return pd.Series(self.values).groupby(list(self.hosts), sort=False).mean().to_numpy()
 
 
-def settings_of(
-    runs: pd.DataFrame, by: str | list[str], figure: str, is_percentage: bool = False
-) -> dict[object, Setting]:
+def settings_of(runs: pd.DataFrame, by: str, figure: str, is_percentage: bool = False) -> dict[object, Setting]:
     """Return the settings of runs by their names, in order of appearance.
 
     Parameters
@@ -76,7 +74,7 @@ def settings_of(
     runs
         One row per run, as `dsnb.load_runs` returns it.
     by
-        The column or columns that name a setting.
+        The column that names a setting.
     figure
         The column that is compared.
     is_percentage
@@ -94,17 +92,12 @@ def settings_of(
         name: Setting(
             values=compared[own][usable[own]],
             hosts=tuple(host_names[own][usable[own]]),
-            median=_median(values[own]),
+            median=float(pd.Series(values[own]).median()),
             failed=int((~ok[own]).sum()),
             unusable=int((ok[own] & ~usable[own]).sum()),
         )
         for name, own in places
     }
-
-
-def _median(values: Array) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else math.nan
 
 
 def hosts(runs: pd.DataFrame) -> list[str | None]:
@@ -262,11 +255,11 @@ def verdicts(intervals: Intervals, runs: Array, relevance: float, fewest_runs: i
 
 @functools.lru_cache(maxsize=64)
 def _exceedance_at_known_spread(groups: int) -> Array:
-    """Return P(range of `groups` standard normal values > w) for w = 0, STEP, ..., WIDEST."""
-    half = round(WIDEST / 2 / STEP)
+    """Return P(range of `groups` standard normal values > w) for w = 0, STEP, ..., MAX_RANGE."""
+    half = round(MAX_RANGE / 2 / STEP)
     z = np.arange(-half, half + 1) * STEP
     # The distribution function on the grid and as far to its left as the widest range reaches.
-    grid = np.concatenate([z[0] - WIDEST + np.arange(2 * half) * STEP, z])
+    grid = np.concatenate([z[0] - MAX_RANGE + np.arange(2 * half) * STEP, z])
     below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in grid])
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     at, widths = np.arange(2 * half, 4 * half + 1), np.arange(2 * half + 1)

@@ -47,24 +47,18 @@ def rampup(
         The global batch size in sequences, at the beginning and after the ramp-up.
     gpus_per_node
         GPUs of a node; nodes are used whole.
-    micro_batch_size
-        The largest micro-batch that fits into memory; a larger one is taken to be faster.
-    replica_gpus
-        GPUs of a replica, tensor- times pipeline-parallel size; 1 by default.
+    micro_batch_size, replica_gpus
+        The largest micro-batch that fits, and tensor- times pipeline-parallel size (1 by default). Or instead of both:
     runs
-        Measured runs of one task on one kind of GPU, in place of `micro_batch_size` and `replica_gpus`: from them come
-        the fastest replica and the throughput of a GPU at each micro-batch that fits.
+        Measured runs of one task on one kind of GPU, for the fastest replica and the throughput of each micro-batch.
     max_nodes
         Most nodes; without it, the batch alone limits them.
     increment
         What each stage adds to the batch, as in Megatron's `--rampup-batch-size`; without it, the batch doubles.
     least_efficiency
         Throughput of a GPU at the first batch, relative to its best, above 0 and at most 1; it needs `runs`.
-    ramp_samples
-        Samples over which the batch grows. As in Megatron, each batch size before the last gets an equal share, here
-        rounded up to whole optimizer steps.
-    seq_len
-        Tokens of a sequence, for `until_tokens`.
+    ramp_samples, seq_len
+        Samples over which the batch grows, in equal shares rounded up to whole steps, and tokens of each.
 
     Returns
     -------

@@ -70,15 +70,14 @@ Indices = Sequence[int] | NDArray[np.int64]
 
 # Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
-    "that differ only in batch sizes": RatioError(34, 5.3, 14.6),
-    "that differ only in strategy": RatioError(40, 5.9, 26.0),
-    "that differ only in recomputation": RatioError(11, 1.3, 4.1),
-    "that differ only in compilation": RatioError(30, 4.3, 16.4),
-    "that differ only in another setting": RatioError(1, 0.1, 0.1),
-    "that differ in several settings": RatioError(256, 6.8, 46.7),
-    "with one that is limited by the CPU": RatioError(1253, 18.3, 85.5),
-    "that are both limited by the CPU": RatioError(1893, 22.8, 146.1),
-    "of one task": RatioError(3518, 19.4, 146.1),
+    "that differ only in batch sizes": RatioError(34, 5.2, 14.6),
+    "that differ only in strategy": RatioError(40, 5.7, 26.6),
+    "that differ only in recomputation": RatioError(11, 1.3, 4.0),
+    "that differ only in compilation": RatioError(30, 4.4, 16.4),
+    "that differ in several settings": RatioError(256, 6.5, 47.3),
+    "with one that is limited by the CPU": RatioError(1241, 18.2, 84.4),
+    "that are both limited by the CPU": RatioError(1877, 22.8, 146.6),
+    "of one task": RatioError(3489, 19.3, 146.6),
 }
 
 # The constants of H200 on published tables of other GPUs: the same command.

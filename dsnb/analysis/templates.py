@@ -32,6 +32,13 @@ NEEDED = (
     "{goal_days} days would need {needed} {unit}s if each sustained {rate_per_gpu} tokens/s[ with {by}], an "
     "extrapolation beyond what was {basis}. At that rate, the training takes {hours} {unit}-hours[, {cost}]."
 )
+VERDICTS = {
+    Verdict.TOO_FEW: "few",
+    Verdict.NO_LARGER: "no_larger",
+    Verdict.LIKELY: "likely",
+    Verdict.UNCLEAR: "unclear",
+}
+"""Verdicts as the names of templates end."""
 TEMPLATES = {
     "kicker": "{best} of {options} [{basis} ]{options:setting|settings}",
     "headline": "Train [{model} ][with {setting}, ]on {place}.",
@@ -79,19 +86,9 @@ TEMPLATES = {
     "worth": "Worth measuring: {said}, {gain} % {what} than the best measured setting, {sure} the mean error of such "
     "predictions.",
     "worth.first": "Worth measuring first: {said}.",
-    "verdict.few": comparisons.WORDS[Verdict.TOO_FEW],
-    "verdict.no_larger": comparisons.WORDS[Verdict.NO_LARGER],
-    "verdict.likely": comparisons.WORDS[Verdict.LIKELY],
-    "verdict.unclear": comparisons.WORDS[Verdict.UNCLEAR],
+    **{f"verdict.{name}": comparisons.WORDS[verdict] for verdict, name in VERDICTS.items()},
 }
 """Sentences by name; the facts are listed where they are made, in `dsnb.analysis.words`."""
-VERDICTS = {
-    "few": Verdict.TOO_FEW,
-    "no_larger": Verdict.NO_LARGER,
-    "likely": Verdict.LIKELY,
-    "unclear": Verdict.UNCLEAR,
-}
-"""Verdicts by the end of their templates' names."""
 PAGE: dict[str, Any] = {
     "templates": TEMPLATES,
     "words": {
@@ -102,7 +99,6 @@ PAGE: dict[str, Any] = {
         "place": PLACE,
         "sizes": SIZES,
         "hours": HOURS,
-        "verdicts": VERDICTS,
         "gain": {"time": "less time", "gpu_hours": "fewer GPU-hours", "cost": "less cost", "memory": "less memory"},
         "values": comparisons.VALUES,
         "method": f"The unit is a run. A change is likely if its {100 * CONFIDENCE:g} % interval excludes 0 and it is "

@@ -1,8 +1,10 @@
 """Numbers and sentences as text: rounding, durations, and templates that Python and the page fill alike."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_UP, Context, Decimal
+
+import pandas as pd
 
 from dsnb.runs import labels
 
@@ -84,3 +86,22 @@ def amount(tokens: float) -> str:
     """Return a number of tokens in words, as in "100 billion"."""
     size, word = next(((size, word) for size, word in SIZES if tokens >= size), SIZES[-1])
     return f"{significant(tokens / size, 6)} {word}".strip()
+
+
+def predicted_figures(table: pd.DataFrame) -> pd.DataFrame:
+    """Return figures of `dsnb.predict` as they are read, with their errors; empty where nothing is predicted."""
+
+    def column(form: Callable[..., str], *names: str) -> list[str]:
+        rows = zip(*(table[name] for name in names), strict=True)
+        return ["" if any(map(pd.isna, row)) else form(*row) for row in rows]
+
+    shown = {
+        "fits": column(lambda fits: "yes" if fits else "no", "fits"),
+        "GiB": column("{:,.1f} ± {:.1f} %".format, "peak_allocated_gib", "peak_allocated_error_pct"),
+        "tokens/s": column("{:,.0f} ± {:.1f} %".format, "tokens_per_s", "tokens_per_s_error_pct"),
+        "ms a step": column(lambda seconds: f"{1e3 * seconds:,.0f}", "step_time_s"),
+        "MFU": column("{:.0%}".format, "mfu") if "mfu" in table else "",
+        "days": column(labels.span, "days_low", "days_high"),
+        "cost": column("{:,.0f}".format, "cost"),
+    }
+    return pd.DataFrame(shown, table.index)

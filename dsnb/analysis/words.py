@@ -319,7 +319,7 @@ def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> str:
     flip = -1 if worse < 0 else 1
     ends = sorted(flip * worsening(row[name], question.objective) for name in ("low_pct", "high_pct"))
     facts["interval"] = say("interval", dict(zip(("low", "high"), map(_end, ends), strict=True)))
-    return say(f"difference.{next(name for name, verdict in VERDICTS.items() if verdict == row['verdict'])}", facts)
+    return say(f"difference.{VERDICTS[row['verdict']]}", facts)
 
 
 def worsening(change_pct: float, objective: str) -> float:

@@ -115,30 +115,12 @@ def _experiments(
 
 
 def _show(table: Any, format_: Format) -> None:
+    from dsnb.analysis.texts import predicted_figures
+
     numbers = table.set_index("experiment")
-    show(numbers, _texts(numbers), format_)
+    texts = predicted_figures(numbers)
+    if "worse_pct" in numbers:
+        texts.insert(0, "worse", [f"{worse:.1f} %" for worse in numbers["worse_pct"]])
+    show(numbers, texts.loc[:, (texts != "").any()], format_)
     for line in filter(None, dict.fromkeys(numbers["outside"])):
         say(f"not covered by the calibration: {line}", err=format_ in {Format.csv, Format.json})
-
-
-def _texts(table: Any) -> Any:
-    """Return the columns of a terminal: figures with their errors."""
-    from dsnb.runs.labels import span
-
-    shown = table[[]].copy()
-    shown["fits"] = ["yes" if fits else "no" for fits in table["fits"]]
-    shown["GiB"] = _with_error(table, "peak_allocated", "peak_allocated_gib", "{:.1f}")
-    shown["tokens/s"] = _with_error(table, "tokens_per_s", "tokens_per_s", "{:,.0f}")
-    shown["ms a step"] = [f"{1e3 * seconds:,.0f}" for seconds in table["step_time_s"]]
-    shown["MFU"] = ["" if value is None else f"{value:.0%}" for value in table["mfu"]]
-    shown["days"] = [*map(span, table["days_low"], table["days_high"])]
-    if table["cost"].notna().any():
-        shown["cost"] = [f"{cost:,.0f}" for cost in table["cost"]]
-    if "worse_pct" in table:
-        shown.insert(0, "worse", [f"{worse:.1f} %" for worse in table["worse_pct"]])
-    return shown
-
-
-def _with_error(table: Any, name: str, column: str, form: str) -> list[str]:
-    errors = table[f"{name}_error_pct"]
-    return [f"{form.format(value)} ± {error:.1f} %" for value, error in zip(table[column], errors, strict=True)]

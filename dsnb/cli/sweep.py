@@ -1,7 +1,5 @@
 """`dsnb sweep`: its options, and what they say about which runs to execute and where."""
 
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,68 +27,6 @@ def _hosts_option(metavar: str, help_: str) -> Any:
 
 def _slurm_option(*names: str, metavar: str | None = None, help_: str) -> Any:
     return typer.Option(*names, metavar=metavar, help=help_, rich_help_panel="Slurm", show_default=False)
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """Which runs of which params file to execute, and where.
-
-    Raises
-    ------
-    SettingsError
-        If options exclude each other.
-    """
-
-    params: Path
-    changes: list[str] = field(default_factory=list)
-    """`KEY=VALUE` words of `--set`."""
-    only: str | None = None
-    output: Path | None = None
-    retry: bool = False
-    hostfile: str | None = None
-    sub_cluster: str | None = None
-    allocation: "Allocation | None" = None
-    """What each Slurm job may use; None for runs that are no Slurm jobs."""
-    one_allocation: bool = False
-    skip_oom: bool = False
-    verbose: bool = False
-
-    def __post_init__(self) -> None:
-        if self.allocation is None:
-            if self.one_allocation:
-                raise SettingsError("--one-allocation is for Slurm: add --slurm, or leave it out")
-            return
-        if hosts := self.overrides.get("hostfile"):
-            raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
-        if self.sub_cluster and not self.one_allocation:
-            raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
-
-    @cached_property
-    def overrides(self) -> dict[str, Any]:
-        """Settings that replace those of the params file."""
-        given = {"hostfile": self.hostfile, "skip_oom": self.skip_oom}
-        return parse_overrides(self.changes) | {key: value for key, value in given.items() if value}
-
-    def load(self) -> tuple["Sweep", list[str]]:
-        """Return the sweep, and notes on what it leaves out."""
-        from dsnb.sweep import allocation, params, subclusters
-
-        selection = (self.overrides, self.only, self.output)
-        if self.sub_cluster:
-            nodes = self.allocation.placeholder_hosts() if self.allocation else None
-            return subclusters.load(self.params, subclusters.sizes(self.sub_cluster), *selection, hosts=nodes)
-        if self.allocation:
-            return allocation.load(self.params, self.allocation, *selection), []
-        return params.load_sweep(self.params, *selection), []
-
-    def command_in_job(self, output: Path) -> list[str]:
-        """Return the command that executes the whole sweep inside its Slurm job."""
-        words = interpreter.command("-m", "dsnb", "sweep", str(self.params.absolute()), "--hostfile", "slurm")
-        words += ["--output", str(output.absolute()), *(["--retry"] if self.retry else [])]
-        words += [word for change in self.changes for word in ("--set", change)]
-        words += ["--only", self.only] if self.only else []
-        words += [*(["--skip-oom"] if self.skip_oom else []), *(["--verbose"] if self.verbose else [])]
-        return words + (["--sub-cluster", self.sub_cluster] if self.sub_cluster else [])
 
 
 def sweep(
@@ -157,16 +93,65 @@ def sweep(
         constraint=constraint,
         extra_options=parse_pairs(sbatch_option) if sbatch_option else None,
     )
-    options = SweepOptions(
-        params, set_ or [], only, output, retry, hostfile, sub_cluster, allocation, one_allocation, skip_oom, verbose
-    )
-    planned, notes = options.load()
+    overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
+    overrides |= {"skip_oom": True} if skip_oom else {}
+    planned, notes = load(params, overrides, only, output, sub_cluster, allocation, one_allocation)
     for note in notes:
         say(f"note: {note}", err=True)
     if dry_run:
         print_plan(planned, allocation, verbose)
-    else:
-        _execute(planned, options)
+        return
+    in_job = None
+    if one_allocation:
+        in_job = interpreter.command("-m", "dsnb", "sweep", str(params.absolute()), "--hostfile", "slurm")
+        in_job += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
+        in_job += [word for change in set_ or [] for word in ("--set", change)]
+        in_job += [*(["--only", only] if only else []), *(["--sub-cluster", sub_cluster] if sub_cluster else [])]
+        in_job += [*(["--skip-oom"] if skip_oom else []), *(["--verbose"] if verbose else [])]
+    all_ok = _execute(planned, allocation, in_job, retry, verbose)
+    from dsnb.runs.load import load_runs
+
+    runs = load_runs(planned.paths.dir)
+    print_summary(runs, Format.table)
+    if sub_cluster:
+        print_groups(runs, Format.table)
+    say(f"Report: dsnb report {planned.paths.dir}")
+    if not all_ok:
+        raise typer.Exit(NOT_ALL_OK)
+
+
+def load(
+    params: Path,
+    overrides: dict[str, Any],
+    only: str | None = None,
+    output: Path | None = None,
+    sub_cluster: str | None = None,
+    allocation: "Allocation | None" = None,
+    one_allocation: bool = False,
+) -> tuple["Sweep", list[str]]:
+    """Return the sweep, and notes on what it leaves out; parameters as the options of `dsnb sweep`.
+
+    Raises
+    ------
+    SettingsError
+        If options exclude each other, or settings cannot be used.
+    """
+    from dsnb.sweep import allocation as slurm
+    from dsnb.sweep import params as files
+    from dsnb.sweep import subclusters
+
+    if one_allocation and not allocation:
+        raise SettingsError("--one-allocation is for Slurm: add --slurm, or leave it out")
+    if allocation and (hosts := overrides.get("hostfile")):
+        raise SettingsError(f"--hostfile is {str(hosts)!r}, but Slurm chooses hosts: leave one of them out")
+    if allocation and sub_cluster and not one_allocation:
+        raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
+    if sub_cluster:
+        nodes = allocation.placeholder_hosts() if allocation else None
+        return subclusters.load(params, subclusters.sizes(sub_cluster), overrides, only, output, hosts=nodes)
+    if allocation:
+        return slurm.load(params, allocation, overrides, only, output), []
+    return files.load_sweep(params, overrides, only, output), []
 
 
 def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
@@ -182,33 +167,20 @@ def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
     return None
 
 
-def _execute(planned: "Sweep", options: SweepOptions) -> None:
-    """Execute the sweep and print its summary; exit with a code other than 0 if not every run is ok."""
-    from dsnb.runs.load import load_runs
+def _execute(
+    planned: "Sweep", allocation: "Allocation | None", in_job: list[str] | None, retry: bool, verbose: bool
+) -> bool:
+    """Execute the runs, by the command `in_job` if there is one; return whether all of them are ok."""
+    from dsnb.sweep.run import run_in_one_job, run_sweep
 
     try:
-        all_ok = _run(planned, options)
+        if allocation and in_job:
+            results = run_in_one_job(planned, allocation, in_job, retry=retry, verbose=verbose)
+        else:
+            results = run_sweep(planned, retry=retry, slurm=allocation, verbose=verbose)
     except KeyboardInterrupt:
         say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
         raise typer.Exit(signals.INTERRUPTED) from None
-    runs = load_runs(planned.paths.dir)
-    print_summary(runs, Format.table)
-    if options.sub_cluster:
-        print_groups(runs, Format.table)
-    say(f"Report: dsnb report {planned.paths.dir}")
-    if not all_ok:
-        raise typer.Exit(NOT_ALL_OK)
-
-
-def _run(planned: "Sweep", options: SweepOptions) -> bool:
-    """Execute the runs; return whether all of them are ok."""
-    from dsnb.sweep.run import run_in_one_job, run_sweep
-
-    if options.allocation and options.one_allocation:
-        command = options.command_in_job(planned.paths.dir)
-        results = run_in_one_job(planned, options.allocation, command, retry=options.retry, verbose=options.verbose)
-    else:
-        results = run_sweep(planned, retry=options.retry, slurm=options.allocation, verbose=options.verbose)
     return all(result.status == "ok" for result in results)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.analysis.texts import predicted_figures
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
 from dsnb.prediction.predict import predict
@@ -98,8 +99,7 @@ def predicted(made: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
 def shown(made: Plan, table: pd.DataFrame) -> str:
     """Return a plan with its table, as `predicted` returns it or without figures, as HTML; everything is escaped."""
     problems = "".join(f"<li>{html.escape(line)}</li>" for line in made.problems)
-    texts = pd.DataFrame([_texts(row, len(made.table.columns) - 2) for _, row in table.head(MAX_ROWS).iterrows()])
-    texts = texts.replace("", math.nan).dropna(axis="columns", how="all").fillna("")
+    texts = _texts(made, table).head(MAX_ROWS)
     rows = texts.to_html(index=False, border=0, justify="left", classes="dsnb-plan") if len(texts) else ""
     more = f"<p>and {len(table) - MAX_ROWS:,} more</p>" if len(table) > MAX_ROWS else ""
     parts = [f"<p>{_summary(made, table)}</p><ul>{problems}</ul>", f'<div style="overflow-x: auto">{rows}</div>{more}']
@@ -121,17 +121,14 @@ def _summary(made: Plan, table: pd.DataFrame) -> str:
     return f"{runs}, {least} {math.ceil(repeats * sum(s for s in run_s if not math.isnan(s)) / 60):,} min"
 
 
-def _texts(row: pd.Series, axes: int) -> dict[str, str]:
-    """Return a row as it is read: figures with their errors, or why something is missing."""
-    texts = {name: labels.text(value) for name, value in row.iloc[: axes or 1].fillna("").items()}
-    why = f"refused: {row['refused']}" if row["refused"] else row.get("note") or ""
-    if not isinstance(row.get("fits"), bool):
-        return {**texts, "why": why}
-    figures = {
-        "fits": "yes" if row["fits"] else "no",
-        "GiB": f"{row['peak_allocated_gib']:,.1f} ± {row['peak_allocated_error_pct']:.1f} %",
-        "tokens/s": f"{row['tokens_per_s']:,.0f} ± {row['tokens_per_s_error_pct']:.1f} %",
-        "days": labels.span(row["days_low"], row["days_high"]),
-        "cost": "" if math.isnan(row["cost"]) else f"{row['cost']:,.0f}",
-    }
-    return {**texts, **figures, "why": why}
+def _texts(made: Plan, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table as it is read: figures with their errors, and why something is missing."""
+    if made.table.empty:
+        return made.table
+    axes = list(made.table.columns[:-2])
+    texts = table[axes or ["experiment"]].fillna("").map(labels.text)
+    notes = "refused: " + table["refused"].where(table["refused"].ne(""))
+    if "fits" in table:
+        texts = texts.join(predicted_figures(table)[["fits", "GiB", "tokens/s", "days", "cost"]])
+        notes = notes.fillna(table["note"])
+    return texts.assign(why=notes).replace("", math.nan).dropna(axis="columns", how="all").fillna("")

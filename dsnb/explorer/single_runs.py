@@ -150,9 +150,11 @@ def unusual(data: Data, read: Iterable[int]) -> tuple[dict[int, str], dict[int, 
 def remarks(data: Data, unusual: dict[int, str]) -> dict[str, Any]:
     """Return what is said of single runs: `texts`, and by position in `runs` the places of a run's own in them."""
     said: dict[int, list[str]] = {}
+    shortages = _shortages(data)
     for position, row in enumerate(data.runs.to_dict("records")):
         note = plain(row.get("note"))
         said[position] = [
+            *([f"Memory: {shortages[position]}."] if shortages[position] else []),
             *([f"To change: {'; '.join(_shortage(row).advice())}."] if _is_own_shortage(row) else []),
             *([] if note is None else [f"Note: {note}."]),
             *([f"Profiled step: {parts}."] if (parts := _profile(data, position, row)) else []),
@@ -178,23 +180,30 @@ def gpu_memory(data: Data) -> dict[str, Any]:
     -------
     dict
         `figures` and `fullest` (columns), `capacity_gib` (one number per run, or one for all if they are equal; None
-        where it is unknown), and by position of a run that is not ok: `allocated_gib`, `requested_gib` (only where
-        memory ran out).
+        where it is unknown), `needed_gib` (position of a run out of memory -> what it needed at least).
     """
     capacity = json_numbers(numbers(data.runs, "gpu_memory_gib").round(2))
-    bad = [position for position, status in enumerate(data.runs["status"].map(labels.text)) if status != "ok"]
+    allocated, requested = (numbers(data.runs, f"oom_{name}_gib") for name in ("allocated", "requested"))
+    needed = (allocated + requested.fillna(0)).where(data.runs["status"].map(labels.text) != "ok")
     return {
         "figures": ON_GPU,
         "fullest": FULLEST,
         "capacity_gib": capacity[0] if len(set(capacity)) == 1 else capacity,
-        "allocated_gib": _known(data, "oom_allocated_gib", bad),
-        "requested_gib": _known(data, "oom_requested_gib", bad),
+        "needed_gib": {position: round(gib, 3) for position, gib in enumerate(needed) if math.isfinite(gib)},
     }
 
 
-def _known(data: Data, name: str, positions: list[int]) -> dict[int, float]:
-    values = numbers(data.runs, name).to_numpy()
-    return {position: round(values[position], 3) for position in positions if math.isfinite(values[position])}
+def _shortages(data: Data) -> list[str]:
+    """Return for each run how much memory it had and wanted when it ran out; empty where that is unknown."""
+    columns = ("oom_allocated_gib", "oom_requested_gib", "gpu_memory_gib")
+    forms = ("{:.2f} GiB allocated", ", {:.2f} GiB more requested", "; the GPU has {:.2f} GiB")
+    known = zip(*(numbers(data.runs, name) for name in columns), data.runs["status"].map(labels.text), strict=True)
+    return [
+        "".join(form.format(gib) for form, gib in zip(forms, amounts, strict=True) if math.isfinite(gib))
+        if status != "ok" and math.isfinite(amounts[0])
+        else ""
+        for *amounts, status in known
+    ]
 
 
 def _is_own_shortage(row: dict[Hashable, Any]) -> bool:

@@ -26,7 +26,7 @@ def parse(raw: bytes) -> Any:
     except ValueError:
         record = _with_numbers_that_are_none(raw)
     level = [record] if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH if level else 0):
         level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
     if level:
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")

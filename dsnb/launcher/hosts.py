@@ -273,6 +273,7 @@ class HostRanks:
     def __init__(self, experiment: Experiment, run: RunPaths) -> None:
         self._run, self._closed, self._connections = run, threading.Event(), contextlib.ExitStack()
         self._nodes = self._connections.enter_context(connected(experiment, run))
+        self.host_of = {rank: node.host.name for node in self._nodes for rank in node.ranks}
         try:
             asked = {"device": experiment.device, "master_port": 0}
             requests = [{**asked, "devices": node.host.devices} for node in self._nodes]
@@ -354,10 +355,6 @@ class HostRanks:
     def oom_kills(self) -> int:
         """Return the number of out-of-memory kills on all hosts since the start."""
         return sum(node.oom_kills() for node in self._nodes)
-
-    def host_suffix(self, rank: int) -> str:
-        """Return the text that names a rank's host."""
-        return next((f" on {node.host.name}" for node in self._nodes if rank in node.ranks), "")
 
     def end(self) -> None:
         """End the ranks of all hosts, and write what is known of the hosts."""

@@ -6,6 +6,8 @@ import random
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import psutil
 
@@ -25,6 +27,8 @@ of one machine exchange data over NVLink, PCIe or shared memory. Variables that 
 class LocalRanks:
     """What all ways to start the ranks of a run on this machine have in common."""
 
+    host_of: Mapping[int, str] = MappingProxyType({})
+    """Rank -> name of its host: empty, because there is only one."""
     external_failure = None
     """A failure outside of the ranks: none, because on one machine every failure shows in the exit codes."""
 
@@ -38,10 +42,6 @@ class LocalRanks:
     def oom_kills(self) -> int:
         """Return the number of processes that the kernel has killed for lack of memory since the start."""
         return hardware.oom_kills() - self._oom_kills
-
-    def host_suffix(self, rank: int) -> str:
-        """Return the text behind a rank's number that names its host: empty, there is only one."""
-        return ""
 
 
 def rank_variables(experiment: Experiment, gpus: list[int], launched_at_s: float) -> list[dict[str, str]]:

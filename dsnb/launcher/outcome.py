@@ -1,7 +1,8 @@
 """How a run ended, read from what its ranks left in the run folder; a status other than ok needs a cause."""
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dsnb.errors import DsnbError
@@ -38,9 +39,6 @@ MACHINE_FAULTS = {
 }
 """Words of errors that come from the machine, not from the settings, and what to do."""
 
-HostSuffix = Callable[[int], str]
-"""Returns the text behind a rank's number that names its host; empty where there is only one host."""
-
 
 def without_machine_faults(status: str, cause: str | None) -> tuple[str, str | None]:
     """Return status and cause; a failure by the machine's fault is an interruption, which the next call repeats."""
@@ -64,7 +62,7 @@ def run_status(
     paths: RunPaths,
     exit_codes: dict[int, int],
     host_oom_kills: int,
-    host_suffix: HostSuffix = lambda rank: "",
+    host_of: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[str, str | None]:
     """Return the status and cause of a run whose ranks ended by themselves.
 
@@ -74,8 +72,8 @@ def run_status(
         Rank -> exit code, in the order in which the ranks ended.
     host_oom_kills
         Number of processes that the kernels of the hosts killed for lack of memory during the run.
-    host_suffix
-        Returns the text that names a rank's host.
+    host_of
+        Rank -> name of its host; empty where there is only one host.
     """
     worker = record_schema.read(paths.worker)
     if experiment.profile and worker is not None:  # the record was complete: only the profile can have failed since
@@ -84,17 +82,22 @@ def run_status(
     killed = {rank: code for rank, code in nonzero.items() if code == -signal.SIGKILL}
     failures = record_schema.read_lines(paths.failures)
     if failures and not killed:  # if a rank was killed, the others' errors only say that it is gone
-        return _failure_status(failures[0], experiment.gpus, host_suffix)
+        return _failure_status(failures[0], host_of)
     if nonzero:
-        return _exit_status(killed or nonzero, paths, host_oom_kills, host_suffix)
+        return _exit_status(killed or nonzero, paths, host_oom_kills, host_of)
     return _training_status(experiment, paths, worker)
 
 
-def _failure_status(failure: dict[str, Any], ranks: int, host_suffix: HostSuffix) -> tuple[str, str]:
+def _failure_status(failure: dict[str, Any], host_of: Mapping[int, str]) -> tuple[str, str]:
     """Return the status and cause of a run in which a rank raised an exception."""
-    rank = failure.get("rank")
-    host = host_suffix(rank) if isinstance(rank, int) and 0 <= rank < ranks else ""
-    return failure.get("status") or "failed", f"rank {rank}{host}: {_out_of_memory(failure)}{failure.get('cause')}"
+    name = _name(failure.get("rank"), host_of)
+    return failure.get("status") or "failed", f"{name}: {_out_of_memory(failure)}{failure.get('cause')}"
+
+
+def _name(rank: int | None, host_of: Mapping[int, str]) -> str:
+    if rank == SOME_RANK:
+        return "a rank"
+    return f"rank {rank} on {host_of[rank]}" if rank is not None and rank in host_of else f"rank {rank}"
 
 
 def _out_of_memory(failure: dict[str, Any]) -> str:
@@ -115,11 +118,11 @@ def _out_of_memory(failure: dict[str, Any]) -> str:
 
 
 def _exit_status(
-    exit_codes: dict[int, int], paths: RunPaths, host_oom_kills: int, host_suffix: HostSuffix
+    exit_codes: dict[int, int], paths: RunPaths, host_oom_kills: int, host_of: Mapping[int, str]
 ) -> tuple[str, str]:
     """Return the status and cause of a run whose ranks ended with an exit code and without a recorded exception."""
     rank, code = next(iter(exit_codes.items()))
-    name = f"rank {rank}{host_suffix(rank)}" if rank >= 0 else f"a rank{host_suffix(rank)}"
+    name = _name(rank, host_of)
     if host_oom_kills and code == -signal.SIGKILL:
         return "oom", f"{name} was killed by the kernel: the machine's memory ran out"
     if any("out of memory" in line.lower() for line in last_lines(paths.console, SEARCHED_LINES)):

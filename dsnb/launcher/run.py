@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsnb.errors import SettingsError
+from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.launcher import auto_batch_size
 from dsnb.launcher.figures import summarize_run
@@ -96,11 +96,11 @@ def _run_once(experiment: Experiment, run: RunPaths, requested: Experiment, show
         ranks.end()
     except BaseException as error:
         if ranks:
-            with contextlib.suppress(OSError):  # report the first error
+            with contextlib.suppress(OSError, LaunchError):  # report the first error
                 ranks.end()
         finish(experiment, run, ranks.exit_codes() if ranks else {}, began_s, exception_status(error))
         raise
-    status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_suffix)
+    status, cause = ended_by or run_status(experiment, run, codes, ranks.oom_kills(), ranks.host_of)
     if status == "failed" and (failure := ranks.external_failure) and failure not in str(cause):
         cause = f"{failure}; {cause}"
     return finish(experiment, run, ranks.exit_codes(), began_s, (status, cause))
@@ -113,11 +113,19 @@ def _ranks(experiment: Experiment, run: RunPaths) -> Ranks:
 
 
 def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tuple[str, str] | None:
-    """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended."""
+    """Wait for the end of the ranks; return status and cause if their records cannot tell how the run ended.
+
+    Raises
+    ------
+    LaunchError
+        If the run folder is gone.
+    """
     limits, tail = ranks.experiment, records.Tail(run.steps)
     last_step_s, failed_s = began_s, math.inf
     while not ranks.ended():
         time.sleep(POLL_S)
+        if not run.dir.is_dir():
+            raise LaunchError(f"{run.dir} was removed during the run: start the sweep again")
         steps, now_s = list(record_schema.steps(tail)), launch_clock.now_s()
         progress.update(steps)
         last_step_s = now_s if steps else last_step_s
@@ -130,6 +138,8 @@ def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tu
             return "timeout", f"{exceeded}, {progress.step} of {progress.total} steps done"
         if failure := ranks.external_failure:
             return "failed", failure
+        if not run.dir.exists():  # `Result.write` says so
+            return "failed", "its folder was removed"
         if any(ranks.exit_codes().values()):
             failed_s = min(failed_s, now_s)
         if now_s > failed_s + GRACE_PERIOD_S:

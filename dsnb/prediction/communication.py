@@ -4,8 +4,6 @@ Bytes are those that leave a rank: 2 (n - 1) / n of a message for an all-reduce 
 reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, doc/PERFORMANCE.md).
 """
 
-from dataclasses import dataclass
-
 from dsnb.errors import SettingsError
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.mode import LINEAR_LAYERS, Mode, recomputed_share, shape, trained_parameters
@@ -20,49 +18,16 @@ POWERSGD_SHARE = 1.4
 """Numbers in PowerSGD's factors of rank 1 over hidden size, for each number of hidden size squared."""
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that one rank sends in a step; every field is a number, or an array over many settings."""
-
-    all_reduce: float = 0.0  # this and the next three among data-parallel ranks
-    reduce_scatter: float = 0.0
-    all_gather: float = 0.0
-    all_to_all: float = 0.0
-    tensor_all_reduce: float = 0.0  # among tensor-parallel ranks
-    point_to_point: float = 0.0  # between pipeline stages
-    host: float = 0.0  # between the GPU and host memory
-    cpu_parameters: float = 0.0  # parameters that the CPU updates for this rank
-    data_messages: float = 0.0  # collectives, and sends of a pipeline
-    tensor_messages: float = 0.0
-    pipeline_messages: float = 0.0
-    reduction_overlaps: float = 0.0  # 1 where reductions run beside the forward and backward passes, else 0
-    gather_overlaps: float = 0.0
+def traffic(experiment: Experiment) -> dict[str, float]:
+    """Return what one rank sends in an optimizer step of an experiment, as `step_time.Setting` names it."""
+    parts = (_data_parallel, _tensor, _pipeline, _offload)
+    return {name: sent for part in parts for name, sent in part(experiment).items()}
 
 
-@dataclass(frozen=True)
-class Routes:
-    """The nominal bandwidths in bytes/s that a rank's groups have; 0 where a route has no such part.
+def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]:
+    """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
 
     A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
-    """
-
-    data_inside: float
-    data_network: float
-    tensor_inside: float
-    tensor_network: float
-    pipeline_inside: float
-    pipeline_network: float
-    host: float
-
-
-def traffic(experiment: Experiment) -> Traffic:
-    """Return what one rank sends in an optimizer step of an experiment."""
-    parts = (_data_parallel, _tensor, _pipeline, _offload)
-    return Traffic(**{name: sent for part in parts for name, sent in part(experiment).items()})
-
-
-def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> Routes:
-    """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
 
     Raises
     ------
@@ -77,15 +42,20 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> Routes:
     node_gpus = max(1, experiment.gpus // nodes)
     split, replicas = experiment.tensor_parallel, experiment.data_parallel
 
-    def route(members: int, stride: int) -> tuple[float, float]:
+    def route(name: str, members: int, stride: int) -> dict[str, float]:
         own = max(1, min(members, node_gpus // stride)) if stride < node_gpus else 1
         inside = link.inside_gb_per_s(gpu, own, node_gpus) * 1e9
-        return inside, link.network_gb_per_s * own * 1e9 if own < members else 0.0
+        network = link.network_gb_per_s * own * 1e9 if own < members else 0.0
+        return {f"{name}_inside": inside, f"{name}_network": network}
 
-    stage = split * replicas
-    pipeline = 0.0 if stage * experiment.pipeline_parallel <= node_gpus else link.network_gb_per_s * 1e9
-    pair = link.inside_gb_per_s(gpu, 2, node_gpus) * 1e9
-    return Routes(*route(replicas, split), *route(split, 1), pair, pipeline, gpu.pcie_gb_per_s * 1e9)
+    is_within = split * replicas * experiment.pipeline_parallel <= node_gpus
+    return {
+        **route("data", replicas, split),
+        **route("tensor", split, 1),
+        "pipeline_inside": link.inside_gb_per_s(gpu, 2, node_gpus) * 1e9,
+        "pipeline_network": 0.0 if is_within else link.network_gb_per_s * 1e9,
+        "host_link": gpu.pcie_gb_per_s * 1e9,
+    }
 
 
 def _data_parallel(experiment: Experiment) -> dict[str, float]:
@@ -193,4 +163,4 @@ def _offload(experiment: Experiment) -> dict[str, float]:
     moved = own * (downs * gradient + weight)
     if what == "all":
         moved += 2 * experiment.grad_accum * own * weight
-    return {"host": moved, "cpu_parameters": own}
+    return {"to_host": moved, "cpu_parameters": own}

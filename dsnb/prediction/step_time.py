@@ -7,16 +7,16 @@ nothing hides it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from dsnb.errors import SettingsError
-from dsnb.prediction import communication, gpus
-from dsnb.prediction.communication import Routes, Traffic
+from dsnb.prediction import gpus
+from dsnb.prediction.communication import routes, traffic
 from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.work import Work, work
+from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
 
 LATENCY_S = 20e-6
@@ -54,25 +54,47 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """The nominal rates of a GPU for an experiment, per second."""
-
-    flops: float
-    attention: float
-    memory: float
-
-
-@dataclass(frozen=True)
 class Setting:
-    """All counts of one experiment on a GPU, or of many as arrays; no constant that was measured."""
+    """All counts of one step of an experiment on a GPU, or of many as arrays; no constant that was measured.
 
-    work: Work
-    traffic: Traffic
-    routes: Routes
-    rates: Rates
+    Work is that of the busiest rank; traffic is in bytes that leave a rank, bandwidths of its groups in bytes/s.
+    """
 
-
-Part = TypeVar("Part")
+    peak_flops: float  # nominal rates of the GPU per second: of products, of fused attention, and of its memory
+    attention_flops_per_s: float
+    memory_bytes_per_s: float
+    matmul_flops: float  # from here on `dsnb.prediction.work`
+    matmul_bytes: float  # the operands of matrix products, read and written
+    unaligned_flops: float  # products whose width is no multiple of 8 in half precision and that no compiler pads
+    attention_flops: float  # fused attention
+    elementwise_bytes: float  # the rest of both passes: norms, sums, activations, scores, casts, the loss
+    optimizer_bytes: float  # the optimizer's step on the GPU
+    kernels: float  # kernels on the GPU in both passes
+    host_launches: float  # operations that Python and autograd start one by one in both passes
+    host_parameters: float  # tensors that the optimizer's step handles one by one while the GPU waits, by ZeRO's stage
+    host_gathers: float  # parameters or blocks that ZeRO 3 or FSDP gathers and frees in Python
+    offloaded_activation_bytes: float  # inputs of blocks to host memory and back
+    pipeline_fill: float  # micro-batches' steps for which a stage waits, as a share of its own work: (p - 1) / m
+    data_inside: float  # `communication.routes`: in a node, and between nodes; 0 where a route has no such part
+    data_network: float
+    tensor_inside: float
+    tensor_network: float
+    pipeline_inside: float
+    pipeline_network: float
+    host_link: float
+    all_reduce: float = 0.0  # `communication.traffic`: this and the next three among data-parallel ranks
+    reduce_scatter: float = 0.0
+    all_gather: float = 0.0
+    all_to_all: float = 0.0
+    tensor_all_reduce: float = 0.0  # among tensor-parallel ranks
+    point_to_point: float = 0.0  # between pipeline stages
+    to_host: float = 0.0  # between the GPU and host memory
+    cpu_parameters: float = 0.0  # parameters that the CPU updates for this rank
+    data_messages: float = 0.0  # collectives, and sends of a pipeline
+    tensor_messages: float = 0.0
+    pipeline_messages: float = 0.0
+    reduction_overlaps: float = 0.0  # 1 where reductions run beside the forward and backward passes, else 0
+    gather_overlaps: float = 0.0
 
 
 def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
@@ -88,9 +110,8 @@ def setting(experiment: Experiment, gpu: GpuSpec, link: Link) -> Setting:
     peak = attention = gpu.peak_flops(experiment.precision)
     if experiment.precision == "tf32":  # no flash kernel takes tf32, and the other one is slower
         attention = min(peak, TF32_ATTENTION * gpu.peak_flops("fp32"))
-    routes = communication.routes(experiment, gpu, link)
-    rates = Rates(peak, attention, gpu.memory_gb_per_s * 1e9)
-    return Setting(work(experiment), communication.traffic(experiment), routes, rates)
+    counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
+    return Setting(peak, attention, gpu.memory_gb_per_s * 1e9, **counts)
 
 
 def problem(experiment: Experiment, gpu: str, link: str) -> str:
@@ -116,31 +137,26 @@ def step_times(settings: Sequence[Setting], constants: Constants = DEFAULT) -> S
 
 def stack(settings: Sequence[Setting]) -> Setting:
     """Return many settings as one, whose counts are arrays of shape (settings,)."""
-
-    def stacked(items: list[Part]) -> Part:
-        return type(items[0])(*np.array([list(vars(item).values()) for item in items], dtype=float).T)
-
-    kinds = ([getattr(one, name) for one in settings] for name in Setting.__dataclass_fields__)
-    return Setting(*map(stacked, kinds))
+    return Setting(*np.array([list(vars(one).values()) for one in settings], dtype=float).T)
 
 
 def parts(one: Setting, constants: Constants) -> StepTime:
     """Return the parts of a step, numbers or arrays like the counts of `one`."""
-    w, c, memory = one.work, constants, one.rates.memory * constants.memory_efficiency
-    matmul = w.matmul_flops / (one.rates.flops * c.matmul_efficiency) + w.matmul_bytes / memory
-    matmul = matmul + w.unaligned_flops / (one.rates.flops * c.unaligned_efficiency)
-    attention = w.attention_flops / (one.rates.attention * c.attention_efficiency)
-    elementwise = w.elementwise_bytes / memory + w.kernels * c.kernel_us * 1e-6
-    t, r = one.traffic, one.routes  # nothing hides tensor and pipeline parallelism
-    tensor = _seconds(t.tensor_all_reduce, t.tensor_messages, r.tensor_inside, r.tensor_network, c)
-    point = _seconds(t.point_to_point, t.pipeline_messages, r.pipeline_inside, r.pipeline_network, c)
+    c, memory = constants, one.memory_bytes_per_s * constants.memory_efficiency
+    matmul = one.matmul_flops / (one.peak_flops * c.matmul_efficiency) + one.matmul_bytes / memory
+    matmul = matmul + one.unaligned_flops / (one.peak_flops * c.unaligned_efficiency)
+    attention = one.attention_flops / (one.attention_flops_per_s * c.attention_efficiency)
+    elementwise = one.elementwise_bytes / memory + one.kernels * c.kernel_us * 1e-6
+    # Nothing hides tensor and pipeline parallelism.
+    tensor = _seconds(one.tensor_all_reduce, one.tensor_messages, one.tensor_inside, one.tensor_network, c)
+    point = _seconds(one.point_to_point, one.pipeline_messages, one.pipeline_inside, one.pipeline_network, c)
     passes = matmul + attention + elementwise + tensor + point
-    bubble = w.pipeline_fill * passes
+    bubble = one.pipeline_fill * passes
     data, beside = _data_parallel(one, c, passes)
-    optimizer = w.optimizer_bytes / memory
-    launches = (w.host_launches * c.host_launch_us + w.host_gathers * c.host_gather_us) * 1e-6
-    waits = np.maximum(launches - passes - beside, 0) * (1 + w.pipeline_fill)
-    offload = (t.host + w.offloaded_activation_bytes) / (r.host * c.host_link_efficiency)
+    optimizer = one.optimizer_bytes / memory
+    launches = (one.host_launches * c.host_launch_us + one.host_gathers * c.host_gather_us) * 1e-6
+    waits = np.maximum(launches - passes - beside, 0) * (1 + one.pipeline_fill)
+    offload = (one.to_host + one.offloaded_activation_bytes) / (one.host_link * c.host_link_efficiency)
     return StepTime(
         matmul_s=matmul,
         attention_s=attention,
@@ -150,8 +166,8 @@ def parts(one: Setting, constants: Constants) -> StepTime:
         tensor_all_reduce_s=tensor,
         point_to_point_s=point,
         optimizer_s=optimizer,
-        offload_s=offload + t.cpu_parameters * c.cpu_parameter_ns * 1e-9,
-        host_s=waits + w.host_parameters * c.host_parameter_us * 1e-6,
+        offload_s=offload + one.cpu_parameters * c.cpu_parameter_ns * 1e-9,
+        host_s=waits + one.host_parameters * c.host_parameter_us * 1e-6,
     )
 
 
@@ -167,18 +183,17 @@ def _data_parallel(one: Setting, c: Constants, passes: Any) -> tuple[dict[str, A
 
     The share `overlap` of what runs beside the passes is hidden, at most as much as they take.
     """
-    t, r = one.traffic, one.routes
-    sent = t.all_reduce + t.reduce_scatter + t.all_to_all + t.all_gather
-    total = _seconds(sent, t.data_messages, r.data_inside, r.data_network, c)
+    sent = one.all_reduce + one.reduce_scatter + one.all_to_all + one.all_gather
+    total = _seconds(sent, one.data_messages, one.data_inside, one.data_network, c)
     each = total / np.maximum(sent, 1.0)  # seconds a byte, latencies shared out
-    reducing, gathering = each * (sent - t.all_gather), each * t.all_gather
-    beside = t.reduction_overlaps * reducing + t.gather_overlaps * gathering
+    reducing, gathering = each * (sent - one.all_gather), each * one.all_gather
+    beside = one.reduction_overlaps * reducing + one.gather_overlaps * gathering
     hidden = np.minimum(c.overlap * beside, passes) / np.maximum(beside, 1e-30)
-    reduction, gather = each * (1 - t.reduction_overlaps * hidden), each * (1 - t.gather_overlaps * hidden)
+    reduction, gather = each * (1 - one.reduction_overlaps * hidden), each * (1 - one.gather_overlaps * hidden)
     exposed = {
-        "all_reduce_s": t.all_reduce * reduction,
-        "reduce_scatter_s": t.reduce_scatter * reduction,
-        "all_gather_s": t.all_gather * gather,
-        "all_to_all_s": t.all_to_all * reduction,
+        "all_reduce_s": one.all_reduce * reduction,
+        "reduce_scatter_s": one.reduce_scatter * reduction,
+        "all_gather_s": one.all_gather * gather,
+        "all_to_all_s": one.all_to_all * reduction,
     }
     return exposed, beside * (1 - hidden)

@@ -108,30 +108,37 @@ def traces(experiments: Sequence[Experiment]) -> list[Trace]:
 
 
 def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
-    """Return the trace of each setting, or why it cannot be traced.
+    """Return the trace of each setting, or why there is none.
 
     Raises
     ------
     SettingsError
-        If torch or transformers is missing.
+        If torch or transformers is missing, but needed.
     """
-    by_key = dict(zip(_keys(experiments), experiments, strict=True))
-    made = _make({key: experiment for key, experiment in by_key.items() if not _is_kept(key)})
-    problems = {key: SettingsError(record["error"]) for key, record in made.items() if "error" in record}
-    for key in made.keys() - problems.keys():
-        _records[key] = made[key]
-        if file := _file(key):
-            with contextlib.suppress(OSError):  # a cache that cannot be written is none
-                file.parent.mkdir(parents=True, exist_ok=True)
-                records.write_json(file, made[key])
-    return [trace or problems[key] for key, trace in _of_batches(experiments)]
+    return _attempts(experiments, make=True)
 
 
 def kept(experiments: Sequence[Experiment]) -> list[Trace | None]:
     """Return the trace of each setting that was made before, None for the others; nothing is traced."""
-    for key in set(_keys(experiments)):
-        _is_kept(key)
-    return [trace for _, trace in _of_batches(experiments)]
+    return [trace if isinstance(trace, Trace) else None for trace in _attempts(experiments, make=False)]
+
+
+def _attempts(experiments: Sequence[Experiment], make: bool) -> list[Trace | SettingsError]:
+    keys = _keys(experiments)
+    missing = {key: one for key, one in dict(zip(keys, experiments, strict=True)).items() if not _is_kept(key)}
+    problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
+    for key, record in (_make(missing) if missing and make else {}).items():
+        if "error" in record:
+            problems[key] = SettingsError(record["error"])
+            continue
+        _records[key] = record
+        if file := _file(key):
+            with contextlib.suppress(OSError):  # a cache that cannot be written is none
+                file.parent.mkdir(parents=True, exist_ok=True)
+                records.write_json(file, record)
+    asked = [(key, int(one.micro_batch_size)) for key, one in zip(keys, experiments, strict=True)]
+    of_batches = {(key, size): Trace.of(_records[key], size) for key, size in set(asked) if key in _records}
+    return [of_batches.get(one) or problems[one[0]] for one in asked]
 
 
 def can_trace() -> bool:
@@ -141,13 +148,6 @@ def can_trace() -> bool:
 
 _records: dict[str, dict[str, Any]] = {}
 """What was read from the cache or traced by this process, by key."""
-
-
-def _of_batches(experiments: Sequence[Experiment]) -> list[tuple[str, Trace | None]]:
-    """Return the key of each setting and its trace at its micro-batch, None where there is no record."""
-    asked = [(key, int(one.micro_batch_size)) for key, one in zip(_keys(experiments), experiments, strict=True)]
-    found = {(key, size): Trace.of(_records[key], size) for key, size in set(asked) if key in _records}
-    return [(one[0], found.get(one)) for one in asked]
 
 
 def _keys(experiments: Sequence[Experiment]) -> list[str]:
@@ -189,13 +189,10 @@ def _settings(experiment: Experiment) -> tuple[Any, ...]:
 
 
 def _key(settings: tuple[Any, ...]) -> str:
-    words = json.dumps([settings, _model_file(dict(settings)["model"]), *_versions()], default=str)
+    file = model_shapes.local_config(dict(settings)["model"])
+    model = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
+    words = json.dumps([settings, model, *_versions()], default=str)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _model_file(model: str) -> str:
-    path = model_shapes.local_config(model)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
 
 
 @lru_cache
@@ -214,7 +211,7 @@ def _versions() -> tuple[str, ...]:
 
 def _make(missing: dict[str, Experiment]) -> dict[str, Any]:
     """Return the record of each setting, by its key, or a record of its `error`."""
-    if missing and not can_trace():
+    if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
     keys = list(missing)
     groups = [{key: missing[key] for key in keys[start::WORKERS]} for start in range(min(WORKERS, len(keys)))]

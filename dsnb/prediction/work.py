@@ -7,7 +7,6 @@ compiled counts assume that neighbouring elementwise operations are fused into o
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dsnb.formulas.model_shapes import Shape
@@ -55,28 +54,10 @@ KEPT_PARAMETERS = 1e9
 """DeepSpeed's default for the parameters that ZeRO 3 holds at once."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """Counts of one step on the busiest rank; every field is a number, or an array over many settings."""
+def work(experiment: Experiment) -> dict[str, float]:
+    """Return the work of one optimizer step of an experiment on its busiest rank, as `step_time.Setting` names it.
 
-    matmul_flops: float
-    matmul_bytes: float  # the operands of matrix products, read and written
-    unaligned_flops: float  # products whose width is no multiple of 8 in half precision and that no compiler pads
-    attention_flops: float  # fused attention
-    elementwise_bytes: float  # the rest of both passes: norms, sums, activations, scores, casts, the loss
-    optimizer_bytes: float  # the optimizer's step on the GPU
-    kernels: float  # kernels on the GPU in both passes
-    host_launches: float  # operations that Python and autograd start one by one in both passes
-    host_parameters: float  # tensors that the optimizer's step handles one by one while the GPU waits, by ZeRO's stage
-    host_gathers: float  # parameters or blocks that ZeRO 3 or FSDP gathers and frees in Python
-    offloaded_activation_bytes: float  # inputs of blocks to host memory and back
-    pipeline_fill: float  # micro-batches' steps for which a stage waits, as a share of its own work: (p - 1) / m
-
-
-def work(experiment: Experiment) -> Work:
-    """Return the work of one optimizer step of an experiment on its busiest rank, the last stage of a pipeline.
-
-    The last stage has its share of the blocks and the output layer; the other stages wait for it.
+    That is the last stage of a pipeline: it has its share of the blocks and the output layer, and the others wait.
     """
     model, mode, again = shape(experiment.model), Mode.of(experiment), recomputed_share(experiment)
     tokens = int(experiment.micro_batch_size) * experiment.seq_len
@@ -98,20 +79,20 @@ def work(experiment: Experiment) -> Work:
     embedded = 6 * model.hidden * tokens * (mode.width + mode.stream_width)
     inputs = layers * again * tokens * model.hidden * mode.width if experiment.checkpoint_offload else 0.0
     average_stage = (layers * flops + head_flops / stages) / (layers * flops + head_flops)  # over the last one
-    return Work(
-        matmul_flops=count * (layers * (flops + attention.product_flops) + (0 if unaligned else head_flops)),
-        matmul_bytes=count * layers * operand_bytes,
-        unaligned_flops=count * head_flops if unaligned else 0.0,
-        attention_flops=count * layers * attention.fused_flops,
-        elementwise_bytes=count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
-        optimizer_bytes=_optimizer_bytes(experiment, mode),
-        kernels=count * (launched + casts),
-        host_launches=count * _launches(experiment, mode, launched, casts) + _hook_launches(experiment),
-        host_parameters=_host_parameters(experiment, mode),
-        host_gathers=count * _host_gathers(experiment, mode, layers, again),
-        offloaded_activation_bytes=count * 2 * inputs,
-        pipeline_fill=(stages - 1) / count * average_stage,
-    )
+    return {
+        "matmul_flops": count * (layers * (flops + attention.product_flops) + (0 if unaligned else head_flops)),
+        "matmul_bytes": count * layers * operand_bytes,
+        "unaligned_flops": count * head_flops if unaligned else 0.0,
+        "attention_flops": count * layers * attention.fused_flops,
+        "elementwise_bytes": count * (moved + embedded + head_bytes + _weight_traffic(experiment, model, mode)),
+        "optimizer_bytes": _optimizer_bytes(experiment, mode),
+        "kernels": count * (launched + casts),
+        "host_launches": count * _launches(experiment, mode, launched, casts) + _hook_launches(experiment),
+        "host_parameters": _host_parameters(experiment, mode),
+        "host_gathers": count * _host_gathers(experiment, mode, layers, again),
+        "offloaded_activation_bytes": count * 2 * inputs,
+        "pipeline_fill": (stages - 1) / count * average_stage,
+    }
 
 
 class _Pass(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tables, figures and sentences about runs, as HTML and as text. `__all__` lists the modules for notebooks."""
+"""Tables, figures and answers about runs, as HTML and as text. `__all__` lists the modules for notebooks."""
 
 __all__ = [
     "all_reduce",

@@ -29,7 +29,7 @@ from dsnb.runs.table import as_runs, named_runs
 
 MAX_CARDS = 6
 """Tasks with a card of their own."""
-NAMED = 3
+MAX_NAMED = 3
 """Settings that a remark names."""
 
 
@@ -41,26 +41,23 @@ def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     runs
         One row per run, as `dsnb.load_runs` returns it.
     question
-        What is to be least, for how many tokens, at which price, on how many GPUs; by default the least time, as
-        `default_question` has it.
+        What is to be least, for how many tokens, at which price, on how many GPUs; by default the least time, at the
+        price that the runs state, or an assumed one.
     """
     runs = without_probes(as_runs(runs))
     if runs.empty:
         return Html(f'<section class="dsnb-answer"><p>{NO_RUNS}</p></section>')
-    question = question or default_question(runs)
-    found = tasks(runs)
-    cards = [_card(task, of_runs(task.runs, question)) for task in found[:MAX_CARDS]]
-    return Html(f"{''.join(cards)}{_items(_left_out(len(found)))}")
+    question = question or Question(prices=recorded_prices(runs), assumed_price=ASSUMED_PRICE)
+    every = tasks(runs)
+    cards = [_card(task, of_runs(task.runs, question)) for task in every[:MAX_CARDS]]
+    more = labels.count(len(every) - MAX_CARDS, "more task")
+    left = [f"{more} not shown here; the explorer has all."] if len(every) > MAX_CARDS else []
+    return Html(f"{''.join(cards)}{_items(left)}")
 
 
 def _items(sentences: list[str]) -> str:
     items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
     return f'<ul class="dsnb-remarks">{items}</ul>' if items else ""
-
-
-def default_question(runs: pd.DataFrame) -> Question:
-    """Return the question that is answered first: the least time, at the price that runs state, or an assumed one."""
-    return Question(prices=recorded_prices(runs), assumed_price=ASSUMED_PRICE)
 
 
 def _card(task: Task, decision: Decision) -> str:
@@ -119,8 +116,8 @@ def unstable_settings(runs: pd.DataFrame) -> list[str]:
     if not names:
         return []
     rates = numbers(runs, "tokens_per_s").where(runs["status"] == "ok").groupby(runs["experiment"]).agg(["min", "max"])
-    ranges = [f"{name}: {fixed(rates['min'][name], 0)} to {fixed(rates['max'][name], 0)}" for name in names[:NAMED]]
-    more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    ranges = [f"{name}: {fixed(rates['min'][name], 0)} to {fixed(rates['max'][name], 0)}" for name in names[:MAX_NAMED]]
+    more = f"; and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     are, own, them = ("is", "its", "it") if len(names) == 1 else ("are", "their", "them")
     return [
         f"{labels.count(len(names), 'setting')} {are} unstable and not ranked: {own} repeats differ by more than "
@@ -135,17 +132,12 @@ def _otherwise(runs: pd.DataFrame) -> list[str]:
     names = list(dict.fromkeys(named_runs(runs)[own]["experiment"]))
     if not names:
         return []
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return [
         f"{labels.count(sum(own), 'run')} of {labels.count(len(names), 'setting')} had other losses than settings "
         "that compute the same, so something went wrong there: find out what before you choose such a setting. "
-        f"{', '.join(names[:NAMED])}{more}."
+        f"{', '.join(names[:MAX_NAMED])}{more}."
     ]
-
-
-def _left_out(found: int) -> list[str]:
-    more = found - MAX_CARDS
-    return [f"{more} more task{'' if more == 1 else 's'} not shown here; the explorer has all."] if more > 0 else []
 
 
 def _not_tried(runs: pd.DataFrame) -> list[str]:

@@ -106,19 +106,13 @@ def losses(steps: pd.DataFrame, runs: pd.DataFrame) -> Picture:
             axis.set_axis_off()
             note(axis, "no run recorded a loss")
             return figure
-        sns.lineplot(
-            data=table,
-            x="step",
-            y="loss",
-            hue="precision",
-            style="strategy",
-            estimator="median",
-            errorbar=None,
-            palette=palette.PRECISIONS,
-            hue_order=_precisions(table),
-            linewidth=1.4,
-            ax=axis,
-        )
+        kinds = {
+            "hue": "precision",
+            "style": "strategy",
+            "hue_order": _precisions(table),
+            "palette": palette.PRECISIONS,
+        }
+        sns.lineplot(table, x="step", y="loss", estimator="median", errorbar=None, linewidth=1.4, ax=axis, **kinds)
         axis.set(xlabel="optimizer step", ylabel="loss")
         sns.move_legend(axis, "upper left", bbox_to_anchor=(1.01, 1), frameon=False)
         for line in axis.get_legend().get_lines()[-table["strategy"].nunique() :]:

@@ -78,17 +78,12 @@ def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
     are `median ± standard deviation`.
     """
     factor = METRIC_LABELS[metric].factor
-    nothing = pd.Series(float("nan"), summary.index)
-    columns = [summary.get(f"{metric}_{name}", nothing) * factor for name in ("median", "std", "min", "max")]
-    counts = summary.get(f"{metric}_n", summary["n"])
-    rows = zip(counts, *columns, strict=True)
-    return [_repeats(int(count), digits, *row) for count, *row in rows]
-
-
-def _repeats(count: int, digits: int, median: float, std: float, low: float, high: float) -> str:
-    if count >= MIN_RUNS or pd.isna(low):  # summaries of an earlier version have no range
-        return format_value(median, std if count >= MIN_RUNS else float("nan"), digits)
-    return " to ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in (low, high)))
+    columns = [summary[f"{metric}_{name}"] * factor for name in ("median", "std", "min", "max")]
+    texts = []
+    for count, median, std, low, high in zip(summary[f"{metric}_n"], *columns, strict=True):
+        few = " to ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in (low, high))) if count else ""
+        texts.append(format_value(median, std, digits) if count >= MIN_RUNS else few)
+    return texts
 
 
 def _redundant(summary: pd.DataFrame) -> set[str]:

@@ -3,6 +3,7 @@
 Every run that was started is a row, whatever its status; what was not measured is missing (NaN), never 0.
 """
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from dsnb.run_folder.columns import (
 )
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import run_folders
-from dsnb.runs.discover import Found, displayable, find_runs
+from dsnb.runs.discover import displayable, find_runs
 from dsnb.runs.logs import console, step_csv
 from dsnb.runs.logs import rows as log_rows
 from dsnb.runs.logs.logged_run import LoggedRun
@@ -57,7 +58,7 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     """
-    return as_runs(without_noise(_runs(find_runs(path))))
+    return as_runs(without_noise(_runs(path)))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -79,7 +80,7 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     SettingsError, LogError
         As for `load_runs`.
     """
-    return _steps(find_runs(path))
+    return _steps(path)
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
@@ -99,15 +100,15 @@ def load_gpu(run_dir: str | Path) -> pd.DataFrame:
     return numbers.assign(host=[name if isinstance(name, str) else None for name in table["host"]])[GPU_COLUMNS]
 
 
-def _logged(found: Found) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
+def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
     """Yield the row of every run in other programs' logs, and the run.
 
     In a folder, logs that cannot be read are left out with a warning; files that are not logs without one.
     """
-    for path in map(Path, found.logs):
+    for path in map(Path, logs):
         try:
             runs = console.read(path)
-            if found.is_one_file and not runs:
+            if is_one_file and not runs:
                 raise LogError(path, console.UNSUPPORTED)
             names = names_from_log(str(path), runs)
             shown = Path(displayable(str(path)))
@@ -118,30 +119,36 @@ def _logged(found: Found) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
             if not isinstance(error, LogError):  # one log must not keep the others of a folder from being read
                 what = getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 error = LogError(path, f"cannot be read: {what}")
-            if found.is_one_file:
+            if is_one_file:
                 raise error from None
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
         yield from made
 
 
-def _runs(found: Found) -> pd.DataFrame:
-    own = run_folders.read_columns(found.runs)
-    names = name_runs(found.runs, own[run_folders.NAME], own[run_folders.MODEL_NAME])
-    own |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, found.runs)]}
-    nothing = [None] * len(found.runs)
-    others = [row for row, _ in _logged(found)]
-    columns = [*RUN_COLUMNS, *key_columns(own)]
-    table = pd.DataFrame({name: own.get(name, nothing) + [row.get(name) for row in others] for name in columns})
+def _runs(path: str | Path) -> pd.DataFrame:
+    folders, logs = find_runs(path)
+    columns = run_folders.read_columns(folders)
+    names = name_runs(folders, columns[run_folders.NAME], columns[run_folders.MODEL_NAME])
+    columns |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
+    nothing = [None] * len(folders)
+    logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
+    table = pd.DataFrame(
+        {
+            name: columns.get(name, nothing) + [row.get(name) for row in logged]
+            for name in [*RUN_COLUMNS, *key_columns(columns)]
+        }
+    )
     for name in RUN_NUMBERS:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return table
 
 
-def _steps(found: Found) -> pd.DataFrame:
-    own, counts = run_folders.read_steps(found.runs)
-    names, parts = name_runs(found.runs, *run_folders.names(found.runs)), [own]
-    for row, run in _logged(found):
+def _steps(path: str | Path) -> pd.DataFrame:
+    folders, logs = find_runs(path)
+    steps, counts = run_folders.read_steps(folders)
+    names, parts = name_runs(folders, *run_folders.names(folders)), [steps]
+    for row, run in _logged(logs, os.path.isfile(path)):
         parts.append(log_rows.steps(run))
         counts.append(len(parts[-1]))
         names.append(row)

@@ -1,6 +1,7 @@
 """The runs that a sweep set out to make, and what it left out, as it recorded them before the first run."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -13,19 +14,18 @@ Planned = list[tuple[str, int]]
 
 def planned_runs(folder: str | Path) -> Planned:
     """Return experiment and repeat of each planned run; empty for a folder that is not a sweep's."""
-    record = records.read_json(SweepPaths(Path(folder).absolute()).planned) or {}
-    runs = record.get("runs")
-    if not isinstance(runs, dict):
-        return []
-    lists = [(name, repeats) for name, repeats in runs.items() if isinstance(repeats, list)]
+    lists = [(name, repeats) for name, repeats in _record(folder, "runs").items() if isinstance(repeats, list)]
     return [(name, repeat) for name, repeats in lists for repeat in repeats if type(repeat) is int]
 
 
 def left_out(folder: str | Path) -> dict[str, str]:
     """Return the experiments of a sweep that were left out, and why; empty for a folder that is not a sweep's."""
-    record = records.read_json(SweepPaths(Path(folder).absolute()).planned) or {}
-    found = record.get("left_out")
-    return {name: why for name, why in found.items() if isinstance(why, str)} if isinstance(found, dict) else {}
+    return {name: why for name, why in _record(folder, "left_out").items() if isinstance(why, str)}
+
+
+def _record(folder: str | Path, key: str) -> dict[str, Any]:
+    value = (records.read_json(SweepPaths(Path(folder).absolute()).planned) or {}).get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]:
@@ -38,5 +38,5 @@ def still_to_come(runs: pd.DataFrame, folder: str | Path) -> tuple[Planned, int]
     """
     planned = planned_runs(folder)
     ended = runs[runs["status"].isin(ENDED)] if "status" in runs else runs.head(0)
-    known = set(zip(ended["experiment"], ended["repeat"], strict=True)) if len(ended) else set()
-    return sorted((run for run in planned if run not in known), key=lambda run: run[1]), len(planned)
+    done = set(zip(ended["experiment"], ended["repeat"], strict=True)) if len(ended) else set()
+    return sorted((run for run in planned if run not in done), key=lambda run: run[1]), len(planned)

@@ -36,6 +36,7 @@ MAX_DIGEST = 12
 _DURATION = re.compile(rb'"duration": ([0-9]{1,9}(?:\.[0-9]{1,20})?)[,\s}]')
 _RUN = RunPaths(Path())
 EXPERIMENT, MACHINE, RESULT = _RUN.experiment.name, _RUN.environment.name, _RUN.result.name
+_NOTEBOOK, _NODES, _STEPS = _RUN.notebook.name, _RUN.nodes.name, _RUN.steps.name
 NAME, MODEL_NAME = "recorded_name", "recorded_model_name"
 """Columns with the names of experiment and model in the settings of the run."""
 Records = list[dict[str, Any]]
@@ -44,14 +45,15 @@ Columns = dict[str, list[Any]]
 
 def read_columns(folders: Sequence[str]) -> Columns:
     """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
-    found = {name: [records.read_json(f"{path}/{name}") for path in folders] for name in (EXPERIMENT, MACHINE, RESULT)}
-    found[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in found[EXPERIMENT]]
-    problems = _clean(found)
+    names = (EXPERIMENT, MACHINE, RESULT)
+    by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
+    by_file[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in by_file[EXPERIMENT]]
+    problems = _clean(by_file)
     ends = [
-        _status_and_cause(settings, machine, result, f"{folder}/{_RUN.steps.name}", problems.get(place))
-        for place, (folder, settings, machine, result) in enumerate(zip(folders, *found.values(), strict=True))
+        _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))
+        for place, (folder, settings, machine, result) in enumerate(zip(folders, *by_file.values(), strict=True))
     ]
-    given, machines, results = ([record or {} for record in of_runs] for of_runs in found.values())
+    given, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
     settings = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in given]
     columns = _fields(settings, [*SETTINGS, "device", *ORDER]) | _keys(settings)
@@ -62,8 +64,8 @@ def read_columns(folders: Sequence[str]) -> Columns:
     columns["status"], columns["cause"] = ([end[part] for end in ends] for part in (0, 1))
     columns["variables"] = [_words(machine.get("variables")) for machine in machines]
     columns["inputs"] = [_words(record.get("inputs"), MAX_DIGEST) for record in given]
-    columns["notebook_s"] = [_notebook_s(f"{folder}/{_RUN.notebook.name}") for folder in folders]
-    nodes = [f"{folder}/{_RUN.nodes.name}" for folder in folders]
+    columns["notebook_s"] = [_notebook_s(f"{folder}/{_NOTEBOOK}") for folder in folders]
+    nodes = [f"{folder}/{_NODES}" for folder in folders]
     columns["hosts"] = [_hosts(path, record) for path, record in zip(nodes, given, strict=True)]
     columns[NAME], columns[MODEL_NAME] = [record.get("name") for record in given], [*map(_model_name, given)]
     return columns | _derived(columns, settings, machines)
@@ -118,10 +120,10 @@ def _status_and_cause(
     return result["status"], result.get("cause")
 
 
-def _clean(found: dict[str, list[Any]]) -> dict[int, str]:
+def _clean(by_file: dict[str, list[Any]]) -> dict[int, str]:
     """Remove invalid fields from the records; return a sentence about the first one of each run."""
     problems: dict[int, str] = {}
-    for file, of_runs in found.items():
+    for file, of_runs in by_file.items():
         for place, record in enumerate(of_runs):
             if record is not None and record_schema.wrong_values(file, record)[0]:
                 content, problem = record_schema.cleaned(file, record)
@@ -213,7 +215,7 @@ def read_steps(folders: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
     """
     tables, counts = [pd.DataFrame(columns=STEP_COLUMNS)], []
     for first in range(0, len(folders), STEP_BATCH):
-        table, lengths = _parse([f"{folder}/{_RUN.steps.name}" for folder in folders[first : first + STEP_BATCH]])
+        table, lengths = _parse([f"{folder}/{_STEPS}" for folder in folders[first : first + STEP_BATCH]])
         tables.append(table)
         counts += lengths
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True), counts

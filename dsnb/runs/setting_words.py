@@ -18,10 +18,10 @@ def strategy(run: Mapping[str, Any]) -> str:
     """Return how the training is shared among GPUs, as one phrase: "plain", "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
     name = _text(run, "strategy")
     named = "" if name in {"-", "deepspeed"} else name
-    own = STRATEGIES.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
+    sharded = STRATEGIES.get(name, f"ZeRO {_text(run, 'zero_stage')}" if _is_known(run, "zero_stage") else named)
     sizes = [("TP", run.get("tensor_parallel")), ("PP", run.get("pipeline_parallel"))]
     shares = [f"{short} {size:g}" for short, size in sizes if isinstance(size, int | float) and size > 1]
-    return " x ".join(filter(None, [*shares, own]))
+    return " x ".join(filter(None, [*shares, sharded]))
 
 
 def setting(run: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ import pandas as pd
 import dsnb
 from dsnb.analysis.choices import choices, variants, varying, with_choices
 from dsnb.analysis.comparisons import effects
-from dsnb.analysis.memory_use import savings
 
 SHARED = pd.DataFrame(
     [
@@ -52,8 +51,3 @@ def test_variants_differ_in_more_than_strategy_and_precision():
     assert list(variants(SHARED)) == [""]
     on_gpus = variants(runs.assign(device="cuda", gpu_name="H200"))
     assert "2 GPUs, sequence 100" in on_gpus
-
-
-def test_memory_of_fsdp_is_compared_with_that_of_zero_3():
-    changes = savings(dsnb.published("h200_memory"), "opt-1.3b_fsdp_bf16_gpus2_bs8_sl1024_ga2")["change"]
-    assert not [change for change in changes if "strategy" in change or "deepspeed" in change]

@@ -203,31 +203,7 @@ def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
     assert changes[1] == pytest.approx((50 + 54) / (100 + 104) - 1)  # of medians
     assert changes[2] == pytest.approx(99 / 102 - 1)
     assert found["peak_allocated_gib_change_pct"][1] == pytest.approx(-30)
+    known = differences(RUNS, figure="tokens_per_s_per_gpu", baseline="a")
+    assert found["tokens_per_s_per_gpu_words"].tolist() == known["words"][["c", "b", "d"]].tolist()
     assert set(found["tokens_per_s_per_gpu_verdict"]) == {"too few runs"}
     assert found["tokens_per_s_per_gpu_words"][0] == "too few runs (0 and 2 runs; 4 of each are needed)"
-
-
-def test_a_table_of_changes_is_one_family():
-    """Three settings and two figures: every interval is that of all pairs of three, whatever is selected."""
-    rates = {"a": [100, 101, 99, 100.5], "b": [80, 81, 79.5, 80.5], "c": [100.2, 99.8, 100.9, 99.1]}
-    made = [
-        (name, at, stage, "bf16", rate, 7)
-        for stage, (name, own) in enumerate(rates.items())
-        for at, rate in enumerate(own)
-    ]
-    runs = table(*made).assign(mfu=lambda t: t["tokens_per_s_per_gpu"] / 250)
-    figures = ["tokens_per_s_per_gpu", "mfu"]
-    both = effects(runs, "a", ["zero_stage"], figures).set_index("experiment")
-    alone = effects(runs, "a", ["zero_stage"], figures[:1]).set_index("experiment")
-    bounds = [f"{figures[0]}_low_pct", f"{figures[0]}_high_pct"]
-    pd.testing.assert_frame_equal(both[bounds], alone[bounds])
-    known = differences(runs, figure=figures[0])
-    assert known["base"].unique() == ["a"]
-    pd.testing.assert_frame_equal(alone[bounds], known[["low_pct", "high_pct"]].set_axis(bounds, axis=1))
-    assert both[f"{figures[0]}_verdict"].tolist() == ["likely", "unclear"]
-    assert both["mfu_words"]["b"] == f"likely: {MINUS}8.0 points ({MINUS}8.8 points to {MINUS}7.1 points)"
-    relevant = effects(runs, "a", ["zero_stage"], figures, relevance=0.3).set_index("experiment")
-    assert relevant["mfu_words"].tolist() == [
-        f"no difference larger than 8.8 points ({MINUS}8.8 points to {MINUS}7.1 points)",
-        f"no difference larger than 0.9 points ({MINUS}0.9 points to +0.8 points)",
-    ]

@@ -19,6 +19,8 @@ def words(table):
 def test_the_odd_repeat_is_named_with_what_is_usual():
     found = words(runs("", "NCCL_DEBUG=INFO", ""))
     assert found == ["", "NCCL_DEBUG is INFO, in other runs of the setting unset", ""]
+    table = flags(runs("", "NCCL_DEBUG=INFO", ""))
+    assert (list(table["flags"]), list(table["words"])) == ([(), (Flag.CONDITIONS,), ()], found)
     found = words(runs("NCCL_DEBUG=INFO", "NCCL_DEBUG=INFO", ""))
     assert found[2] == "NCCL_DEBUG is unset, in other runs of the setting INFO"
 
@@ -48,12 +50,6 @@ def test_names_with_spaces_and_quotes_survive_the_table():
 def test_more_than_three_are_counted():
     many = " ".join(f"NCCL_{letter}=1" for letter in "ABCDE")
     assert words(runs("", "", many))[2].endswith("NCCL_C is 1, in other runs of the setting unset; and 2 more")
-
-
-def test_it_is_a_flag():
-    found = flags(runs("", "TORCHDYNAMO_DISABLE=1", ""))
-    assert list(found["flags"]) == [(), (Flag.CONDITIONS,), ()]
-    assert found["words"][1] == "TORCHDYNAMO_DISABLE is 1, in other runs of the setting unset"
 
 
 def test_two_sets_of_runs():

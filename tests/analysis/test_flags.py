@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dsnb.analysis.flags import Flag, clock_drop_pct, drift, flag_steps, flags, single_run_words
+from dsnb.analysis.flags import Flag, clock_drop_pct, drift, flags, single_run_words
 from dsnb.run_folder.columns import GPU_COLUMNS, RUN_COLUMNS, STEP_COLUMNS
 
 CALM = 1 + 0.01 * np.sin(np.arange(40) * 2.4)
@@ -106,10 +106,3 @@ def test_a_run_far_from_its_repeats_is_an_outlier_and_stays():
     assert [Flag.OUTLIER in one for one in found["flags"]] == [False] * 3 + [True] + [False] * 3
     assert found["words"][3].endswith("% from the median of the setting's runs")
     assert found["off_pct"][4:].isna().all()  # which of two is the odd one is unknown
-
-
-def test_steps_are_classified_and_all_of_them_stay():
-    _, steps = a_run(times=[1.0, 1.0, 1.0, 2.5])
-    found = flag_steps(pd.DataFrame(steps))
-    assert list(found["over_median"]) == [1, 1, 1, 2.5]
-    assert list(found["is_slow"]) == [False, False, False, True]

@@ -22,15 +22,6 @@ HOSTS = [f"node-{number:03d}" for number in range(1, 65)]
 SLOW, DEAD = HOSTS[41], HOSTS[18]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """64 hosts in groups of 1 to 64: one is 12 % slow, one fails."""
-    folder = tmp_path_factory.mktemp("cluster") / "scaling"
-    made_up.write_groups(folder, HOSTS, slow={SLOW: 0.12}, failing=[DEAD])
-    (folder / "params.yaml").write_text("name: scaling\nexpect_samples_per_s: 90\n")
-    return folder
-
-
 def a_group(hosts, rate, status="ok", **more):
     """A run's row; `hosts` as `a+b`, the rate in samples/s per node."""
     count = hosts.count("+") + 1
@@ -53,9 +44,12 @@ def suspects(table):
     return list(found.index[found["is_suspect"]])
 
 
-def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(cluster):
+def test_64_nodes_take_seconds_and_exactly_the_slow_one_is_suspected(tmp_path):
+    """In groups of 1 to 64: one is 12 % slow, one fails."""
+    made_up.write_groups(tmp_path / "scaling", HOSTS, slow={SLOW: 0.12}, failing=[DEAD])
+    (tmp_path / "scaling" / "params.yaml").write_text("name: scaling\nexpect_samples_per_s: 90\n")
     began = time.process_time()
-    runs = dsnb.load_runs(cluster)
+    runs = dsnb.load_runs(tmp_path)
     table = hosts.groups(runs)
     parts = node_report.section(runs)
     assert time.process_time() - began < 10
@@ -127,8 +121,7 @@ def test_the_words_about_hosts():
         "No host is slow: none is 3 % below its median and outside the spread of the others."
     ]
     assert hosts.describe(table_of(*alone(100, 70))) == [
-        "nodes1: 2 nodes, median 85 samples/s per node, \N{MINUS SIGN}17.6 % to +17.6 % around it "
-        "(fewer than 3 groups: too few to call one slow)."
+        "Fewer than 3 groups of one size were measured: too few to call a host slow."
     ]
     lost = {**a_group("a", None, "failed"), "hosts": None, "cause": "no route\x1b[2J to host c"}
     (sentence,) = [text for text in hosts.describe(table_of(*alone(100, 100), lost)) if "Failed" in text]
@@ -181,26 +174,20 @@ def test_hostile_names_are_only_shown(tmp_path):
     assert "a?b" in text
 
 
-def test_the_section_is_there_only_for_several_nodes_or_groups(tmp_path):
-    assert node_report.section(made_up.runs(6).reindex(columns=RUN_COLUMNS)) == []
-    assert node_report.section(dsnb.published("lambda_1cc_opt")) == []
-    assert node_report.section(pd.DataFrame([a_group("a", 100)])) == []
-    assert node_report.section(pd.DataFrame([a_group("a", 100), a_group("b", 100)]))
-    assert node_report.section(pd.DataFrame([a_group("a+b", 100)]))
-    failed = pd.DataFrame(
-        [{**a_group("a+b", None, "failed"), "hosts": None}, a_group("c+d", None, "failed", cause="x")]
-    )
-    assert any("Failed: c, d (nodes2: 1 failed): x." in str(part) for part in node_report.section(failed))
-
-
-def test_several_workloads_have_panels_of_their_own():
+def test_the_section_is_there_only_for_several_nodes_or_groups():
+    for runs in (
+        made_up.runs(6).reindex(columns=RUN_COLUMNS), dsnb.published("lambda_1cc_opt"),
+        pd.DataFrame([a_group("a", 100)]),
+    ):  # fmt: skip
+        assert node_report.section(runs) == []
+    failed = [{**a_group("a+b", None, "failed"), "hosts": None}, a_group("c+d", None, "failed", cause="x")]
+    assert "Failed: c, d (nodes2: 1 failed): x." in "".join(map(str, node_report.section(pd.DataFrame(failed))))
     rows = [a_group(host, rate, model=model, experiment=f"{model}_nodes1") for model in ("gpt2", "opt-125m")
             for host, rate in alone(100, 99, 101, 80)]  # fmt: skip
     table = hosts.groups(pd.DataFrame(rows))
     assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
     assert suspects(table) == ["d"]
-    titles = [axis.get_title(loc="left") for axis in node_report.spread(table).figure.axes]
-    assert titles == ["gpt2", "opt-125m"]
+    assert [axis.get_title(loc="left") for axis in node_report.spread(table).figure.axes] == ["gpt2", "opt-125m"]
 
 
 def test_in_what_the_nodes_differ(tmp_path):
@@ -218,15 +205,14 @@ def test_in_what_the_nodes_differ(tmp_path):
     ]
 
 
-def test_the_command_line_prints_groups_and_suspects(cluster, tmp_path):
-    done = CliRunner().invoke(app, ["summary", "--groups", str(cluster), "--format", "json"])
-    assert len(json.loads(done.stdout)) == 127
-    assert f"Suspect: {SLOW}, " in done.stderr
-    done = CliRunner().invoke(app, ["summary", "--groups", str(cluster)])
-    assert "off median (%)" in done.stdout
-    assert f"Suspect: {SLOW}, " in done.stdout
-    made_up.write_folders(made_up.runs(1), tmp_path / "alone", steps=6)
-    done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path)])
+def test_the_command_line_prints_groups_and_suspects(tmp_path):
+    made_up.write_groups(tmp_path / "few", HOSTS[:8], slow={HOSTS[2]: 0.12}, sizes=(1, 2))
+    for words, stream in ((["--format", "json"], "err"), ([], "out")):
+        done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path / "few"), *words])
+        assert f"Suspect: {HOSTS[2]}, " in getattr(done, f"std{stream}")
+        assert ("off median (%)" in done.stdout) if stream == "out" else (len(json.loads(done.stdout)) == 12)
+    made_up.write_folders(made_up.runs(1), tmp_path / "alone" / "a", steps=6)
+    done = CliRunner().invoke(app, ["summary", "--groups", str(tmp_path / "alone")])
     assert str(done.exception) == (
         "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"
     )

@@ -14,15 +14,14 @@ import dsnb
 from dsnb.analysis import decide
 from dsnb.analysis.comparisons import differences
 from dsnb.analysis.words import words
-from dsnb.explorer import page as pages
 from dsnb.explorer import single_runs
-from dsnb.explorer.payload import answered, payload
+from dsnb.explorer.payload import answered
 from dsnb.explorer.state import options, question, values
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
-from tests.support.browser import CALM, ROOT, SETTLED, Tabs, violations
+from tests.support.browser import CALM, ROOT, SETTLED, Tabs, root, violations, write_page
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
@@ -327,7 +326,7 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert {run: dict(drawn)[run] for run in needed.index} == pytest.approx(needed.to_dict())
     assert tab.evaluate(f"{ROOT}.scatter.view.data('capacity_x')")[0]["x"] == 140
     first = int(needed.index[0])
-    sentence = f"138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB"
+    sentence = f"Memory: 138.00 GiB allocated, {needed.iloc[0] - 138:.2f} GiB more requested; the GPU has 140.00 GiB."
     assert sentence in tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
     tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
@@ -385,7 +384,7 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
         tab.mouse.click(across, down)
         tab.evaluate(CALM)
         assert tab.evaluate(f"[{ROOT}.state.run, {ROOT}.state.brush]") == [run, brush]
-        assert tab.get_by_text("Look at this run: 2 graphs compiled during the timed steps").is_visible()
+        assert tab.locator("p", has_text="Look at this run: 2 graphs compiled during the timed steps").is_visible()
     series = tab.evaluate(f"Object.keys({ROOT}.model.series).map(Number)")
     tab.evaluate(f"{ROOT}.open({next(run for run in range(22) if run not in series)})")
     assert f"The steps of this run {left_out}" in tab.locator(".dsnb-explorer").inner_text()
@@ -620,20 +619,17 @@ ODD = {
 def several(tmp_path_factory, chromium):
     """Give one page with an explorer for each table of ODD."""
     explorers = [dsnb.explore(table) for table, _ in ODD.values()]
-    pieces = "".join(pages.fragment(payload(one.data, one.state, None)) for one in explorers)
-    path = tmp_path_factory.mktemp("several") / "page.html"
-    path.write_text(f"<!doctype html><meta charset='utf-8'><title>x</title>{pieces}<script>{pages.script()}</script>")
-    return Tabs(chromium).open(path)
+    return Tabs(chromium).open(write_page(tmp_path_factory.mktemp("several") / "page.html", *explorers))
 
 
-def root(kind):
-    return f"document.querySelectorAll('.dsnb-explorer')[{list(ODD).index(kind)}].dsnb"
+def of(kind):
+    return root(list(ODD).index(kind))
 
 
 def test_odd_tables_give_a_sensible_page(several):
     tab = several.tab
     for kind, (table, text) in ODD.items():
-        here = root(kind)
+        here = of(kind)
         assert text in tab.evaluate(f"{here}.count.textContent")
         for name in ("x", "y", "colour", "along"):
             for value in tab.evaluate(f"{here}.model.options.{name}")[:: 1 if name == "y" else 4]:
@@ -650,7 +646,7 @@ def test_odd_tables_give_a_sensible_page(several):
 
 
 def test_the_front_is_what_nothing_else_beats(several):
-    here = root("one axis")
+    here = of("one axis")
     names = f"{here}.frontier.map((point) => {here}.model.experiments.names[point.experiment])"
     front = f"(state) => ({here}.set(state), {names})"
     assert several.tab.evaluate(front, {"relevance": 0}) == list("abcde")  # f is slower than a
@@ -662,7 +658,7 @@ def test_the_front_is_what_nothing_else_beats(several):
 
 
 def test_the_page_has_seconds_and_shows_milliseconds(several):
-    tab, here = several.tab, root("milliseconds")
+    tab, here = several.tab, of("milliseconds")
     tab.evaluate(f"{here}.set({{ y: 'step_time_s' }})")
     assert tab.evaluate(f"[...{here}.model.columns.get('step_time_s')]") == [0.0121, 0.0123, 0.0129]
     assert "step time 12.3 ms" in tab.evaluate(f"{here}.front.textContent")
@@ -674,7 +670,7 @@ def test_the_page_has_seconds_and_shows_milliseconds(several):
 
 
 def test_unstable_settings_are_named_first_and_are_on_no_front(several):
-    tab, here, table = several.tab, root("unstable"), ODD["unstable"][0]
+    tab, here, table = several.tab, of("unstable"), ODD["unstable"][0]
     spread = table.groupby("experiment")["tokens_per_s_per_gpu"]
     unsteady = set(spread.max().index[spread.max() > 1.5 * spread.min()])
     card = tab.evaluate(f"{here}.card.node.textContent")
@@ -693,7 +689,7 @@ def test_a_setting_that_does_nothing_is_not_named(several):
     said = words(decide.of_runs(known, question(explorer.state)))["following"]
     assert said.startswith("Runner-up: checkpointing off, ")
     assert "recomputed" not in said
-    assert several.tab.evaluate(f"{root('blocks')}.card.answer.words().following") == said
+    assert several.tab.evaluate(f"{of('blocks')}.card.answer.words().following") == said
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.all_reduce import load_bandwidth
 from dsnb.runs.load import load_runs, load_steps
 from dsnb.settings.experiment import Experiment
-from tests.cli.test_app import dsnb
+from tests.cli.test_odd_words import dsnb
 from tests.support.small_sweep import NAMES
 
 
@@ -109,11 +109,11 @@ def test_what_cannot_be_measured_is_refused(tmp_path, changes, most_bytes, messa
 
 
 @pytest.mark.process
-def test_the_command_prints_nccl_tests_columns(tmp_path):
+def test_the_command_prints_nccl_tests_columns(tmp_path, monkeypatch):
     words = ["--set", "device=cpu", "--most-bytes", "63", "--output", tmp_path]
-    done = dsnb("bandwidth", *words)
-    assert done.returncode == 0, done.stderr
-    heads, *rows = (re.split(r"\s{2,}", line.strip()) for line in done.stdout.strip().splitlines())
+    code, out, err = dsnb(monkeypatch, "bandwidth", *words)
+    assert code == 0, err
+    heads, *rows = (re.split(r"\s{2,}", line.strip()) for line in out.strip().splitlines())
     assert heads == [
         "size (B)", "count (elements)", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong",
     ]  # fmt: skip

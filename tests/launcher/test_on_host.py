@@ -119,7 +119,7 @@ def test_hosts_decide_the_device_and_tell_their_clocks_and_samples(hostfile, ans
     ranks, run = ask(hostfile, tmp_path / "run1", device="auto"), RunPaths(tmp_path / "run1")
     ranks.end()
     assert ranks.experiment.device == "cuda"
-    assert ranks.host_suffix(2) == " on worker-2"
+    assert ranks.host_of[2] == "worker-2"
     nodes = records.read_json(run.nodes)["nodes"]
     assert [node["clock_offset_s"] for node in nodes] == [pytest.approx(0, abs=60), pytest.approx(3600, abs=60)]
     assert [node["ranks"] for node in nodes] == [[0, 1], [2, 3]]

@@ -162,10 +162,10 @@ PLAIN = "gpus is 8, but strategy is 'plain': it is a single process; use gpus 1,
             ("--gpus", "8"),
             [f"left out 1 of 7 settings (plain_bf16_gpus8_bs8_sl2048): {PLAIN}"],
         ),
-        (  # a name that an accepted setting has as well is not said
+        (
             ("[0, 1, 3]", "[0, 1], strategy: [ddp]"),
             (),
-            ["left out 2 of 4 settings: zero_stage is 1, but strategy is 'ddp'"],
+            ["left out 2 of 4 settings (names with -v): zero_stage is 1, but strategy is 'ddp'"],
         ),
         (
             ("[0, 1, 3]", "[0, 1, 2], tensor_parallel: [1, 16]"),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ BLOCKS, HEAD = 24 * 12 * 2048**2, 50272 * 2048
 
 def work(**settings):
     common = {"model": "opt-1.3b", "micro_batch_size": 8, "seq_len": 1024, "device": "cuda"}
-    return module.work(Experiment(**{**common, **settings}))
+    return SimpleNamespace(**module.work(Experiment(**{**common, **settings})))
 
 
 def test_products_are_six_flops_a_weight_and_token():

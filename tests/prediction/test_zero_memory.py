@@ -43,7 +43,6 @@ def rule(**settings):
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({"strategy": "ddp"}, 12 + 4 + 4),
         ({"strategy": "fsdp"}, 12 / 2 + 4 + 2 * ROOT / (BLOCKS + ROOT)),
         ({"zero_stage": 1, "deepspeed": BUCKET}, 2 + 12 / 2 + 6),
         ({"zero_stage": 2, "deepspeed": BUCKET}, 2 + 12 / 2 + 4 / 2),

@@ -40,6 +40,7 @@ def value(column, place):
 
 def test_candidates_are_those_of_the_decision():
     table = runs(3)
+    assert json.loads(json.dumps(templates.PAGE))["templates"] == templates.TEMPLATES
     texts, task, names = sent(table)
     known = of_runs(table, Question(prices={"H200": 2.0}))
     found = task["candidates"]
@@ -106,7 +107,3 @@ def test_of_many_pairs_those_of_one_change_are_sent(monkeypatch):
     own = [names[number] for number in pairs["settings"]]
     sent_pairs = {(own[a], own[b]) for a, b in zip(pairs["first"], pairs["second"], strict=True)}
     assert {("0bf16", "1bf16"), ("0bf16", "3bf16"), ("1bf16", "3bf16"), ("3bf16", "3fp16")} == sent_pairs
-
-
-def test_the_templates_are_json_and_say_nothing_else():
-    assert json.loads(json.dumps(templates.PAGE))["templates"] == templates.TEMPLATES

@@ -115,9 +115,8 @@ def test_no_folder_and_an_empty_folder(tmp_path):
     assert timing(runs).empty
 
 
-@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "\"'&<b>"])
-def test_hostile_text_stays_text(make_run, tmp_path, text):
-    make_run("a", 1, [1.0], status="failed", cause=text)
+def test_hostile_text_stays_text(make_run, tmp_path):
+    make_run("a", 1, [1.0], status="failed", cause="</script><script>alert(1)</script>\"'&<b>")
     for table in (tables.failures, tables.settings, tables.environment, answer.answer):
         shown = str(table(dsnb.load_runs(tmp_path / "out")))
         assert "<script" not in shown
@@ -160,6 +159,3 @@ def test_few_runs_show_their_range_and_four_a_deviation(make_run, tmp_path):
     row = summary.loc["three"]
     assert [row[f"tokens_per_s_{name}"] for name in ("min", "median", "max", "n")] == [25, 50, 100, 3]
     assert summary["peak_allocated_gib_n"].eq(0).all()
-    older = summary.drop(columns=[name for name in summary if name.endswith(("_min", "_max", "_n"))])
-    assert tables.format_summary(older)["tokens/s/GPU"]["four"] == f"38 ± {spread:.0f}"
-    assert tables.format_summary(older)["tokens/s/GPU"]["three"] == "50"

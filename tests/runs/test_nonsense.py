@@ -12,8 +12,6 @@ from dsnb.analysis.choices import variants
 from dsnb.analysis.summary import timing
 from dsnb.cli import printing
 from dsnb.errors import DsnbWarning, SettingsError
-from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.outcome import run_status
 from dsnb.render import all_reduce, answer, node_report, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.sweep import job
@@ -84,13 +82,11 @@ def write_run(draw, folder, real):
 
 
 def read_like_a_sweep(run):
-    """Ask of a run what a sweep and a launch ask."""
+    """Ask of a run what a sweep asks."""
     for ask in (is_finished, lambda run: job.load_run(run.paths)):
         with contextlib.suppress(SettingsError):
             ask(run)
     job.read_result(run.paths)
-    run_status(run.experiment, run.paths, {0: 0}, 0)
-    summarize_run(run.experiment, run.paths)
 
 
 def show_like_a_report(folder):

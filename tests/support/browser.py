@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from dsnb.explorer import page
+from dsnb.explorer.payload import payload
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -38,6 +41,20 @@ def no_browser(reason):
         pytest.fail(f"no Chromium ({reason}): install Debian's package chromium")
     warnings.warn("NO BROWSER TEST WAS RUN: install chromium, or run `playwright install chromium`", stacklevel=1)
     pytest.skip("no Chromium")
+
+
+def write_page(path, *explorers):
+    """Write a page with these explorers and nothing else: `root(0)` is the first of them."""
+    pieces = "".join(page.fragment(payload(one.data, one.state, None)) for one in explorers)
+    style = f"@media (prefers-color-scheme: dark) {{ body {{ background: #101214; color: #eee; }} }} {page.style()}"
+    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Runs</title><style>{style}</style>"
+    body = f"<main><h1>Runs</h1><h2>Explorer</h2>{pieces}</main><script>{page.script()}</script>"
+    path.write_text(head + body, encoding="utf-8")
+    return path
+
+
+def root(place):
+    return f"document.querySelectorAll('.dsnb-explorer')[{place}].dsnb"
 
 
 SETTLED = """async () => {

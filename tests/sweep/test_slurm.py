@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsnb.cli import sweep as sweep_command
 from dsnb.cli.summary_table import short_names
-from dsnb.cli.sweep import SweepOptions
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -303,15 +303,10 @@ def test_a_whole_sweep_as_one_job(cluster, params):
 def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
     monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
-    options = SweepOptions(
-        params,
-        ["repeats=2"],
-        output=params.parent / "out",
-        sub_cluster="1,2",
-        allocation=Allocation(nodes=3, gpus_per_node=2),
-        one_allocation=True,
+    allocation = Allocation(nodes=3, gpus_per_node=2)
+    planned, notes = sweep_command.load(
+        params, {"repeats": 2}, None, params.parent / "out", "1,2", allocation, one_allocation=True
     )
-    planned, notes = options.load()
     assert notes == []
     (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}

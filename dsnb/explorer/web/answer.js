@@ -70,7 +70,7 @@ const comparison = (model, name, sides, per = 1) => {
 
 const NO_INTERVAL = "the interval of this pair is not in this page: dsnb.analysis.comparisons.differences has it";
 
-// Which of `words.verdicts` the reader's smallest relevant difference makes of an interval.
+// Which `verdict.*` of the templates the reader's smallest relevant difference makes of an interval.
 const verdictOf = ({ low, high, change, n, baseN }, relevance, { fewestRuns }) => {
   if (Math.min(n, baseN) < fewestRuns) return "few";
   if (Number.isNaN(low)) return "none"; // of many settings, not all pairs are in the page

@@ -144,10 +144,10 @@ class Overview {
     const rows = model.tasks.map((task) => {
       const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
       const name = element("th", { scope: "row" }, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-      const texts = [headline, [costs, note].filter(Boolean).join(" "), task.remarks.join(" ")];
+      const texts = [headline, [costs, note].filter(Boolean).join(" ")];
       return element("tr", {}, name, ...texts.map((text) => element("td", { class: "dsnb-text" }, text)));
     });
-    const heads = ["task", "answer", "what it takes", "remarks"].map((title) => heading(title, true));
+    const heads = ["task", "answer", "what it takes"].map((title) => heading(title, true));
     this.node.replaceChildren(scrollTable(model.labels.all_tasks, heads, rows, "dsnb-wrapped"));
   }
 }

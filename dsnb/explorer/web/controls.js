@@ -44,7 +44,7 @@ class Controls {
       labels.forEach((label, code) => {
         label.hidden = !present.has(code);
       });
-      node.hidden = !axis.isChoice(codes);
+      node.hidden = !isChoice(axis, codes);
       inputs.forEach((input, code) => {
         input.checked = state[axis.name].includes(axis.values[code]);
       });

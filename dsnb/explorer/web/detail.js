@@ -41,10 +41,7 @@ class Detail {
     const { model } = this;
     const status = model.status.labels[model.status.codes[run]];
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
-    const memory = model.memory.sentences(run);
-    if (memory.length) lines.push(element("p", {}, `Memory: ${memory.join("; ")}.`));
-    lines.push(element("p", {}, model.short[model.experiments.codes[run]]));
-    for (const place of model.remarks.runs[run] ?? []) lines.push(element("p", {}, model.remarks.texts[place]));
+    lines.push(...[model.short[model.experiments.codes[run]], ...model.said(run)].map((text) => element("p", {}, text)));
     const note = (text) => lines.push(element("p", { class: "dsnb-soft" }, text));
     if (!one) note(`The steps of this run ${model.leftOut}`);
     else if (!one.step && !one.sample_s) note("This run recorded no steps.");

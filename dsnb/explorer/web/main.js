@@ -187,8 +187,10 @@ class Explorer {
       const range = spread.n > 1 ? ` (median of ${spread.n} runs: ${low === high ? low : `${low} to ${high}`})` : "";
       if (spread.n) lines.push(`${model.labelled(name, middle)}${range}`);
     }
-    if (!isExperiment) lines.push(...model.memory.sentences(id));
-    if (!isExperiment) lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
+    if (!isExperiment) {
+      lines.splice(1, 0, `run ${model.repeats[id] ?? "?"}: ${model.status.labels[model.status.codes[id]]} ${model.causes[id] ?? ""}`);
+      lines.push(...model.said(id));
+    }
     return [...new Set(lines)].map(cut);
   }
 

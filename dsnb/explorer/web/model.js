@@ -39,21 +39,12 @@ const paretoFront = (points, xBetter, yBetter, tolerance) => {
   return strict.filter((point) => kept.includes(point));
 };
 
-class Axis {
-  constructor(axis) {
-    Object.assign(this, axis);
-  }
-
-  // Whether there are several known values to choose from among these codes; missing ones are no choice.
-  isChoice(codes) {
-    return [...new Set(codes)].filter((code) => this.values[code] !== null).length > 1;
-  }
-}
+// Whether there are several known values to choose from among these codes of a setting; missing ones are no choice.
+const isChoice = (axis, codes) => [...new Set(codes)].filter((code) => axis.values[code] !== null).length > 1;
 
 class Model {
   constructor(payload) {
     Object.assign(this, payload);
-    this.axes = payload.axes.map((axis) => new Axis(axis));
     this.axis = new Map(this.axes.map((axis) => [axis.name, axis]));
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
     this.status = this.axis.get("status");
@@ -80,7 +71,7 @@ class Model {
     const names = [...this.experiments.names];
     for (const task of this.tasks) {
       const own = [...this.grouped(this.runsOf(task)).keys()];
-      const varies = this.experimentAxes.map((name, index) => this.axis.get(name).isChoice(own.map((experiment) => this.settings[experiment][index])));
+      const varies = this.experimentAxes.map((name, index) => isChoice(this.axis.get(name), own.map((experiment) => this.settings[experiment][index])));
       const labels = (codes) => codes.map((code, index) => varies[index] && this.axis.get(this.experimentAxes[index]).shortLabels[code]);
       const texts = new Map(own.map((experiment) => [experiment, labels(this.settings[experiment]).filter(Boolean).join(", ")]));
       const counts = new Map();
@@ -235,6 +226,11 @@ class Model {
     return effects.sort((a, b) => a.index - b.index || a.after - b.after);
   }
 
+  // What is said of a run: of its memory, what to change, notes, what is unusual.
+  said(run) {
+    return (this.remarks.runs[run] ?? []).map((place) => this.remarks.texts[place]);
+  }
+
   // A figure with its name and unit, as in "memory allocated 6.00 GiB" and "76,717 tokens/s".
   labelled(name, text) {
     const { title, unit } = this.figure.get(name);
@@ -261,21 +257,13 @@ class Model {
 
 // Memory beside what a GPU has: the line of its capacity, runs that did not fit, headroom.
 class GpuMemory {
-  constructor(model, { figures, fullest, capacity_gib, allocated_gib, requested_gib }) {
-    Object.assign(this, { model, fullest, allocated: allocated_gib, requested: requested_gib });
-    this.figures = new Set(figures);
-    this.perRun = Array.isArray(capacity_gib) ? capacity_gib : null;
-    this.common = this.perRun ? null : capacity_gib;
+  constructor(model, { figures, fullest, capacity_gib, needed_gib }) {
+    Object.assign(this, { model, fullest, capacities: capacity_gib, needed: needed_gib, figures: new Set(figures) });
   }
 
   // What the GPU of a run has in GiB, null if unknown.
   capacity(run) {
-    return (this.perRun ? this.perRun[run] : this.common) ?? null;
-  }
-
-  // What a run that ran out of memory would have needed at least, in GiB; NaN if unknown.
-  needed(run) {
-    return this.allocated[run] + (this.requested[run] ?? 0);
+    return (Array.isArray(this.capacities) ? this.capacities[run] : this.capacities) ?? null;
   }
 
   // The share of the GPU that a run left free; NaN if unknown.
@@ -288,7 +276,7 @@ class GpuMemory {
   // Where to draw each of the runs that did not fit, on an axis that shows memory: [{run, gib}].
   shortages(name, runs) {
     if (!this.figures.has(name)) return [];
-    return runs.map((run) => ({ run, gib: this.needed(run) })).filter(({ gib }) => !Number.isNaN(gib));
+    return runs.filter((run) => run in this.needed).map((run) => ({ run, gib: this.needed[run] }));
   }
 
   // The capacities of an axis whose values are these: those to draw, which do not squash the rest, and a sentence about others.
@@ -304,18 +292,5 @@ class GpuMemory {
   // The data of the lines of an axis, for the chart.
   marks(side, capacities) {
     return capacities.map((gib) => ({ [side]: gib, text: `GPU: ${significant(gib)} GiB` }));
-  }
-
-  // A run's headroom and shortage as sentences, for its tooltip and its details.
-  sentences(run) {
-    const capacity = this.capacity(run);
-    const text = (gib) => `${gib.toFixed(2)} GiB`;
-    const headroom = this.headroom(run);
-    const lines = Number.isNaN(headroom) ? [] : [`${(100 * headroom).toFixed(0)} % of the GPU's ${text(capacity)} left`];
-    if (this.allocated[run] !== undefined) {
-      const requested = this.requested[run] === undefined ? "" : `, ${text(this.requested[run])} more requested`;
-      lines.push(`${text(this.allocated[run])} allocated${requested}${capacity ? `; the GPU has ${text(capacity)}` : ""}`);
-    }
-    return lines;
   }
 }

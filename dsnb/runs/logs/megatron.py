@@ -131,8 +131,8 @@ def coordinates(run: LoggedRun, match: re.Match[str]) -> None:
 @reads("STAGE=", "stage=", pattern=r"RANK=\d{1,7} STAGE=(\d{1,6}) LAYERS=\d|^stage=(\d{1,6}) layers=\d")
 def pipeline_stage(run: LoggedRun, match: re.Match[str]) -> None:
     """Read `RANK=4 STAGE=1 LAYERS=15 [14, 29) ...` and `stage=1 layers=15`: a lower bound for the number of stages."""
-    known = run.settings.get("pipeline_parallel", 0)
-    run.set_used(pipeline_parallel=max(known, int(match[1] or match[2]) + 1))
+    at_least = run.settings.get("pipeline_parallel", 0)
+    run.set_used(pipeline_parallel=max(at_least, int(match[1] or match[2]) + 1))
 
 
 def _ranks(text: str) -> int:
@@ -225,7 +225,7 @@ def _without_first(run: LoggedRun, line: str, step: int, logged: Line) -> Line:
         time_s = (time_s * (spans + 1) - before[0]) / spans
         time_s = time_s if time_s > 0 else None
     counts = zip(logged[1:], before[1:], strict=True)
-    skipped, nan = (max(0, more - own) if more and own else more for more, own in counts)
+    skipped, nan = (max(0, both - one) if both and one else both for both, one in counts)
     return time_s, skipped, nan
 
 
