@@ -27,6 +27,7 @@ from benchmarks import bars, other_estimates
 from dsnb.prediction import gpus
 from dsnb.prediction.accuracy import (
     ALL,
+    MIN_SETTINGS,
     PredictionError,
     by_kind,
     error_of,
@@ -230,11 +231,9 @@ def lines(found: dict[str, PredictionError]) -> list[str]:
 
 
 def constants(found: dict[str, PredictionError]) -> list[str]:
-    """Return the same table as the code holds it."""
-    return [
-        f'    "{name}": PredictionError{(one.settings, one.mean_pct, one.worst_pct, one.bias_pct)},'
-        for name, one in found.items()
-    ]
+    """Return the same table as the code holds it: without kinds of too few settings."""
+    enough = {name: error for name, error in found.items() if error.settings >= MIN_SETTINGS}
+    return [f'    "{name}": PredictionError{tuple(error)},' for name, error in enough.items()]
 
 
 def main() -> None:

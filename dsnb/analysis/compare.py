@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import intervals
-from dsnb.analysis.comparisons import rules_of, table_of
-from dsnb.analysis.intervals import MIN_RUNS, RELEVANCE, Setting
+from dsnb.analysis.comparisons import Better, rules_of, table_of
+from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, RELEVANCE, Setting
 from dsnb.analysis.tasks import tasks
 from dsnb.run_folder.columns import SETTINGS, key_columns
 from dsnb.runs.table import as_runs
@@ -20,6 +20,8 @@ def compare(
     after: pd.DataFrame,
     figure: str = "tokens_per_s",
     relevance: float = RELEVANCE,
+    confidence: float = CONFIDENCE,
+    better: Better | None = None,
     hosts_alike: bool = False,
     fewest_runs: int = MIN_RUNS,
 ) -> pd.DataFrame:
@@ -37,6 +39,12 @@ def compare(
         The column to compare; its values must be positive.
     relevance
         Smallest change that matters: 0.02 is 2 %.
+    confidence
+        Probability that all intervals of a task hold, in speed and memory: those of
+        `dsnb.analysis.comparisons.differences` for all settings of both sets, so that a pair has
+        one interval wherever it is compared.
+    better
+        Which direction of the figure is better, by default that of the tables.
     hosts_alike
         Whether runs on different hosts count as independent. By default, a setting that ran on one host before and on
         another one after has a single independent run in each set: the hosts may differ, not the versions.
@@ -54,12 +62,11 @@ def compare(
     Raises
     ------
     SettingsError
-        If either set has no such figure, or `relevance` is out of range.
+        If either set has no such figure, or `relevance` or `confidence` is out of range.
     """
     sets = [as_runs(runs) for runs in (before, after)]
-    rules, _ = (
-        rules_of(runs, figure, relevance=relevance, hosts_alike=hosts_alike, fewest_runs=fewest_runs) for runs in sets
-    )
+    options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
+    rules, _ = (rules_of(runs, figure, better, **options) for runs in sets)
     keys = _keys(sets)
     numbered = [runs.assign(_key=own) for runs, own in zip(sets, keys, strict=True)]
     known = [intervals.settings_of(runs, "_key", figure, bool(rules.percent_factor)) for runs in numbered]

@@ -68,6 +68,7 @@ class Rules:
     """How settings are compared; the fields are parameters of `differences`."""
 
     relevance: float = RELEVANCE
+    confidence: float = CONFIDENCE
     better: Better = ""
     hosts_alike: bool = False
     fewest_runs: int = MIN_RUNS
@@ -77,6 +78,8 @@ class Rules:
     def __post_init__(self) -> None:
         if not 0 <= self.relevance < 1:
             raise SettingsError(f"relevance is {self.relevance!r}: must be 0 or more and less than 1 (0.02 is 2 %)")
+        if not 0 < self.confidence < 1:
+            raise SettingsError(f"confidence is {self.confidence!r}: must be between 0 and 1 (0.95 is 95 %)")
         if self.fewest_runs < 2:
             raise SettingsError(f"fewest_runs is {self.fewest_runs!r}: must be 2 or more, a single run has no spread")
 
@@ -124,7 +127,7 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
         intervals.moments([p[side].by_host() if own else p[side].values for p, own in zip(pairs, by_host, strict=True)])
         for side in (0, 1)
     )
-    bounds = intervals.all_pairs(base, other, among, 1 - (1 - CONFIDENCE) / FIGURES)
+    bounds = intervals.all_pairs(base, other, among, 1 - (1 - rules.confidence) / FIGURES)
     bounds = replace(bounds, level=base.mean if rules.percent_factor else None)
     verdicts = intervals.verdicts(bounds, np.minimum(base.count, other.count), rules.relevance, rules.fewest_runs)
     few = verdicts == Verdict.TOO_FEW
@@ -197,10 +200,12 @@ def _words(row: Mapping[str, Any], pair: Pair, rules: Rules) -> str:
 
 def differences(
     runs: pd.DataFrame,
-    by: str = "experiment",
+    by: str | list[str] = "experiment",
     figure: str = "tokens_per_s",
     baseline: object = None,
     relevance: float = RELEVANCE,
+    confidence: float = CONFIDENCE,
+    better: Better | None = None,
     hosts_alike: bool = False,
     fewest_runs: int = MIN_RUNS,
 ) -> pd.DataFrame:
@@ -211,7 +216,7 @@ def differences(
     runs
         One row per run, as `dsnb.load_runs` returns it: all settings of a task, since error rates hold for a task.
     by
-        The column that names a setting. With several sweeps, experiments are named `sweep/experiment`.
+        The column or columns that name a setting. With several sweeps, experiments are named `sweep/experiment`.
     figure
         The column to compare; its values must be positive, but for percentages.
     baseline
@@ -219,6 +224,10 @@ def differences(
         are the same for any choice (`dsnb.analysis.intervals.all_pairs`).
     relevance
         Smallest change that matters: 0.02 is 2 %.
+    confidence
+        Probability that the intervals of all pairs hold, in speed and memory; each figure has half of the error rate.
+    better
+        Which direction of the figure is better, by default that of `dsnb.runs.labels`.
     hosts_alike
         Whether runs on different hosts count as independent, even if two settings did not use the same hosts.
     fewest_runs
@@ -234,10 +243,11 @@ def differences(
     ------
     SettingsError
         If there is no such figure or baseline, if neither direction is known to be better and no baseline is given, or
-        if `relevance` is out of range.
+        if `relevance` or `confidence` is out of range.
     """
     runs = named_runs(runs)
-    rules = rules_of(runs, figure, relevance=relevance, hosts_alike=hosts_alike, fewest_runs=fewest_runs)
+    options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
+    rules = rules_of(runs, figure, better, **options)
     settings = intervals.settings_of(runs, by, figure, bool(rules.percent_factor))
     not_ranked = set(unstable(runs)) if by == "experiment" else set()
     stable = {name: setting for name, setting in settings.items() if name not in not_ranked} or settings
@@ -248,26 +258,30 @@ def differences(
     pairs = [(settings[base], other) for other in others.values()]
     table = table_of(pairs, intervals.repeated(settings.values()), rules)
     table.insert(0, "base", [base] * len(table))
-    table.index = pd.Index(list(others), name=by)
+    names = [by] if isinstance(by, str) else by
+    keys = [name if isinstance(name, tuple) else (name,) for name in others]
+    table.index = (
+        pd.MultiIndex.from_tuples(keys, names=names) if len(names) > 1 else pd.Index(list(others), name=names[0])
+    )
     return table
 
 
 def _best(settings: dict[object, Setting], figure: str, better: Better) -> object:
     """Return the setting with the best median; None if none has one."""
     if not better:
-        raise SettingsError(f"neither direction of {figure!r} is better: give a baseline")
+        raise SettingsError(f"neither direction of {figure!r} is better: give a baseline, or say which is (better=...)")
     medians = {name: setting.median for name, setting in settings.items() if setting.median > 0}
     if not medians:
         return None
     return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
 
 
-def page_note() -> str:
-    """Return a sentence on what intervals and verdicts control."""
+def page_note(confidence: float = CONFIDENCE) -> str:
+    """Return a sentence on what intervals and verdicts of this confidence control."""
     return (
-        f"The {100 * CONFIDENCE:g} % intervals hold for speed and memory of all pairs of settings of a task together "
+        f"The {100 * confidence:g} % intervals hold for speed and memory of all pairs of settings of a task together "
         f"(Games and Howell 1976): where all settings are equal, any two are called different for at most about "
-        f"{100 * (1 - CONFIDENCE):.3g} % of tasks."
+        f"{100 * (1 - confidence):.3g} % of tasks."
     )
 
 

@@ -27,7 +27,7 @@ from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
 from dsnb.runs.table import named_runs
 from dsnb.settings import planning
-from dsnb.settings.planning import MOST_DAYS, is_number, is_whole
+from dsnb.settings.planning import MAX_DAYS, is_number, is_whole
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
 """What is to be least, and the column that holds it."""
@@ -77,7 +77,7 @@ class Question:
     assumed_price: float | None = None
     currency: str = "$"
     relevance: float = RELEVANCE
-    max_days: float = MOST_DAYS
+    max_days: float = MAX_DAYS
 
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):

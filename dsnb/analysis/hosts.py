@@ -37,15 +37,13 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None) -> pd.DataFrame:
+def groups(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare groups of hosts that ran the same experiments.
 
     Parameters
     ----------
     runs
         One row per run, as `dsnb.load_runs` returns it; runs without a hostfile are left out.
-    expected
-        Samples/s expected of every node: one number, or sweep -> number; by default those in the params files.
 
     Returns
     -------
@@ -65,12 +63,11 @@ def groups(runs: pd.DataFrame, expected: dict[str, float] | float | None = None)
     runs = runs[(named | several | siblings.isin(siblings[named])) & ~is_probe].reset_index(drop=True)
     if runs.empty:
         return pd.DataFrame(columns=COLUMNS)
-    wanted = expectations(runs) if expected is None else expected
     workloads = {place: workload for workload, part in scaling.workloads(runs) for place in part.index}
     runs = named_runs(runs).assign(
         workload=pd.Series(workloads),
         rate=numbers(runs, "samples_per_s").where(runs["status"] == "ok"),
-        expected=runs["sweep"].map(wanted) if isinstance(wanted, dict) else wanted,
+        expected=runs["sweep"].map(expectations(runs)).astype(float),
     )
     by_group = runs.groupby(["experiment", "nodes", "hosts"], sort=False, dropna=False)
     table = pd.DataFrame([_group(part) for _, part in by_group])

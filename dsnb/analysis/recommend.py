@@ -24,7 +24,7 @@ from dsnb.prediction.predict import predict
 from dsnb.runs.labels import MEMORY, count
 from dsnb.runs.table import as_runs
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.planning import MOST_DAYS
+from dsnb.settings.planning import MAX_DAYS
 
 Objective = Literal["days", "tokens_per_s", "memory", "cost"]
 OBJECTIVES = {"days": "time", "tokens_per_s": "time", "memory": "memory", "cost": "cost"}
@@ -147,8 +147,8 @@ def _choice(
     """Yield the sentences of `recommend`."""
     best = ranked.iloc[0]
     yield f"Train with {best.name}: {words.takes(best)}."
-    if best["days"] > MOST_DAYS:
-        yield f"That is more than {MOST_DAYS:g} days: {words.needed(ranked, '')}"
+    if best["days"] > MAX_DAYS:
+        yield f"That is more than {MAX_DAYS:g} days: {words.needed(ranked, '')}"
     if too_large:
         yield f"{too_large} {'setting does' if too_large == 1 else 'settings do'} not fit."
     if len(ranked) > 1:
@@ -278,7 +278,7 @@ def forecast(
     for task, names in _by_task(asked):
         # On one kind of GPU, the cheapest setting is that with the fewest GPU-hours.
         decisions = {
-            name: decide(table.loc[names], _question(tokens, price, name, MOST_DAYS)) for name in ("time", "gpu_hours")
+            name: decide(table.loc[names], _question(tokens, price, name, MAX_DAYS)) for name in ("time", "gpu_hours")
         }
         ranked = decisions["time"].options
         said = [*_fitting(table.loc[names], spec), *_least(decisions, currency)]

@@ -7,7 +7,7 @@ from dsnb.analysis.decide import ASSUMED_PRICE
 from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.texts import HOURS, SIZES
-from dsnb.settings.planning import GOAL_DAYS, MOST_DAYS
+from dsnb.settings.planning import GOAL_DAYS, MAX_DAYS
 
 BEST = {"time": "Fastest", "gpu_hours": "Fewest {unit}-hours", "cost": "Cheapest", "memory": "Least memory"}
 """What the best setting of an objective is called; `unit` is GPU, or rank where there are none."""
@@ -108,7 +108,7 @@ PAGE: dict[str, Any] = {
         "assumed": ASSUMED,
     },
     "limits": {
-        "maxDays": MOST_DAYS,
+        "maxDays": MAX_DAYS,
         "goalDays": GOAL_DAYS,
         "shownGib": SHOWN_GIB,
         "equalPct": EQUAL_PCT,

@@ -29,12 +29,12 @@ from dsnb.analysis.texts import MINUS, amount, duration, duration_range, fill, f
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers
 from dsnb.runs.literature.tables import SOURCE, is_own
-from dsnb.settings.planning import GOAL_DAYS, MOST_DAYS, gpus_needed
+from dsnb.settings.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 
 
 def say(name: str, facts: Mapping[str, object]) -> str:
     """Return the sentence of this name in `TEMPLATES`; the limits that sentences state are added to the facts."""
-    limits = {"max_days": f"{MOST_DAYS:g}", "goal_days": f"{GOAL_DAYS:g}", "unstable_times": f"{UNSTABLE:g}"}
+    limits = {"max_days": f"{MAX_DAYS:g}", "goal_days": f"{GOAL_DAYS:g}", "unstable_times": f"{UNSTABLE:g}"}
     return fill(TEMPLATES[name], {**limits, **facts})
 
 
@@ -133,7 +133,7 @@ def beyond(decision: Decision, currency: str) -> Iterator[str]:
     best = decision.options.iloc[0]
     what = "measured setting" if is_measured(best) else "setting"
     tokens = amount(decision.question.tokens)
-    facts = {"max_days": f"{MOST_DAYS:g}", "what": what, "tokens": tokens, "place": place(best)}
+    facts = {"max_days": f"{MAX_DAYS:g}", "what": what, "tokens": tokens, "place": place(best)}
     name = str(best.name) if is_measured(best) else f"{best.name} ({best['basis']})"
     yield f"{fill(BEYOND, facts)} The fastest is {name}, {rate(best)}."
     yield needed(decision.options, currency)

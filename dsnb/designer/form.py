@@ -58,7 +58,8 @@ class Row:
             self.controls.append(toggle)
         label = [widgets.Label(name, layout=LABEL)] if self.options else []
         if not self.options:
-            typed = widgets.Text(plain_yaml.in_one_line(chosen)[1:-1], placeholder="8, 16", continuous_update=False)
+            shown = plain_yaml.dump(chosen, in_one_line=True).strip()[1:-1]
+            typed = widgets.Text(shown, placeholder="8, 16", continuous_update=False)
             self.controls = [_field(typed, name)]
         for control in self.controls:
             control.observe(lambda _: changed(), "value")

@@ -99,7 +99,7 @@ def predicted(made: Plan, gpu: str, link: str, tokens: float) -> pd.DataFrame:
 def shown(made: Plan, table: pd.DataFrame) -> str:
     """Return a plan with its table, as `predicted` returns it or without figures, as HTML; everything is escaped."""
     problems = "".join(f"<li>{html.escape(line)}</li>" for line in made.problems)
-    texts = _texts(made, table).head(MAX_ROWS)
+    texts = _texts(made, table.head(MAX_ROWS))
     rows = texts.to_html(index=False, border=0, justify="left", classes="dsnb-plan") if len(texts) else ""
     more = f"<p>and {len(table) - MAX_ROWS:,} more</p>" if len(table) > MAX_ROWS else ""
     parts = [f"<p>{_summary(made, table)}</p><ul>{problems}</ul>", f'<div style="overflow-x: auto">{rows}</div>{more}']

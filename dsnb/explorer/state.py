@@ -17,7 +17,7 @@ from dsnb.explorer.data import EVERY_TASK, Data, plain
 from dsnb.formulas import metrics
 from dsnb.runs import labels
 from dsnb.runs.labels import Metric
-from dsnb.settings.planning import LEAST_TOKENS, MOST_GPUS, MOST_PRICE, MOST_TOKENS, is_number
+from dsnb.settings.planning import MAX_GPUS, MAX_PRICE, MAX_TOKENS, MIN_TOKENS, is_number
 
 State = dict[str, Any]
 DAYS = Metric("days of training", "days", digits=1, better="lower")
@@ -51,9 +51,9 @@ LABELS = {
 }
 """The labels of the controls."""
 INPUTS: dict[str, dict[str, Any]] = {
-    "train_tokens": {"least": LEAST_TOKENS, "most": MOST_TOKENS, "factor": 1e9},
-    "gpus_at_hand": {"least": 1, "most": MOST_GPUS, "factor": 1, "isWhole": True, "mayBeEmpty": True},
-    "price": {"least": 0, "most": MOST_PRICE, "factor": 1, "mayBeEmpty": True},
+    "train_tokens": {"least": MIN_TOKENS, "most": MAX_TOKENS, "factor": 1e9},
+    "gpus_at_hand": {"least": 1, "most": MAX_GPUS, "factor": 1, "isWhole": True, "mayBeEmpty": True},
+    "price": {"least": 0, "most": MAX_PRICE, "factor": 1, "mayBeEmpty": True},
     "relevance": {"least": 0, "most": 0.99, "factor": 0.01},
 }
 """The limits of numbers in the units of the state, and what a number in a field of the page is multiplied by."""

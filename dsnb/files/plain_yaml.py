@@ -3,6 +3,7 @@
 Input that could run code, take all memory, or be misread (a duplicate key) is refused in one sentence.
 """
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def dump(content: Any) -> str:
+def dump(content: Any, in_one_line: bool = False) -> str:
     """Return plain values as YAML that `parse` reads back.
 
     Raises
@@ -91,21 +92,12 @@ def dump(content: Any) -> str:
     SettingsError
         If a value is not plain.
     """
-    return _dumped(content, width=110)
-
-
-def in_one_line(value: Any) -> str:
-    """Return a plain value as YAML in one line; the error is that of `dump`."""
-    return _dumped(value, default_flow_style=True, width=float("inf")).strip()
-
-
-def _dumped(content: Any, **form: Any) -> str:
+    form: dict[str, Any] = {"default_flow_style": True, "width": math.inf} if in_one_line else {"width": 110}
     try:
         return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **form)
     except yaml.representer.RepresenterError as error:
-        raise SettingsError(
-            f"{plain_text.short_repr(error.args[-1])} cannot be written to a params file: give numbers, texts, lists"
-        ) from error
+        value = plain_text.short_repr(error.args[-1])
+        raise SettingsError(f"{value} cannot be written to a params file: give numbers, texts, lists") from error
 
 
 def _problem(error: Exception) -> str:

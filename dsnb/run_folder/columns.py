@@ -376,7 +376,7 @@ def _names(columns: Iterable[Column]) -> list[str]:
     return [column.name for column in columns]
 
 
-KEYS, SHARING, METRIC_COLUMNS, ENVIRONMENT = map(_names, (_NAMES[:3], _SHARING, FIGURES, MACHINE))
+KEYS, METRIC_COLUMNS, ENVIRONMENT = map(_names, (_NAMES[:3], FIGURES, MACHINE))
 ORDER = _names(_PLACES)
 """Where a run is in the planned order of its sweep."""
 PLANNED = [*ORDER, "model_name"]

@@ -212,7 +212,11 @@ def unsupported(settings: Settings) -> list[str]:
     if settings["deepspeed"]:
         problems += deepspeed_keys.unknown_keys(settings["zero_stage"], settings["deepspeed"])
     if settings["hostfile"]:  # its hosts are checked when they are reached
-        return problems + _unreachable(settings)
+        if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
+            problems.append(hostfile.NO_JOB)
+        if settings["launcher"] == "deepspeed":
+            problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
+        return problems
     if missing := [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]:
         problems.append(f"training needs {', '.join(missing)}: pip install 'dsnb[train]'")
     problems += _lacking_gpu(settings) if settings["device"] == "cuda" else _lacking_cpu(settings)
@@ -241,18 +245,6 @@ def _lacking_cpu(settings: Settings) -> list[str]:
         problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
     if settings["precision"] == "fp16" and not hardware.cpu_supports_fp16():
         problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
-    return problems
-
-
-def _unreachable(settings: Mapping[str, Any]) -> list[str]:
-    """Return why ranks cannot be started on the hosts of a hostfile."""
-    problems = []
-    if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-        problems.append(
-            "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
-        )
-    if settings["launcher"] == "deepspeed":
-        problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
     return problems
 
 

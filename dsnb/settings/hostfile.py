@@ -18,6 +18,7 @@ from dsnb.errors import SettingsError
 
 SLURM = "slurm"
 """Instead of a path: the nodes of the Slurm allocation that this process is part of."""
+NO_JOB = "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
 MAX_SLOTS = 1024
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _ENTRY = re.compile(rf"({_NAME})\s+slots\s*=\s*(\d{{1,9}})")
@@ -168,9 +169,7 @@ def outside_allocation() -> Iterator[None]:
 def _allocated() -> tuple[Host, ...]:
     """Return the nodes of this process's Slurm allocation; a slot is a GPU, or a CPU on nodes without GPUs."""
     if not in_allocation():
-        raise SettingsError(
-            "hostfile is 'slurm': this process is not in a Slurm job; use --slurm, or start it inside salloc"
-        )
+        raise SettingsError(NO_JOB)
     command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

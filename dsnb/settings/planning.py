@@ -10,14 +10,14 @@ from typing import TypeGuard
 
 from dsnb.errors import SettingsError
 
-LEAST_TOKENS, MOST_TOKENS = 1.0, 1e18
-MOST_GPUS = 10**9
-MOST_PRICE = 1e9
+MIN_TOKENS, MAX_TOKENS = 1.0, 1e18
+MAX_GPUS = 10**9
+MAX_PRICE = 1e9
 """Largest price of a GPU-hour, in any currency."""
-MOST_DAYS = 365.0
+MAX_DAYS = 365.0
 """A training that would take longer is no plan: hardware and models change before it ends."""
 GOAL_DAYS = 30.0
-"""Duration that the number of GPUs is stated for where `MOST_DAYS` is exceeded."""
+"""Duration that the number of GPUs is stated for where `MAX_DAYS` is exceeded."""
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -60,6 +60,8 @@ def test_a_named_baseline_and_other_columns():
     assert list(found["verdict"]) == ["likely", "no larger difference"]
     grouped = differences(runs, by="zero_stage")
     assert (list(grouped.index), grouped["n"][False], grouped["base_n"][False]) == ([False], 10, 5)
+    both = differences(runs, by=["zero_stage", "precision"])
+    assert both.index.names == ["zero_stage", "precision"]
 
 
 def test_an_interval_allows_for_all_pairs_of_the_task_whatever_the_base_is():
@@ -149,13 +151,14 @@ def test_runs_on_a_host_of_their_own_count_as_one():
 
 def test_wrong_questions_are_refused():
     runs = runs_of(a=FAST, b=FAST)
-    neither = "neither direction of 'grad_norm_last' is better: give a baseline"
+    neither = "neither direction of 'grad_norm_last' is better: give a baseline, or say which is (better=...)"
     unknown = "runs have no column 'speed': choose a figure such as 'tokens_per_s' or 'step_time_s'"
     for wrong, message in (
         ({"figure": "speed"}, unknown),
         ({"figure": "grad_norm_last"}, neither),
         ({"baseline": "z"}, "baseline 'z' is not among the settings: a, b"),
         ({"relevance": -1}, "relevance is -1: must be 0 or more and less than 1 (0.02 is 2 %)"),
+        ({"confidence": 95}, "confidence is 95: must be between 0 and 1 (0.95 is 95 %)"),
         ({"fewest_runs": 1}, "fewest_runs is 1: must be 2 or more, a single run has no spread"),
     ):  # fmt: skip
         with pytest.raises(SettingsError) as caught:

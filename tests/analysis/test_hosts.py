@@ -31,8 +31,8 @@ def a_group(hosts, rate, status="ok", **more):
     return {**dict.fromkeys(RUN_COLUMNS), **settings, **where, **figures, **more}
 
 
-def table_of(*rows, expected=None):
-    return hosts.groups(pd.DataFrame([row if isinstance(row, dict) else a_group(*row) for row in rows]), expected)
+def table_of(*rows):
+    return hosts.groups(pd.DataFrame([row if isinstance(row, dict) else a_group(*row) for row in rows]))
 
 
 def alone(*rates):
@@ -131,17 +131,18 @@ def test_the_words_about_hosts():
 @pytest.mark.parametrize(
     ("expected", "rows", "verdicts"),
     [
-        (None, alone(100, 100), ["-", "-"]),
-        (95, alone(100, 90), ["pass", "fail"]),
+        ({}, alone(100, 100), ["-", "-"]),
+        ({"s": 95}, alone(100, 90), ["pass", "fail"]),
         ({"s": 95}, [("a+b", 100), ("c+d", 90)], ["pass", "fail"]),  # per node, whatever the size
         ({"other": 95}, alone(100), ["-"]),
-        (95, [("a", 100), ("a", None, "oom")], ["fail"]),
-        (None, [("a", None, "failed")], ["fail"]),
-        (95, [("a", 100), ("a", None, "interrupted")], ["-"]),  # not over yet
+        ({"s": 95}, [("a", 100), ("a", None, "oom")], ["fail"]),
+        ({}, [("a", None, "failed")], ["fail"]),
+        ({"s": 95}, [("a", 100), ("a", None, "interrupted")], ["-"]),  # not over yet
     ],
 )
-def test_pass_and_fail(expected, rows, verdicts):
-    assert list(table_of(*rows, expected=expected)["verdict"]) == verdicts
+def test_pass_and_fail(monkeypatch, expected, rows, verdicts):
+    monkeypatch.setattr(hosts, "expectations", lambda _: expected)
+    assert list(table_of(*rows)["verdict"]) == verdicts
 
 
 def test_a_params_file_says_what_is_expected_and_a_damaged_one_nothing(tmp_path):

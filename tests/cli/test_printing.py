@@ -9,21 +9,8 @@ import pytest
 from dsnb.cli.printing import Format, print_summary, show, table_width
 
 ODD = [
-    "=1+1",
-    "+2",
-    "-3",
-    "@x",
-    "\t=4",
-    "\r=5",
-    "a|b",
-    "<b>x</b>",
-    "`c`",
-    "[d](e)",
-    "\x1b[31mf",
-    "\u202eg",
-    "h\ni",
-    "j",
-]
+    "=1+1", "+2", "-3", "@x", "\t=4", "\r=5", "a|b", "<b>x</b>", "`c`", "[d](e)", "\x1b[31mf", "\u202eg", "h\ni", "j",
+]  # fmt: skip
 
 
 @pytest.fixture

