@@ -6,8 +6,8 @@ gradient accumulation.
 """
 
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,61 +19,36 @@ SYNTHETIC_STEPS = 4
 """Number of steps after which synthetic data repeats: more than one batch, in little memory."""
 
 
-class Batches(Protocol):
-    """The batches of one rank."""
-
-    def step(self, step: int) -> list[torch.Tensor]:
-        """Return a step's micro-batches, int64, each of shape (micro_batch_size, seq_len), on the rank's device."""
-
-
-class SyntheticBatches:
-    """Uniformly random tokens."""
-
-    def __init__(self, experiment: Experiment, vocab: int, rank: int, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(experiment.seed)
-        shape = (SYNTHETIC_STEPS, *step_shape(experiment), experiment.seq_len)
-        ids = torch.randint(vocab, shape, generator=generator)
-        self._ids = ids[:, rank].to(device)
-
-    def step(self, step: int) -> list[torch.Tensor]:
-        """Return the micro-batches of one of the repeating steps."""
-        return list(self._ids[step % SYNTHETIC_STEPS])
-
-
-class TextBatches:
-    """Sequences at random positions of one text."""
-
-    def __init__(self, experiment: Experiment, vocab: int, rank: int, device: torch.device) -> None:
-        tokens = tokenize(experiment)
-        length = experiment.seq_len
-        if len(tokens) < length:
-            raise ValueError(f"data {experiment.data!r} has {len(tokens)} tokens: seq_len {length} needs more text")
-        if (largest := int(tokens.max())) >= vocab:
-            raise ValueError(
-                f"tokenizer {experiment.tokenizer!r} gives token {largest}: the model's vocabulary ends at {vocab - 1}"
-            )
-        steps = experiment.warmup_steps + experiment.steps
-        generator = torch.Generator().manual_seed(experiment.seed)
-        starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape(experiment)), generator=generator)
-        self._starts = starts[:, rank].to(device)
-        self._tokens = torch.from_numpy(tokens.astype(np.int64)).to(device)
-        self._offsets = torch.arange(length, device=device)
-
-    def step(self, step: int) -> list[torch.Tensor]:
-        """Gather a step's micro-batches on the device."""
-        return list(self._tokens[self._starts[step][..., None] + self._offsets])
+Batches = Callable[[int], list[torch.Tensor]]
+"""Returns a step's micro-batches on the rank's device, int64, each of shape (micro_batch_size, seq_len)."""
 
 
 def batches(experiment: Experiment, vocab: int, rank: int, device: torch.device) -> Batches:
-    """Return the batches for these settings.
+    """Return the batches for these settings: uniformly random tokens, or sequences at random positions of one text.
 
     Raises
     ------
     ValueError
         If the text is too short, or its tokens do not fit the model's vocabulary.
     """
-    kind = SyntheticBatches if experiment.data == "synthetic" else TextBatches
-    return kind(experiment, vocab, data_rank(experiment, rank), device)
+    generator = torch.Generator().manual_seed(experiment.seed)
+    length, own = experiment.seq_len, data_rank(experiment, rank)
+    if experiment.data == "synthetic":
+        shape = (SYNTHETIC_STEPS, *step_shape(experiment), length)
+        ids = torch.randint(vocab, shape, generator=generator)[:, own].to(device)
+        return lambda step: list(ids[step % SYNTHETIC_STEPS])
+    tokens = tokenize(experiment)
+    if len(tokens) < length:
+        raise ValueError(f"data {experiment.data!r} has {len(tokens)} tokens: seq_len {length} needs more text")
+    if (largest := int(tokens.max())) >= vocab:
+        raise ValueError(
+            f"tokenizer {experiment.tokenizer!r} gives token {largest}: the model's vocabulary ends at {vocab - 1}"
+        )
+    steps = experiment.warmup_steps + experiment.steps
+    starts = torch.randint(len(tokens) - length + 1, (steps, *step_shape(experiment)), generator=generator)
+    text, offsets = torch.from_numpy(tokens.astype(np.int64)).to(device), torch.arange(length, device=device)
+    starts = starts[:, own].to(device)
+    return lambda step: list(text[starts[step][..., None] + offsets])
 
 
 def step_shape(experiment: Experiment) -> tuple[int, int, int]:

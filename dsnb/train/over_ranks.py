@@ -74,9 +74,7 @@ def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str,
     """
     peak = host_peak_gib() or 0.0
     own = max(0.0, peak - host_shared_gib())
-    mine = torch.tensor([peak, own, *gpu_gib.values()], dtype=torch.float64, device=device)
-    place = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))], dtype=torch.float64, device=device)
-    everyone = _gathered(torch.cat([place, mine]))
+    everyone = _of_ranks([float(os.environ.get("GROUP_RANK", "0")), peak, own, *gpu_gib.values()], device)
     largest = dict(zip(gpu_gib, everyone[:, 3:].amax(dim=0).tolist(), strict=True))
     by_host: dict[float, float] = {}
     for host, rank_own in everyone[:, [0, 2]].tolist():
@@ -108,7 +106,7 @@ def skew_of_ranks(times_s: list[float], forwards_s: list[float], device: torch.d
         `rank_step_s` and `rank_forward_s`: means by rank; `slowest_rank`: the rank with the largest sum, of forward
         passes if they were measured. Each is None for a single rank and if it was not measured.
     """
-    steps, forwards = compare(_times(times_s, device)), compare(_times(forwards_s, device))
+    steps, forwards = (compare(_of_ranks(times, device)) for times in (times_s, forwards_s))
     return {
         "step_skew": steps["skew"],
         "forward_skew": forwards["skew"],
@@ -122,27 +120,17 @@ def compare(times_s: torch.Tensor) -> dict[str, Any]:
     """Compare times of shape (ranks, steps); every figure is None for a single rank or without steps."""
     if len(times_s) < 2 or not times_s.numel():
         return {"skew": None, "means_s": None, "slowest": None}
-    ratios = times_s.amax(dim=0) / median(times_s)
+    ratios = times_s.amax(dim=0) / times_s.quantile(0.5, dim=0)
     means = times_s.mean(dim=1)
-    return {"skew": float(median(ratios) - 1), "means_s": means.tolist(), "slowest": int(means.argmax())}
+    return {"skew": float(ratios.quantile(0.5) - 1), "means_s": means.tolist(), "slowest": int(means.argmax())}
 
 
-def median(values: torch.Tensor) -> torch.Tensor:
-    """Return the median along the first dimension; unlike torch's, the mean of the middle two of an even number."""
-    ordered, count = values.sort(dim=0).values, len(values)
-    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-
-
-def _times(times_s: list[float], device: torch.device) -> torch.Tensor:
-    """Return the times of all ranks, shape (ranks, steps)."""
-    mine = torch.tensor(times_s, dtype=torch.float64, device=device)
-    return _gathered(mine) if times_s else mine[None].cpu()
-
-
-def _gathered(mine: torch.Tensor) -> torch.Tensor:
-    """Return every rank's figures, shape (ranks, figures)."""
+def _of_ranks(figures: list[float], device: torch.device) -> torch.Tensor:
+    """Return every rank's figures, shape (ranks, figures), on the CPU."""
+    mine = torch.tensor(figures, dtype=torch.float64, device=device)
     every = [torch.empty_like(mine) for _ in range(deepspeed.comm.get_world_size())]
-    deepspeed.comm.all_gather(every, mine)
+    if figures:
+        deepspeed.comm.all_gather(every, mine)
     return torch.stack(every).cpu()
 
 

@@ -89,7 +89,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     with profiling.time_limited(experiment, launch_clock.launched_at(), phases_s["timed"] / experiment.steps):
         if experiment.profile:
             last = experiment.warmup_steps + experiment.steps - 1
-            profiling.profile(run, trainer, lambda: data.step(last), device, launch_clock.launched_at())
+            profiling.profile(run, trainer, lambda: data(last), device, launch_clock.launched_at())
         # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
         del trainer
         gc.collect()
@@ -159,7 +159,7 @@ def run_steps(
             for step in span:
                 position.step = step + 1
                 with kernel.watching() if step == watched else nullcontext():
-                    loss, skipped = trainer.step(data.step(step))
+                    loss, skipped = trainer.step(data(step))
                 meter.step(loss, skipped, trainer.grad_norm())
             meter.end()
         losses = over_ranks.mean_of_ranks(meter.losses)

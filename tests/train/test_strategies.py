@@ -74,13 +74,12 @@ def test_adafactor_is_the_same_with_and_without_deepspeed(losses):
 
 def test_autocast_keeps_fp32_weights_and_stays_near(trained, losses):
     curves = {}
-    for mixed, stage in (("native", 1), ("autocast", 0), ("autocast", 3)):
+    for mixed, stage in (("native", 1), ("autocast", 3)):
         settings = {"precision": "bf16", "mixed_precision": mixed, "zero_stage": stage, "gpus": 2, **SIX}
         curves[mixed, stage] = losses(**settings)
         expected = "bfloat16" if mixed == "native" else "float32"
         assert records.read_json(trained(**settings)[1].worker)["parameter_dtype"] == expected
-    assert curves["autocast", 0] == pytest.approx(curves["native", 1], abs=BF16)
-    assert curves["autocast", 3] == pytest.approx(curves["autocast", 0], abs=BF16)
+    assert curves["autocast", 3] == pytest.approx(curves["native", 1], abs=BF16)
 
 
 def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
