@@ -159,8 +159,8 @@ def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
     tab.get_by_label("All tasks", exact=True).check()
     tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
     assert runs.iloc[tab.evaluate(f"{ROOT}.selected")].index.equals(explorer.selection.index)
-    rows = tab.locator("[aria-label='All tasks'] tbody tr")
-    cells = rows.evaluate_all("(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))")
+    rows = tab.locator("[aria-label='All tasks'] > div")
+    cells = rows.evaluate_all("(rows) => rows.map((row) => [...row.children].map((part) => part.textContent))")
     assert [title for title, *_ in cells] == list(by_task)
     for title, headline, costs in cells:
         said = words(decide.of_runs(by_task[title], question(explorer.state)))

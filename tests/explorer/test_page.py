@@ -169,6 +169,35 @@ def test_a_region_stays_what_the_hand_drew_until_a_hand_clears_it(page):
         assert tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected.length]") == [None, 300]
 
 
+def test_keys_alone_make_move_and_clear_a_region(explorer, page):
+    tab = page.tab
+    tab.locator(".dsnb-legend button").last.focus()
+    tab.keyboard.press("Tab")
+    said = tab.locator("#" + tab.evaluate("document.activeElement.getAttribute('aria-describedby')"))
+    assert "press arrow keys" in said.inner_text()
+    sizes = []
+    for keys in (["ArrowLeft"], ["ArrowLeft"] * 5, ["Shift+ArrowUp"] * 9, ["ArrowDown"] * 9):
+        for key in keys:
+            tab.keyboard.press(key)
+            tab.evaluate(CALM, 0)
+        region, selected = tab.evaluate(f"[{ROOT}.state.brush, {ROOT}.selected]")
+        assert selected == positions(explorer.set(brush=region))
+        sizes.append(len(selected))
+        assert tab.locator(".dsnb-count").inner_text().startswith(f"{len(selected)} of 300 runs")
+        low, high = (tab.evaluate(f"{ROOT}.model.number({ROOT}.state.x, {end})") for end in region["x"])
+        assert f"memory allocated (GiB) {low} to {high}" in said.inner_text()
+    assert len(set(sizes)) == 4
+    tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
+    tab.evaluate(SETTLED)
+    for key, names in {"ArrowRight": "ZeRO 1, ZeRO 2", "ArrowLeft": "ZeRO 0, ZeRO 1", "Shift+ArrowLeft": "ZeRO 0"}.items():
+        tab.keyboard.press(key)
+        tab.evaluate(CALM, 0)
+        assert f"strategy {names}, tokens/s" in said.inner_text()
+    tab.keyboard.press("Escape")
+    tab.evaluate(CALM)
+    assert tab.evaluate(f"{ROOT}.state.brush") is None
+
+
 def test_a_region_over_a_setting_snaps_to_its_values(runs, page):
     tab = page.tab
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")

@@ -1,7 +1,7 @@
 // The card: the answer to the selected task, and the question: what is to be least, for how many tokens, at which price. Then the
 // answers to all tasks.
 
-const ALL_TASKS = "A row for each task. Runs of different tasks are never compared.";
+const ALL_TASKS = "One answer for each task. Runs of different tasks are never compared.";
 
 // A field for a number. An entry that is not allowed is not used: the browser's own words for what is wrong stand beside it.
 class NumberField {
@@ -136,18 +136,16 @@ class Card {
 class Overview {
   constructor(model, open) {
     Object.assign(this, { model, open });
-    this.node = element("section", { class: "dsnb-card", hidden: true });
+    this.node = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", hidden: true, "aria-label": model.labels.all_tasks });
   }
 
   show(state) {
     const { model, open } = this;
-    const rows = model.tasks.map((task) => {
+    const tasks = model.tasks.map((task) => {
       const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
-      const name = element("th", { scope: "row" }, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-      const texts = [headline, [costs, note].filter(Boolean).join(" ")];
-      return element("tr", {}, name, ...texts.map((text) => element("td", { class: "dsnb-text" }, text)));
+      const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
+      return element("div", {}, title, element("p", {}, headline), element("p", { class: "dsnb-soft" }, [costs, note].filter(Boolean).join(" ")));
     });
-    const heads = ["task", "answer", "what it takes"].map((title) => heading(title, true));
-    this.node.replaceChildren(scrollTable(model.labels.all_tasks, heads, rows, "dsnb-wrapped"));
+    this.node.replaceChildren(...tasks);
   }
 }

@@ -8,8 +8,10 @@ const hoverFirst = (event) => {
   if (event.pointerType === "touch") event.target.dispatchEvent(new PointerEvent("pointermove", event));
 };
 
+const ARROWS = { ArrowLeft: ["x", -1], ArrowRight: ["x", 1], ArrowDown: ["y", -1], ArrowUp: ["y", 1] };
+
 // A region that a hand draws in a chart: { x: [low, high], y: [low, high] } in the units of the axes. A finger draws one sideways; up or
-// down it scrolls the page, and what it began is undone.
+// down it scrolls the page, and what it began is undone. Keys make and move it as well.
 class Brush {
   // `changed(region)` is called while it is drawn.
   constructor(chart, parent, changed) {
@@ -17,6 +19,31 @@ class Brush {
     this.node = element("div", { class: "dsnb-region", hidden: true });
     parent.append(this.node);
     chart.canvas.addEventListener("pointerdown", (event) => chart.view && this.down(event));
+    chart.canvas.addEventListener("keydown", (event) => chart.view && this.pressed(event));
+    for (const [name, value] of Object.entries({ role: "application", tabindex: "0" })) chart.canvas.setAttribute(name, value);
+  }
+
+  // An arrow key moves the region by a twentieth of the plot or by one setting, with Shift its upper or right edge alone; the first one makes a
+  // region, Escape clears it.
+  pressed(event) {
+    const { view, picture } = this.chart;
+    const [side, direction] = ARROWS[event.key] ?? [];
+    if (event.key === "Escape") this.changed(null);
+    if (!side) return;
+    event.preventDefault();
+    const ends = (name) => {
+      const scale = view.scale(name);
+      const [first, last] = scale.range();
+      const shares = (picture.brush?.[name] ?? []).map((value) => Math.min(Math.max((scale(value) - first) / (last - first), 0), 1));
+      let [low, high] = shares[0] < shares[1] ? shares : [0.25, 0.75];
+      if (picture.brush && name === side) {
+        const by = Math.min(Math.max(direction * step, event.shiftKey ? low + step - high : -low), 1 - high);
+        [low, high] = [event.shiftKey ? low : low + by, high + by];
+      }
+      return [low, high].map((share) => scale.invert(first + share * (last - first)));
+    };
+    const step = side === "x" && picture.signals.x_labels ? 1 / (picture.signals.x_high - picture.signals.x_low) : 0.05;
+    this.changed({ x: ends("x"), y: ends("y") });
   }
 
   // Where a pointer is in pixels of the plot, and whether that is inside.

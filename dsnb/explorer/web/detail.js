@@ -41,8 +41,12 @@ class Detail {
     const { model } = this;
     const status = model.status.labels[model.status.codes[run]];
     const lines = [element("p", { class: model.ok[run] ? null : "dsnb-bad" }, `Status: ${status}. ${model.causes[run] ?? ""}`)];
-    lines.push(...[model.short[model.experiments.codes[run]], ...model.said(run)].map((text) => element("p", {}, text)));
+    const settings = model.experimentAxes.map((name) => model.axis.get(name)).map(({ values, phrases, codes }) => (values[codes[run]] === null ? "" : phrases[codes[run]]));
+    const left = model.memory.headroom(run);
+    const memory = Number.isNaN(left) ? "" : `Memory: ${fixed(100 * left, 0)} % of the GPU's ${significant(model.memory.capacity(run))} GiB left.`;
+    lines.push(...[memory, ...model.said(run)].filter(Boolean).map((text) => element("p", {}, text)));
     const note = (text) => lines.push(element("p", { class: "dsnb-soft" }, text));
+    note(settings.filter(Boolean).join(", "));
     if (!one) note(`The steps of this run ${model.leftOut}`);
     else if (!one.step && !one.sample_s) note("This run recorded no steps.");
     if (one?.every > 1) note(`1 in ${one.every} steps is shown.`);

@@ -21,6 +21,7 @@ class Explorer {
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.laneNote = element("p", { class: "dsnb-soft" });
     this.lossNote = element("p", { class: "dsnb-soft" });
+    this.region = element("p", { class: "dsnb-soft", id: newId() });
     this.clear = button(this.model.labels.clear, () => set({ brush: null }));
     this.table = new RunTable(this.model, (run) => this.open(run), set);
     this.detail = new Detail(this.model, set, this.pins);
@@ -47,7 +48,7 @@ class Explorer {
       folded("Filters and axes", this.controls.node), this.count, this.legend.node,
       element(
         "div", { class: "dsnb-grid" },
-        element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.laneNote, this.about, this.clear, this.front),
+        element("section", { class: "dsnb-card" }, this.headings.scatter, scatterBox, this.region, this.clear, this.laneNote, this.about, this.front),
         element("section", { class: "dsnb-card" }, this.headings.medians, mediansBox),
         card("Effect of one change", base, this.effectBox),
         card("Loss", lossesBox, this.lossNote),
@@ -63,6 +64,7 @@ class Explorer {
     this.scatter = new Chart(scatterBox, charts.scatter, "All runs; the tables below contain the same data", { tooltip, click, brush: (region) => this.brushing(region) });
     this.medians = new Chart(mediansBox, charts.medians, "Medians of the selected experiments", { tooltip, click });
     this.losses = new Chart(lossesBox, charts.lines, "Losses of the selected runs", { tooltip, click, highlight: true });
+    this.scatter.canvas.setAttribute("aria-describedby", this.region.id);
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
   }
 
@@ -112,6 +114,7 @@ class Explorer {
     }
     this.controls.show(state);
     this.clear.hidden = !state.brush;
+    this.region.textContent = state.brush ? `${this.describeRegion()} Arrow keys move it, with Shift they resize it.` : REGION;
     this.describeSelection();
     this.frontier = model.front(model.grouped(this.filtered), state); // a region selects, it does not change what is best
     this.draw();
@@ -137,6 +140,15 @@ class Explorer {
     const about = [...new Set([state.y, state.x])].map((name) => model.figure.get(name)).filter((figure) => figure?.about);
     this.about.textContent = about.map((figure) => `${figure.title}: ${figure.about}`).join(" ");
     this.headings.medians.textContent = `${heading(state.y)} by ${heading(state.along)}`;
+  }
+
+  describeRegion() {
+    const { model, state } = this;
+    const ends = (name, [low, high]) => {
+      const labels = model.axis.get(name)?.labels.slice(Math.ceil(low), Math.floor(high) + 1);
+      return labels ? labels.join(", ") : `${model.number(name, low)} to ${model.number(name, high)}`;
+    };
+    return `Region: ${["x", "y"].map((side) => `${model.heading(state[side])} ${ends(state[side], state.brush[side])}`).join(", ")}.`;
   }
 
   draw() {
@@ -275,6 +287,7 @@ const watchTheme = (root, recolour, printed) => {
 // A link relative to the page; each part is encoded, so that none can start another scheme.
 const relativeLink = (path) => `./${path.map(encodeURIComponent).join("/")}`;
 
+const REGION = "Drag in the chart to select a region, or press arrow keys on the chart.";
 const LEFT_OUT = "are left out of this file to keep it small; they are in the run folders.";
 const NOT_LOADED = "are not loaded yet: open a run to load its steps.";
 

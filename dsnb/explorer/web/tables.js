@@ -180,7 +180,7 @@ const effectTable = (model, effects, figures, relevance) => {
     return element("tr", {}, element("th", { scope: "row" }, text, note), ...figures.map((name, index) => changeCell(model, name, effect.changes[index])));
   });
   const head = ["change", ...figures.map((name) => model.title(name))].map((title, index) => heading(title, !index));
-  return element("div", {}, scrollTable("Effect of one change", head, rows), verdictNotes(model, effects, relevance));
+  return element("div", {}, scrollTable("Effect of one change", head, rows, "dsnb-wrapped"), verdictNotes(model, effects, relevance));
 };
 
 // The Pareto front as a list, numbered as its points are in the chart.
@@ -249,6 +249,6 @@ class Pins {
       }),
     ];
     const heads = pins.map((pin, index) => element("th", { scope: "col" }, mark("square", PIN_COLOURS[index]), ` ${"AB"[index]}: ${this.name(pin)}`));
-    return [scrollTable("A and B", [heading("figure", true), ...heads, heading("B against A")], rows, "dsnb-pins"), element("p", { class: "dsnb-soft" }, model.words.values)];
+    return [scrollTable("A and B", [heading("figure", true), ...heads, heading("B against A")], rows, "dsnb-pins dsnb-wrapped"), element("p", { class: "dsnb-soft" }, model.words.values)];
   }
 }
