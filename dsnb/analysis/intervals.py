@@ -88,17 +88,17 @@ def settings_of(
     usable = ~np.isnan(values) if is_percentage else values > 0
     compared = values if is_percentage else np.log(np.where(usable, values, 1))
     host_names = np.array(hosts(runs), dtype=object)
-    groups = runs.groupby(by, sort=False, dropna=False).indices
-    places = sorted(groups.items(), key=lambda group: int(group[1][0]))  # in order of appearance
+    groups = runs.assign(**{figure: values}).groupby(by, sort=False, dropna=False)  # in order of appearance
+    places = sorted(groups.indices.items(), key=lambda group: int(group[1][0]))
     return {
         name: Setting(
             values=compared[own][usable[own]],
             hosts=tuple(host_names[own][usable[own]]),
-            median=float(pd.Series(values[own]).median()),
+            median=float(median),
             failed=int((~ok[own]).sum()),
             unusable=int((ok[own] & ~usable[own]).sum()),
         )
-        for name, own in places
+        for (name, own), median in zip(places, groups[figure].median(), strict=True)
     }
 
 

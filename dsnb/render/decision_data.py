@@ -151,11 +151,12 @@ def _most_useful(
     """Return the pairs that differ in one choice, then those of the best by speed and by speed per GPU."""
     rows = runs.drop_duplicates("experiment").set_index("experiment").reindex(index=names, columns=list(axes))
     codes = np.array([pd.factorize(rows[name].map(labels.text))[0] for name in axes]).T
-    changes = [int((codes[a] != codes[b]).sum()) for a, b in pairs]
+    first, second = np.array(pairs).T
+    changes = (codes[first] != codes[second]).sum(axis=1)
     rates = table["tokens_per_s"].reindex(names)
     ranks = [one.rank(ascending=False).fillna(len(names)) for one in (rates, rates / table["gpus"].reindex(names))]
     best = np.minimum(*(rank.to_numpy() for rank in ranks))
-    order = sorted(range(len(pairs)), key=lambda at: (changes[at] != 1, best[list(pairs[at])].max()))
+    order = np.lexsort((np.maximum(best[first], best[second]), changes != 1))
     return [pairs[at] for at in sorted(order[:CHOSEN_PAIRS])]
 
 

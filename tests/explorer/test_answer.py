@@ -156,7 +156,7 @@ def test_the_remarks_in_the_page_are_those_of_the_task(tab):
 
 def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
     explorer = dsnb.explore(runs).set(task="all", objective="cost", relevance=0.05, precision=["bf16", "fp16"])
-    tab.get_by_label("All tasks", exact=True).check()
+    tab.get_by_role("radio", name="All tasks").check()
     tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
     assert runs.iloc[tab.evaluate(f"{ROOT}.selected")].index.equals(explorer.selection.index)
     rows = tab.locator("[aria-label='All tasks'] > div")

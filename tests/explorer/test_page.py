@@ -189,7 +189,11 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
     assert len(set(sizes)) == 4
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
     tab.evaluate(SETTLED)
-    for key, names in {"ArrowRight": "ZeRO 1, ZeRO 2", "ArrowLeft": "ZeRO 0, ZeRO 1", "Shift+ArrowLeft": "ZeRO 0"}.items():
+    for key, names in {
+        "ArrowRight": "ZeRO 1, ZeRO 2",
+        "ArrowLeft": "ZeRO 0, ZeRO 1",
+        "Shift+ArrowLeft": "ZeRO 0",
+    }.items():
         tab.keyboard.press(key)
         tab.evaluate(CALM, 0)
         assert f"strategy {names}, tokens/s" in said.inner_text()
