@@ -266,7 +266,7 @@ def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[...,
 @pytest.fixture
 def large(tmp_path: Path) -> tuple[str, int]:
     """Give a model of which a part is much more memory than a rank needs otherwise, and its parameters."""
-    shape = replace(PRESETS["opt-350m"], layers=12, vocab=8192)
+    shape = replace(PRESETS["opt-350m"], layers=8, vocab=8192)
     (tmp_path / "config.json").write_text(json.dumps(shape.config()))
     return str(tmp_path), shape.parameters
 

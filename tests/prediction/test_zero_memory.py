@@ -23,7 +23,7 @@ def held(run_small, tmp_path):
     (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
 
     def train(**settings):
-        given = {"model": str(tmp_path / "model"), "data": "synthetic", "micro_batch_size": 1, "seq_len": 16}
+        given = {"model": str(tmp_path / "model"), "data": "synthetic", "micro_batch_size": 1, "seq_len": 4}
         result, paths = run_small(**given, **settings, steps=1, worker="tests.workers.recording")
         result.raise_for_status()
         return json.loads((paths.dir / "in_use-0.json").read_text())[-1] / (BLOCKS + ROOT)

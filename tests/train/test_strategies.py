@@ -95,8 +95,7 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
     curve = losses("tests.workers.frozen", **settings, zero_stage=2)
     assert curve[-1] < curve[0] - 0.3
     assert losses("tests.workers.frozen", **settings, **DDP) == pytest.approx(curve, abs=BF16)
-    for other in (FSDP, {"zero_stage": 3, **OFFLOADED}):
-        assert losses(**settings, **other) == pytest.approx(curve, abs=BF16)
+    assert losses(**settings, zero_stage=3, **OFFLOADED) == pytest.approx(curve, abs=BF16)
 
 
 def test_powersgd_compresses_and_converges(losses):
