@@ -54,14 +54,13 @@ STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watc
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
     "docs/test_code_blocks.py",
+    "train/test_parallel.py",
     "sweep/test_slurm.py",
     "explorer/test_page.py",
     "train/test_strategies.py",
     "sweep/test_run_stopped.py",
     "launcher/test_hosts.py",
     "launcher/test_run.py",
-    "train/test_attention.py",
-    "train/test_parallel.py",
     "sweep/test_run.py",
     "train/test_worker.py",
     "test_report.py",
@@ -70,7 +69,6 @@ LONGEST = [
     "sweep/test_subclusters.py",
     "explorer/test_state.py",
     "explorer/test_live.py",
-    "sweep/test_prepare.py",
     "explorer/test_answer.py",
     "prediction/test_zero_memory.py",
     "explorer/test_predicted.py",
@@ -87,6 +85,9 @@ LONGEST = [
 The first file of IN_ONE_WORKER stands for all of them.
 """
 IN_ONE_WORKER = {
+    "tests/settings/test_deepspeed_keys.py",
+    "tests/sweep/test_prepare.py",
+    "tests/train/test_parallel.py",
     "tests/train/test_skew.py",
     "tests/formulas/test_memory.py",
     "tests/formulas/test_metrics.py",

@@ -57,12 +57,6 @@ def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypa
     assert ours.summary["skipped_steps"] == theirs.summary["skipped_steps"] > 0
 
 
-def test_accumulation_is_a_larger_batch(losses):
-    whole = losses(**TWO, micro_batch_size=8)
-    assert losses(**TWO, micro_batch_size=4, grad_accum=2) == pytest.approx(whole, abs=FP32)
-    assert losses(**{**TWO, "gpus": 1}, micro_batch_size=16) == pytest.approx(whole, abs=FP32)
-
-
 def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
     """The ranks need nothing but a run folder and the variables that torchrun sets."""
     _, paths = trained(**TWO | {"gpus": 1})
