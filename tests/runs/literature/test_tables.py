@@ -8,7 +8,7 @@ import pytest
 
 import dsnb
 from benchmarks import dataset
-from dsnb.analysis import decide, recommend, scaling
+from dsnb.analysis import recommend, scaling
 from dsnb.errors import PublishedError, SettingsError
 from dsnb.explorer import single_runs
 from dsnb.explorer.data import read
@@ -357,12 +357,13 @@ def test_scaling_refuses_tokens_that_are_none():
 )
 def test_wrong_parameters_of_a_plan(given, problem):
     with pytest.raises(SettingsError) as caught:
-        decide.plan(runs_of(100, 180, 320), **{"tokens": 1e9, **given})
+        recommend.measured_plans(runs_of(100, 180, 320), **{"tokens": 1e9, **given})
     assert str(caught.value) == problem
 
 
 def test_what_nobody_told_is_missing_in_a_plan():
-    table = decide.plan(runs_of(100, 180, 320, power_w=float("nan")), 1e9)
+    runs = runs_of(100, 180, 320, power_w=float("nan"))
+    table = recommend.measured_plans(runs, 1e9)[0].table
     assert table[["energy_kwh", "cost"]].isna().all(axis=None)
-    given = decide.plan(runs_of(100, 180, 320, power_w=float("nan")), 1e9, power_w=700)
+    given = recommend.measured_plans(runs, 1e9, power_w=700)[0].table
     assert list(given["energy_kwh"]) == pytest.approx(list(given["gpu_hours"] * 0.7))
