@@ -122,7 +122,7 @@ def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
 
 def is_probe(runs: pd.DataFrame) -> pd.Series:
     """Return which runs are probes of an automatic micro-batch size: their two steps measure memory, not speed."""
-    return runs["experiment"].map(labels.text).str.contains(rf"{PROBE}\d+$").astype(bool)
+    return runs["experiment"].astype(str).str.contains(rf"{PROBE}\d+$").astype(bool)
 
 
 def without_probes(runs: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dsnb.analysis.comparisons import COLUMNS, differences, effects
+from dsnb.analysis.choices import single_changes
+from dsnb.analysis.comparisons import COLUMNS, differences
 from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.analysis.texts import MINUS
 from dsnb.errors import SettingsError
@@ -175,7 +176,8 @@ def table(*rows):
             {"sweep": "s", "experiment": experiment, "repeat": repeat, "status": status, "zero_stage": stage,
              "precision": precision, "tokens_per_s_per_gpu": rate, "peak_allocated_gib": memory, "model": "m"}
         )  # fmt: skip
-    return pd.DataFrame(made, columns=RUN_COLUMNS).astype({"tokens_per_s_per_gpu": float, "peak_allocated_gib": float})
+    table = pd.DataFrame(made, columns=RUN_COLUMNS).assign(strategy="deepspeed")
+    return table.astype({"tokens_per_s_per_gpu": float, "peak_allocated_gib": float})
 
 
 RUNS = table(
@@ -191,22 +193,20 @@ RUNS = table(
 
 
 def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
-    found = effects(RUNS, "a", ["zero_stage", "precision"], ["tokens_per_s_per_gpu", "peak_allocated_gib"])
-    assert list(found["experiment"]) == ["c", "b", "d"]
-    assert list(zip(found["axis"], found["before"], found["after"], strict=True)) == [
-        ("zero_stage", 1, 0),
-        ("zero_stage", 1, 3),
-        ("precision", "bf16", "fp32"),
+    found = single_changes(RUNS, "a")
+    assert [(row["experiment"], row["axis"], row["before"], row["after"]) for row in found] == [
+        ("c", "strategy", "ZeRO 1", "ZeRO 0"),
+        ("b", "strategy", "ZeRO 1", "ZeRO 3"),
+        ("d", "precision", "bf16", "fp32"),
     ]
-    assert list(found["n"]) == [0, 2, 1]
-    assert list(found["n_failed"]) == [2, 0, 0]
-    assert found["tokens_per_s_per_gpu_low_pct"].isna().all()
-    changes = found["tokens_per_s_per_gpu_change_pct"] / 100
+    known = differences(RUNS, figure="tokens_per_s_per_gpu", baseline="a").loc[["c", "b", "d"]]
+    assert list(known["n"]) == [0, 2, 1]
+    assert list(known["n_failed"]) == [2, 0, 0]
+    assert known["low_pct"].isna().all()
+    changes = known["change_pct"] / 100
     assert changes.isna().tolist() == [True, False, False]
-    assert changes[1] == pytest.approx((50 + 54) / (100 + 104) - 1)  # of medians
-    assert changes[2] == pytest.approx(99 / 102 - 1)
-    assert found["peak_allocated_gib_change_pct"][1] == pytest.approx(-30)
-    known = differences(RUNS, figure="tokens_per_s_per_gpu", baseline="a")
-    assert found["tokens_per_s_per_gpu_words"].tolist() == known["words"][["c", "b", "d"]].tolist()
-    assert set(found["tokens_per_s_per_gpu_verdict"]) == {"too few runs"}
-    assert found["tokens_per_s_per_gpu_words"][0] == "too few runs (0 and 2 runs; 4 of each are needed)"
+    assert changes["b"] == pytest.approx((50 + 54) / (100 + 104) - 1)  # of medians
+    assert changes["d"] == pytest.approx(99 / 102 - 1)
+    assert differences(RUNS, figure="peak_allocated_gib", baseline="a")["change_pct"]["b"] == pytest.approx(-30)
+    assert set(known["verdict"]) == {"too few runs"}
+    assert known["words"]["c"] == "too few runs (0 and 2 runs; 4 of each are needed)"
