@@ -98,14 +98,16 @@ def known_gpu(name: object) -> GpuSpec | None:
 
 def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     have_rules = [is_covered(record["asked"]) for record in settings]
-    kept = iter(traces.kept([record["asked"] for record in itertools.compress(settings, have_rules)]))
+    asked = [record["asked"] for record in itertools.compress(settings, have_rules)]
+    kept = iter(traces.attempts(asked, make=False))
     rows = []
     for record, step_time_s, has_rules in zip(settings, _step_times(settings), have_rules, strict=True):
         row = {name: record[name] for name in ("experiment", "model")}
         row |= {"kind": accuracy.kind(record["asked"]), "ran": record["status"] == "ok", "has_rules": has_rules}
         row["step_time_s"] = record["measured"].step_time_s if record["measured"] else math.nan
         row["peak_allocated_gib"] = record["peak_allocated_gib"] if row["ran"] else math.nan
-        peak_gib, fits = _memory(record, next(kept) if has_rules else None)
+        trace = next(kept) if has_rules else None
+        peak_gib, fits = _memory(record, trace if isinstance(trace, Trace) else None)
         rows.append(
             {**row, "predicted_step_time_s": step_time_s, "predicted_peak_allocated_gib": peak_gib, "fits": fits}
         )

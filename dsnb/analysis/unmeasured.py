@@ -25,9 +25,9 @@ from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs
-from dsnb.settings import deepspeed_keys, grid
+from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.params_file import read_params
+from dsnb.settings.params_file import combinations, read_params
 
 Asked = str | Path | Experiment
 MAX_PREDICTED = 2000
@@ -152,7 +152,7 @@ def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
     """Return the settings of a params file, with `gpus: auto` as in the runs, and why others are refused."""
     file = SweepPaths(path).params if path.is_dir() else path
     experiments, refused = [], []
-    for given in grid.combinations(read_params(file)):
+    for given in combinations(read_params(file)):
         settings = {**given, "device": "cuda"}
         settings |= {"gpus": number} if settings.get("gpus") == "auto" else {}
         try:
@@ -172,11 +172,10 @@ def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:
     """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
     covered = [is_covered(one) for one in experiments]
     asked = list(itertools.compress(experiments, covered))
-    made: Sequence[object]
     try:
         made = traces.attempts(asked)
     except SettingsError:  # torch is missing
-        made = traces.kept(asked)
+        made = traces.attempts(asked, make=False)
     found = (trace if isinstance(trace, Trace) else None for trace in made)
     return [next(found) if has_rules else None for has_rules in covered]
 

@@ -32,7 +32,7 @@ MANY = [
 @pytest.fixture(autouse=True)
 def traced(monkeypatch):
     """Give every model the same made-up trace, without torch."""
-    monkeypatch.setattr(module.traces, "kept", lambda experiments: [TRACE] * len(experiments))
+    monkeypatch.setattr(module.traces, "attempts", lambda experiments, make: [TRACE] * len(experiments))
 
 
 def runs(*settings):
@@ -119,7 +119,7 @@ def test_runs_that_cannot_be_compared(change):
 
 
 def test_memory_without_a_trace_is_counted(monkeypatch):
-    monkeypatch.setattr(module.traces, "kept", lambda experiments: [None] * len(experiments))
+    monkeypatch.setattr(module.traces, "attempts", lambda experiments, make: [None] * len(experiments))
     found = parity(runs(*MANY))
     assert found["peak_allocated_error_pct"].isna().all()
     assert found["step_time_error_pct"].notna().all()
