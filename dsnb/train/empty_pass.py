@@ -8,7 +8,7 @@ zeros, and a value that is asked for is 1.
 import functools
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,53 +44,6 @@ class Attended:
     window: int | None
 
 
-@dataclass
-class Observed:
-    """What a forward pass did.
-
-    Attributes
-    ----------
-    calls
-        Calls by module; those without gradients count a third, which is the share of the forward pass.
-    attended
-        All attention, in order.
-    chosen
-        (number of choices, number that is chosen) of each top-k, by each module that it happened in.
-    experts
-        Experts of each token, by the module that holds the experts.
-    """
-
-    calls: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    attended: list[Attended] = field(default_factory=list)
-    chosen: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    experts: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-
-
-def observe(model: Any, experts: Mapping[str, nn.Module], masked: bool = False) -> Observed:
-    """Return what a model on the meta device does in a forward pass of one sequence; it cannot be used afterwards.
-
-    Parameters
-    ----------
-    experts
-        Modules that hold experts, by name.
-    masked
-        Whether to let attention compute its products, with a mask, which some models need.
-    """
-    observer = _Observer(model)
-    for config in {id(one): one for one in map(_config, model.modules()) if one is not None}.values():
-        config._experts_implementation = NAME
-        if not masked:
-            config._attn_implementation = NAME
-    for name, module in model.named_modules():
-        module.register_forward_pre_hook(observer.entering(name))
-        module.register_forward_hook(observer.leave, always_call=True)
-        if name in experts and _config(module) is None:
-            module.forward = functools.partial(_zeros, module)
-    with _Ones(), observer, torch.enable_grad():
-        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long, device="meta"), use_cache=False)
-    return observer.found()
-
-
 def _config(module: nn.Module) -> PreTrainedConfig | None:
     config = getattr(module, "config", None)
     return config if isinstance(config, PreTrainedConfig) else None
@@ -105,16 +58,31 @@ class _Ones(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Observer(TorchDispatchMode):
-    """Follows the operators of a pass, and the module that each is called in."""
+class Observed(TorchDispatchMode):
+    """What a forward pass does, by the operators that it calls and the module that each is called in.
 
-    current: "_Observer"
+    Attributes
+    ----------
+    calls
+        Calls by module; those without gradients count a third, which is the share of the forward pass.
+    attended
+        All attention.
+    chosen
+        (number of choices, number that is chosen) of each top-k, by each module that it happened in.
+    experts
+        Experts of each token, by the module that holds the experts.
+    """
+
+    current: "Observed"
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        _Observer.current = self
-        self.model, self.seen = model, Observed()
-        self.stack: list[str] = [""]
+        Observed.current = self
+        self.model, self.attended = model, list[Attended]()
+        self.calls: dict[str, float] = defaultdict(float)
+        self.chosen: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.experts: dict[str, set[int]] = defaultdict(set)
+        self.stack = [""]
         self.products: list[tuple[str, int, tuple[int, int, int]]] = []
         self.scores: dict[str, set[int]] = defaultdict(set)
 
@@ -123,7 +91,7 @@ class _Observer(TorchDispatchMode):
 
         def enter(*_: Any) -> None:
             self.stack.append(name)
-            self.seen.calls[name] += 1 if torch.is_grad_enabled() else 1 / 3
+            self.calls[name] += 1 if torch.is_grad_enabled() else 1 / 3
 
         return enter
 
@@ -134,7 +102,7 @@ class _Observer(TorchDispatchMode):
     def attend(self, module: Any, query: torch.Tensor, value: torch.Tensor, window: int | None) -> None:
         """Note the attention of queries and values, each of shape (batch, heads, length, head size)."""
         width = query.shape[1] * (query.shape[-1] + value.shape[-1]) / 2
-        self.seen.attended.append(Attended(self.stack[-1], width, window or _window(module, self.model.config)))
+        self.attended.append(Attended(self.stack[-1], width, window or _window(module, self.model.config)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
@@ -148,14 +116,14 @@ class _Observer(TorchDispatchMode):
                 self.scores[name].add(args[0].shape[-1])
         elif func is aten.topk.default:
             for name in self.stack:
-                self.seen.chosen[name].append((args[0].shape[-1], args[1]))
+                self.chosen[name].append((args[0].shape[-1], args[1]))
         elif "scaled_dot_product" in func.name() and "backward" not in func.name():
             query, _, value = args[:3]
             self.attend(self.model.get_submodule(self.stack[-1]), query, value, None)
         return out
 
-    def found(self) -> Observed:
-        """Return what the pass did, with the attention that modules compute by products of their own."""
+    def attend_products(self) -> None:
+        """Note the attention that modules compute by products of their own."""
         widths: dict[str, float] = defaultdict(float)
         for name, batch, (rows, inner, columns) in self.products:
             keys = {size - more for size in self.scores[name] for more in (0, 1)}  # a sink is one more column
@@ -165,8 +133,33 @@ class _Observer(TorchDispatchMode):
                 widths[name] += batch * columns / 2
         for name, width in widths.items():
             window = _window(self.model.get_submodule(name), self.model.config)
-            self.seen.attended.append(Attended(name, width, window))
-        return self.seen
+            self.attended.append(Attended(name, width, window))
+
+
+def observe(model: Any, experts: Mapping[str, nn.Module], masked: bool = False) -> Observed:
+    """Return what a model on the meta device does in a forward pass of one sequence; it cannot be used afterwards.
+
+    Parameters
+    ----------
+    experts
+        Modules that hold experts, by name.
+    masked
+        Whether to let attention compute its products, with a mask, which some models need.
+    """
+    seen = Observed(model)
+    for config in {id(one): one for one in map(_config, model.modules()) if one is not None}.values():
+        config._experts_implementation = NAME
+        if not masked:
+            config._attn_implementation = NAME
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(seen.entering(name))
+        module.register_forward_hook(seen.leave, always_call=True)
+        if name in experts and _config(module) is None:
+            module.forward = functools.partial(_zeros, module)
+    with _Ones(), seen, torch.enable_grad():
+        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long, device="meta"), use_cache=False)
+    seen.attend_products()
+    return seen
 
 
 _PRODUCTS = {aten.bmm.default, aten.baddbmm.default}
@@ -185,13 +178,13 @@ def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
     if key.shape[2] != query.shape[2]:
-        raise ValueError(f"{_Observer.current.stack[-1]} attends to {key.shape[2]} keys of {query.shape[2]} tokens")
-    _Observer.current.attend(module, query, value, options.get("sliding_window"))
+        raise ValueError(f"{Observed.current.stack[-1]} attends to {key.shape[2]} keys of {query.shape[2]} tokens")
+    Observed.current.attend(module, query, value, options.get("sliding_window"))
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
 def _experts(module: Any, hidden: torch.Tensor, index: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    _Observer.current.seen.experts[_Observer.current.stack[-1]].add(index.shape[-1])
+    Observed.current.experts[Observed.current.stack[-1]].add(index.shape[-1])
     return torch.zeros_like(hidden)
 
 

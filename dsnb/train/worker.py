@@ -8,9 +8,10 @@ import gc
 import math
 import os
 import resource
+import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 
 import deepspeed
 import torch
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import register_rendezvous_handler
 
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
@@ -26,7 +29,7 @@ from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.system.nvml import POWER_COUNTER
-from dsnb.train import compiling, failure, over_ranks, profiling, rendezvous, token_work
+from dsnb.train import compiling, failure, over_ranks, profiling, token_work
 from dsnb.train.alibi import FLEX_NAME
 from dsnb.train.attention import KernelWatch
 from dsnb.train.data import Batches, batches
@@ -84,12 +87,12 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     phases_s = {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s}
     record = {**describe(trainer, device), **measured, "power_source": source, "phases_s": phases_s}
     if rank() == 0:
-        counted = {**record, "ended_s": launch_clock.since_launch_s(), **token_work.record(experiment)}
-        records.write_json(run.worker, counted)
-    with profiling.time_limited(experiment, launch_clock.launched_at(), phases_s["timed"] / experiment.steps):
+        record["ended_s"] = launch_clock.since_launch_s()
+        records.write_json(run.worker, record | token_work.record(experiment))
+    with profiling.time_limited(experiment, phases_s["timed"] / experiment.steps):
         if experiment.profile:
             last = experiment.warmup_steps + experiment.steps - 1
-            profiling.profile(run, trainer, lambda: data(last), device, launch_clock.launched_at())
+            profiling.profile(run, trainer, lambda: data(last), device)
         # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
         del trainer
         gc.collect()
@@ -205,7 +208,7 @@ def set_up(experiment: Experiment) -> torch.device:
     # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead rank.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(backend, timeout=limit, init_method=rendezvous.INIT_METHOD)
+    deepspeed.init_distributed(backend, timeout=limit, init_method="dsnb://")
     return device
 
 
@@ -216,6 +219,23 @@ def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torc
     if experiment.pipeline_parallel > 1:
         return PipelineTrainer(experiment, ds_config, device)
     return DeepSpeedTrainer(experiment, build(experiment, ds_config, device), ds_config)
+
+
+def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    """Join the store of torchrun, or one that rank 0 opens on MASTER_ADDR alone; a rendezvous handler for torch.
+
+    torch's own `env://` listens on all interfaces of the machine, and anybody who reaches the store can read and change
+    its content. For the ranks of one machine, which meet on the loopback interface, that exposed it to the network.
+    """
+    ranks, address, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        yield PrefixStore("dsnb", TCPStore(address, port, ranks, False, timeout)), rank(), ranks
+        return
+    listener = socket.create_server((address, port), backlog=max(128, ranks)).detach() if rank() == 0 else None
+    yield TCPStore(address, port, ranks, rank() == 0, timeout, master_listen_fd=listener), rank(), ranks
+
+
+register_rendezvous_handler("dsnb", join_store)
 
 
 def limit_memory(experiment: Experiment, device: torch.device) -> None:

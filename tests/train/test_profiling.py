@@ -14,7 +14,6 @@ from dsnb.launcher.folder import remove_leftovers
 from dsnb.render import plots, run_card
 from dsnb.render.tables import format_summary
 from dsnb.run_folder.paths import RunPaths
-from dsnb.train import traces
 from tests.support import lazy
 
 torch = lazy.Module("torch")
@@ -25,9 +24,9 @@ ATTEMPTS = 3
 
 
 def test_lengths_of_intervals():
-    assert traces.length([(5, 6), (1, 3), (2, 4), (4, 4)]) == 4
-    assert traces.length([(1, 9), (2, 3), (10, 11)]) == 9
-    assert traces.length_outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
+    assert profiling.length([(5, 6), (1, 3), (2, 4), (4, 4)]) == 4
+    assert profiling.length([(1, 9), (2, 3), (10, 11)]) == 9
+    assert profiling.length_outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
 
 
 def event(name, begin_us, end_us, cat="kernel"):
@@ -47,8 +46,8 @@ def test_communication_in_a_gpus_trace_is_that_of_its_kernels():
         event("ProfilerStep#1", 0, 650, "gpu_user_annotation"),
         {"ph": "i", "name": "nccl", "ts": 3},
     ]
-    assert traces.communication_s(events, "cuda") == (pytest.approx(400e-6), pytest.approx(330e-6))
-    assert traces.step_s(events) == pytest.approx(700e-6)
+    assert profiling.communication_s(events, "cuda") == (pytest.approx(400e-6), pytest.approx(330e-6))
+    assert profiling.step_s(events) == pytest.approx(700e-6)
 
 
 def test_communication_on_a_cpu_is_that_of_gloo():
@@ -57,10 +56,10 @@ def test_communication_on_a_cpu_is_that_of_gloo():
         event("gloo:all_reduce", 50, 150, "user_annotation"),
         event("c10d::allreduce_", 0, 9000, "cpu_op"),
     ]
-    assert traces.communication_s(events, "cpu") == (pytest.approx(150e-6), None)
-    assert traces.communication_s(events, "cuda") == (None, None)  # without kernels
-    assert traces.communication_s([], "cpu") == (None, None)
-    assert traces.step_s([]) is None
+    assert profiling.communication_s(events, "cpu") == (pytest.approx(150e-6), None)
+    assert profiling.communication_s(events, "cuda") == (None, None)  # without kernels
+    assert profiling.communication_s([], "cpu") == (None, None)
+    assert profiling.step_s([]) is None
 
 
 class Sleeper:
