@@ -98,12 +98,7 @@ class Profile:
         self.save()
 
 
-def profile(
-    run: RunPaths,
-    trainer: Trainer,
-    batches: Batches,
-    device: torch.device,
-) -> None:
+def profile(run: RunPaths, trainer: Trainer, batches: Batches, device: torch.device) -> None:
     """Train a few more steps under the profilers and write the results.
 
     Parameters

@@ -25,7 +25,6 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.system.nvml import POWER_COUNTER
@@ -40,7 +39,7 @@ from dsnb.train.meter import Meter
 from dsnb.train.model import build
 from dsnb.train.torch_trainer import TorchTrainer
 from dsnb.train.trainer import Trainer, no_section
-from dsnb.train.updates import WeightWatch, is_unmoved
+from dsnb.train.updates import WeightWatch
 
 MAX_WAIT_S = 30 * 86400.0
 """Longest timeout of a collective: torch counts it in nanoseconds, and 300 years of them overflow."""
@@ -123,9 +122,7 @@ def train_steps(
     watch, kernel = WeightWatch(trainer.optimizer), KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
     over_ranks.reset_host_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
-    steps = experiment.warmup_steps + experiment.steps
-    updates = steps - meter.skipped_steps
-    update_rms, weights_rms = watch.update_rms(weight_decay(experiment, updates), device)
+    updates = experiment.warmup_steps + experiment.steps - meter.skipped_steps
     return {
         **over_ranks.peaks_of_ranks(meter.peak_gib, device),
         **over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
@@ -134,8 +131,7 @@ def train_steps(
         "recompilations": compiled,
         "compiled_graphs": compiling.compiled_graphs() if experiment.compile != "off" else None,
         "graph_breaks": compiling.graph_breaks() if experiment.compile != "off" else None,
-        "update_rms": update_rms,
-        "weights_moved": None if update_rms is None else not is_unmoved(update_rms, weights_rms, updates),
+        **watch.changes(experiment, updates, device),
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
         "steps_from_s": min(began_s for began_s, _ in meter.span_s.values()),
@@ -248,11 +244,6 @@ def limit_memory(experiment: Experiment, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole), device)
     else:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def weight_decay(experiment: Experiment, updates: int) -> float:
-    """Return the factor that weight decay alone applies to a weight over `updates` updates."""
-    return float((1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates)
 
 
 def versions() -> dict[str, str | None]:
