@@ -75,7 +75,7 @@ def _observed(experiment: Experiment) -> tuple[Any, dict[str, nn.Module], Observ
     except Exception:  # some models need a mask; what was observed cannot be used again
         model = build(experiment)
         held = expert_modules(model)
-        return model, held, observe(model, held, masked=True)
+        return model, held, observe(model, held, True)
 
 
 def build(experiment: Experiment) -> Any:
