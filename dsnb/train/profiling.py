@@ -27,7 +27,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.train.failure import BestEffort, one_line
 from dsnb.train.meter import clock_of
-from dsnb.train.trainer import Batches, Trainer, no_section
+from dsnb.train.trainer import Trainer, no_section
 
 CUT_OFF = "the profile was cut off before it was measured"
 MAX_S, MAX_STEPS = 60.0, 30
@@ -38,6 +38,7 @@ PARTS = ("forward", "backward", "optimizer")
 HANDOVER = "communication"
 """The part of a pipeline step in which stages exchange activations, gradients and losses, and wait for each other."""
 STEPS = 3
+MicroBatches = Sequence[torch.Tensor]
 Interval = tuple[float, float]
 
 
@@ -98,13 +99,13 @@ class Profile:
         self.save()
 
 
-def profile(run: RunPaths, trainer: Trainer, batches: Batches, device: torch.device) -> None:
+def profile(run: RunPaths, trainer: Trainer, micro_batches: MicroBatches, device: torch.device) -> None:
     """Train a few more steps under the profilers and write the results.
 
     Parameters
     ----------
-    batches
-        Returns this rank's micro-batches of the next step.
+    micro_batches
+        Those of this rank in each of the steps.
 
     Notes
     -----
@@ -113,12 +114,12 @@ def profile(run: RunPaths, trainer: Trainer, batches: Batches, device: torch.dev
     report = Profile(run, deepspeed.comm.get_rank() == 0)
     clock = clock_of(device)
     try:
-        parts = time_parts(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
+        parts = time_parts(trainer, micro_batches, clock.synchronize, deepspeed.comm.barrier)
         report.figures |= parts
         absent = [name for name in PARTS if parts[f"{name}_s"] is None]
         report.finish_part("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
         path = run.trace if report.writes else None
-        why = trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
+        why = trace_step(trainer, micro_batches, clock.synchronize, deepspeed.comm.barrier, device, path)
         report.finish_part("trace", why)
         if path:
             report.finish_part("communication", _communication(report, device, why))
@@ -144,7 +145,7 @@ def _communication(report: Profile, device: torch.device, no_trace: str | None) 
 
 
 def time_parts(
-    trainer: Trainer, batches: Batches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
+    trainer: Trainer, micro_batches: MicroBatches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float | None]:
     """Time the parts of a few steps, and return those of the step with the median time.
 
@@ -156,14 +157,14 @@ def time_parts(
         `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; None for a
         part that the trainer does not mark. For a pipeline also `handover_s`, the exchange between stages.
     """
-    timed = [_timed_step(trainer, batches(), synchronize, barrier) for _ in range(STEPS)]
+    timed = [_timed_step(trainer, micro_batches, synchronize, barrier) for _ in range(STEPS)]
     middle = sorted(timed, key=lambda step: step["step"])[STEPS // 2]
     handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
     return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")} | handover
 
 
 def _timed_step(
-    trainer: Trainer, micro_batches: Sequence[torch.Tensor], synchronize: Callable[[], Any], barrier: Callable[[], Any]
+    trainer: Trainer, micro_batches: MicroBatches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float]:
     """Train a step and return the seconds of each part; the device is idle before and after each."""
     seconds: dict[str, float] = defaultdict(float)
@@ -189,7 +190,7 @@ def _timed_step(
 
 def trace_step(
     trainer: Trainer,
-    batches: Batches,
+    micro_batches: MicroBatches,
     synchronize: Callable[[], Any],
     barrier: Callable[[], Any],
     device: torch.device,
@@ -213,8 +214,7 @@ def trace_step(
     recorder: Any = attempt(_started, device)
     trainer.section = profiler.record_function
     try:
-        trainer.step(batches())
-        micro_batches = batches()
+        trainer.step(micro_batches)
         synchronize()
         barrier()
         synchronize()  # a barrier is a collective that must not be in the trace

@@ -11,8 +11,6 @@ from dsnb.train.model_parts import count_parameters
 
 Section = Callable[[str], AbstractContextManager[Any]]
 """Marks a part of a step: `forward`, `backward`, `communication` or `optimizer`."""
-Batches = Callable[[], Sequence[torch.Tensor]]
-"""Returns the micro-batches of the next step."""
 
 
 def no_section(name: str) -> AbstractContextManager[None]:

@@ -91,7 +91,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     with profiling.time_limited(experiment, phases_s["timed"] / experiment.steps):
         if experiment.profile:
             last = experiment.warmup_steps + experiment.steps - 1
-            profiling.profile(run, trainer, lambda: data(last), device)
+            profiling.profile(run, trainer, data(last), device)
         # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
         del trainer
         gc.collect()

@@ -82,7 +82,7 @@ class Sleeper:
 def test_a_sleepers_parts_are_its_sleeps():
     waits = []
     trainer = Sleeper(0.09, 0.03, 0.06)
-    split = profiling.time_parts(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
+    split = profiling.time_parts(trainer, [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
     seconds = [split[name] for name in (*PARTS, "step_s")]
     slept = [0.12, 0.24, 0.36, 0.78]  # of the step of middle length
     assert all(found >= known for found, known in zip(seconds, slept, strict=True))
@@ -94,7 +94,7 @@ def test_a_sleepers_parts_are_its_sleeps():
 
 def test_parts_that_a_trainer_does_not_mark_are_missing_and_a_pipelines_handover_is_told_beside():
     trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
-    split = profiling.time_parts(trainer, lambda: [1], lambda: None, lambda: None)
+    split = profiling.time_parts(trainer, [1], lambda: None, lambda: None)
     assert split["backward_s"] is None
     assert split["step_s"] > split["handover_s"] >= 0.02
     assert "communication_s" not in split
