@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import time
 
 import pytest
@@ -110,6 +111,7 @@ def profiled(small, tmp_path_factory):
     two = {"gpus": 2, "zero_stage": 1}
     for name, settings in {"plain": two, "profiled": two, "ddp": {"gpus": 2, "strategy": "ddp"}}.items():
         for _ in range(ATTEMPTS):
+            shutil.rmtree(folder / name, ignore_errors=True)
             result = run.launch(small(profile=name != "plain", **settings), folder / name / "run1", progress=False)
             result.raise_for_status()
             profile = records.read_json(RunPaths(folder / name / "run1").profile) or {"step_s": 0}
