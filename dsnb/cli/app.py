@@ -202,7 +202,7 @@ def main() -> None:
     )
     signals.install_handlers()
     try:
-        sys.exit(command_line()(standalone_mode=False))
+        sys.exit(command_line()(standalone_mode=False) or 0)
     except UsageError as error:
         say(f"error: {usage_problem(error)}" if str(error) else "", err=True)
         sys.exit(2)
