@@ -5,12 +5,12 @@ The measured rows: `dsnb.published("h200_gpt2_zero_precision")`, `("h200_memory"
 `benchmarks/h200_bars.csv`, and `benchmarks/h200_log.csv`, which holds the tables of docs/LOG.md since 2026-11-21 whose
 code is still the one that runs. Its argument can be
 
-* `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.py`; models are traced first, for a minute
+* `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.json`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
 * `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.py`
 * `held-out`: the errors of these constants on the rows held out
-* `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.py`
+* `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.json`
 """
 
 import itertools
@@ -247,7 +247,7 @@ def main() -> None:
         for one in sorted(found, key=lambda one: one.error_pct):
             print(f"{one.experiment.name_with_model}: {one.allocated_gib:.2f} GiB measured, {one.error_pct:+.2f} %")
         for name, error in by_kind_of_peak(found).items():
-            print(f'    "{name}": PredictionError{tuple(error[:3])},')
+            print(f'    "{name}": {[*error[:3]]},')
         return
     if sys.argv[1:] == ["elsewhere"]:
         for table in elsewhere():

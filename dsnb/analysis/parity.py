@@ -6,13 +6,13 @@ nothing left out; it needs a trace of the model, which is not made here.
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from dsnb.analysis.decide import is_probe
 from dsnb.errors import SettingsError
 from dsnb.prediction import accuracy, gpus, traces
 from dsnb.prediction.accuracy import ALL
@@ -21,8 +21,6 @@ from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.measured import of_record, recorded
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.traces import Trace
-from dsnb.run_folder.paths import PROBE
-from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs
 
@@ -75,9 +73,8 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
     if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*runs}:
         return []
     runs = runs[runs["status"].isin(["ok", "oom"]) & runs[NEEDED].notna().all(axis=1)]
-    is_probe = runs["experiment"].map(labels.text).map(re.compile(rf"{PROBE}\d+$").search).astype(bool)
-    known_gpus = {name: _gpu(name) for name in runs["gpu_name"].unique()}
-    runs = runs[~is_probe & runs["gpu_name"].map(known_gpus).notna()]
+    known_gpus = {name: known_gpu(name) for name in runs["gpu_name"].unique()}
+    runs = runs[~is_probe(runs) & runs["gpu_name"].map(known_gpus).notna()]
     runs = runs.assign(sweep=runs.get("sweep", ""), **{name: numbers(runs, name) for name in MEDIANS})
     settings = []
     for (_, _, gpu_name), group in runs.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False):
@@ -91,7 +88,8 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
     return settings
 
 
-def _gpu(name: object) -> GpuSpec | None:
+def known_gpu(name: object) -> GpuSpec | None:
+    """Return a GPU by its name in runs; None if dsnb has no data sheet of it."""
     try:
         return gpus.find(str(name))
     except SettingsError:
@@ -100,14 +98,16 @@ def _gpu(name: object) -> GpuSpec | None:
 
 def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     have_rules = [is_covered(record["asked"]) for record in settings]
-    kept = iter(traces.kept([record["asked"] for record in itertools.compress(settings, have_rules)]))
+    asked = [record["asked"] for record in itertools.compress(settings, have_rules)]
+    kept = iter(traces.attempts(asked, make=False))
     rows = []
     for record, step_time_s, has_rules in zip(settings, _step_times(settings), have_rules, strict=True):
         row = {name: record[name] for name in ("experiment", "model")}
         row |= {"kind": accuracy.kind(record["asked"]), "ran": record["status"] == "ok", "has_rules": has_rules}
         row["step_time_s"] = record["measured"].step_time_s if record["measured"] else math.nan
         row["peak_allocated_gib"] = record["peak_allocated_gib"] if row["ran"] else math.nan
-        peak_gib, fits = _memory(record, next(kept) if has_rules else None)
+        trace = next(kept) if has_rules else None
+        peak_gib, fits = _memory(record, trace if isinstance(trace, Trace) else None)
         rows.append(
             {**row, "predicted_step_time_s": step_time_s, "predicted_peak_allocated_gib": peak_gib, "fits": fits}
         )

@@ -1,6 +1,7 @@
 """Settings that were not run, predicted for the GPU of runs that were: what the explorer shows beside them."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +25,9 @@ from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs
-from dsnb.settings import deepspeed_keys, grid
+from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.params_file import read_params
+from dsnb.settings.params_file import combinations, read_params
 
 Asked = str | Path | Experiment
 MAX_PREDICTED = 2000
@@ -103,7 +104,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
     traces = _traces(shown)
     figures = tabulated(shown, [setting(one, spec, path) for one in shown], traces, on, tokens=ANY_TOKENS)
-    source = _most_common([labels.text(row.get("source")) for row in on_gpu])
+    source = Counter(labels.text(row.get("source")) for row in on_gpu).most_common(1)[0][0]
     table = _as_runs(shown, figures).assign(gpu_name=gpu_name, source=source)
     measured = f"the {len(timed):,} settings that were measured on it here" if is_calibrated else OWN_RUNS
     basis = f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. {ERROR}"
@@ -124,12 +125,8 @@ def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], s
         raise SettingsError(
             f"predict: no run has succeeded, or run out of memory, on a GPU that dsnb knows: {where}; leave it out"
         )
-    gpu_name = _most_common([str(row["gpu_name"]) for row in rows])
+    gpu_name = Counter(str(row["gpu_name"]) for row in rows).most_common(1)[0][0]
     return [row for row in rows if row["gpu_name"] == gpu_name], gpu_name
-
-
-def _most_common(names: Sequence[str]) -> str:
-    return max(dict.fromkeys(names), key=names.count)
 
 
 def _ended(runs: pd.DataFrame) -> set[str]:
@@ -155,7 +152,7 @@ def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
     """Return the settings of a params file, with `gpus: auto` as in the runs, and why others are refused."""
     file = SweepPaths(path).params if path.is_dir() else path
     experiments, refused = [], []
-    for given in grid.combinations(read_params(file)):
+    for given in combinations(read_params(file)):
         settings = {**given, "device": "cuda"}
         settings |= {"gpus": number} if settings.get("gpus") == "auto" else {}
         try:
@@ -168,19 +165,17 @@ def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
 
 
 def _left_out(reasons: Iterable[str]) -> list[str]:
-    every = list(reasons)
-    return [f"Left out {labels.count(every.count(why), 'setting')}: {why}." for why in dict.fromkeys(every)]
+    return [f"Left out {labels.count(number, 'setting')}: {why}." for why, number in Counter(reasons).items()]
 
 
 def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:
     """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
     covered = [is_covered(one) for one in experiments]
     asked = list(itertools.compress(experiments, covered))
-    made: Sequence[object]
     try:
         made = traces.attempts(asked)
     except SettingsError:  # torch is missing
-        made = traces.kept(asked)
+        made = traces.attempts(asked, make=False)
     found = (trace if isinstance(trace, Trace) else None for trace in made)
     return [next(found) if has_rules else None for has_rules in covered]
 

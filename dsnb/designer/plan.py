@@ -14,7 +14,7 @@ from dsnb.files import plain_yaml
 from dsnb.prediction.predict import predict
 from dsnb.prediction.step_time import problem
 from dsnb.runs import labels
-from dsnb.settings import grid
+from dsnb.settings import params_file
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import validated
 from dsnb.sweep.params import Sweep, load_sweep
@@ -53,7 +53,7 @@ def plan(content: dict[str, Any], path: Path, output: Path) -> Plan:
     """
     made = Plan()
     try:
-        combinations = grid.combinations(validated(content, path))
+        combinations = params_file.combinations(validated(content, path))
         refused = [""] * len(combinations)
         for number, settings in enumerate(combinations):
             try:

@@ -34,11 +34,6 @@ def samples_per_s(tokens_per_s: float, seq_len: float) -> float | None:
     return tokens_per_s / seq_len if seq_len > 0 else None
 
 
-def tokens_per_s_of_samples(samples_per_s: float, seq_len: float) -> float:
-    """Return the tokens per second of sequences of length `seq_len`, padding included."""
-    return samples_per_s * seq_len
-
-
 def tokens_per_joule(tokens_per_s_per_gpu: float | None, power_w: float | None) -> float | None:
     """Return the tokens per joule that the GPUs drew: tokens/s per GPU over mean watts per GPU, hosts left out."""
     if tokens_per_s_per_gpu is None or not power_w:
@@ -68,11 +63,6 @@ def busbw_gb_per_s(algbw_gb_per_s: float | None, ranks: int) -> float | None:
 def days(tokens: float, tokens_per_s: float) -> float | None:
     """Return the days of training on `tokens` at the throughput of all GPUs, without restarts or pauses."""
     return tokens / tokens_per_s / SECONDS_PER_DAY if tokens_per_s > 0 else None
-
-
-def tokens_per_s_of_days(tokens: float, days: float) -> float | None:
-    """Return the throughput that trains on `tokens` in `days`, which is how publications state it."""
-    return tokens / days / SECONDS_PER_DAY if days > 0 else None
 
 
 def gpu_hours(tokens: float, tokens_per_s: float, gpus: int) -> float | None:
@@ -189,25 +179,6 @@ def recomputed_flops_per_token(block_parameters: float, layers: int, hidden: int
     """
     share = recomputed_blocks(layers, every) / layers if every else 0.0
     return share * forward_flops_per_token(block_parameters, attention_flops_per_token(layers, hidden, seq_len))
-
-
-def flops_factor(activation_checkpointing: bool) -> int:
-    """Return the multiplications with every weight per step: forward 1, backward 2, recomputed forward 1."""
-    return 4 if activation_checkpointing else 3
-
-
-def published_tflops(
-    parameters: float, tokens_per_step: float, step_time_s: float, gpus: int, activation_checkpointing: bool
-) -> float | None:
-    """Return TFLOP/s per GPU as the published 1.3B benchmark counts them: 2 x factor x parameters x tokens / time.
-
-    Hardware FLOPs without those of attention: parameters x factor x 2 x sequence x global batch / (seconds x GPUs), the
-    formula that is printed with the table (BigScience, GPT 1.3B on 8 V100). dsnb's own convention adds attention
-    and, for `tflops_per_gpu`, leaves recomputation out.
-    """
-    if step_time_s <= 0 or gpus <= 0:
-        return None
-    return parameters * flops_factor(activation_checkpointing) * 2 * tokens_per_step / (step_time_s * gpus) / 1e12
 
 
 def tflops(flops_per_token: float | None, tokens_per_s_per_gpu: float | None) -> float | None:

@@ -1,7 +1,9 @@
 """How far predictions can be trusted: their errors by kind of setting, and what no measured run was like."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -46,54 +48,15 @@ class PredictionError(NamedTuple):
 Errors = Mapping[str, PredictionError]
 """Errors by kind of setting, as `kinds` names them, and of `ALL`."""
 
-# Settings drawn at random or chosen before any run like them, measured on one and two H200 of three hosts, and
-# predicted with constants that none of them was fitted to: `python -m benchmarks.prediction_errors unseen`. Kinds of
-# fewer settings are in docs/explanation/prediction.md only.
-TIME_ERRORS: dict[str, PredictionError] = {
-    "LoRA, limited by the CPU, one GPU": PredictionError(6, 41.1, 200.4, -7.1),
-    "ZeRO 0, limited by the GPU, one GPU": PredictionError(7, 9.6, 34.8, -6.4),
-    "ZeRO 1, limited by the GPU, one GPU": PredictionError(9, 10.4, 18.3, -4.9),
-    "ZeRO 2, limited by the GPU, one GPU": PredictionError(6, 15.5, 37.5, -12.0),
-    "ZeRO 3, limited by the CPU, one GPU": PredictionError(9, 34.0, 89.6, -24.3),
-    "plain loop, limited by the CPU, one GPU": PredictionError(10, 21.6, 70.9, -17.1),
-    "plain loop, limited by the GPU, one GPU": PredictionError(11, 10.4, 52.9, -7.7),
-    "limited by the CPU, one GPU": PredictionError(35, 30.4, 200.4, -18.5),
-    "limited by the CPU, several GPUs": PredictionError(12, 52.9, 296.6, -34.6),
-    "limited by the GPU, one GPU": PredictionError(34, 10.8, 52.9, -7.3),
-    "limited by the CPU": PredictionError(47, 35.8, 296.6, -22.9),
-    "limited by the GPU": PredictionError(35, 10.7, 52.9, -6.9),
-    "all": PredictionError(82, 24.5, 296.6, -16.5),
-}
-
-# The constants of H200 on four published tables and our own runs on H100: `prediction_errors elsewhere`.
-ELSEWHERE: dict[str, PredictionError] = {
-    "A100, one node": PredictionError(7, 153.2, 248.7, -60.5),
-    "A100, several nodes": PredictionError(16, 148.4, 621.1, -59.7),
-    "H100 NVL, one node": PredictionError(8, 36.8, 79.2, 21.5),
-    "H100, one node": PredictionError(15, 17.1, 58.3, -9.0),
-    "H100, several nodes": PredictionError(12, 8.7, 11.2, -1.4),
-    "V100, several nodes": PredictionError(15, 19.5, 69.5, -16.3),
-    "V100-16GB, several nodes": PredictionError(8, 9.7, 15.3, -8.9),
-    "one node": PredictionError(31, 51.6, 356.7, -22.5),
-    "several nodes": PredictionError(51, 45.1, 621.1, -29.9),
-    "all": PredictionError(82, 47.5, 621.1, -27.2),
-}
-
-# On one and two H200: `python -m benchmarks.prediction_errors memory`.
-PEAK_ERRORS: dict[str, PredictionError] = {
-    "DDP": PredictionError(11, 0.2, 0.71),
-    "FSDP": PredictionError(18, 0.37, 3.22),
-    "LoRA": PredictionError(22, 1.8, 15.17),
-    "ZeRO 0": PredictionError(112, 0.23, 2.03),
-    "ZeRO 1": PredictionError(73, 0.39, 4.1),
-    "ZeRO 2": PredictionError(37, 0.54, 7.32),
-    "ZeRO 3": PredictionError(51, 0.67, 7.1),
-    "compressed gradients": PredictionError(4, 7.99, 13.08),
-    "offload to the CPU": PredictionError(8, 0.42, 1.71),
-    "plain loop": PredictionError(47, 0.46, 4.66),
-    "tensor and pipeline parallel": PredictionError(11, 0.44, 2.28),
-    "all": PredictionError(394, 0.56, 15.17),
-}
+_DATA = json.loads(Path(__file__).with_name("accuracy.json").read_text(encoding="utf-8"))
+TIME_ERRORS, ELSEWHERE, PEAK_ERRORS = (
+    {name: PredictionError(*numbers) for name, numbers in _DATA[table].items()}
+    for table in ("times", "elsewhere", "peaks")
+)
+"""`python -m benchmarks.prediction_errors` measures them: `unseen` those of settings that were drawn at random or
+chosen before any run like them, on one and two H200 of three hosts, with constants that none of them was fitted to;
+`elsewhere` those of the constants of H200 on four published tables and our own runs on H100; `memory` those of peaks on
+one and two H200. Kinds of fewer settings are in docs/explanation/prediction.md only."""
 
 
 def kind(experiment: Experiment) -> str:
@@ -255,30 +218,10 @@ class Coverage:
 
 
 DEFAULT_COVERAGE = Coverage(
-    names={
-        GPU: frozenset({"H200"}),
-        "models of the family": frozenset({"gpt2", "opt", "bloom"}),
-        "strategy": frozenset(
-            [
-                *("plain", "ddp", "fsdp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
-                *(f"ZeRO {stage} with {kind} parallel" for stage in (0, 1) for kind in ("tensor", "pipeline")),
-            ]
-        ),
-        "precision": frozenset({"fp32", "fp16", "bf16"}),
-        "mode of compilation": frozenset({"eager", "compiled", "CUDA graphs"}),
-        "offload": frozenset({"none"}),  # offloaded optimizers were measured on one CPU thread
-        "optimizer": frozenset({"adamw", "adafactor"}),
-        "loss": frozenset({"whole", "chunked"}),
-        "gradient compression": frozenset({"none", "bf16"}),
-    },
-    ranges={
-        "hidden size": (768, 5120),
-        "number of tokens in a micro-batch": (256, 32768),
-        "number of GPUs": (1, 4),
-        NODES: (1, 1),
-    },
+    names={words: frozenset(names) for words, names in _DATA["covered"]["names"].items()},
+    ranges={words: (least, most) for words, (least, most) in _DATA["covered"]["ranges"].items()},
 )
-"""What `dsnb.prediction.constants.DEFAULT` was fitted to."""
+"""What `dsnb.prediction.constants.DEFAULT` was fitted to; offloaded optimizers were measured on one CPU thread only."""
 
 
 def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> list[str]:

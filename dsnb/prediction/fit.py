@@ -3,22 +3,19 @@
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dsnb.errors import SettingsError
 from dsnb.formulas.model_shapes import SPLIT, facts
 from dsnb.prediction.accuracy import PredictionError, peak_error
 from dsnb.prediction.memory import Room, peak_memory, room
-from dsnb.prediction.traces import Trace, attempts, traces
+from dsnb.prediction.traces import attempts, traces
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 
 READ_KEYS = {"zero_optimization.reduce_bucket_size", "zero_optimization.stage3_max_live_parameters"}
 """Keys of DeepSpeed's configuration that the rules of memory read; what another one does to memory is unknown."""
-TRACED_SIZES = (16, 32)
-"""The sizes that are traced, which takes as long for large ones as for small ones. At smaller ones, tensors that do not
-grow with the micro-batch may decide which moment is the peak."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,8 @@ def fits_here(experiments: Sequence[Experiment]) -> list[Fit | None]:
 def largest_predicted(experiment: Experiment, most: int) -> int | None:
     """Return the largest micro-batch from 0 to `most` that is predicted to fit; None if that cannot be predicted.
 
-    On a CPU, memory is limited for the whole process, of which most is not predicted.
+    On a CPU, memory is limited for the whole process, of which most is not predicted. A chunked loss would need a trace
+    for each size.
 
     Parameters
     ----------
@@ -94,37 +92,15 @@ def largest_predicted(experiment: Experiment, most: int) -> int | None:
         Settings whose micro-batch does not count.
     """
     here = room_here(experiment)
-    sized = [experiment.model_copy(update={"device": "cuda", "micro_batch_size": size}) for size in TRACED_SIZES]
-    if experiment.device == "cpu" or here is None or not is_covered(sized[0]):
-        return None
-    try:
-        low, high = traces(sized)
-    except SettingsError:  # torch is missing, or the model cannot be traced
+    gpu = experiment.model_copy(update={"device": "cuda", "micro_batch_size": 1})
+    if experiment.device == "cpu" or here is None or experiment.loss == "chunked" or not is_covered(gpu):
         return None
 
     def is_too_large(size: int) -> bool:
-        of_size = sized[0].model_copy(update={"micro_batch_size": size})
-        return peak_memory(of_size, on_the_line(low, high, size)).peak_allocated_gib > here.tensors_gib
+        sized = gpu.model_copy(update={"micro_batch_size": size})
+        return peak_memory(sized, *traces([sized])).peak_allocated_gib > here.tensors_gib
 
-    return bisect_left(range(1, most + 1), True, key=is_too_large)
-
-
-def on_the_line(low: Trace, high: Trace, size: int) -> Trace:
-    """Return the trace of a size: every tensor of a micro-batch grows in proportion to its size, or not at all."""
-    share = (size - TRACED_SIZES[0]) / (TRACED_SIZES[1] - TRACED_SIZES[0])
-
-    def line(start: float, end: float) -> float:
-        return start + share * (end - start)
-
-    done = sorted({at for trace in (low, high) for _, at in trace.moments})
-    return replace(
-        low,
-        forward_peak=line(low.forward_peak, high.forward_peak),
-        kept=line(low.kept, high.kept),
-        moments=tuple((line(_most_after(low, at), _most_after(high, at)), at) for at in done),
-    )
-
-
-def _most_after(trace: Trace, done: float) -> float:
-    """Return the most bytes when so many elements of gradients had been computed, or more."""
-    return max((size for size, at in trace.moments if at >= done), default=0.0)
+    try:
+        return bisect_left(range(1, most + 1), True, key=is_too_large)
+    except SettingsError:  # torch is missing, or the model cannot be traced
+        return None

@@ -1,12 +1,17 @@
 """What data sheets say of GPUs, and the links between them: rates, bandwidths and memory.
 
-Peak rates of most GPUs are `dsnb.system.hardware.PEAKS`; all bandwidths are decimal GB/s in one direction.
+`gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in one direction: NVLink
+5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe 5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges
+of the NVL and PCIe cards join two of them. Memory is what drivers report, or usual for the nominal size.
 """
 
+import csv
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import Experiment
@@ -38,45 +43,19 @@ class GpuSpec:
         return (self.tf32_tflops if precision == "tf32" else self.fp32_tflops) * 1e12
 
 
-def _gpu(name: str, memory: tuple[float, float], links: tuple[float, float], switched: bool = True) -> GpuSpec:
-    """Return a GPU whose peak rates are known: its memory in GiB and GB/s, its NVLink and PCIe in GB/s."""
-    peak = hardware.PEAKS[name.partition("-")[0].lower()]
-    half = peak.bf16 or peak.fp16
-    return GpuSpec(name, peak.fp32, peak.tf32 or peak.fp32, half, *memory, *links, switched)
+def _read() -> Iterator[GpuSpec]:
+    """Yield the GPUs of `gpus.csv`; peak rates that it does not tell are those of `dsnb.system.hardware`."""
+    with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            name, _ = row.pop("name"), row.pop("source")
+            if peak := hardware.PEAKS.get(name.partition("-")[0].lower()):
+                rates = (peak.fp32, peak.tf32 or peak.fp32, peak.bf16 or peak.fp16)
+                row |= dict(zip(("fp32_tflops", "tf32_tflops", "half_tflops"), rates, strict=True))
+            numbers = {field: float(value) for field, value in row.items() if field != "switched"}
+            yield GpuSpec(name, **numbers, switched=row["switched"] == "1")
 
 
-# Rates and bandwidths are those of the makers' data sheets, and of the white papers of Ada and GA102. Compared in
-# November 2026 with what others print of them: A100 and B200 (glennklockwood.com/garden/processors; its tf32 of the
-# B200 is 1,100), H100 PCIe's bandwidth (NVIDIA product brief PB-11133), H100 NVL's memory and links (aiminingco.com),
-# V100's NVLink (Dell EMC, reference guide for deep learning), L40S (mullet.se), L4 (store.sourcecode.com), RTX 4090
-# (waredb.com), T4 and the bandwidth of the A10 (sysrqmts.com), MI250X (zexron.com). Not found again: the rates of
-# H100 PCIe, H100 NVL and A10, H200 NVL, RTX 3090, and the links of the MI250X.
-# Memory is what drivers report: seen for the H200 here, printed for the A100-40GB (40,441 MiB, PC2 Paderborn), and
-# what is usual for the nominal size of the others. An A100 as PCIe card has 1,935 GB/s (thundercompute.com), not
-# 2,039.
-# NVLink 5: 18 links of 50 GB/s in each direction; NVLink 4: 18 of 25; NVLink 3: 12; NVLink 2: 6. PCIe 5.0 x16: 64
-# GB/s, 4.0: 32, 3.0: 16. Bridges of the NVL and PCIe cards join two of them. MI250X: one of its two dies, as programs
-# see it.
-_KNOWN = (
-    _gpu("B200", (178.4, 8000), (900, 64)),
-    _gpu("H200", (139.8, 4800), (450, 64)),
-    _gpu("H200 NVL", (139.8, 4800), (450, 64), switched=False),
-    _gpu("H100", (79.1, 3350), (450, 64)),
-    _gpu("H100 NVL", (93.1, 3900), (300, 64), switched=False),
-    _gpu("H100 PCIe", (79.1, 2000), (300, 64), switched=False),
-    _gpu("A100", (79.2, 2039), (300, 32)),
-    _gpu("A100-40GB", (39.4, 1555), (300, 32)),
-    _gpu("V100", (31.7, 900), (150, 16), switched=False),
-    _gpu("V100-16GB", (15.8, 900), (150, 16), switched=False),
-    _gpu("L40S", (44.4, 864), (0, 32)),
-    _gpu("L4", (22.0, 300), (0, 32)),
-    _gpu("A10", (22.0, 600), (0, 32)),
-    _gpu("T4", (14.6, 320), (0, 16)),
-    _gpu("RTX 4090", (23.6, 1008), (0, 32)),
-    _gpu("RTX 3090", (23.6, 936), (56, 32), switched=False),
-    GpuSpec("MI250X", 23.9, 23.9, 191.5, 64.0, 1638, 200, 36, switched=False),
-)
-GPUS = {gpu.name: gpu for gpu in _KNOWN}
+GPUS = {gpu.name: gpu for gpu in _read()}
 
 
 @lru_cache

@@ -107,25 +107,16 @@ def traces(experiments: Sequence[Experiment]) -> list[Trace]:
     return [trace for trace in tried if isinstance(trace, Trace)]
 
 
-def attempts(experiments: Sequence[Experiment]) -> list[Trace | SettingsError]:
-    """Return the trace of each setting, or why there is none.
+def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | SettingsError]:
+    """Return the trace of each setting, or why there is none; without `make`, only those that were made before.
 
     Raises
     ------
     SettingsError
         If torch or transformers is missing, but needed.
     """
-    return _attempts(experiments, make=True)
-
-
-def kept(experiments: Sequence[Experiment]) -> list[Trace | None]:
-    """Return the trace of each setting that was made before, None for the others; nothing is traced."""
-    return [trace if isinstance(trace, Trace) else None for trace in _attempts(experiments, make=False)]
-
-
-def _attempts(experiments: Sequence[Experiment], make: bool) -> list[Trace | SettingsError]:
-    keys = _keys(experiments)
-    missing = {key: one for key, one in dict(zip(keys, experiments, strict=True)).items() if not _is_kept(key)}
+    keys = [_key(_settings(one)) for one in experiments]
+    missing = {key: one for key, one in zip(keys, experiments, strict=True) if not _is_kept(key)}
     problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
     for key, record in (_make(missing) if missing and make else {}).items():
         if "error" in record:
@@ -134,7 +125,6 @@ def _attempts(experiments: Sequence[Experiment], make: bool) -> list[Trace | Set
         _records[key] = record
         if file := _file(key):
             with contextlib.suppress(OSError):  # a cache that cannot be written is none
-                file.parent.mkdir(parents=True, exist_ok=True)
                 records.write_json(file, record)
     asked = [(key, int(one.micro_batch_size)) for key, one in zip(keys, experiments, strict=True)]
     of_batches = {(key, size): Trace.of(_records[key], size) for key, size in set(asked) if key in _records}
@@ -150,20 +140,14 @@ _records: dict[str, dict[str, Any]] = {}
 """What was read from the cache or traced by this process, by key."""
 
 
-def _keys(experiments: Sequence[Experiment]) -> list[str]:
-    settings = [_settings(one) for one in experiments]
-    keys = {one: _key(one) for one in set(settings)}
-    return [keys[one] for one in settings]
-
-
 def _is_kept(key: str) -> bool:
     """Return whether a record is in memory, or in the cache, from where it is read then."""
     file = _file(key)
     if key not in _records and file and file.is_file():
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = json.loads(file.read_bytes())
             Trace.of(record, 1)
-        except (OSError, KeyError, TypeError, ValueError):  # incomplete, or of another version: it is traced again
+        except (OSError, KeyError, TypeError, ValueError):  # of another version: it is traced again
             return False
         _records[key] = record
     return key in _records

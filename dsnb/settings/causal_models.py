@@ -47,9 +47,8 @@ def problem(model: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def local_problem(settings: Mapping[str, Any]) -> str | None:
+def local_problem(model: str) -> str | None:
     """Return why the model of a local configuration is not trained; None if it is, or if it is not local."""
-    model = settings["model"]
     config = model_shapes.local_fields(model)
     if config is None and model_shapes.local_config(model):
         return f"model is {short_repr(model)}: its configuration is not a JSON object; {ALLOWED}"

@@ -8,7 +8,8 @@ import ctypes.util
 import difflib
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from dsnb.errors import SettingsError
@@ -78,130 +79,86 @@ def allowed_values(detail: Mapping[str, Any], name: str = "") -> str:
     return ALLOWED_IN.get(name) or allowed or str(detail["msg"])
 
 
-def _unknown_model(s: Settings) -> str | None:
-    model = s["model"]
-    if model in model_shapes.PRESETS or model_shapes.local_config(model) or model_shapes.is_hub_id(model):
-        return None
-    match = closest_match(model, model_shapes.PRESETS)
-    hint = f"did you mean '{match}'? " if match else ""
-    return (
-        f"model is {short_repr(model)}: {hint}give a preset ({', '.join(model_shapes.PRESETS)}), "
-        "a folder or .json file with a configuration, or a hub id of the form owner/name"
-    )
+def _model(s: SimpleNamespace) -> Iterator[str]:
+    preset, path = model_shapes.PRESETS.get(s.model), model_shapes.local_config(s.model)
+    if problem := causal_models.local_problem(s.model):
+        yield problem
+    if not (preset or path or model_shapes.is_hub_id(s.model)):
+        match = closest_match(s.model, model_shapes.PRESETS)
+        hint = f"did you mean '{match}'? " if match else ""
+        yield (
+            f"model is {short_repr(s.model)}: {hint}give a preset ({', '.join(model_shapes.PRESETS)}), "
+            "a folder or .json file with a configuration, or a hub id of the form owner/name"
+        )
+    if s.weights == "random":
+        return
+    if preset and preset.hub_id is None:
+        yield f"weights is 'pretrained': there are no trained weights for {s.model}; use 'random'"
+    elif path and not [*path.parent.glob("*.safetensors"), *path.parent.glob("*.bin")]:
+        yield f"weights is 'pretrained': there are no weights beside {path}; use 'random' or add them"
 
 
-def _weights_missing(s: Settings) -> str | None:
-    if s["weights"] == "random":
-        return None
-    if s["model"] in model_shapes.PRESETS and model_shapes.PRESETS[s["model"]].hub_id is None:
-        return f"weights is 'pretrained': there are no trained weights for {s['model']}; use 'random'"
-    path = model_shapes.local_config(s["model"])
-    if path and not [*path.parent.glob("*.safetensors"), *path.parent.glob("*.bin")]:
-        return f"weights is 'pretrained': there are no weights beside {path}; use 'random' or add them"
-    return None
+def _sizes(s: SimpleNamespace) -> Iterator[str]:
+    """Compare settings with what the model has, as far as that is known."""
+    facts = model_shapes.facts(s.model)
+    for name, fact, what in (("seq_len", "positions", "positions"), ("checkpoint_every", "layers", "blocks")):
+        if facts.get(fact) and getattr(s, name) > facts[fact]:
+            yield f"{name} is {getattr(s, name)}: {s.model} has {facts[fact]} {what}; use at most {facts[fact]}"
+    for name, fact in (("tensor_parallel", "heads"), ("pipeline_parallel", "layers")):
+        if facts.get(fact) and facts[fact] % getattr(s, name):
+            yield f"{name} is {getattr(s, name)}: {s.model} has {facts[fact]} {fact}, which it must divide"
+    shared = next((name for name in rules.SHARED if getattr(s, name) > 1), None)
+    if shared and facts.get("family") and facts["family"] not in model_shapes.SPLIT:
+        yield model_shapes.not_split(shared, getattr(s, shared), facts["family"])
 
 
-def _at_most(name: str, fact: str, what: str) -> Rule:
-    """Return a rule against a setting that is more than the model has of something."""
-
-    def rule(s: Settings) -> str | None:
-        number = model_shapes.facts(s["model"]).get(fact)
-        if not number or s[name] <= number:
-            return None
-        return f"{name} is {s[name]}: {s['model']} has {number} {what}; use at most {number}"
-
-    return rule
+def _auto_on_a_cpu(s: SimpleNamespace) -> Iterator[str]:
+    if s.micro_batch_size == "auto" and s.device == "cpu" and not s.memory_limit_gib:
+        yield "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
 
 
-def _divides(name: str, what: str) -> Rule:
-    """Return a rule against a parallel size that does not divide the model's heads or layers."""
-
-    def rule(s: Settings) -> str | None:
-        number = model_shapes.facts(s["model"]).get(what)
-        if not number or number % s[name] == 0:
-            return None
-        return f"{name} is {s[name]}: {s['model']} has {number} {what}, which it must divide"
-
-    return rule
-
-
-def _family(s: Settings) -> str | None:
-    family = model_shapes.facts(s["model"]).get("family")
-    shared = next((name for name in rules.SHARED if s[name] > 1), None)
-    if not shared or not family or family in model_shapes.SPLIT:
-        return None
-    return model_shapes.not_split(shared, s[shared], family)
+def _text(s: SimpleNamespace) -> Iterator[str]:
+    data, tokenizer = short_repr(s.data), short_repr(s.tokenizer)
+    if s.data not in {"synthetic", "stdlib"} and not os.path.isfile(os.path.expanduser(s.data)):
+        yield f"data is {data}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
+    if s.tokenizer == "bytes":
+        return
+    if s.data == "synthetic":
+        yield f"tokenizer is {tokenizer}, but synthetic data has no text: set 'data' to a text file, or drop it"
+    if not (os.path.exists(os.path.expanduser(s.tokenizer)) or model_shapes.is_hub_id(s.tokenizer)):
+        yield f"tokenizer is {tokenizer}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
 
 
-def _auto_on_a_cpu(s: Settings) -> str | None:
-    if s["micro_batch_size"] != "auto" or s["device"] != "cpu" or s["memory_limit_gib"]:
-        return None
-    return "micro_batch_size is 'auto', but device is 'cpu': set memory_limit_gib, or the whole machine fills up"
-
-
-def _no_data(s: Settings) -> str | None:
-    if s["data"] in {"synthetic", "stdlib"} or os.path.isfile(os.path.expanduser(s["data"])):
-        return None
-    return f"data is {short_repr(s['data'])}: no such file; give 'synthetic', 'stdlib' or the path of a text file"
-
-
-def _tokenizer_unused(s: Settings) -> str | None:
-    if s["tokenizer"] != "bytes" and s["data"] == "synthetic":
-        tokenizer = short_repr(s["tokenizer"])
-        return f"tokenizer is {tokenizer}, but synthetic data has no text: set 'data' to a text file, or drop it"
-    return None
-
-
-def _no_tokenizer(s: Settings) -> str | None:
-    name = s["tokenizer"]
-    if name == "bytes" or os.path.exists(os.path.expanduser(name)) or model_shapes.is_hub_id(name):
-        return None
-    return f"tokenizer is {short_repr(name)}: give 'bytes', a tokenizer's folder, or a hub id of the form owner/name"
-
-
-def _hosts(s: Settings) -> str | None:
-    if not s["hostfile"]:
-        odd = next((name for name in ("include", "exclude") if s[name]), "nodes" if s["nodes"] > 1 else None)
-        return f"{odd} is {short_repr(s[odd])}, but there is no hostfile: name the hosts in 'hostfile'" if odd else None
-    if s["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-        return None  # the allocation does not exist yet
+def _hosts(s: SimpleNamespace) -> Iterator[str]:
+    if not s.hostfile:
+        for name in ("include", "exclude", "nodes"):
+            value = getattr(s, name)
+            if value and value != 1:
+                yield f"{name} is {short_repr(value)}, but there is no hostfile: name the hosts in 'hostfile'"
+        return
+    if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
+        return  # the allocation does not exist yet
     try:
-        found = hostfile.hosts(s["hostfile"], s["include"], s["exclude"])
-        if isinstance(s["gpus"], int):
-            hostfile.place(found, s["gpus"], s["nodes"])
+        hosts = hostfile.hosts(s.hostfile, s.include, s.exclude)
+        if isinstance(s.gpus, int):
+            hostfile.place(hosts, s.gpus, s.nodes)
     except SettingsError as error:
-        return "\n".join(error.problems)
-    return None
+        yield from error.problems
 
 
-RULES: list[Rule] = [
-    _unknown_model,
-    causal_models.local_problem,
-    _weights_missing,
-    _at_most("seq_len", "positions", "positions"),
-    _auto_on_a_cpu,
-    _at_most("checkpoint_every", "layers", "blocks"),
-    _divides("tensor_parallel", "heads"),
-    _divides("pipeline_parallel", "layers"),
-    _family,
-    _no_data,
-    _tokenizer_unused,
-    _no_tokenizer,
-    _hosts,
-    *rules.RULES,
-]
+RULES: list[Rule] = [_model, _sizes, _auto_on_a_cpu, _text, _hosts, *rules.RULES]
 
 
-def contradictions(settings: Settings) -> list[str]:
+def contradictions(settings: Mapping[str, Any]) -> list[str]:
     """Return the contradictions between settings, one sentence each.
 
     Rules that read a setting that is missing, such as one whose value is not valid, are left out.
     """
-    found = []
+    problems: list[str] = []
     for rule in RULES:
-        with contextlib.suppress(KeyError):
-            found.append(rule(settings))
-    return [problem for problem in found if problem]
+        with contextlib.suppress(AttributeError):
+            problems.extend(rule(SimpleNamespace(**settings)))
+    return problems
 
 
 def unsupported(settings: Settings) -> list[str]:

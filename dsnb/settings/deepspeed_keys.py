@@ -5,6 +5,7 @@ is a setting, a list in a grid, a part of the experiment's name, and a column of
 mappings inside them are values.
 """
 
+import copy
 import functools
 import importlib.util
 import json
@@ -70,18 +71,9 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in settings.items() if key != NAME and not str(key).startswith(PREFIX)}
     if not isinstance(given, Mapping):
         return {**rest, NAME: given}
-    keys = dict(_given(settings))
+    separate = {key.removeprefix(PREFIX): settings[key] for key in map(str, settings) if key.startswith(PREFIX)}
+    keys = dict([*_leaves(given), *_leaves(separate)])
     return {**rest, NAME: keys} if keys or NAME in settings else rest
-
-
-def _given(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each key of DeepSpeed with its value, first those in the nested notation."""
-    nested = settings.get(NAME)
-    if isinstance(nested, Mapping):
-        yield from _leaves(nested)
-    yield from _leaves(
-        {key.removeprefix(PREFIX): settings[key] for key in map(str, settings) if key.startswith(PREFIX)}
-    )
 
 
 def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -95,21 +87,21 @@ def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, A
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with every key of DeepSpeed as a setting of its own, named by its path behind `deepspeed.`."""
     flat = flattened(settings)
-    keys = flat.get(NAME)
+    keys = flat.pop(NAME, {})
     if not isinstance(keys, Mapping):
-        return flat
-    return {**{key: value for key, value in flat.items() if key != NAME}, **{PREFIX + key: keys[key] for key in keys}}
+        return {**flat, NAME: keys}
+    return {**flat, **{PREFIX + key: value for key, value in keys.items()}}
 
 
 def merged(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with flat keys merged over it; neither is changed."""
-    result = {name: merged(value, {}) if isinstance(value, Mapping) else value for name, value in config.items()}
+    result = copy.deepcopy(dict(config))
     for path, value in keys.items():
         *sections, name = path.split(".")
         place = result
         for section in sections:
-            inner = place.get(section)
-            place[section] = inner if isinstance(inner, dict) else {}
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
             place = place[section]
         place[name] = value
     return result

@@ -77,30 +77,25 @@ def read(path: str | Path) -> tuple[Host, ...]:
         reason = getattr(error, "strerror", None) or "it is not a text file"
         raise SettingsError(f"hostfile is {str(path)!r}: it cannot be read ({reason}); check the path") from error
     problems: list[str] = []
-    by_name: dict[str, Host] = {}
+    hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, start=1):
         entry = line.partition("#")[0].strip()
-        if entry and (problem := _add_host(entry, by_name)):
-            problems.append(f"hostfile {str(path)!r}, line {number}: {problem}")
+        match = _ENTRY.fullmatch(entry)
+        where = f"hostfile {str(path)!r}, line {number}:"
+        if match and match[1] in hosts:
+            problems.append(f"{where} {match[1]!r} is listed twice: keep one line")
+        elif match and 1 <= int(match[2]) <= MAX_SLOTS:
+            hosts[match[1]] = Host(match[1], tuple(range(int(match[2]))))
+        elif entry:
+            problems.append(
+                f"{where} {entry!r} is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' "
+                f"in the name, and 1 to {MAX_SLOTS} slots"
+            )
     if problems:
         raise SettingsError(problems[:20])
-    if not by_name:
+    if not hosts:
         raise SettingsError(f"hostfile {str(path)!r} names no host: write one per line, such as 'worker-1 slots=8'")
-    return tuple(by_name.values())
-
-
-def _add_host(entry: str, by_name: dict[str, Host]) -> str | None:
-    """Add the host of one line; return what is wrong with the line, None if nothing is."""
-    match = _ENTRY.fullmatch(entry)
-    if not match:
-        return f"{entry!r} is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name"
-    name, slots = match[1], int(match[2])
-    if name in by_name:
-        return f"{name!r} is listed twice: keep one line"
-    if not 1 <= slots <= MAX_SLOTS:
-        return f"slots is {slots}: give the number of GPUs of the host, 1 to {MAX_SLOTS}"
-    by_name[name] = Host(name, tuple(range(slots)))
-    return None
+    return tuple(hosts.values())
 
 
 def _filter(which: str, text: str, available: Sequence[Host]) -> dict[str, set[int]]:

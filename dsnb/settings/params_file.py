@@ -1,8 +1,11 @@
-"""The fields of a params file; all of its problems are reported at once.
+"""The fields of a params file, and the settings that its grid, `include` and `exclude` describe.
 
 `dsnb.files.plain_yaml` parses the file, `dsnb.sweep.params` turns its settings into runs.
 """
 
+import itertools
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
 from dsnb.settings import aliases, checks, deepspeed_keys
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS, Experiment
+
+MAX_RUNS = 10_000
 
 
 class ParamsFile(BaseModel):
@@ -54,24 +59,16 @@ def _with_current_names(value: Any) -> Any:
     return aliases.with_current_names(deepspeed_keys.dotted(value)) if isinstance(value, dict) else value
 
 
-def _unknown_fields(keys: list[str]) -> list[str]:
-    """Return a sentence for all settings of runs among unknown fields, and one for each other field."""
-    fields, settings = ParamsFile.model_fields, {*Experiment.model_fields, *aliases.CURRENT_NAMES}
-    misplaced = [key for key in keys if key in settings or key.startswith(deepspeed_keys.PREFIX)]
-    sentences = []
-    if misplaced:
-        names = " and ".join(filter(None, [", ".join(map(repr, misplaced[:-1])), repr(misplaced[-1])]))
-        are = "are settings" if len(misplaced) > 1 else "is a setting"
-        sentences.append(
-            f"{names} {are} of runs: put settings below 'defaults:', or below 'grid:' with a list of values"
-        )
-    for key in keys:
-        if key not in misplaced:
-            match = checks.closest_match(key, [*fields, *Experiment.model_fields])
-            is_field = match is None or match in fields
-            unknown = checks.unknown_setting(key, fields if is_field else Experiment.model_fields)
-            sentences.append(unknown if is_field else f"{unknown} put settings below 'defaults:'")
-    return sentences
+def _unknown_field(key: str) -> str:
+    """Return the sentence about a field that a params file does not have."""
+    fields, settings = ParamsFile.model_fields, Experiment.model_fields
+    where = "put settings below 'defaults:'"
+    if key in settings or key in aliases.CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
+        return f"{key!r} is a setting of runs: {where}, or below 'grid:' with a list of values"
+    match = checks.closest_match(key, [*fields, *settings])
+    if match in settings:
+        return f"{checks.unknown_setting(key, settings)} {where}"
+    return checks.unknown_setting(key, fields)
 
 
 def read_params(path: str | Path) -> ParamsFile:
@@ -96,7 +93,7 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
     """
     fields = ParamsFile.model_fields
     content = {key: _with_current_names(value) if key in SETTINGS_OF_RUNS else value for key, value in content.items()}
-    problems = _unknown_fields([key for key in content if key not in fields])
+    problems = [_unknown_field(key) for key in content if key not in fields]
     try:
         file = ParamsFile(**{key: value for key, value in content.items() if key in fields})
     except ValidationError as error:
@@ -108,3 +105,42 @@ def validated(content: dict[str, Any], path: str | Path) -> ParamsFile:
     if problems:
         raise SettingsError([f"params file {str(path)!r}: {problem}" for problem in problems])
     return file
+
+
+def combinations(file: ParamsFile) -> list[dict[str, Any]]:
+    """Return the settings of every experiment, unchecked, in the order of the file.
+
+    Raises
+    ------
+    SettingsError
+        If there are too many, or an axis or an entry of `exclude` is empty or unknown.
+    """
+    for entry in file.exclude:
+        if not entry:
+            raise SettingsError("exclude has an empty entry, which would exclude every run: name settings or remove it")
+        unknown = [key for key in entry if key not in DEFAULTS and not key.startswith(deepspeed_keys.PREFIX)]
+        if unknown:
+            raise SettingsError([f"exclude: {checks.unknown_setting(key, DEFAULTS)}" for key in unknown])
+    grids = [file.grid] if file.grid or not file.include else []
+    for where, entries in (("grid", grids), ("include", file.include)):
+        if empty := [key for entry in entries for key, value in entry.items() if value == []]:
+            raise SettingsError(f"{where}: {empty[0]} is an empty list: give at least one value or leave it out")
+    axes = [[value for value in entry.values() if isinstance(value, list)] for entry in [*grids, *file.include]]
+    size = sum(math.prod(map(len, values)) for values in axes) * file.repeats
+    if size > MAX_RUNS:
+        raise SettingsError(f"grid: {size:,} runs: at most {MAX_RUNS:,} are allowed; split the sweep")
+    chosen = [settings for settings in _product(file.defaults, grids) if not _excluded(settings, file.exclude)]
+    return [*chosen, *_product(file.defaults, file.include)]
+
+
+def _product(defaults: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the lists of each entry, on top of its other settings."""
+    for entry in entries:
+        axes = {key: value for key, value in entry.items() if isinstance(value, list)}
+        for values in itertools.product(*axes.values()):
+            yield {**defaults, **entry, **dict(zip(axes, values, strict=True))}
+
+
+def _excluded(settings: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
+    complete = {**DEFAULTS, **settings}
+    return any(all(complete.get(key) == value for key, value in entry.items()) for entry in exclude)

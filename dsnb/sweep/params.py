@@ -21,7 +21,7 @@ from dsnb.errors import NoMatchError, SettingsError
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.settings import aliases, deepspeed_keys, grid
+from dsnb.settings import aliases, deepspeed_keys, params_file
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
@@ -105,7 +105,7 @@ def load_sweep(
         With every problem of the file and of every run at once.
     """
     file = path if isinstance(path, ParamsFile) else read_with_overrides(path, overrides)
-    combinations = grid.combinations(file)
+    combinations = params_file.combinations(file)
     if not combinations:
         raise SettingsError(f"params file {str(path)!r}: no run is left; exclude less, or give the grid values")
     for settings in combinations:

@@ -10,9 +10,8 @@ from typing import Any
 
 from dsnb.errors import NoMatchError, SettingsError
 from dsnb.settings import hostfile
-from dsnb.settings.grid import MAX_RUNS
 from dsnb.settings.hostfile import Host
-from dsnb.settings.params_file import read_params
+from dsnb.settings.params_file import MAX_RUNS, read_params
 from dsnb.sweep.params import Run, Sweep, content, load_sweep, read_with_overrides
 
 

@@ -15,6 +15,7 @@ from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import step_times
 from dsnb.render import parity as render
+from dsnb.run_folder.paths import PROBE
 from tests.prediction.made_up import TRACE
 
 COMMON = {
@@ -31,7 +32,7 @@ MANY = [
 @pytest.fixture(autouse=True)
 def traced(monkeypatch):
     """Give every model the same made-up trace, without torch."""
-    monkeypatch.setattr(module.traces, "kept", lambda experiments: [TRACE] * len(experiments))
+    monkeypatch.setattr(module.traces, "attempts", lambda experiments, make: [TRACE] * len(experiments))
 
 
 def runs(*settings):
@@ -108,7 +109,7 @@ def test_out_of_memory():
     "change",
     [
         {"gpu_name": None, "device": "cpu"}, {"gpu_name": "GTX 9"}, {"status": "failed"}, {"status": "interrupted"},
-        {"model": None}, {"micro_batch_size": None}, {"strategy": None}, {"experiment": f"x{module.PROBE}8"},
+        {"model": None}, {"micro_batch_size": None}, {"strategy": None}, {"experiment": f"x{PROBE}8"},
     ],
 )  # fmt: skip
 def test_runs_that_cannot_be_compared(change):
@@ -118,7 +119,7 @@ def test_runs_that_cannot_be_compared(change):
 
 
 def test_memory_without_a_trace_is_counted(monkeypatch):
-    monkeypatch.setattr(module.traces, "kept", lambda experiments: [None] * len(experiments))
+    monkeypatch.setattr(module.traces, "attempts", lambda experiments, make: [None] * len(experiments))
     found = parity(runs(*MANY))
     assert found["peak_allocated_error_pct"].isna().all()
     assert found["step_time_error_pct"].notna().all()

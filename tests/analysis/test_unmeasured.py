@@ -21,7 +21,7 @@ grid: {zero_stage: [0, 1, 2, 3]}
 @pytest.fixture(autouse=True)
 def traced(monkeypatch):
     """Give every model the same made-up trace, without torch."""
-    monkeypatch.setattr(of_parity.traces, "attempts", lambda experiments: [TRACE] * len(experiments))
+    monkeypatch.setattr(of_parity.traces, "attempts", lambda experiments, make=True: [TRACE] * len(experiments))
 
 
 @pytest.fixture
@@ -91,11 +91,12 @@ def test_runs_on_no_known_gpu_are_one_sentence(asked, table):
 
 
 def test_without_torch_speed_is_predicted_and_memory_is_unknown(asked, monkeypatch):
-    def missing(_):
-        raise SettingsError("torch or transformers is missing")
+    def missing(experiments, make=True):
+        if make:
+            raise SettingsError("torch or transformers is missing")
+        return [None] * len(experiments)
 
     monkeypatch.setattr(of_parity.traces, "attempts", missing)
-    monkeypatch.setattr(of_parity.traces, "kept", lambda experiments: [None] * len(experiments))
     monkeypatch.setattr(module, "can_trace", lambda: False)
     found = unmeasured(runs({}), asked)
     assert found.table["peak_allocated_gib"].isna().all()

@@ -33,8 +33,7 @@ SAID_OF_RUNS = """(explorer) => {
 def traced():
     """Give every model the same made-up trace, without torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_parity.traces, "attempts", lambda experiments: [TRACE] * len(experiments))
-        patch.setattr(of_parity.traces, "kept", lambda experiments: [TRACE] * len(experiments))
+        patch.setattr(of_parity.traces, "attempts", lambda experiments, make=True: [TRACE] * len(experiments))
         yield
 
 

@@ -7,7 +7,7 @@ import pytest
 from dsnb.errors import SettingsError
 from dsnb.prediction import fit
 from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError
-from dsnb.prediction.fit import TRACED_SIZES, Fit, fits_here, is_covered, largest_predicted, on_the_line, room_here
+from dsnb.prediction.fit import Fit, fits_here, is_covered, largest_predicted, room_here
 from dsnb.prediction.memory import CONTEXT_GIB, NCCL_GIB, Room, peak_memory
 from dsnb.settings.experiment import Experiment
 from dsnb.system.hardware import InstalledGpu
@@ -86,36 +86,27 @@ def test_each_setting_has_its_fit_or_none(cards, no_torch):
 AUTO = {"micro_batch_size": "auto"}
 
 
-def of_size(size):
-    """Give a trace in which the loss overtakes the rest of the backward pass at a size of 10."""
-    moments = ((100 * size * MIB, 0.0), ((800 + 20 * size) * MIB, 0.5e9), (50 * MIB, 1e9))
-    hull = moments if size >= 10 else moments[1:]
-    return replace(TRACE, forward_peak=90 * size * MIB, kept=60 * size * MIB, moments=hull)
-
-
 @pytest.fixture
 def traced(monkeypatch):
-    """Trace nothing, and return a list of the sizes that would have been traced."""
-    found = []
+    """Trace nothing; the memory of a micro-batch grows with its size."""
 
     def traces(asked):
-        found.extend(one.micro_batch_size for one in asked)
-        return [of_size(one.micro_batch_size) for one in asked]
+        sizes = [one.micro_batch_size * MIB for one in asked]
+        return [replace(TRACE, forward_peak=90 * size, kept=60 * size, moments=((100 * size, 0.0),)) for size in sizes]
 
     monkeypatch.setattr(fit, "traces", traces)
     monkeypatch.setattr("dsnb.system.hardware.gpus", tuple)
-    return found
+    return traces
 
 
 @pytest.mark.parametrize(("limit_gib", "zero_stage"), [(30, 0), (45, 3), (100, 0)])
-def test_two_traces_tell_the_largest_size(traced, limit_gib, zero_stage):
+def test_the_largest_size_that_fits(traced, limit_gib, zero_stage):
     asked = given(**AUTO, zero_stage=zero_stage, gpus=2, memory_limit_gib=limit_gib)
     found = largest_predicted(asked, 2**16)
-    assert traced == list(TRACED_SIZES)
-    sized = [(asked.model_copy(update={"micro_batch_size": size}), of_size(size)) for size in (found, found + 1)]
-    assert [peak_memory(*one).peak_allocated_gib < limit_gib for one in sized] == [True, False]
+    sized = [asked.model_copy(update={"micro_batch_size": size}) for size in (found, found + 1)]
+    peaks = [peak_memory(one, *traced([one])).peak_allocated_gib for one in sized]
+    assert [peak < limit_gib for peak in peaks] == [True, False]
     assert largest_predicted(asked, 8) == min(8, found)
-    assert on_the_line(of_size(10), of_size(18), sum(TRACED_SIZES) // 2) == of_size(14)
     assert largest_predicted(given(**AUTO, memory_limit_gib=1), 64) == 0
 
 
@@ -123,7 +114,7 @@ def test_what_cannot_be_searched(traced, monkeypatch):
     assert largest_predicted(given(**AUTO), 64) is None  # no GPU, no limit
     assert largest_predicted(given(**AUTO, memory_limit_gib=20, zero_stage=3, gpus=2, zeropp="weights"), 64) is None
     assert largest_predicted(given(**AUTO, memory_limit_gib=20, device="cpu", precision="fp32"), 64) is None
-    assert traced == []
+    assert largest_predicted(given(**AUTO, memory_limit_gib=20, loss="chunked"), 64) is None
 
     def no_torch(asked):
         raise SettingsError("torch is missing")

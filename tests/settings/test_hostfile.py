@@ -8,7 +8,9 @@ from dsnb.settings import hostfile
 from dsnb.settings.hostfile import Host
 
 EIGHT = "# two machines\n\nworker-1 slots=8  # rack 1\n  worker-2\tslots = 8\n"
-IS_NONE = "is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name"
+IS_NONE = (
+    "is not a host: write 'NAME slots=NUMBER', with letters, digits, '.', '_' and '-' in the name, and 1 to 1024 slots"
+)
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_bad_lines_are_told_with_their_numbers(write):
     lines = {
         "worker-1": f"'worker-1' {IS_NONE}",
         "worker-1 slots=2 max=4": f"'worker-1 slots=2 max=4' {IS_NONE}",
-        "worker-1 slots=0": "slots is 0: give the number of GPUs of the host, 1 to 1024",
+        "worker-1 slots=0": f"'worker-1 slots=0' {IS_NONE}",
         "-oProxyCommand=reboot slots=1": f"'-oProxyCommand=reboot slots=1' {IS_NONE}",
         "a;reboot slots=1": f"'a;reboot slots=1' {IS_NONE}",
         "../worker slots=1": f"'../worker slots=1' {IS_NONE}",

@@ -85,11 +85,12 @@ def test_what_only_leaves_out_is_not_judged(params):
         (SMALL + "grid: {zero_stage: [0]}\nexclude: [{zero_stage: 0}]",
          "params file 'F': no run is left; exclude less, or give the grid values"),
         (SMALL + "defalts: {}", "params file 'F': unknown setting 'defalts': did you mean 'defaults'?"),
-        (SMALL + "zero_stage: 1\ngpus: [1, 2]\ndeepspeed.zero_optimization.reduce_scatter: true\nodrer: listed\n"
-         "hang_limit_s: 5\ndeepspeed: {}",
-         "params file 'F': 'zero_stage', 'gpus', 'deepspeed.zero_optimization.reduce_scatter', 'hang_limit_s' and "
-         "'deepspeed' are settings of runs: put settings below 'defaults:', or below 'grid:' with a list of values\n"
-         "params file 'F': unknown setting 'odrer': did you mean 'order'?"),
+        (SMALL + "deepspeed.zero_optimization.reduce_scatter: true\nodrer: listed\nhang_limit_s: 5",
+         "params file 'F': 'deepspeed.zero_optimization.reduce_scatter' is a setting of runs: put settings below "
+         "'defaults:', or below 'grid:' with a list of values\n"
+         "params file 'F': unknown setting 'odrer': did you mean 'order'?\n"
+         "params file 'F': 'hang_limit_s' is a setting of runs: put settings below 'defaults:', or below 'grid:' with "
+         "a list of values"),
         (SMALL + "zero_stgae: 1", "params file 'F': unknown setting 'zero_stgae': did you mean 'zero_stage'? "
          "put settings below 'defaults:'"),
         (SMALL + "grid: [1]", "params file 'F': grid is [1]: give settings as 'name: value'"),

@@ -9,6 +9,7 @@ import pytest
 
 from dsnb.errors import FetchError, SettingsError
 from dsnb.formulas.model_shapes import PRESETS
+from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks, inputs
 from dsnb.settings.experiment import Experiment
@@ -73,6 +74,8 @@ def test_a_model_and_a_tokenizer_are_fetched_once_and_trained_from_without_a_net
     written = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
     assert b"hf_verysecret" not in b"".join([*written, *map(str.encode, printed)])
 
+    here = small(**asked | {"model": str(made), "tokenizer": str(made)})
+    expected = launch(here, tmp_path / "here" / "run1", progress=False)
     # The ranks of another process: huggingface_hub reads its variables when it is loaded.
     offline = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     offline = {name: value for name, value in offline.items() if not name.startswith("DSNB_FORK_SERVER")}
@@ -80,7 +83,10 @@ def test_a_model_and_a_tokenizer_are_fetched_once_and_trained_from_without_a_net
     done = subprocess.run(words, env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (result,) = (tmp_path / "there").rglob("result.json")
-    assert json.loads(result.read_text())["status"] == "ok"
+    curves = [
+        [row["loss"] for row in records.read_lines(RunPaths(run).steps)] for run in (expected.run_dir, result.parent)
+    ]
+    assert curves[0] == curves[1]
     assert json.loads(RunPaths(result.parent).experiment.read_text())["model"] == "owner/made"
 
 

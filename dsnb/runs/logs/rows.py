@@ -137,7 +137,7 @@ def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
         run.record(DERIVED, samples_per_s=batch / have["step_time_s"])
     rate = _rate(run)
     if rate and length and "tokens_per_s" not in have:
-        run.record(DERIVED, tokens_per_s=metrics.tokens_per_s_of_samples(rate, length))
+        run.record(DERIVED, tokens_per_s=rate * length)
     runtime_s, steps = have.get("train_runtime_s"), run.settings.get("steps")
     if runtime_s and steps and run.ended:  # the last batch of an epoch may be smaller, so not from samples/s
         if steps > run.scratch.get("resumed", 0):
