@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dsnb.errors import FetchError, SettingsError
+from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
 from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
@@ -44,7 +45,9 @@ def params(tmp_path):
 
 
 @pytest.mark.process
-def test_a_model_and_a_tokenizer_are_fetched_once_and_trained_from_without_a_network(tmp_path, params, monkeypatch):
+def test_a_model_and_a_tokenizer_are_fetched_once_and_trained_from_without_a_network(
+    tmp_path, params, small, monkeypatch
+):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
