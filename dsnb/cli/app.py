@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,6 +20,8 @@ from dsnb.files import plain_text
 from dsnb.system import signals
 from dsnb.version import __version__
 
+UsageError: Any = typer.BadParameter.__base__  # of click or, in newer versions, of typer's own copy
+GIVE = {"int_parsing": "give a whole number", "float_parsing": "give a number"}
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(sweep.sweep)
 app.command()(predict.predict)
@@ -177,6 +180,21 @@ def command_line() -> Any:
     return group
 
 
+def usage_problem(error: Any) -> str:
+    """Return what is wrong with the words of a command line, in one sentence."""
+    if key := getattr(error, "option_name", "").removeprefix("--").replace("-", "_"):
+        from dsnb.settings.experiment import DEFAULTS
+        from dsnb.sweep.params import SWEEP_SETTINGS
+
+        if key in {*DEFAULTS, *SWEEP_SETTINGS}:
+            return f"{error.option_name} is no option: write --set {key}=VALUE"
+    if isinstance(error.__cause__, ValidationError):
+        wrong = error.__cause__.errors()[0]
+        allowed = GIVE.get(wrong["type"]) or f"allowed are {', '.join(Format)}"
+        return f"{error.param.opts[0]} is {plain_text.short_repr(wrong['input'])}: {allowed}"
+    return str(error.format_message())
+
+
 def main() -> None:
     """Run the command line; an expected error is one line and an exit code."""
     warnings.showwarning = lambda message, category, *_: say(
@@ -184,7 +202,10 @@ def main() -> None:
     )
     signals.install_handlers()
     try:
-        command_line()()
+        sys.exit(command_line()(standalone_mode=False) or 0)
+    except UsageError as error:
+        say(f"error: {usage_problem(error)}" if str(error) else "", err=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(signals.INTERRUPTED)
     except DsnbError as error:

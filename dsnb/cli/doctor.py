@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsnb.execute import kernels
-from dsnb.launcher import environment, op_builds
+from dsnb.launcher import environment
 from dsnb.run_folder import paths
 from dsnb.system import hardware, interpreter
 
@@ -37,7 +37,7 @@ def check(what: str, found: str, fine: object, advice: str, otherwise: State = "
 
 def check_machine() -> list[Check]:
     """Check everything that a run needs."""
-    return [*_machine(), *_compilers(), *_training(), *_notebooks(), *_environment()]
+    return [*_machine(), *_compilers(), *_training(), *_notebooks()]
 
 
 def _machine() -> Iterator[Check]:
@@ -109,13 +109,3 @@ def _notebooks() -> Iterator[Check]:
         yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
     lab = find_spec("jupyterlab")
     yield check("JupyterLab", "there" if lab else "none", lab, "pip install 'dsnb[lab]'", "warn")
-
-
-def _environment() -> Iterator[Check]:
-    arches = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    plain = environment.plain_architectures(arches)
-    if arches != plain:
-        advice = f"DeepSpeed's op builder fails on the suffix; dsnb starts ranks with {plain}"
-        yield Check("warn", "TORCH_CUDA_ARCH_LIST", arches, advice)
-    for lock in op_builds.stale_locks():
-        yield Check("warn", "op build", f"stale lock {lock}", "the next run removes it")

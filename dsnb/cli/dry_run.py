@@ -6,7 +6,6 @@ from pathlib import Path
 
 import yaml
 
-from dsnb.cli.printing import UNLIMITED
 from dsnb.errors import SettingsError
 from dsnb.launcher import hosts as on_hosts
 from dsnb.launcher.config import deepspeed_config
@@ -22,9 +21,7 @@ from dsnb.system import interpreter
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
 
-def lines(
-    planned: Sweep, asked: Allocation | None = None, in_full: bool = False, width: int = UNLIMITED
-) -> Iterator[str]:
+def lines(planned: Sweep, asked: Allocation | None = None, in_full: bool = False) -> Iterator[str]:
     """Yield the lines of a dry run.
 
     Parameters
@@ -35,21 +32,11 @@ def lines(
         What a Slurm job may use, if runs are submitted.
     in_full
         Whether settings follow once per experiment, commands for every run, and names of what is left out.
-    width
-        Of the terminal; where names do not fit, what all of them have in common is in a line of its own.
     """
     states = [_state(run) for run in with_inputs(planned).runs]
-    folders = [run.paths.dir.relative_to(planned.paths.dir) for run in planned.runs]
-    shared, names = "", list(map(str, folders))
-    if max(map(len, names), default=0) + len(f"    {TO_RUN}") > width:
-        from dsnb.cli.summary_table import short_names
-
-        shared, short = short_names([str(folder.parent) for folder in folders])
-        names = [f"{name}/{folder.name}" for name, folder in zip(short, folders, strict=True)]
+    names = [str(run.paths.dir.relative_to(planned.paths.dir)) for run in planned.runs]
     widest = max(map(len, names), default=0)
     yield f"{planned.paths.dir}:"
-    if shared:
-        yield f"  all {shared}"
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsnb.cli.printing import Format, print_groups, print_summary, say, table_width
+from dsnb.cli.printing import Format, print_groups, print_summary, say
 from dsnb.errors import SettingsError
 from dsnb.system import interpreter, signals
 
@@ -101,14 +101,21 @@ def sweep(
     if dry_run:
         print_plan(planned, allocation, verbose)
         return
-    in_job = None
-    if one_allocation:
-        in_job = interpreter.command("-m", "dsnb", "sweep", str(params.absolute()), "--hostfile", "slurm")
-        in_job += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
-        in_job += [word for change in set_ or [] for word in ("--set", change)]
-        in_job += [*(["--only", only] if only else []), *(["--sub-cluster", sub_cluster] if sub_cluster else [])]
-        in_job += [*(["--skip-oom"] if skip_oom else []), *(["--verbose"] if verbose else [])]
-    all_ok = _execute(planned, allocation, in_job, retry, verbose)
+    from dsnb.sweep.run import run_in_one_job, run_sweep
+
+    try:
+        if allocation and one_allocation:
+            command = interpreter.command("-m", "dsnb", "sweep", str(params.absolute()), "--hostfile", "slurm")
+            command += ["--output", str(planned.paths.dir.absolute()), *(["--retry"] if retry else [])]
+            command += [word for change in set_ or [] for word in ("--set", change)]
+            command += [*(["--only", only] if only else []), *(["--sub-cluster", sub_cluster] if sub_cluster else [])]
+            command += [*(["--skip-oom"] if skip_oom else []), *(["--verbose"] if verbose else [])]
+            results = run_in_one_job(planned, allocation, command, retry=retry, verbose=verbose)
+        else:
+            results = run_sweep(planned, retry=retry, slurm=allocation, verbose=verbose)
+    except KeyboardInterrupt:
+        say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
+        raise typer.Exit(signals.INTERRUPTED) from None
     from dsnb.runs.load import load_runs
 
     runs = load_runs(planned.paths.dir)
@@ -116,7 +123,7 @@ def sweep(
     if sub_cluster:
         print_groups(runs, Format.table)
     say(f"Report: dsnb report {planned.paths.dir}")
-    if not all_ok:
+    if any(result.status != "ok" for result in results):
         raise typer.Exit(NOT_ALL_OK)
 
 
@@ -167,23 +174,6 @@ def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
     return None
 
 
-def _execute(
-    planned: "Sweep", allocation: "Allocation | None", in_job: list[str] | None, retry: bool, verbose: bool
-) -> bool:
-    """Execute the runs, by the command `in_job` if there is one; return whether all of them are ok."""
-    from dsnb.sweep.run import run_in_one_job, run_sweep
-
-    try:
-        if allocation and in_job:
-            results = run_in_one_job(planned, allocation, in_job, retry=retry, verbose=verbose)
-        else:
-            results = run_sweep(planned, retry=retry, slurm=allocation, verbose=verbose)
-    except KeyboardInterrupt:
-        say("interrupted: finished runs are kept, start the sweep again to go on", err=True)
-        raise typer.Exit(signals.INTERRUPTED) from None
-    return all(result.status == "ok" for result in results)
-
-
 def parse_pairs(words: list[str]) -> dict[str, str]:
     """Parse `KEY=VALUE` words, or `KEY` alone."""
     return {key.strip().removeprefix("--"): value for key, _, value in (word.partition("=") for word in words)}
@@ -212,7 +202,7 @@ def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full
     from dsnb.sweep.run import unsupported
 
     planned = without_unfit(planned, lambda _: None)
-    for line in lines(planned, allocation, in_full, table_width()):
+    for line in lines(planned, allocation, in_full):
         say(line)
     for problem in [] if allocation else unsupported(planned):
         say(f"this machine cannot run it: {problem}", err=True)

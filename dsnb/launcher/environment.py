@@ -124,10 +124,6 @@ def for_ranks(device: str, ranks: int, launched_at: float, allocator: str = "def
     # Kernels that Inductor fuses by reordering loops race on GPUs (torch 2.11): losses and gradients were wrong.
     env.setdefault("TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION", "0")
     if arches := env.get("TORCH_CUDA_ARCH_LIST"):
-        env["TORCH_CUDA_ARCH_LIST"] = plain_architectures(arches)
+        # `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()".
+        env["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d+\.\d+)[af]", r"\1", arches)
     return env
-
-
-def plain_architectures(arches: str) -> str:
-    """Return `9.0` for `9.0a`: DeepSpeed 0.19.8's op builder fails on the suffix with "invalid literal for int()"."""
-    return re.sub(r"(\d+\.\d+)[af]", r"\1", arches)

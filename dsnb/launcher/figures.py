@@ -4,12 +4,11 @@ A figure that was not measured is missing, never estimated.
 """
 
 from collections.abc import Iterator
-from math import nan
+from math import inf, nan
 from statistics import fmean, median
 from typing import Any
 
 from dsnb.formulas import metrics
-from dsnb.launcher.gpu_figures import gpu_figures, timed_wall_s
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
@@ -17,6 +16,7 @@ from dsnb.system import hardware
 
 STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "communication_s")
 MAX_NAMED = 5
+JOULES_PER_KWH = 3.6e6
 MEASURED_BY_WORKER = (
     *("step_skew", "forward_skew", "host_memory_gib", "rank_host_memory_gib", "update_rms", "recompilations"),
     *("graph_breaks", "parameters", "trainable_parameters", "active_parameters", "attention_kernel"),
@@ -142,3 +142,66 @@ def _flops(experiment: Experiment, worker: dict[str, Any], per_gpu: float | None
         "mfu": metrics.mfu(model, peak),
         "masked_flops_pct": 100 * masked / flops,
     }
+
+
+def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
+    """Return the GPU figures of a run.
+
+    Means are over GPUs, not samples: a host that was sampled less often has the same weight as the others. Use, clocks
+    and power are those of the timed steps, `run_energy_kwh` is that of the whole run.
+
+    Parameters
+    ----------
+    samples
+        The records of `gpu.jsonl`.
+    worker
+        The content of `worker.json`; empty if the ranks did not finish.
+    """
+    steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
+    timed_s = worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf)
+    timed = _within(samples, *timed_s)
+    used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
+    used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
+    return {
+        "device_memory_gib": max(used_gib, default=None),
+        "gpu_util_pct": _mean(timed, "util_pct") if (timed_wall_s(worker) or 0.0) >= metrics.UTILIZATION_S else None,
+        "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
+        **_power(worker, gpus),
+        "run_energy_kwh": _run_energy_kwh(samples),
+    }
+
+
+def timed_wall_s(worker: dict[str, Any]) -> float | None:
+    """Return the wall time of the timed steps; None if they did not end."""
+    timed_s: float | None = (worker.get("phases_s") or {}).get("timed")
+    return timed_s
+
+
+def _within(samples: list[dict[str, Any]], first_s: float, last_s: float) -> list[dict[str, Any]]:
+    return [row for row in samples if first_s <= row["t_s"] <= last_s]
+
+
+def _by_gpu(samples: list[dict[str, Any]], key: str) -> list[list[float]]:
+    """Return the values of each GPU, in the order of the samples."""
+    values: dict[object, list[float]] = {}
+    for row in samples:
+        if row.get(key) is not None:
+            values.setdefault((row.get("host"), row.get("gpu")), []).append(row[key])
+    return list(values.values())
+
+
+def _mean(samples: list[dict[str, Any]], key: str) -> float | None:
+    values = _by_gpu(samples, key)
+    return fmean(map(fmean, values)) if values else None
+
+
+def _power(worker: dict[str, Any], gpus: int) -> dict[str, float | None]:
+    """Return energy and mean power of the timed steps; None if they were too short to measure, or without a counter."""
+    timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
+    return {"energy_j": energy_j, "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None}
+
+
+def _run_energy_kwh(samples: list[dict[str, Any]]) -> float | None:
+    counters = _by_gpu(samples, "energy_j")
+    spent = [values[-1] - values[0] for values in counters if len(values) > 1]
+    return sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None

@@ -138,8 +138,6 @@ def watch(run: RunPaths, ranks: Ranks, began_s: float, progress: Progress) -> tu
             return "timeout", f"{exceeded}, {progress.step} of {progress.total} steps done"
         if failure := ranks.external_failure:
             return "failed", failure
-        if not run.dir.exists():  # `Result.write` says so
-            return "failed", "its folder was removed"
         if any(ranks.exit_codes().values()):
             failed_s = min(failed_s, now_s)
         if now_s > failed_s + GRACE_PERIOD_S:

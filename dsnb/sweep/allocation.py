@@ -13,10 +13,10 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from dsnb.sweep.params import Sweep, load_sweep
 
-OWN_OPTIONS = {"array", "error", "job-name", "open-mode", "output", "parsable", "requeue", "wait", "wrap"}
-"""Options of sbatch that dsnb sets itself, because it could not follow the job otherwise."""
-NAMED_OPTIONS = {"nodes", "gpus-per-node", "partition", "account", "constraint", "time"}
-"""Options of sbatch that are options of `dsnb sweep`."""
+OWN_OPTIONS = {"array", "error", "job-name", "open-mode", "output", "parsable", "requeue", "wait", "wrap"} | {
+    *("nodes", "gpus-per-node", "partition", "account", "constraint", "time")
+}
+"""Options of sbatch that dsnb sets itself, to follow the job, or has options of its own for."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ class Allocation:
                     f"--sbatch-option is {f'{name}={value}'[:80]!r}: write it like 'mem=200G' or 'exclusive'"
                 )
             elif name in OWN_OPTIONS:
-                problems.append(f"--sbatch-option is {name!r}: dsnb sets that itself; leave it out")
-            elif name in NAMED_OPTIONS:
-                problems.append(f"--sbatch-option is {name!r}: give it as --{name}")
+                problems.append(f"--sbatch-option is {name!r}: dsnb sets that itself; use the options of `dsnb sweep`")
         if problems:
             raise SettingsError(problems)
 

@@ -178,16 +178,13 @@ def load_run(run: RunPaths) -> Run:
     Raises
     ------
     SettingsError
-        If there are none, or a value is invalid.
+        If there are none.
     """
     record = records.read_json(run.experiment)
     if record is None:
         raise SettingsError(f"{run.experiment} holds no settings: start the sweep again")
-    known, problem = record_schema.cleaned(run.experiment.name, record)
-    if problem:
-        raise SettingsError(f"{run.dir / problem}: start the sweep again")
     settings = Experiment.requested(record)
-    return Run(run.dir.parent.name, settings, run.repeat or 1, run, inputs=known.get("inputs") or {})
+    return Run(run.dir.parent.name, settings, run.repeat or 1, run, inputs=record.get("inputs") or {})
 
 
 def _end_with_owner() -> None:

@@ -32,12 +32,8 @@ def lines(left_out: Iterable[tuple[str, str]], total: int, in_full: bool = False
 
 def unfit_lines(sweep: Sweep, in_full: bool = False) -> Iterator[str]:
     """Yield what a sweep leaves out because it is predicted not to fit, as `lines` does."""
-    words = [f"{name} {need}" for name, need in sweep.left_out.items()]
-    if len(words) == 1:
-        yield f"left out: {words[0]}"
-        return
-    total = len({run.name for run in sweep.runs}) + len(words)
-    yield from lines([(word, "predicted not to fit into memory") for word in words], total, in_full)
+    unfit = [(f"{name} {need}", "predicted not to fit into memory") for name, need in sweep.left_out.items()]
+    yield from lines(unfit, len({run.name for run in sweep.runs}) + len(unfit), in_full)
 
 
 def without_unfit(sweep: Sweep, say: Callable[[str], None], in_full: bool = False) -> Sweep:

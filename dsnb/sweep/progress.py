@@ -42,8 +42,7 @@ class Progress:
         self.queued = 0
         self._total, self._ended, self._show_eta = total, total - len(todo), show_eta
         self._hint = signals.stop_hint() if todo else None
-        self._lanes = {run.stage: len({each.lane for each in todo if each.stage == run.stage}) for run in todo}
-        self._work, self._done = sum(1 / self._lanes[run.stage] for run in todo), 0.0
+        self._todo = len(todo)
         self._running: dict[Path, _Running] = {}
         self._took_s: list[float] = []
         self._began = time.monotonic()
@@ -76,7 +75,6 @@ class Progress:
         seconds = time.monotonic() - running.began if running else result.phases_s.get("wall", 0.0)
         self._took_s.append(seconds)
         self._ended += 1
-        self._done += 1 / self._lanes[run.stage]
         rate, loss = (result.summary.get(name) for name in ("tokens_per_s", "loss_last"))
         figures = f"{rate:,.0f} tokens/s" if result.status == "ok" and rate else (result.cause or "")
         figures += f", loss {loss:.3f}" if result.status == "ok" and loss is not None else ""
@@ -91,10 +89,10 @@ class Progress:
         self.console.print(plain_text.line(text), markup=False, highlight=False, soft_wrap=True)
 
     def _part(self) -> float:
-        """Return the part of the work that is done; runs of a stage share it, divided by its lanes."""
+        """Return the part of the work that is done."""
         usual_s = sum(self._took_s) / len(self._took_s) if self._took_s else math.inf
-        running = sum(each.part(usual_s) / self._lanes[each.run.stage] for each in [*self._running.values()])
-        return (self._done + running) / self._work if self._work else 1.0
+        done = self._ended + self._todo - self._total + sum(each.part(usual_s) for each in [*self._running.values()])
+        return done / self._todo if self._todo else 1.0
 
     def _left_s(self) -> float | None:
         """Return the time left in seconds if the rest goes on at the same pace; None before anything is done."""

@@ -18,6 +18,7 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher import fork
+from dsnb.launcher.folder import check_free_space
 from dsnb.run_folder import finished, paths, record_schema
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.run_folder.result import Result
@@ -86,6 +87,7 @@ def run_sweep(
         sweep = replace(sweep, params={**sweep.params, "skip_oom": True})
     sweep = with_inputs(without_unfit(sweep, Progress(0, [], progress).say, verbose))
     with locked(sweep.paths):
+        check_free_space(sweep.paths.dir)  # before servers are started that take seconds
         todo = [run for run in sweep.runs if not is_finished(run, retry)]
         records.write_text(sweep.paths.params, yaml.safe_dump(sweep.params, sort_keys=False, allow_unicode=True))
         repeats: dict[str, list[int]] = {}
@@ -94,7 +96,8 @@ def run_sweep(
         records.write_json(sweep.paths.planned, {"runs": repeats, "left_out": dict(sweep.left_out)})
         with Progress(len(sweep.runs), todo, progress, show_eta=slurm is None) as display:
             if slurm:
-                schedule.run_all(todo, slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say), display)
+                executor = slurm_jobs.SlurmExecutor(slurm, sweep.name, todo, display.say)
+                schedule.run_all(todo, executor.start, display, executor.cancel)
             else:
                 _run_here(todo, display)
     return _results(sweep)
@@ -130,7 +133,7 @@ def _run_here(todo: list[Run], display: Progress) -> None:
     forked = [run.experiment for run in todo if run.experiment.launcher == "fork" and not run.experiment.hostfile]
     with fork.shared_servers({experiment.device for experiment in forked}):
         if any(run.lane for run in todo):
-            schedule.run_all(todo, schedule.LocalExecutor(), display)
+            schedule.run_all(todo, schedule.LocalJob, display)
             return
         for run in todo:
             display.begin(run)

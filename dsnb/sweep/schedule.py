@@ -7,14 +7,15 @@ waits until they are gone.
 import subprocess
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dsnb.errors import DsnbWarning
 from dsnb.run_folder.result import Result, last_lines
 from dsnb.sweep import job
 from dsnb.sweep.params import Run
 from dsnb.sweep.progress import Progress
-from dsnb.sweep.slurm import SlurmExecutor, SlurmJob
+from dsnb.sweep.slurm import SlurmJob
 from dsnb.system import interpreter, launch_clock, signals
 
 POLL_S = 0.2
@@ -24,36 +25,16 @@ KILL_AFTER_S = 30.0
 """A cancelled process that has not ended by then is killed; its kernel and ranks end with it."""
 
 
-class LocalExecutor:
-    """Executes runs in processes of this machine, which end with this process, however it ends.
-
-    Parameters
-    ----------
-    module
-        The module that a job runs, with the run's folder as its argument; tests pass a fake.
-    """
-
-    def __init__(self, module: str = "dsnb.sweep.job") -> None:
-        self.module = module
-        self._jobs: list[LocalJob] = []
-
-    def start(self, run: Run) -> "LocalJob":
-        """Start a process for a run."""
-        self._jobs.append(LocalJob(run, self.module))
-        return self._jobs[-1]
-
-    def cancel(self) -> None:
-        """Send SIGTERM to all jobs."""
-        for started in self._jobs:
-            started.cancel()
-
-
 class LocalJob:
-    """A run in a process of this machine, which starts the ranks on the hosts of the run's lane."""
+    """A run in a process of this machine, which starts the ranks on the hosts of the run's lane.
+
+    It ends with this process, however that ends. `module` is what it executes, with the run's folder as its argument;
+    tests pass a fake.
+    """
 
     running = True
 
-    def __init__(self, run: Run, module: str) -> None:
+    def __init__(self, run: Run, module: str = "dsnb.sweep.job") -> None:
         job.initialize(run)
         self.run, self.location = run, f"on {_hosts(run.lane)}"
         self._began = launch_clock.now_s()
@@ -97,10 +78,27 @@ def _hosts(lane: str) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]}, ... {names[-1]} ({len(names)} hosts)"
 
 
+def cancel_each(jobs: list[LocalJob]) -> None:
+    """Send SIGTERM to all jobs."""
+    for started in jobs:
+        started.cancel()
+
+
 def run_all(
-    todo: Sequence[Run], executor: LocalExecutor | SlurmExecutor, progress: Progress, poll_s: float = POLL_S
+    todo: Sequence[Run],
+    start: Callable[[Run], LocalJob | SlurmJob | None],
+    progress: Progress,
+    cancel: Callable[[list[Any]], None] = cancel_each,
+    poll_s: float = POLL_S,
 ) -> None:
     """Execute all runs, stage by stage.
+
+    Parameters
+    ----------
+    start
+        Starts the job of a run, or returns None if no job can be started for now.
+    cancel
+        Cancels the jobs that were started.
 
     Raises
     ------
@@ -115,7 +113,13 @@ def run_all(
         tuned: set[str] = set()
         try:
             while waiting or jobs:
-                _start(waiting, jobs, tuned, executor)
+                for run in [*waiting]:
+                    if any(_excludes(active.run, run, tuned) for active in jobs):
+                        continue
+                    if not (started := start(run)):
+                        break
+                    jobs.append(started)
+                    waiting.remove(run)
                 for active in [*jobs]:
                     if result := active.poll():
                         jobs.remove(active)
@@ -127,35 +131,20 @@ def run_all(
                 progress.queued = sum(not active.running for active in jobs)
                 time.sleep(poll_s)
         except BaseException:
-            _stop(jobs, executor, poll_s)
+            cancel(jobs)
+            _wait(jobs, poll_s)
             raise
 
 
-def _start(
-    waiting: list[Run], jobs: list[LocalJob | SlurmJob], tuned: set[str], executor: LocalExecutor | SlurmExecutor
-) -> None:
-    """Move the runs that can start from `waiting` to `jobs`.
-
-    A run whose micro-batch size another run of its experiment is still searching for, for both, waits.
-    """
-    busy = {active.run.lane for active in jobs} - {""}
-    searching = {active.run.name for active in jobs if active.run.experiment.micro_batch_size == "auto"} - tuned
-    for run in [*waiting]:
-        if run.lane in busy or run.name in searching:
-            continue
-        started = executor.start(run)
-        if started is None:
-            return
-        jobs.append(started)
-        waiting.remove(run)
-        busy |= {run.lane} - {""}
-        if run.experiment.micro_batch_size == "auto" and run.name not in tuned:
-            searching.add(run.name)
+def _excludes(active: Run, run: Run, tuned: set[str]) -> bool:
+    """Return whether a run has to wait for another: for its hosts, or for the micro-batch size that both need."""
+    searches = run.experiment.micro_batch_size == "auto" and run.name not in tuned
+    return (bool(run.lane) and run.lane == active.lane) or (searches and run.name == active.name)
 
 
-def _stop(jobs: list[LocalJob | SlurmJob], executor: LocalExecutor | SlurmExecutor, poll_s: float) -> None:
+def _wait(jobs: list[LocalJob | SlurmJob], poll_s: float) -> None:
+    """Wait until cancelled jobs have ended."""
     deadline = time.monotonic() + CANCEL_TIMEOUT_S
-    executor.cancel()
     while jobs and time.monotonic() < deadline:
         jobs = [active for active in jobs if active.poll() is None]
         time.sleep(poll_s)

@@ -234,7 +234,7 @@ class SlurmExecutor:
         self._started.append(SlurmJob(self, run, record))
         return self._started[-1]
 
-    def cancel(self) -> None:
+    def cancel(self, _: object = None) -> None:
         """Cancel all jobs that this call submitted or found, also one whose submission has just been interrupted."""
         self.cancelled = True
         self.poll(anew=True)
@@ -290,21 +290,24 @@ class SlurmJob:
 def find_active(runs: Sequence[RunPaths]) -> str:
     """Return the first job of these runs that Slurm has not ended, in words; empty if there is none.
 
-    A job counts as active if Slurm cannot be asked.
+    Raises
+    ------
+    SettingsError
+        If Slurm cannot be asked, because the jobs may be active then.
     """
-    known: dict[str, Record] | None = None
-    for run in runs:
-        submission = record_schema.read(run.slurm) or {}
-        if name := submission.get("name"):
-            try:
-                known = queue() if known is None else known
-            except (SlurmError, SettingsError) as error:
-                return (
-                    f"{run.dir} was submitted to Slurm as job {submission.get('job') or name}, which may still be "
-                    f"active ({error}); if it has ended, delete {run.slurm}"
-                )
-            if (record := known.get(name)) and not record.ended:
-                return f"{run.dir} is still {'executed' if record.running else 'queued'} by Slurm as job {record.id}"
+    names = {name: run for run in runs if (name := (record_schema.read(run.slurm) or {}).get("name"))}
+    try:
+        known = queue() if names else {}
+    except (SlurmError, SettingsError) as error:
+        run = next(iter(names.values()))
+        raise SettingsError(
+            f"{run.dir} was submitted to Slurm, and its job may still be active ({error}); if it has ended, delete "
+            f"{run.slurm}"
+        ) from error
+    for name in names.keys() & known.keys():
+        if not known[name].ended:
+            state = "executed" if known[name].running else "queued"
+            return f"{names[name].dir} is still {state} by Slurm as job {known[name].id}"
     return ""
 
 

@@ -47,19 +47,6 @@ def test_markdown_cells_stay_cells(capsys, table):
     assert any("&lt;b&gt;x&lt;/b&gt;" in line for line in lines)
 
 
-def test_a_markdown_table_is_padded_to_be_read_as_it_stands(capsys):
-    texts = pd.DataFrame(
-        {"n": ["3", "12"], "tokens/s": ["10", "9,000"]}, index=pd.Index(["zs0", "zs3_bf16"], name="run")
-    )
-    show(texts, texts, Format.markdown)
-    assert capsys.readouterr().out.splitlines() == [
-        "| run      |   n | tokens/s |",
-        "| :------- | --: | -------: |",
-        "| zs0      |   3 |       10 |",
-        "| zs3_bf16 |  12 |    9,000 |",
-    ]
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -17,7 +17,6 @@ from dsnb.designer import form as fields
 from dsnb.designer import process
 from dsnb.errors import SettingsError
 from dsnb.run_folder import paths
-from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 from tests import ROOT
 from tests.support import made_up
@@ -112,14 +111,6 @@ def test_settings_are_chosen_added_and_removed(design):
     form.new.value = "grad_accum"
     form.add_button.click()
     assert "grad_accum is in the form already" in form.message.value
-
-
-def test_every_setting_has_a_row(design):
-    for name, field in Experiment.model_fields.items():
-        if name not in design.form.rows:
-            design.form.add(name, [field.default])
-    assert design.form.new.options == ()
-    assert all("<summary>meaning</summary>" in row.box.children[-1].value for row in design.form.rows.values())
 
 
 @pytest.mark.parametrize(
@@ -244,12 +235,6 @@ def test_the_gpu_of_this_machine_is_taken_if_it_is_known(monkeypatch, name, know
 def test_what_a_form_cannot_begin_with(given):
     with pytest.raises(SettingsError, match=r"H900|string|did you mean 'zero_stage'"):
         dsnb.design(**given)
-
-
-def test_a_page_without_a_kernel_has_the_table(design):
-    bundle, _ = design._repr_mimebundle_()
-    assert "2 experiments x 4" in bundle["text/html"]
-    assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 @pytest.mark.process

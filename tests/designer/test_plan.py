@@ -3,7 +3,6 @@
 import itertools
 import random
 
-import pandas as pd
 import pytest
 
 import dsnb
@@ -62,7 +61,7 @@ def test_runs_are_counted_and_refused_settings_left_out(planned):
     assert f"refused: {REASON}" in text
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_is_written_reads_back_to_the_same_experiments(seed, tmp_path):
     draw = random.Random(seed)
     axes = {name: draw.sample(AXES[name], draw.randint(2, min(3, len(AXES[name])))) for name in draw.sample([*AXES], 3)}
@@ -116,21 +115,6 @@ def test_figures_are_those_of_predict_with_their_errors(planned, traced):
     assert f"{row['tokens_per_s']:,.0f} ± {row['tokens_per_s_error_pct']:.1f} %" in text
     assert "<th>cost</th>" in text
     assert predicted(made, "T4", "nvlink", 1e9)["fits"].eq(False)[:3].all()
-
-
-def test_time_by_hand(planned, monkeypatch):
-    """25 steps of 2, 4 and 8 s and 20 s around them, two repeats: 820 s; of one setting nothing is known."""
-    figures = "peak_allocated_gib peak_allocated_error_pct tokens_per_s tokens_per_s_error_pct days_low days_high"
-    rows = pd.DataFrame({"fits": True, "step_time_s": [2.0, 4.0, 8.0], "gpu_hours": 1.0})
-    rows = rows.assign(**dict.fromkeys(figures.split(), 1.0))
-    monkeypatch.setattr(module, "predict", lambda *_, **__: rows)
-    monkeypatch.setattr(module, "problem", lambda *_: "")
-    made = planned()
-    table = predicted(made, "L4", "nvlink", 1e9)
-    assert "6 runs: 3 experiments x 2, about 14 min<" in shown(made, table)
-    assert "<th>cost</th>" not in shown(made, table)  # without a price
-    table.loc[0, "step_time_s"] = float("nan")
-    assert "at least 12 min<" in shown(made, table)
 
 
 def test_what_cannot_be_predicted_stands_beside_what_can(planned, traced, monkeypatch):

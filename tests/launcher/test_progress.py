@@ -4,7 +4,6 @@ import pytest
 
 from dsnb.launcher import progress
 from dsnb.run_folder.paths import RunPaths
-from dsnb.system import launch_clock
 
 
 @pytest.mark.parametrize(
@@ -22,12 +21,6 @@ def test_the_phase_follows_from_the_files(small, tmp_path, settings, phases):
             path.touch()
         found.append(progress.phase(small(**settings), run))
     assert found == phases
-
-
-def test_seconds_count_from_the_begin_of_each_phase(monkeypatch):
-    monkeypatch.setattr(launch_clock, "now_s", iter([10.0, 10.0, 14.4, 20.0, 20.0, 21.0]).__next__)
-    timer = progress.PhaseTimer()
-    assert [timer.text(name) for name in ("a", "a", "b", "b")] == ["a: 0 s", "a: 4 s", "b: 0 s", "b: 1 s"]
 
 
 class Shown:
@@ -84,7 +77,3 @@ def test_a_run_that_ends_leaves_no_bar(small, tmp_path, output):
     with progress.Progress(small(), RunPaths(tmp_path), enabled=False) as shown:
         shown.update([STEP])
     assert len(output) == 2
-
-
-def test_this_process_is_no_notebook():
-    assert not progress._in_notebook()

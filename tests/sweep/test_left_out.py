@@ -9,7 +9,7 @@ from dsnb.prediction import accuracy, fit
 from dsnb.run_folder.result import Result
 from dsnb.runs.planned import left_out, planned_runs
 from dsnb.sweep import run as sweep_run
-from dsnb.sweep.left_out import lines, without_unfit
+from dsnb.sweep.left_out import without_unfit
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import run_sweep
 from tests.prediction.made_up import TRACE
@@ -100,20 +100,3 @@ def test_the_sweep_records_what_it_left_out_and_a_dry_run_shows_it(load, monkeyp
     assert shown[-2] == "  left out 2 of 4 settings (names with -v): predicted not to fit into memory"
     assert shown[-1] == "4 runs, 4 to run; nothing was started"
     assert list(dry_run.lines(planned, in_full=True))[-2].startswith(f"    {LARGE.replace('zs1', 'zs3')} needs ")
-
-
-LEFT_OUT = [("b", "too large"), ("a", "too large"), ("c", "refused"), ("d", "too large")]
-
-
-def test_several_settings_are_counted_and_one_is_named():
-    assert list(lines(LEFT_OUT, 10)) == [
-        "left out 3 of 10 settings (names with -v): too large",
-        "left out 1 of 10 settings (c): refused",
-    ]
-    assert list(lines(LEFT_OUT, 10, in_full=True)) == [
-        "left out 3 of 10 settings: too large",
-        "  a",
-        "  b",
-        "  d",
-        "left out 1 of 10 settings (c): refused",
-    ]

@@ -1,11 +1,9 @@
 """Sweeps over models that are given as files: their names, and files that change."""
 
 import json
-import shutil
 
 import pytest
 
-import dsnb
 from dsnb.cli import dry_run
 from dsnb.errors import SettingsError
 from dsnb.files import records
@@ -61,15 +59,6 @@ def test_models_of_one_file_name_stay_apart(made):
     assert [run.name for run in made.runs] == NAMES * 2
     recorded = [records.read_json(run.paths.experiment)["model_name"] for run in made.runs[:3]]
     assert recorded == ["models-llama", "qwen", "other-llama"]
-
-
-def test_a_folder_of_runs_has_the_same_names_wherever_it_is_read(made, home, tmp_path_factory, monkeypatch, recwarn):
-    away = tmp_path_factory.mktemp("away")
-    shutil.move(home / "out", away / "out")
-    monkeypatch.chdir(away)
-    assert sorted(dsnb.load_runs("out")["experiment"]) == sorted(NAMES)
-    assert set(dsnb.summarize(dsnb.load_runs("out")).index) == set(NAMES)
-    assert not recwarn.list
 
 
 def test_a_sweep_does_not_go_on_with_an_edited_file(made, home):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -94,30 +93,6 @@ def test_a_model_and_a_tokenizer_are_fetched_once_and_trained_from_without_a_net
     assert json.loads(RunPaths(result.parent).experiment.read_text())["model"] == "owner/made"
 
 
-@pytest.mark.parametrize(
-    ("settings", "needed"),
-    [
-        ({"model": "gpt2"}, []),
-        ({"model": "gpt2", "data": "stdlib"}, []),
-        ({"model": "gpt2", "weights": "pretrained"}, ["config and weights of 'openai-community/gpt2'"]),
-        ({"model": "owner/name"}, ["config of 'owner/name'"]),
-        (
-            {"model": "owner/name", "data": __file__, "tokenizer": "owner/words"},
-            ["config of 'owner/name'", "tokenizer of 'owner/words'", f"text of {__file__!r}"],
-        ),
-    ],
-)
-def test_what_runs_need(settings, needed):
-    assert [str(need) for need in inputs.external_items(Experiment(**settings).model_dump())] == needed
-
-
-def test_nothing_is_fetched_where_nothing_is_needed(hub, params, tmp_path):
-    assert prepare(params(model="gpt2-tiny"), tmp_path / "home") == [
-        "nothing to fetch: presets with random weights, synthetic tokens, stdlib and bytes need none"
-    ]
-    assert hub.asked == []
-
-
 def test_weights_come_only_where_they_are_asked_for_and_the_cache_is_checked_before_a_launch(
     hub, params, tmp_path, monkeypatch
 ):
@@ -180,9 +155,3 @@ def test_no_name_leads_out_of_the_folder(hub, params, tmp_path, name):
     with pytest.raises(SettingsError, match="model is "):
         prepare(params(model=name), tmp_path / "home")
     assert not (tmp_path / "home").exists()
-
-
-def test_a_folder_that_cannot_be_written(hub, params, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="Not a directory"):
-        prepare(params(), Path(tmp_path / "file"))

@@ -1,7 +1,6 @@
 """The progress of a sweep: what it says while runs go on, and how it estimates the time left."""
 
 import io
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -43,19 +42,6 @@ def test_time_left_counts_the_run_under_way(clock, runs):
     shown.begin(runs[1])
     clock.now += 4  # it has made no step yet
     assert shown._left_s() == pytest.approx(3 * 10 - 4)
-
-
-def test_time_left_counts_the_lanes_of_a_stage(clock, runs):
-    """Four runs side by side on four hosts, then two on all of them: 10 s each, so 30 s."""
-    first = [replace(run, lane=str(number)) for number, run in enumerate(runs)]
-    second = [replace(run, lane="all", stage=1) for run in runs[:2]]
-    shown = progress.Progress(total=6, todo=[*first, *second], enabled=False)
-    for run in first:
-        shown.begin(run)
-    clock.now += 10
-    for run in first:
-        shown.end(run, Result("ok", None, {}, {}, {}, run.paths.dir))
-    assert shown._left_s() == pytest.approx(20)
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -43,13 +43,6 @@ def load(params, *sizes, **overrides):
     return subclusters.load(params, sizes, overrides, output=params.parent / "out")
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,1", "2,,4", "1.5"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(SettingsError) as caught:
-        subclusters.sizes(text)
-    assert str(caught.value) == (f"sub-cluster is {text!r}: give numbers of hosts, each once, for example 2 or 1,2,4")
-
-
 def test_every_experiment_is_made_on_every_group_repeats_outermost(params):
     sweep, notes = load(params, 2, 4, gpus=[1, 2])  # the groups say how many GPUs there are
     runs = [(run.stage, run.lane, run.name, run.repeat) for run in sweep.runs]
@@ -90,6 +83,10 @@ def times(runs):
     return [json.loads((run.paths.dir / "times.json").read_text()) for run in runs]
 
 
+def local(run):
+    return schedule.LocalJob(run, "tests.support.jobs")
+
+
 def shown_of(sweep, monkeypatch):
     written = io.StringIO()
     monkeypatch.setattr(progress, "Console", lambda **_: Console(file=written, width=300))
@@ -102,7 +99,7 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
     sweep = load(params, 2, 4, zero_stage=0)[0]
     shown, written = shown_of(sweep, monkeypatch)
     with shown:
-        schedule.run_all(sweep.runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
+        schedule.run_all(sweep.runs, local, shown, poll_s=0.02)
     first, second, large = (
         [run for run in sweep.runs if run.lane == lane] for lane in ("n1@n2", "n3@n4", "n1@n2@n3@n4")
     )
@@ -128,7 +125,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
         (run.paths.dir / how).touch()
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
-        schedule.run_all(runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
+        schedule.run_all(runs, local, shown, poll_s=0.02)
     results = [job.read_result(run.paths) for run in runs]
     assert [result.status for result in results] == ["failed", "interrupted", "failed"] + ["ok"] * (len(runs) - 3)
     assert results[0].cause == "the job ended with exit code 7: no such thing"
@@ -142,7 +139,7 @@ def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(pa
     runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
-        schedule.run_all(runs, schedule.LocalExecutor("tests.support.jobs"), shown, poll_s=0.02)
+        schedule.run_all(runs, local, shown, poll_s=0.02)
     first, *others = sorted(times(runs), key=lambda one: one["began"])
     assert all(one["began"] >= first["ended"] for one in others)
 
@@ -153,7 +150,7 @@ from dsnb.sweep import schedule, subclusters
 from dsnb.sweep.progress import Progress
 sweep = subclusters.load(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0]
 with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
-    schedule.run_all(sweep.runs, schedule.LocalExecutor("tests.support.jobs"), shown)
+    schedule.run_all(sweep.runs, lambda run: schedule.LocalJob(run, "tests.support.jobs"), shown)
 """
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -125,9 +126,8 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         try:
             with quiet(sweep) as shown:
                 faked = jobs_for(sweep, asked, said)
-                faked.start, plain = (lambda run: start(faked, run)), faked.start
-                start.plain = plain
-                schedule.run_all([ok, fails, silent, lost, real], faked, shown, 0.1)
+                runs = [ok, fails, silent, lost, real]
+                schedule.run_all(runs, partial(start, faked), shown, faked.cancel, 0.1)
         except BaseException as error:
             problems.append(error)
             raise
@@ -136,7 +136,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         """Let the real job train, and the one whose node will fail be on the second node."""
         faked.module = "dsnb.sweep.job" if run is real else "tests.support.jobs"
         faked.allocation = replace(asked, extra_options={"nodelist": "n2" if run is lost else "n1"})
-        return start.plain(run)
+        return faked.start(run)
 
     executor = threading.Thread(target=make)
     executor.start()
@@ -182,7 +182,7 @@ sweep = allocation.load(sys.argv[1], asked, {"seed": [0, 1, 2]}, output=sys.argv
 todo = [run for run in sweep.runs if not run.paths.result.exists()]
 with Progress(3, todo, enabled=False, show_eta=False) as shown:
     jobs = SlurmExecutor(asked, "small", todo, print, 0.3, 0.5, "tests.support.jobs")
-    schedule.run_all(todo, jobs, shown)
+    schedule.run_all(todo, jobs.start, shown, jobs.cancel)
 """
 
 
@@ -249,8 +249,10 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
     listed(lambda: {"another": Record("7", "another", "RUNNING")})  # Slurm has used the number again
     assert slurm.find_active([run.paths]) == ""
     listed(refuse)
-    assert slurm.find_active([run.paths]) == (
-        f"{run.paths.dir} was submitted to Slurm as job 7, which may still be active (no answer); if it has ended, "
+    with pytest.raises(SettingsError) as caught:
+        slurm.find_active([run.paths])
+    assert str(caught.value) == (
+        f"{run.paths.dir} was submitted to Slurm, and its job may still be active (no answer); if it has ended, "
         f"delete {run.paths.slurm}"
     )
     with pytest.raises(LaunchError, match=r"^Slurm does not answer \(no answer\): start the sweep again when it does$"):
@@ -340,8 +342,10 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     [
         ({"nodes": 0}, "--nodes is 0: give a whole number of at least 1"),
         ({"extra_options": {"": "1"}}, "--sbatch-option is '=1': write it like 'mem=200G' or 'exclusive'"),
-        ({"extra_options": {"wrap": "ls"}}, "--sbatch-option is 'wrap': dsnb sets that itself; leave it out"),
-        ({"extra_options": {"nodes": "2"}}, "--sbatch-option is 'nodes': give it as --nodes"),
+        (
+            {"extra_options": {"wrap": "ls"}},
+            "--sbatch-option is 'wrap': dsnb sets that itself; use the options of `dsnb sweep`",
+        ),
     ],
 )
 def test_options_that_are_refused(options, message):
