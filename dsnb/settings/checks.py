@@ -29,7 +29,6 @@ ALLOWED = {
     "dict_type": "give settings as 'name: value'",
     "list_type": "give a list",
     "string_type": "give a text",
-    "string_too_long": "give a shorter text",
     "float_parsing": "give a number",
     "float_type": "give a number",
     "finite_number": "give a finite number",
