@@ -18,9 +18,9 @@ demo: env
 check: lint
 	$(PYTEST) -m "not process and not draws" -n 2 $(PARALLEL)
 
-# Seven workers on two cores: tests that start processes spend much of their time waiting for them.
+# Four workers on two cores: tests that start processes wait for them, and each worker costs seconds of imports.
 test: lint
-	$(PYTEST) -m "not alone and not docs" -n 7 $(PARALLEL)
+	$(PYTEST) -m "not alone and not docs" -n 4 $(PARALLEL)
 	$(PYTEST) -m alone
 
 lint: env

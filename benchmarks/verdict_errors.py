@@ -22,7 +22,8 @@ def errors_pct(kind: str, settings: int, runs: int) -> float:
         if logs.shape[-1] < 2:
             return math.nan
         bounds, others = against_the_best(logs)
-        wrong += int((bounds.excludes_zero & others).any(-1).sum())
+        excludes_zero = (bounds.low > 0) | (bounds.high < 0)
+        wrong += int((excludes_zero & others).any(-1).sum())
     return 100 * wrong / PAGES
 
 

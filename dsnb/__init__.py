@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dsnb.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from dsnb.analysis.compare import compare
+    from dsnb.analysis.comparisons import compare
     from dsnb.analysis.rampup import rampup
     from dsnb.analysis.recommend import recommend
     from dsnb.analysis.summary import summarize
@@ -28,7 +28,7 @@ _HOME = {
     "DsnbError": "errors",
     "SettingsError": "errors",
     "Experiment": "settings.experiment",
-    "compare": "analysis.compare",
+    "compare": "analysis.comparisons",
     "design": "designer.design",
     "explore": "explorer.explore",
     "launch": "launcher.run",

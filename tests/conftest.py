@@ -27,6 +27,7 @@ from dsnb.settings.experiment import Experiment
 from dsnb.system import hardware
 from tests import ROOT
 from tests.support import browser, process_guard
+from tests.support.waiting import wait_until
 
 # OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
 # and more instead of 2 s. The ranks of every launch in a test inherit this.
@@ -53,14 +54,13 @@ STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watc
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
     "docs/test_code_blocks.py",
+    "train/test_parallel.py",
     "sweep/test_slurm.py",
     "explorer/test_page.py",
     "train/test_strategies.py",
     "sweep/test_run_stopped.py",
     "launcher/test_hosts.py",
     "launcher/test_run.py",
-    "train/test_attention.py",
-    "train/test_parallel.py",
     "sweep/test_run.py",
     "train/test_worker.py",
     "test_report.py",
@@ -69,7 +69,6 @@ LONGEST = [
     "sweep/test_subclusters.py",
     "explorer/test_state.py",
     "explorer/test_live.py",
-    "sweep/test_prepare.py",
     "explorer/test_answer.py",
     "prediction/test_zero_memory.py",
     "explorer/test_predicted.py",
@@ -86,6 +85,9 @@ LONGEST = [
 The first file of IN_ONE_WORKER stands for all of them.
 """
 IN_ONE_WORKER = {
+    "tests/settings/test_deepspeed_keys.py",
+    "tests/sweep/test_prepare.py",
+    "tests/train/test_parallel.py",
     "tests/train/test_skew.py",
     "tests/formulas/test_memory.py",
     "tests/formulas/test_metrics.py",
@@ -105,6 +107,7 @@ IN_ONE_WORKER = {
     "tests/train/test_verify_engine.py",
 }
 """Files whose tests themselves import torch, DeepSpeed or transformers, which takes 7 s: one worker runs them all."""
+FORK_SERVERS = 2
 LOADED: set[str] = set()
 """The modules that are loaded once all tests are collected."""
 
@@ -146,9 +149,30 @@ def pytest_collection() -> Iterator[None]:
 _session = contextlib.ExitStack()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let the workers share a few fork servers: each spends 5 s on imports, and trains one run after the other."""
+    if find_spec("torch") and "not process" not in node.config.option.markexpr:
+        place = int(node.gateway.id.removeprefix("gw"))
+        if place < FORK_SERVERS:
+            servers = {device: fork.ForkServer(device) for device in {"cpu", hardware.default_device()}}
+            for server in servers.values():
+                _session.callback(server.close)
+            _servers.append({device: str(server.socket) for device, server in servers.items()})
+        node.workerinput["fork_servers"] = _servers[place % FORK_SERVERS]
+
+
+_servers: list[dict[str, str]] = []
+"""Of the process that starts the workers: device -> socket, for each of the fork servers."""
+
+
 @functools.cache
-def _share_fork_server() -> None:
+def _share_fork_server(config: pytest.Config) -> None:
     """Let all launches of the session, those in notebook kernels too, share one warm fork server."""
+    for device, path in getattr(config, "workerinput", {}).get("fork_servers", {}).items():
+        log = Path(path).with_name("server.log")
+        wait_until(lambda: b"ready" in log.read_bytes().splitlines(), f"{path} listens")  # noqa: B023
+        os.environ[fork.socket_variable(device)] = path
     if find_spec("torch"):  # where nothing can be trained, results can still be read
         _session.enter_context(fork.shared_servers({"cpu", hardware.default_device()}))
 
@@ -157,7 +181,7 @@ def _share_fork_server() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start the fork server before the first test that starts processes."""
     if item.get_closest_marker("process"):
-        _share_fork_server()
+        _share_fork_server(item.config)
     process_guard.started.clear()
 
 
@@ -243,7 +267,7 @@ def run_small(tmp_path: Path, small: Callable[..., Experiment]) -> Callable[...,
 @pytest.fixture
 def large(tmp_path: Path) -> tuple[str, int]:
     """Give a model of which a part is much more memory than a rank needs otherwise, and its parameters."""
-    shape = replace(PRESETS["opt-350m"], layers=12, vocab=8192)
+    shape = replace(PRESETS["opt-350m"], layers=8, vocab=8192)
     (tmp_path / "config.json").write_text(json.dumps(shape.config()))
     return str(tmp_path), shape.parameters
 

@@ -11,9 +11,9 @@ from dsnb.files import records
 from dsnb.launcher import environment
 from dsnb.run_folder.paths import RunPaths
 from dsnb.system import hardware, launch_clock
-from dsnb.train import traces
 from dsnb.train.energy import MIN_SPAN_S
 from tests import ROOT
+from tests.support import lazy
 
 pytestmark = [
     pytest.mark.process,
@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
+profiling = lazy.Module("dsnb.train.profiling")
 SGD, SLOW_SGD = "tests.workers.sgd", "tests.workers.slow_sgd"
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
@@ -56,7 +57,7 @@ def test_a_profile_splits_a_step(run_small, settings, gpus):
     assert parts_s == pytest.approx(profile["step_s"], rel=0.05, abs=0.002)
     if gpus > 1:
         assert 0 <= profile["exposed_communication_s"] <= profile["communication_s"] <= profile["traced_step_s"]
-    kernels = [event for event in traces.read(paths.trace) if event.get("cat") == "kernel"]
+    kernels = [event for event in profiling.read_events(paths.trace) if event.get("cat") == "kernel"]
     assert len(kernels) > 50
 
 

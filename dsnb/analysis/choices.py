@@ -5,6 +5,7 @@ ZeRO 3" changes one thing. What belongs to the measurement, such as the number o
 """
 
 from collections.abc import Collection
+from typing import Any
 
 import pandas as pd
 
@@ -44,6 +45,34 @@ def varying(runs: pd.DataFrame) -> list[str]:
     """Return the choices that have more than one value in the runs of `with_choices`; nodes only if GPUs have not."""
     names = [name for name in choices(runs) if runs[name].map(labels.text).nunique() > 1]
     return [name for name in names if name != "nodes" or "gpus" not in names]
+
+
+def single_changes(runs: pd.DataFrame, base: str) -> list[dict[str, Any]]:
+    """Return the experiments that differ from another one in a single choice, ordered by choice and value.
+
+    Parameters
+    ----------
+    runs
+        The runs of a task, with experiments named as in `dsnb.summarize`.
+    base
+        The experiment to compare with.
+
+    Returns
+    -------
+    list of dict
+        `axis`, `before`, `after` (the values of the choice) and `experiment`.
+    """
+    known = with_choices(runs)
+    axes = varying(known)
+    settings = known.drop_duplicates("experiment").set_index("experiment")[axes].astype(object)
+    settings = settings.where(settings.notna(), None)
+    rows: list[dict[str, Any]] = []
+    for name, other in settings.iterrows():
+        changed = [axis for axis in axes if other[axis] != settings.loc[base, axis]]
+        if len(changed) == 1:
+            (axis,) = changed
+            rows.append({"axis": axis, "before": settings.loc[base, axis], "after": other[axis], "experiment": name})
+    return sorted(rows, key=lambda row: (axes.index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))
 
 
 def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -1,10 +1,9 @@
 """Pairs of settings -> one table: change, interval, verdict, and all of it in words.
 
-`differences` compares every setting of a task with the best one or with a named one, `effects` those that differ from
-one in a single choice. The interval is over runs, never over steps:
-the steps of a run share whatever happened to it. Changes are ratios of geometric means, of percentages differences of
-means; tables of comparisons show these means. Nothing is left out because it is extreme; `dsnb.analysis.flags` says
-what is.
+`differences` compares every setting of a task with the best one or with a named one, `compare` two sets of runs. The
+interval is over runs, never over steps: the steps of a run share whatever happened to it. Changes are ratios of
+geometric means, of percentages differences of means; tables of comparisons show these means. Nothing is left out
+because it is extreme; `dsnb.analysis.flags` says what is.
 """
 
 import math
@@ -16,13 +15,14 @@ import numpy as np
 import pandas as pd
 
 from dsnb.analysis import intervals
-from dsnb.analysis.choices import with_choices
 from dsnb.analysis.intervals import CONFIDENCE, FIGURES, MIN_RUNS, RELEVANCE, Setting, Verdict
 from dsnb.analysis.summary import unstable
+from dsnb.analysis.tasks import tasks
 from dsnb.analysis.texts import fill, signed
 from dsnb.errors import SettingsError
+from dsnb.run_folder.columns import SETTINGS, key_columns
 from dsnb.runs import labels
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import as_runs, named_runs
 
 NO_SPREAD = 1e-18
 """Variances of logarithms below this are rounding errors of equal values."""
@@ -61,6 +61,7 @@ COLUMNS = {
 """Columns of a comparison and their meanings. Percentages are stored as such: 10 is 10 %."""
 Better = Literal["higher", "lower", ""]
 Pair = tuple[Setting, Setting]
+NOT_RUN = Setting(values=np.empty(0), hosts=(), median=math.nan, failed=0, unusable=0)
 
 
 @dataclass(frozen=True)
@@ -285,53 +286,86 @@ def page_note(confidence: float = CONFIDENCE) -> str:
     )
 
 
-def effects(
-    runs: pd.DataFrame, base: str, axes: Sequence[str], metrics: Sequence[str], relevance: float = RELEVANCE
+def compare(
+    before: pd.DataFrame,
+    after: pd.DataFrame,
+    figure: str = "tokens_per_s",
+    relevance: float = RELEVANCE,
+    confidence: float = CONFIDENCE,
+    better: Better | None = None,
+    hosts_alike: bool = False,
+    fewest_runs: int = MIN_RUNS,
 ) -> pd.DataFrame:
-    """Compare an experiment with every one that differs from it in a single setting.
+    """Compare two sets of runs setting by setting, such as one sweep before and after an upgrade.
+
+    Settings match if they are equal in every setting that is a column, keys of DeepSpeed's configuration included;
+    names of experiments and sweeps, versions and hosts may differ, and so may torch's allocator if neither set has runs
+    with both. Runs of one set with equal settings are repeats.
 
     Parameters
     ----------
-    runs
-        The runs of a task, as `dsnb.load_runs` returns them.
-    base
-        The experiment to compare with, by its name in `summarize`.
-    axes
-        The settings that distinguish experiments; others are assumed equal.
-    metrics
-        The figures to compare.
+    before, after
+        One row per run, as `load_runs` returns it. `before` is what the changes are relative to.
+    figure
+        The column to compare; its values must be positive.
     relevance
         Smallest change that matters: 0.02 is 2 %.
+    confidence
+        Probability that all intervals of a task hold, in speed and memory: those of `differences` for all settings of
+        both sets, so that a pair has one interval wherever it is compared.
+    better
+        Which direction of the figure is better, by default that of the tables.
+    hosts_alike
+        Whether runs on different hosts count as independent. By default, a setting that ran on one host before and on
+        another one after has a single independent run in each set: the hosts may differ, not the versions.
+    fewest_runs
+        Runs of either setting below which the verdict is `too few runs`. From four on, a test by ranks alone can reach
+        5 %; with two or three, a verdict relies on noise that is about normal on the log scale.
 
     Returns
     -------
     pandas.DataFrame
-        One row per other experiment, ordered by axis and value: `axis`, `before`, `after` (the setting's values),
-        `experiment`, `n` and `n_failed` (runs that are ok, and others), and for each metric `<metric>_<column>` for
-        the columns of `COLUMNS`.
+        Indexed by `experiment` (its name in `after`, or in `before` if it is only there), a row for every setting of
+        either set: what is listed in `COLUMNS`, where `base_` stands for `before`, and `only_in`
+        (`before`, `after`, or empty for a setting of both).
+
+    Raises
+    ------
+    SettingsError
+        If either set has no such figure, or `relevance` or `confidence` is out of range.
     """
-    runs = named_runs(runs)
-    settings = with_choices(runs).drop_duplicates("experiment").set_index("experiment")[list(axes)].astype(object)
-    rows = _single_changes(settings.where(settings.notna(), None), base)
-    is_ok = (runs["status"] == "ok").groupby(runs["experiment"])
-    counts = pd.DataFrame({"n": is_ok.sum(), "n_failed": is_ok.size() - is_ok.sum()})
-    table = pd.DataFrame(rows, columns=["axis", "before", "after", "experiment"])
-    parts = [table, counts.loc[table["experiment"]].reset_index(drop=True)]
-    for metric in metrics:
-        rules = rules_of(runs, metric, relevance=relevance)
-        known = intervals.settings_of(runs, "experiment", metric, bool(rules.percent_factor))
-        pairs = [(known[base], known[name]) for name in table["experiment"]]
-        parts.append(table_of(pairs, intervals.repeated(known.values()), rules).add_prefix(f"{metric}_"))
-    return pd.concat(parts, axis=1)
+    sets = [as_runs(runs) for runs in (before, after)]
+    options = {"relevance": relevance, "confidence": confidence, "hosts_alike": hosts_alike, "fewest_runs": fewest_runs}
+    rules, _ = (rules_of(runs, figure, better, **options) for runs in sets)
+    keys = _keys(sets)
+    numbered = [runs.assign(_key=own) for runs, own in zip(sets, keys, strict=True)]
+    known = [intervals.settings_of(runs, "_key", figure, bool(rules.percent_factor)) for runs in numbered]
+    # The name in `after` replaces that in `before`; the order is that of `before`.
+    names = dict(zip([*keys[0], *keys[1]], [*sets[0]["experiment"], *sets[1]["experiment"]], strict=True))
+    pairs = {key: (known[0].get(key, NOT_RUN), known[1].get(key, NOT_RUN)) for key in names}
+    parts = []
+    for task in tasks(pd.concat(numbered, ignore_index=True)):
+        own = {key: pairs[key] for key in dict.fromkeys(task.runs["_key"])}
+        among = intervals.repeated(setting for pair in own.values() for setting in pair)
+        parts.append(table_of(list(own.values()), among, rules).set_axis(list(own)))
+    table = pd.concat(parts or [table_of([], 0, rules)]).loc[list(pairs)]
+    table["only_in"] = ["before" if b is NOT_RUN else "after" if a is NOT_RUN else "" for a, b in pairs.values()]
+    table.index = pd.Index(list(names.values()), name="experiment")
+    return table
 
 
-def _single_changes(settings: pd.DataFrame, base: str) -> list[dict[str, Any]]:
-    """Return the experiments that differ from the base in one setting, ordered by setting and value."""
-    own, axes = settings.loc[base], list(settings.columns)
-    rows: list[dict[str, Any]] = []
-    for name, other in settings.iterrows():
-        changed = [axis for axis in axes if other[axis] != own[axis]]
-        if len(changed) == 1:
-            (axis,) = changed
-            rows.append({"axis": axis, "before": own[axis], "after": other[axis], "experiment": name})
-    return sorted(rows, key=lambda row: (axes.index(row["axis"]), labels.axis(row["axis"]).sort_key(row["after"])))
+def _keys(sets: list[pd.DataFrame]) -> list[list[int]]:
+    """Return for each run of each set the number of its settings, the same number for equal ones."""
+    names = [*SETTINGS, *key_columns({name for runs in sets for name in runs})]
+    if all("allocator" not in runs or runs["allocator"].nunique() <= 1 for runs in sets):  # runs made before it was one
+        names.remove("allocator")
+    rows = [list(runs.reindex(columns=names).itertuples(index=False, name=None)) for runs in sets]
+    numbers: dict[tuple[object, ...], int] = {}
+    return [[numbers.setdefault(tuple(map(_comparable, row)), len(numbers)) for row in own] for own in rows]
+
+
+def _comparable(value: object) -> object:
+    """Return a setting in one form: a column with a missing value holds floats, and one read from CSV numpy's."""
+    if pd.isna(value):  # type: ignore[call-overload]
+        return None
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -5,7 +5,6 @@ restarts, checkpoints and evaluation. The number of GPUs is part of a setting: m
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -121,10 +120,14 @@ def recorded_prices(runs: pd.DataFrame) -> dict[str, float]:
     return {str(kind): float(f"{price:.6g}") for kind, price in prices.items()}
 
 
+def is_probe(runs: pd.DataFrame) -> pd.Series:
+    """Return which runs are probes of an automatic micro-batch size: their two steps measure memory, not speed."""
+    return runs["experiment"].astype(str).str.contains(rf"{PROBE}\d+$").astype(bool)
+
+
 def without_probes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the probes of an automatic micro-batch size: their two steps measure memory, not speed."""
-    own = [not re.search(rf"{PROBE}\d+$", labels.text(name)) for name in runs["experiment"]]
-    return runs[own] if any(own) else runs
+    """Leave out the probes of an automatic micro-batch size, unless there is nothing else."""
+    return runs if is_probe(runs).all() else runs[~is_probe(runs)]
 
 
 def basis(run: Mapping[str, Any]) -> str:
@@ -306,38 +309,3 @@ def _difference(runs: pd.DataFrame, options: pd.DataFrame, question: Question) -
     pair = settings[options.index[0]], settings[options.index[1]]
     among = intervals.repeated(intervals.settings_of(runs, "experiment", "tokens_per_s").values())
     return table_of([pair], among, rules_of(table, "worth", "higher", relevance=question.relevance)).iloc[0]
-
-
-def plan(
-    runs: pd.DataFrame, tokens: float, prices: Mapping[str, float] | None = None, power_w: float | None = None
-) -> pd.DataFrame:
-    """Return what training on `tokens` takes with each measured setting.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
-    tokens
-        Tokens to train on.
-    prices
-        Price of a GPU-hour by `gpu_name`, in any currency; the key `""` is for all others. Without a price, the cost of
-        a setting is missing.
-    power_w
-        Mean power of a GPU for runs without measured power; without it, their energy is missing.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per `experiment`, the fastest first: the columns of `candidates` and `costed`. The `gpu_name` of runs
-        without a GPU is `CPU`; their `gpus` and `gpu_hours` are ranks and rank-hours.
-
-    Raises
-    ------
-    SettingsError
-        If the tokens, a price or the power is not a number of the allowed size.
-    """
-    question = Question(tokens, prices={} if prices is None else prices)
-    planning.check(tokens, {}, power_w=power_w)
-    table = costed(candidates(runs, power_w), question)
-    named = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
-    return named.rename_axis("experiment").reset_index()

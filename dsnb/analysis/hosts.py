@@ -17,11 +17,12 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import scaling
+from dsnb.analysis.decide import is_probe
 from dsnb.analysis.texts import signed
 from dsnb.errors import SettingsError
 from dsnb.files import plain_text
 from dsnb.run_folder import node_comparison, record_schema
-from dsnb.run_folder.paths import PROBE, RunPaths, SweepPaths
+from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import named_runs
@@ -56,11 +57,10 @@ def groups(runs: pd.DataFrame) -> pd.DataFrame:
         `expected_per_node`, `verdict` (`pass`, `fail`, or `-` if nothing was expected or a run is not finished),
         `cause` (of the first run that failed).
     """
-    is_probe = runs["experiment"].map(labels.text).str.contains(rf"{PROBE}\d+$").astype(bool)
     named = runs["hosts"].notna()
     several = (runs["source"] == "dsnb") & (runs["nodes"] > 1)
     siblings = pd.MultiIndex.from_frame(runs[["sweep", "experiment"]])
-    runs = runs[(named | several | siblings.isin(siblings[named])) & ~is_probe].reset_index(drop=True)
+    runs = runs[(named | several | siblings.isin(siblings[named])) & ~is_probe(runs)].reset_index(drop=True)
     if runs.empty:
         return pd.DataFrame(columns=COLUMNS)
     workloads = {place: workload for workload, part in scaling.workloads(runs) for place in part.index}

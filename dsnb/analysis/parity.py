@@ -6,13 +6,13 @@ nothing left out; it needs a trace of the model, which is not made here.
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from dsnb.analysis.decide import is_probe
 from dsnb.errors import SettingsError
 from dsnb.prediction import accuracy, gpus, traces
 from dsnb.prediction.accuracy import ALL
@@ -21,8 +21,6 @@ from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.measured import of_record, recorded
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.traces import Trace
-from dsnb.run_folder.paths import PROBE
-from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import as_runs
 
@@ -75,9 +73,8 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
     if not {*NEEDED, "gpu_name", "experiment", "status"} <= {*runs}:
         return []
     runs = runs[runs["status"].isin(["ok", "oom"]) & runs[NEEDED].notna().all(axis=1)]
-    is_probe = runs["experiment"].map(labels.text).map(re.compile(rf"{PROBE}\d+$").search).astype(bool)
-    known_gpus = {name: _gpu(name) for name in runs["gpu_name"].unique()}
-    runs = runs[~is_probe & runs["gpu_name"].map(known_gpus).notna()]
+    known_gpus = {name: known_gpu(name) for name in runs["gpu_name"].unique()}
+    runs = runs[~is_probe(runs) & runs["gpu_name"].map(known_gpus).notna()]
     runs = runs.assign(sweep=runs.get("sweep", ""), **{name: numbers(runs, name) for name in MEDIANS})
     settings = []
     for (_, _, gpu_name), group in runs.groupby(["sweep", "experiment", "gpu_name"], sort=False, dropna=False):
@@ -91,7 +88,8 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[dict[str, Any]]:
     return settings
 
 
-def _gpu(name: object) -> GpuSpec | None:
+def known_gpu(name: object) -> GpuSpec | None:
+    """Return a GPU by its name in runs; None if dsnb has no data sheet of it."""
     try:
         return gpus.find(str(name))
     except SettingsError:

@@ -7,7 +7,7 @@ with the ratio of their predictions, for every pair of settings of one task that
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -47,17 +47,8 @@ MIN_PAIRS = 10
 """Pairs of a difference whose own error is taken; with fewer it is that of all pairs."""
 
 
-@dataclass(frozen=True)
-class RatioError:
-    """Errors of predicted ratios of two step times in per cent of the measured ratio, the larger one of a pair.
-
-    Attributes
-    ----------
-    pairs
-        Number of pairs of settings.
-    mean_pct, worst_pct
-        Geometric mean and largest error.
-    """
+class RatioError(NamedTuple):
+    """Geometric mean and largest error of predicted ratios of two step times, in per cent of the measured ratio."""
 
     pairs: int
     mean_pct: float

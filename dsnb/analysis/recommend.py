@@ -12,7 +12,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from dsnb.analysis import ratio_errors, words, would_fit
-from dsnb.analysis.decide import BASES, MEASURED, PREDICTED, Decision, Question, candidates, decide, plan
+from dsnb.analysis.decide import BASES, CPU, MEASURED, PREDICTED, Decision, Question, candidates, decide
+from dsnb.analysis.parity import known_gpu
 from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import amount
@@ -23,6 +24,7 @@ from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.predict import predict
 from dsnb.runs.labels import MEMORY, count
 from dsnb.runs.table import as_runs
+from dsnb.settings import planning
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.planning import MAX_DAYS
 
@@ -195,17 +197,39 @@ def measured_plans(
 
     Parameters
     ----------
-    runs, tokens, prices, power_w
-        As `dsnb.analysis.decide.plan` takes them, whose tables these are.
+    runs
+        One row per run, as `dsnb.load_runs` and `dsnb.published` return them; only ok runs count.
+    tokens
+        Tokens to train on.
+    prices
+        Price of a GPU-hour by `gpu_name`; the key `""` is for all others. Without one, a setting's cost is missing.
+    power_w
+        Mean power of a GPU for runs without measured power; without it, their energy is missing.
     currency
         Its sign, in front of amounts.
+
+    Returns
+    -------
+    list of Recommendation
+        Each table has a row per `experiment`, the fastest first, with the columns of `dsnb.analysis.decide.candidates`
+        and `costed`. The `gpu_name` of runs without a GPU is `CPU`; their `gpus` and `gpu_hours` are ranks and
+        rank-hours.
+
+    Raises
+    ------
+    SettingsError
+        If the tokens, a price or the power is not a number of the allowed size.
     """
+    questions = {name: Question(tokens, name, prices={} if prices is None else prices) for name in LEAST}
+    planning.check(tokens, {}, power_w=power_w)
     plans = []
     for task in tasks(runs):
-        table = plan(task.runs, tokens, prices, power_w)
-        own = table.set_index("experiment", drop=False).rename_axis(None)
-        said = _least({name: decide(own, Question(tokens, name, prices=prices or {})) for name in LEAST}, currency)
-        plans.append(Recommendation(task.title, table, tuple(said)))
+        measured_settings = candidates(task.runs, power_w)
+        decisions = {name: decide(measured_settings, question) for name, question in questions.items()}
+        table = decisions["time"].table
+        table = table.assign(gpu_name=table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU))
+        table = table.rename_axis("experiment").reset_index()
+        plans.append(Recommendation(task.title, table, tuple(_least(decisions, currency))))
     return plans
 
 
@@ -323,14 +347,7 @@ def _on_gpu(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
     known = as_runs(runs)
     known = known.reindex(columns=[*known, *({"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*known})])
     known = known[known["status"].eq("oom") | (known["status"].eq("ok") & known["tokens_per_s"].notna())]
-    return known[[_is_named(spec, name) for name in known["gpu_name"]]]
-
-
-def _is_named(spec: gpus.GpuSpec, name: object) -> bool:
-    try:
-        return gpus.find(str(name)) == spec
-    except SettingsError:
-        return False
+    return known[[known_gpu(name) == spec for name in known["gpu_name"]]]
 
 
 def _with_measured(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Settings that were not run, predicted for the GPU of runs that were: what the explorer shows beside them."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +104,7 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
     traces = _traces(shown)
     figures = tabulated(shown, [setting(one, spec, path) for one in shown], traces, on, tokens=ANY_TOKENS)
-    source = _most_common([labels.text(row.get("source")) for row in on_gpu])
+    source = Counter(labels.text(row.get("source")) for row in on_gpu).most_common(1)[0][0]
     table = _as_runs(shown, figures).assign(gpu_name=gpu_name, source=source)
     measured = f"the {len(timed):,} settings that were measured on it here" if is_calibrated else OWN_RUNS
     basis = f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. {ERROR}"
@@ -124,12 +125,8 @@ def _on_one_gpu(runs: pd.DataFrame, link: Link) -> tuple[list[dict[str, Any]], s
         raise SettingsError(
             f"predict: no run has succeeded, or run out of memory, on a GPU that dsnb knows: {where}; leave it out"
         )
-    gpu_name = _most_common([str(row["gpu_name"]) for row in rows])
+    gpu_name = Counter(str(row["gpu_name"]) for row in rows).most_common(1)[0][0]
     return [row for row in rows if row["gpu_name"] == gpu_name], gpu_name
-
-
-def _most_common(names: Sequence[str]) -> str:
-    return max(dict.fromkeys(names), key=names.count)
 
 
 def _ended(runs: pd.DataFrame) -> set[str]:
@@ -168,8 +165,7 @@ def _of_file(path: Path, number: int) -> tuple[list[Experiment], list[str]]:
 
 
 def _left_out(reasons: Iterable[str]) -> list[str]:
-    every = list(reasons)
-    return [f"Left out {labels.count(every.count(why), 'setting')}: {why}." for why in dict.fromkeys(every)]
+    return [f"Left out {labels.count(number, 'setting')}: {why}." for why, number in Counter(reasons).items()]
 
 
 def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:

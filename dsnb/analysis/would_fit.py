@@ -79,7 +79,7 @@ def sentences(experiments: Sequence[Experiment], found: pd.DataFrame, gpu: str, 
     """
     least = found.loc[found["peak_allocated_gib"].idxmin()]
     first = f"no setting fits: the smallest, {least['experiment']}, needs {_need(least)}"
-    fitting, tried = would_fit(experiments, found, gpu, **options)
+    fitting, tried = _would_fit(experiments, found, gpu, **options)
     if len(fitting):
         named = [
             f"{row['instead_of']} with {row['change']} ({row['peak_allocated_gib']:.1f} GiB, "
@@ -96,21 +96,12 @@ def _need(row: "pd.Series[Any]") -> str:
     return f"{row['peak_allocated_gib']:.1f} of {row['peak_allocated_gib'] + row['headroom_gib']:.1f} GiB"
 
 
-def would_fit(
+def _would_fit(
     experiments: Sequence[Experiment], found: pd.DataFrame, gpu: str, **options: Any
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return changed settings that are predicted to fit, smallest change first, and all that were predicted.
 
-    Parameters
-    ----------
-    experiments, found, gpu, options
-        As for `sentences`.
-
-    Returns
-    -------
-    fitting, tried
-        Rows of `dsnb.predict`; those that fit have `change`, what differs in words, and `instead_of`, the name of the
-        setting that was changed.
+    Those that fit have `change`, what differs in words, and `instead_of`, the setting that was changed.
     """
     order = found["peak_allocated_gib"].sort_values(kind="stable").index[:MAX_CHANGED]
     asked = {str(found["experiment"][at]): experiments[at].model_copy(update={"device": "cuda"}) for at in order}

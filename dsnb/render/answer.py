@@ -4,8 +4,8 @@ import html
 
 import pandas as pd
 
-from dsnb.analysis.choices import varying, with_choices
-from dsnb.analysis.comparisons import effects
+from dsnb.analysis.choices import single_changes
+from dsnb.analysis.comparisons import differences
 from dsnb.analysis.decide import (
     ASSUMED_PRICE,
     Decision,
@@ -88,14 +88,16 @@ def _one_change(decision: Decision) -> str:
     runs, base = decision.runs, decision.options.index[0]
     figures = [name for name in (rate(runs), memory_figure(runs)) if name and name in runs]
     unit = setting_words.unit(decision.settings.loc[base].to_dict())
+    relevance = decision.question.relevance
+    words_of = [differences(runs, figure=name, baseline=base, relevance=relevance)["words"] for name in figures]
+    counts = (runs["status"] == "ok").groupby(runs["experiment"]).agg(["sum", "size"])
     rows = []
-    for row in effects(runs, base, varying(with_choices(runs)), figures, decision.question.relevance).to_dict(
-        "records"
-    ):
+    for row in single_changes(runs, base):
+        n_ok, n = (int(count) for count in counts.loc[row["experiment"]])
         change = f"{axis_title(row['axis'], unit)}: {labels.text(row['before'])} → {labels.text(row['after'])}"
-        if row["n_failed"]:
-            change += f" ({row['n_failed']} of {labels.count(row['n'] + row['n_failed'], 'run')} not ok)"
-        rows.append([change, *(row[f"{name}_words"] if row["n"] else "" for name in figures)])
+        if n_ok < n:
+            change += f" ({n - n_ok} of {labels.count(n, 'run')} not ok)"
+        rows.append([change, *(texts[row["experiment"]] if n_ok else "" for texts in words_of)])
     return _table(["one change", *(labels.METRIC_LABELS[name].title.replace("GPU", unit) for name in figures)], rows)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.analysis import conditions
-from dsnb.analysis.compare import compare
-from dsnb.analysis.comparisons import VALUES, page_note
+from dsnb.analysis.comparisons import VALUES, compare, page_note
 from dsnb.analysis.intervals import Verdict, hosts
 from dsnb.render.tables import Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT

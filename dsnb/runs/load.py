@@ -58,7 +58,21 @@ def load_runs(path: str | Path) -> pd.DataFrame:
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     """
-    return as_runs(without_noise(_runs(path)))
+    folders, logs = find_runs(path)
+    columns = run_folders.read_columns(folders)
+    names = name_runs(folders, columns[run_folders.NAME], columns[run_folders.MODEL_NAME])
+    columns |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
+    nothing = [None] * len(folders)
+    logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
+    table = pd.DataFrame(
+        {
+            name: columns.get(name, nothing) + [row.get(name) for row in logged]
+            for name in [*RUN_COLUMNS, *key_columns(columns)]
+        }
+    )
+    for name in RUN_NUMBERS:
+        table[name] = pd.to_numeric(table[name], errors="coerce")
+    return as_runs(without_noise(table))
 
 
 def load_steps(path: str | Path) -> pd.DataFrame:
@@ -80,7 +94,19 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     SettingsError, LogError
         As for `load_runs`.
     """
-    return _steps(path)
+    folders, logs = find_runs(path)
+    steps, counts = run_folders.read_steps(folders)
+    names, parts = name_runs(folders, *run_folders.names(folders)), [steps]
+    for row, run in _logged(logs, os.path.isfile(path)):
+        parts.append(log_rows.steps(run))
+        counts.append(len(parts[-1]))
+        names.append(row)
+    parts = [part for part in parts if len(part)] or parts[:1]
+    table = pd.concat(parts, ignore_index=True).reindex(columns=STEP_COLUMNS)
+    for name in STEP_NUMBERS:
+        table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
+    keys = pd.DataFrame(names, columns=KEYS).astype(KEY_TYPES)
+    return pd.concat([keys.loc[np.repeat(keys.index, counts)].reset_index(drop=True), table], axis="columns")
 
 
 def load_gpu(run_dir: str | Path) -> pd.DataFrame:
@@ -124,42 +150,3 @@ def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any]
             warnings.warn(f"left out: {error}", DsnbWarning, stacklevel=2)
             continue
         yield from made
-
-
-def _runs(path: str | Path) -> pd.DataFrame:
-    folders, logs = find_runs(path)
-    columns = run_folders.read_columns(folders)
-    names = name_runs(folders, columns[run_folders.NAME], columns[run_folders.MODEL_NAME])
-    columns |= {key: [name[key] for name in names] for key in KEYS} | {"run_dir": [*map(displayable, folders)]}
-    nothing = [None] * len(folders)
-    logged = [row for row, _ in _logged(logs, os.path.isfile(path))]
-    table = pd.DataFrame(
-        {
-            name: columns.get(name, nothing) + [row.get(name) for row in logged]
-            for name in [*RUN_COLUMNS, *key_columns(columns)]
-        }
-    )
-    for name in RUN_NUMBERS:
-        table[name] = pd.to_numeric(table[name], errors="coerce")
-    return table
-
-
-def _steps(path: str | Path) -> pd.DataFrame:
-    folders, logs = find_runs(path)
-    steps, counts = run_folders.read_steps(folders)
-    names, parts = name_runs(folders, *run_folders.names(folders)), [steps]
-    for row, run in _logged(logs, os.path.isfile(path)):
-        parts.append(log_rows.steps(run))
-        counts.append(len(parts[-1]))
-        names.append(row)
-    parts = [part for part in parts if len(part)] or parts[:1]
-    return _labelled(pd.concat(parts, ignore_index=True), names, counts)
-
-
-def _labelled(steps: pd.DataFrame, names: list[dict[str, Any]], counts: list[int]) -> pd.DataFrame:
-    """Add the names of the runs to their steps."""
-    table = steps.reindex(columns=STEP_COLUMNS)
-    for name in STEP_NUMBERS:
-        table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
-    keys = pd.DataFrame(names, columns=KEYS).astype(KEY_TYPES)
-    return pd.concat([keys.loc[np.repeat(keys.index, counts)].reset_index(drop=True), table], axis="columns")

@@ -111,15 +111,11 @@ def _describe(api: Any, index: int) -> InstalledGpu:
     handle = api.nvmlDeviceGetHandleByIndex(index)
     return InstalledGpu(
         index=index,
-        name=_text(api.nvmlDeviceGetName(handle)),
-        uuid=_text(api.nvmlDeviceGetUUID(handle)),
+        name=api.nvmlDeviceGetName(handle),
+        uuid=api.nvmlDeviceGetUUID(handle),
         memory_gib=api.nvmlDeviceGetMemoryInfo(handle).total / GIB,
         capability=tuple(api.nvmlDeviceGetCudaComputeCapability(handle)),
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _visible(cards: list[InstalledGpu], choice: str | None) -> list[InstalledGpu]:
@@ -177,7 +173,7 @@ def nvlinks() -> int | None:
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver; None without one."""
     with nvml.session() as api:
-        return _text(api.nvmlSystemGetDriverVersion()) if api else None
+        return api.nvmlSystemGetDriverVersion() if api else None
 
 
 def default_device() -> str:

@@ -1,7 +1,6 @@
 """The loss of a large vocabulary without its logits, which are in memory a chunk of tokens at a time.
 
 The gradients are computed with each chunk's logits, so nothing is computed twice: the backward pass only scales them.
-DeepSpeed's count of the forward pass's FLOPs leaves their products out, which are called beneath what it replaces.
 Only what is between the products is compiled, a graph of its own: in the model's, the compiler kept the gradients of
 many chunks at once (BLOOM-560M, 8 x 1024, one H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
 """

@@ -7,7 +7,7 @@ never asks for is one that it would silently ignore.
 import difflib
 import json
 import sys
-from collections.abc import Iterator, KeysView, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,20 +16,6 @@ from dsnb.settings import deepspeed_keys
 
 FREE = {"optimizer.params", "scheduler.params"}
 """Sections that are passed on as they are; whoever gets them refuses what it does not know."""
-
-
-class WatchedKeys(KeysView[str]):
-    """The keys of a section: a key that is looked for counts as asked for, and all do if they are iterated over."""
-
-    def __init__(self, section: "Watched") -> None:
-        super().__init__(section)
-        self._section = section
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._section
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._section)
 
 
 class Watched(dict[str, Any]):
@@ -71,9 +57,9 @@ class Watched(dict[str, Any]):
         self.asked.add(key)
         return super().get(key, default)
 
-    def keys(self) -> WatchedKeys:  # type: ignore[override]
-        """Return the keys, watched."""
-        return WatchedKeys(self)
+    def keys(self) -> Any:
+        """Return this section itself: looking for one of its keys, or iterating over them, is watched here, too."""
+        return self
 
     def items(self) -> Any:
         """Return keys and values; all count as asked for."""

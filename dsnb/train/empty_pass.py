@@ -2,13 +2,16 @@
 
 Every model of transformers can be observed like this in about a second, on any machine and without memory, because
 nothing is computed. What a model would decide by values (which expert gets a token) cannot be followed: experts return
-zeros, and a value that is asked for is 1.
+zeros, and a value that is asked for is 1. Which modules hold experts, and how many of them work on a token, is told by
+the model and its pass, so that a family that nobody has listed is counted, too. What cannot be told for certain is an
+error, because a wrong number of active parameters would be a wrong figure.
 """
 
 import functools
+import re
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +26,11 @@ LENGTH = 37
 NAME = "dsnb_observed"
 """The name under which transformers finds the attention and the experts of this module."""
 aten = torch.ops.aten
+_CHOSEN = re.compile(r"(moe_|num_)?top_?k(_experts)?|(num_|n_)?(selected_)?experts_per_tok(en)?|num_selected_experts")
+"""Names under which modules and configurations keep the number of experts of a token."""
+_SHARED = re.compile(r"shared", re.IGNORECASE)
+_EXPERTS = re.compile(r"experts?(\.|$)", re.IGNORECASE)
+_ROUTED = re.compile(r"(experts?|router|moe(_?(block|layer|mlp))?)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -44,53 +52,6 @@ class Attended:
     window: int | None
 
 
-@dataclass
-class Observed:
-    """What a forward pass did.
-
-    Attributes
-    ----------
-    calls
-        Calls by module; those without gradients count a third, which is the share of the forward pass.
-    attended
-        All attention, in order.
-    chosen
-        (number of choices, number that is chosen) of each top-k, by each module that it happened in.
-    experts
-        Experts of each token, by the module that holds the experts.
-    """
-
-    calls: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    attended: list[Attended] = field(default_factory=list)
-    chosen: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    experts: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-
-
-def observe(model: Any, experts: Mapping[str, nn.Module], masked: bool = False) -> Observed:
-    """Return what a model on the meta device does in a forward pass of one sequence; it cannot be used afterwards.
-
-    Parameters
-    ----------
-    experts
-        Modules that hold experts, by name.
-    masked
-        Whether to let attention compute its products, with a mask, which some models need.
-    """
-    observer = _Observer(model)
-    for config in {id(one): one for one in map(_config, model.modules()) if one is not None}.values():
-        config._experts_implementation = NAME
-        if not masked:
-            config._attn_implementation = NAME
-    for name, module in model.named_modules():
-        module.register_forward_pre_hook(observer.entering(name))
-        module.register_forward_hook(observer.leave, always_call=True)
-        if name in experts and _config(module) is None:
-            module.forward = functools.partial(_zeros, module)
-    with _Ones(), observer, torch.enable_grad():
-        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long, device="meta"), use_cache=False)
-    return observer.found()
-
-
 def _config(module: nn.Module) -> PreTrainedConfig | None:
     config = getattr(module, "config", None)
     return config if isinstance(config, PreTrainedConfig) else None
@@ -105,16 +66,31 @@ class _Ones(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Observer(TorchDispatchMode):
-    """Follows the operators of a pass, and the module that each is called in."""
+class Observed(TorchDispatchMode):
+    """What a forward pass does, by the operators that it calls and the module that each is called in.
 
-    current: "_Observer"
+    Attributes
+    ----------
+    calls
+        Calls by module; those without gradients count a third, which is the share of the forward pass.
+    attended
+        All attention.
+    chosen
+        (number of choices, number that is chosen) of each top-k, by each module that it happened in.
+    experts
+        Experts of each token, by the module that holds the experts.
+    """
+
+    current: "Observed"
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        _Observer.current = self
-        self.model, self.seen = model, Observed()
-        self.stack: list[str] = [""]
+        Observed.current = self
+        self.model, self.attended = model, list[Attended]()
+        self.calls: dict[str, float] = defaultdict(float)
+        self.chosen: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.experts: dict[str, set[int]] = defaultdict(set)
+        self.stack = [""]
         self.products: list[tuple[str, int, tuple[int, int, int]]] = []
         self.scores: dict[str, set[int]] = defaultdict(set)
 
@@ -123,7 +99,7 @@ class _Observer(TorchDispatchMode):
 
         def enter(*_: Any) -> None:
             self.stack.append(name)
-            self.seen.calls[name] += 1 if torch.is_grad_enabled() else 1 / 3
+            self.calls[name] += 1 if torch.is_grad_enabled() else 1 / 3
 
         return enter
 
@@ -134,7 +110,7 @@ class _Observer(TorchDispatchMode):
     def attend(self, module: Any, query: torch.Tensor, value: torch.Tensor, window: int | None) -> None:
         """Note the attention of queries and values, each of shape (batch, heads, length, head size)."""
         width = query.shape[1] * (query.shape[-1] + value.shape[-1]) / 2
-        self.seen.attended.append(Attended(self.stack[-1], width, window or _window(module, self.model.config)))
+        self.attended.append(Attended(self.stack[-1], width, window or _window(module, self.model.config)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
@@ -148,14 +124,14 @@ class _Observer(TorchDispatchMode):
                 self.scores[name].add(args[0].shape[-1])
         elif func is aten.topk.default:
             for name in self.stack:
-                self.seen.chosen[name].append((args[0].shape[-1], args[1]))
+                self.chosen[name].append((args[0].shape[-1], args[1]))
         elif "scaled_dot_product" in func.name() and "backward" not in func.name():
             query, _, value = args[:3]
             self.attend(self.model.get_submodule(self.stack[-1]), query, value, None)
         return out
 
-    def found(self) -> Observed:
-        """Return what the pass did, with the attention that modules compute by products of their own."""
+    def attend_products(self) -> None:
+        """Note the attention that modules compute by products of their own."""
         widths: dict[str, float] = defaultdict(float)
         for name, batch, (rows, inner, columns) in self.products:
             keys = {size - more for size in self.scores[name] for more in (0, 1)}  # a sink is one more column
@@ -165,8 +141,33 @@ class _Observer(TorchDispatchMode):
                 widths[name] += batch * columns / 2
         for name, width in widths.items():
             window = _window(self.model.get_submodule(name), self.model.config)
-            self.seen.attended.append(Attended(name, width, window))
-        return self.seen
+            self.attended.append(Attended(name, width, window))
+
+
+def observe(model: Any, experts: Mapping[str, nn.Module], masked: bool = False) -> Observed:
+    """Return what a model on the meta device does in a forward pass of one sequence; it cannot be used afterwards.
+
+    Parameters
+    ----------
+    experts
+        Modules that hold experts, by name.
+    masked
+        Whether to let attention compute its products, with a mask, which some models need.
+    """
+    seen = Observed(model)
+    for config in {id(one): one for one in map(_config, model.modules()) if one is not None}.values():
+        config._experts_implementation = NAME
+        if not masked:
+            config._attn_implementation = NAME
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(seen.entering(name))
+        module.register_forward_hook(seen.leave, always_call=True)
+        if name in experts and _config(module) is None:
+            module.forward = functools.partial(_zeros, module)
+    with _Ones(), seen, torch.enable_grad():
+        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long, device="meta"), use_cache=False)
+    seen.attend_products()
+    return seen
 
 
 _PRODUCTS = {aten.bmm.default, aten.baddbmm.default}
@@ -185,13 +186,13 @@ def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
     if key.shape[2] != query.shape[2]:
-        raise ValueError(f"{_Observer.current.stack[-1]} attends to {key.shape[2]} keys of {query.shape[2]} tokens")
-    _Observer.current.attend(module, query, value, options.get("sliding_window"))
+        raise ValueError(f"{Observed.current.stack[-1]} attends to {key.shape[2]} keys of {query.shape[2]} tokens")
+    Observed.current.attend(module, query, value, options.get("sliding_window"))
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
 def _experts(module: Any, hidden: torch.Tensor, index: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    _Observer.current.seen.experts[_Observer.current.stack[-1]].add(index.shape[-1])
+    Observed.current.experts[Observed.current.stack[-1]].add(index.shape[-1])
     return torch.zeros_like(hidden)
 
 
@@ -210,6 +211,94 @@ def _kind(module: Any, config: Any) -> str | None:
     number = getattr(module, "layer_idx", getattr(module, "layer_id", None))
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     return kinds[number] if kinds and isinstance(number, int) and number < len(kinds) else None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts that a module holds.
+
+    Attributes
+    ----------
+    number, chosen
+        All of them, and those that work on one token.
+    stacked
+        Whether their weights are parameters of the module itself, whose first dimension is the expert.
+    """
+
+    number: int
+    chosen: int
+    stacked: bool
+
+
+def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that hold routed experts, by name."""
+    found = {}
+    for name, module in model.named_modules():
+        if _EXPERTS.search(f"{name}.{type(module).__name__}") and not _SHARED.search(name) and _number(module):
+            found[name] = module
+    return found
+
+
+def _number(module: nn.Module) -> int:
+    """Return the experts that a module holds, stacked or one by one; 0 if it holds none."""
+    if stacked := _stacked(module):
+        return max(stacked)
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        alike = len({type(one) for one in module.children()}) == 1
+        return len(module) if alike and len(module) > 1 else 0
+    flat = getattr(module, "num_experts", 0)  # DBRX: (experts x width, hidden)
+    return flat if type(module).__name__.endswith("Experts") and isinstance(flat, int) else 0
+
+
+def _stacked(module: nn.Module) -> set[int]:
+    return {one.shape[0] for one in module.parameters(recurse=False) if one.dim() >= 3}
+
+
+def chosen_experts(model: Any, held: Mapping[str, nn.Module], seen: Observed) -> dict[str, Experts]:
+    """Return how many of the experts of each module work on one token.
+
+    Parameters
+    ----------
+    held
+        What `expert_modules` returned.
+    seen
+        A pass of the model.
+
+    Raises
+    ------
+    ValueError
+        If a number is not certain.
+    """
+    if not held:
+        for name, module in model.named_modules():
+            if _ROUTED.search(f"{name}.{type(module).__name__}") and not _SHARED.search(name):
+                raise ValueError(f"{name} looks like a mixture of experts, but no experts were found")
+    return {name: _chosen(model, name, module, seen) for name, module in held.items()}
+
+
+def _chosen(model: Any, name: str, module: nn.Module, seen: Observed) -> Experts:
+    """Return the experts of a module; a token has those that the router took, or else those that are configured."""
+    number, parent, stacked = _number(module), name.rpartition(".")[0], _stacked(module)
+    if len(stacked) > 1:
+        raise ValueError(f"some of the {number} experts of {name} have no weights of their own")
+    taken = {kept for of, kept in seen.chosen.get(parent, []) if of == number}
+    found = seen.experts.get(name) or taken or _configured(model, parent)
+    if len(found) != 1 or not 1 <= min(found) <= number:
+        raise ValueError(f"it is not certain how many of the {number} experts of {name} work on a token")
+    return Experts(number, min(found), bool(stacked))
+
+
+def _configured(model: Any, parent: str) -> set[int]:
+    """Return the numbers of chosen experts that a router beside the experts, or else the configuration, names."""
+    block = model.get_submodule(parent)
+    of_modules = {value for one in (block, *block.children()) for value in _numbers(vars(one))}
+    return of_modules or set(_numbers(model.config.to_dict()))
+
+
+def _numbers(named: Mapping[str, Any]) -> Iterator[int]:
+    for name, value in named.items():
+        if _CHOSEN.fullmatch(name) and isinstance(value, int) and not isinstance(value, bool):
+            yield value
 
 
 AttentionInterface.register(NAME, _attention)

@@ -20,8 +20,9 @@ from dsnb.train import parallel, verify_engine
 from dsnb.train.causal_loss import causal_loss, with_loss
 from dsnb.train.compiling import begin_graphs, compile_model, compile_options, separate_caches
 from dsnb.train.model import build_part
-from dsnb.train.model_parts import blocks, count_parameters
-from dsnb.train.trainer import Section, client_optimizer, no_section
+from dsnb.train.model_parts import blocks
+from dsnb.train.torch_trainer import make_optimizer
+from dsnb.train.trainer import Trainer
 
 GATHERING_STREAM = "_DeepSpeedZeRoOffload__allgather_stream"
 """The attribute of ZeRO 3's parameter offload that holds its stream; None on a CPU."""
@@ -39,8 +40,8 @@ SECTIONS = {
 }
 
 
-class DeepSpeedTrainer:
-    """Trains with ZeRO, offload and tensor parallelism.
+class EngineTrainer(Trainer):
+    """Trains with an engine of DeepSpeed.
 
     Raises
     ------
@@ -48,19 +49,44 @@ class DeepSpeedTrainer:
         If DeepSpeed built an engine that differs from the settings.
     """
 
+    engine: Any
+
+    def make_engine(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> None:
+        """Build the engine for a model or a pipeline, before its first step."""
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        own_optimizer = self.experiment.optimizer == "adafactor"  # DeepSpeed has none
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=trainable,
+            optimizer=make_optimizer(self.experiment, trainable) if own_optimizer else None,
+            config=ds_config,
+        )
+        undo_first_step(self.engine.optimizer)
+        self.module, self.optimizer = self.engine.module, self.engine.optimizer
+
+    def grad_norm(self) -> torch.Tensor | float | None:
+        """Return the gradient norm of the last step; ZeRO 0 with fp32 weights computes it only for clipping."""
+        norm = self.engine.get_global_grad_norm()
+        on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"  # a norm in host memory needs no wait
+        return norm if norm is None or on_device else float(norm)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the engine is made of."""
+        return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
+
+
+class DeepSpeedTrainer(EngineTrainer):
+    """Trains with ZeRO, offload and tensor parallelism."""
+
     def __init__(self, experiment: Experiment, model: Any, ds_config: dict[str, Any]) -> None:
-        self.config = model.config
-        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
-        self.section: Section = no_section
-        self.experiment = experiment
+        super().__init__(experiment, model)
         whole = with_loss(experiment, model)
         if experiment.zero_stage == 3 and gathers_blocks(experiment.model_dump()):
             set_z3_leaf_modules(whole, [type(blocks(whole)[0])])
         outside = compiles_outside(experiment)
         if not outside:
             compile_model(experiment, whole)
-        self.engine = make_engine(experiment, whole, ds_config)
-        self.module, self.optimizer = self.engine.module, self.engine.optimizer
+        self.make_engine(whole, ds_config)
         if outside:
             separate_caches(experiment)
             self.engine.compile(compile_kwargs=compile_options(experiment))
@@ -87,46 +113,34 @@ class DeepSpeedTrainer:
             with self.section("forward"):
                 loss = self.engine(ids)
             with self.section("backward"), without_reduction(self.experiment, self.engine):
-                backward(self.engine, loss)
+                scale_loss(self.engine, loss)
+                self.engine.backward(loss)
             with self.section("optimizer"):
                 self.engine.step()
             total += loss.detach()
         return total / len(micro_batches), self._skipped_steps() > skipped_before
 
-    def grad_norm(self) -> torch.Tensor | float | None:
-        """Return the gradient norm of the last step; ZeRO 0 with fp32 weights computes it only for clipping."""
-        return engine_grad_norm(self.engine)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the engine is made of."""
-        return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
-
-
-class PipelineTrainer:
+class PipelineTrainer(EngineTrainer):
     """Trains pipeline stages, with data-parallel and tensor-parallel ranks inside each.
 
     Raises
     ------
     ValueError
         If pipelines are not tested for the model's family, or its blocks cannot be divided evenly.
-    RuntimeError
-        If DeepSpeed built an engine that differs from the settings.
     """
 
     def __init__(self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device) -> None:
-        self.section: Section = no_section
         topology = PipeModelDataParallelTopology(
             num_pp=experiment.pipeline_parallel, num_dp=experiment.data_parallel, num_mp=experiment.tensor_parallel
         )
         model, path = build_stage(experiment, topology.get_coord(deepspeed.comm.get_rank()).pipe, device)
-        self.config = model.config
-        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
+        super().__init__(experiment, model)
         pipeline = PipelineModule(parallel.layers(model, path), topology=topology, partition_method="type:Block")
         if experiment.tensor_parallel > 1:
             rules = ds_config["tensor_parallel"]["partition_config"]
             parallel.split_stage(experiment, pipeline, self.config, rules)
-        self.engine = make_engine(experiment, pipeline, ds_config)
-        self.module, self.optimizer = self.engine.module, self.engine.optimizer
+        self.make_engine(pipeline, ds_config)
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
             command: self._marked(run, SECTIONS.get(command)) for command, run in self.engine._INSTRUCTION_MAP.items()
@@ -155,14 +169,6 @@ class PipelineTrainer:
         skipped_before = self.engine.skipped_steps
         loss = self.engine.train_batch(iter([(ids, ids) for ids in micro_batches]))
         return loss, self.engine.skipped_steps > skipped_before
-
-    def grad_norm(self) -> torch.Tensor | float | None:
-        """Return the gradient norm of the last step, if the engine computed it."""
-        return engine_grad_norm(self.engine)
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the engine is made of."""
-        return {**verify_engine.describe(self.engine), "attention": self.config._attn_implementation}
 
 
 def build_stage(experiment: Experiment, stage: int, device: torch.device) -> tuple[Any, parallel.ForwardTrace]:
@@ -209,26 +215,6 @@ def without_reduction(experiment: Experiment, engine: Any) -> AbstractContextMan
     return engine.no_sync() if alone else nullcontext()
 
 
-def make_engine(experiment: Experiment, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
-    """Return DeepSpeed's engine for a model or a pipeline, before its first step."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=trainable,
-        optimizer=client_optimizer(experiment, trainable),
-        config=ds_config,
-    )
-    undo_first_step(engine.optimizer)
-    return engine
-
-
-def engine_grad_norm(engine: Any) -> torch.Tensor | float | None:
-    """Return the norm that DeepSpeed's engine has computed already; None if it has not."""
-    norm = engine.get_global_grad_norm()
-    on_device = isinstance(norm, torch.Tensor) and norm.device.type != "cpu"  # a norm in host memory needs no wait
-    return norm if norm is None or on_device else float(norm)
-
-
 @torch.no_grad()
 def undo_first_step(optimizer: Any) -> None:
     """Undo the step that DeepSpeed's ZeRO-0 optimizers for fp16 and bf16 take while they are built.
@@ -247,12 +233,6 @@ def undo_first_step(optimizer: Any) -> None:
     optimizer.optimizer.state.clear()
     for master, half in pairs:
         master.data.copy_(half.data)
-
-
-def backward(engine: Any, loss: torch.Tensor) -> None:
-    """Run the backward pass, with the loss scaled if the optimizer unscales the gradients."""
-    scale_loss(engine, loss)
-    engine.backward(loss)
 
 
 def scale_loss(engine: Any, loss: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ data. With ZeRO 3, FSDP and tensor parallelism ranks wait for each other in it t
 one is slow (`dsnb.analysis.hosts`).
 """
 
+import contextlib
 import math
 import os
 import re
@@ -26,13 +27,10 @@ from dsnb.system.hardware import GIB
 _PROCESS = Path("/proc/self")
 
 
-def reset_host_peak() -> bool:
-    """Reset the peak memory of this process; return False if the system does not allow it."""
-    try:
+def reset_host_peak() -> None:
+    """Reset the peak memory of this process, if the system allows it."""
+    with contextlib.suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def host_peak_gib() -> float | None:

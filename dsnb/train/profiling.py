@@ -4,18 +4,20 @@ All ranks train the same steps, because collectives need them all; rank 0 writes
 and a profiler that fails is reported in `profile.json` and on the console: a profile never fails a run.
 """
 
+import gzip
 import os
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import deepspeed
+import orjson
 import torch
 from torch import profiler
 
@@ -23,10 +25,9 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
-from dsnb.train import traces
 from dsnb.train.failure import BestEffort, one_line
 from dsnb.train.meter import clock_of
-from dsnb.train.trainer import Batches, Trainer, no_section
+from dsnb.train.trainer import Trainer, no_section
 
 CUT_OFF = "the profile was cut off before it was measured"
 MAX_S, MAX_STEPS = 60.0, 30
@@ -37,10 +38,12 @@ PARTS = ("forward", "backward", "optimizer")
 HANDOVER = "communication"
 """The part of a pipeline step in which stages exchange activations, gradients and losses, and wait for each other."""
 STEPS = 3
+MicroBatches = Sequence[torch.Tensor]
+Interval = tuple[float, float]
 
 
 @contextmanager
-def time_limited(experiment: Experiment, launched_at: float, step_s: float) -> Iterator[None]:
+def time_limited(experiment: Experiment, step_s: float) -> Iterator[None]:
     """End this rank successfully if profiling takes too long: its record is written already.
 
     Without a profile there is no limit.
@@ -48,7 +51,7 @@ def time_limited(experiment: Experiment, launched_at: float, step_s: float) -> I
     if not experiment.profile:
         yield
         return
-    left_s = launched_at + experiment.time_limit_s - RESERVE_S - launch_clock.now_s()
+    left_s = experiment.time_limit_s - RESERVE_S - launch_clock.since_launch_s()
     timer = threading.Timer(max(1.0, min(MAX_S + MAX_STEPS * step_s, left_s)), _give_up)
     timer.daemon = True
     timer.start()
@@ -73,14 +76,12 @@ class Profile:
         The run's folder.
     writes
         Whether this rank writes files.
-    launched_at
-        When the run was launched, on the clock of `dsnb.system.launch_clock`: the origin of `from_s` and `ended_s`.
     """
 
-    def __init__(self, run: RunPaths, writes: bool, launched_at: float) -> None:
-        self.run, self.writes, self._launched_at = run, writes, launched_at
+    def __init__(self, run: RunPaths, writes: bool) -> None:
+        self.run, self.writes = run, writes
         self.missing = dict.fromkeys(("split", "trace", "communication"), CUT_OFF)
-        self.figures: dict[str, Any] = {"from_s": launch_clock.now_s() - launched_at}
+        self.figures: dict[str, Any] = {"from_s": launch_clock.since_launch_s()}
         self.save()
 
     def save(self) -> None:
@@ -97,46 +98,36 @@ class Profile:
                 print(f"dsnb: no {part} in the profile: {why}", flush=True)
         self.save()
 
-    def end(self) -> None:
-        """Record the end."""
-        self.figures["ended_s"] = launch_clock.now_s() - self._launched_at
-        self.save()
 
-
-def profile(
-    run: RunPaths,
-    trainer: Trainer,
-    batches: Callable[[], Sequence[torch.Tensor]],
-    device: torch.device,
-    launched_at: float,
-) -> None:
+def profile(run: RunPaths, trainer: Trainer, micro_batches: MicroBatches, device: torch.device) -> None:
     """Train a few more steps under the profilers and write the results.
 
     Parameters
     ----------
-    batches
-        Returns this rank's micro-batches of the next step.
+    micro_batches
+        Those of this rank in each of the steps.
 
     Notes
     -----
     A step that fails on any rank ends the profile: the other ranks may be in any collective.
     """
-    report = Profile(run, deepspeed.comm.get_rank() == 0, launched_at)
+    report = Profile(run, deepspeed.comm.get_rank() == 0)
     clock = clock_of(device)
     try:
-        parts = time_parts(trainer, batches, clock.synchronize, deepspeed.comm.barrier)
+        parts = time_parts(trainer, micro_batches, clock.synchronize, deepspeed.comm.barrier)
         report.figures |= parts
         absent = [name for name in PARTS if parts[f"{name}_s"] is None]
         report.finish_part("split", f"the strategy does not mark its {', '.join(absent)}" if absent else None)
         path = run.trace if report.writes else None
-        why = trace_step(trainer, batches, clock.synchronize, deepspeed.comm.barrier, device, path)
+        why = trace_step(trainer, micro_batches, clock.synchronize, deepspeed.comm.barrier, device, path)
         report.finish_part("trace", why)
         if path:
             report.finish_part("communication", _communication(report, device, why))
     except Exception as error:
         for part in [part for part, why in report.missing.items() if why == CUT_OFF]:
             report.finish_part(part, one_line(error))
-    report.end()
+    report.figures["ended_s"] = launch_clock.since_launch_s()
+    report.save()
 
 
 def _communication(report: Profile, device: torch.device, no_trace: str | None) -> str | None:
@@ -146,15 +137,15 @@ def _communication(report: Profile, device: torch.device, no_trace: str | None) 
     if no_trace is not None:
         return "there is no trace"
     attempt = BestEffort()
-    events: Any = attempt(traces.read, report.run.trace)
-    read = attempt(traces.communication_s, events, device.type)
-    report.figures["traced_step_s"] = attempt(traces.step_s, events)
+    events: Any = attempt(read_events, report.run.trace)
+    read = attempt(communication_s, events, device.type)
+    report.figures["traced_step_s"] = attempt(step_s, events)
     report.figures["communication_s"], report.figures["exposed_communication_s"] = read or (None, None)
     return "the trace shows no collective" if attempt.why is None and read == (None, None) else attempt.why
 
 
 def time_parts(
-    trainer: Trainer, batches: Batches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
+    trainer: Trainer, micro_batches: MicroBatches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float | None]:
     """Time the parts of a few steps, and return those of the step with the median time.
 
@@ -166,14 +157,14 @@ def time_parts(
         `forward_s`, `backward_s`, `optimizer_s`, summed over micro-batches, and `step_s`, on this rank; None for a
         part that the trainer does not mark. For a pipeline also `handover_s`, the exchange between stages.
     """
-    timed = [_timed_step(trainer, batches(), synchronize, barrier) for _ in range(STEPS)]
+    timed = [_timed_step(trainer, micro_batches, synchronize, barrier) for _ in range(STEPS)]
     middle = sorted(timed, key=lambda step: step["step"])[STEPS // 2]
     handover = {"handover_s": middle[HANDOVER]} if HANDOVER in middle else {}
     return {f"{name}_s": middle.get(name) for name in (*PARTS, "step")} | handover
 
 
 def _timed_step(
-    trainer: Trainer, micro_batches: Sequence[torch.Tensor], synchronize: Callable[[], Any], barrier: Callable[[], Any]
+    trainer: Trainer, micro_batches: MicroBatches, synchronize: Callable[[], Any], barrier: Callable[[], Any]
 ) -> dict[str, float]:
     """Train a step and return the seconds of each part; the device is idle before and after each."""
     seconds: dict[str, float] = defaultdict(float)
@@ -199,7 +190,7 @@ def _timed_step(
 
 def trace_step(
     trainer: Trainer,
-    batches: Batches,
+    micro_batches: MicroBatches,
     synchronize: Callable[[], Any],
     barrier: Callable[[], Any],
     device: torch.device,
@@ -223,8 +214,7 @@ def trace_step(
     recorder: Any = attempt(_started, device)
     trainer.section = profiler.record_function
     try:
-        trainer.step(batches())
-        micro_batches = batches()
+        trainer.step(micro_batches)
         synchronize()
         barrier()
         synchronize()  # a barrier is a collective that must not be in the trace
@@ -251,3 +241,67 @@ def _started(device: torch.device) -> Any:
     )
     recorder.start()
     return recorder
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return the length of the union of intervals (begin, end): overlaps count once."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def length_outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> float:
+    """Return the length of `intervals` that no interval of `others` covers."""
+    return length([*intervals, *others]) - length(others)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Read the events of a trace in Chrome's format, gzipped."""
+    return list(orjson.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
+
+
+def communication_s(events: Iterable[dict[str, Any]], device: str) -> tuple[float | None, float | None]:
+    """Return how long collectives ran, and for how much of that time no other kernel ran.
+
+    Parameters
+    ----------
+    events
+        Events of one rank's trace of one step.
+    device
+        `cuda`: NCCL's kernels, including the time in which they wait for other ranks. `cpu`: gloo's operations, from
+        when its threads start them.
+
+    Returns
+    -------
+    tuple
+        Seconds of the union of all collectives, None if the trace shows none; and the seconds of it that no other
+        kernel overlaps, None on a CPU, where the trace does not show when an operation really has a core.
+    """
+    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    if device == "cuda":
+        kernels = [event for event in spans if event.get("cat") == "kernel"]
+        collectives = [_interval_s(event) for event in kernels if _is_nccl(event)]
+        computing = [_interval_s(event) for event in kernels if not _is_nccl(event)]
+    else:
+        collectives = [_interval_s(event) for event in spans if str(event.get("name")).startswith("gloo:")]
+    if not collectives:
+        return None, None
+    return length(collectives), length_outside(collectives, computing) if device == "cuda" else None
+
+
+def step_s(events: Iterable[dict[str, Any]]) -> float | None:
+    """Return how long the traced step took, including the overhead of tracing; None if the trace does not mark it."""
+    annotations = [event for event in events if event.get("cat") == "user_annotation"]
+    steps = [_interval_s(event) for event in annotations if event["name"].startswith("ProfilerStep#")]
+    return length(steps) if steps else None
+
+
+def _is_nccl(event: dict[str, Any]) -> bool:
+    return "nccl" in str(event.get("name")).lower()
+
+
+def _interval_s(event: dict[str, Any]) -> Interval:
+    """Return the interval of an event; traces are in microseconds."""
+    return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 from dsnb.formulas import metrics
 from dsnb.settings.experiment import Experiment
 from dsnb.train import model as model_builder
-from dsnb.train.empty_pass import Attended, Observed, observe
-from dsnb.train.experts import Experts, chosen_experts, expert_modules
+from dsnb.train.empty_pass import Attended, Experts, Observed, chosen_experts, expert_modules, observe
 from dsnb.train.model_parts import blocks
 
 _SELECTS = re.compile(r"(Indexer|Compressor)$")
@@ -65,19 +64,18 @@ def count(experiment: Experiment) -> dict[str, Any]:
 
 def _observed(experiment: Experiment) -> tuple[Any, dict[str, nn.Module], Observed]:
     """Return a copy of the model, the modules in it that hold experts, and what a pass of it does."""
-    for masked in (False, True):
+    model = build(experiment)
+    if odd := next((name for name, one in model.named_modules() if _SELECTS.search(type(one).__name__)), None):
+        raise ValueError(f"{odd} chooses the keys that attention sees")
+    held = expert_modules(model)
+    if adapted := next((name for name in held if name.endswith(".base_layer")), None):
+        raise ValueError(f"peft computes the adapters of all experts of {adapted}, whatever a token chooses")
+    try:
+        return model, held, observe(model, held)
+    except Exception:  # some models need a mask; what was observed cannot be used again
         model = build(experiment)
-        if odd := next((name for name, one in model.named_modules() if _SELECTS.search(type(one).__name__)), None):
-            raise ValueError(f"{odd} chooses the keys that attention sees")
         held = expert_modules(model)
-        if adapted := next((name for name in held if name.endswith(".base_layer")), None):
-            raise ValueError(f"peft computes the adapters of all experts of {adapted}, whatever a token chooses")
-        try:
-            return model, held, observe(model, held, masked)
-        except Exception:
-            if masked:
-                raise
-    raise AssertionError
+        return model, held, observe(model, held, True)
 
 
 def build(experiment: Experiment) -> Any:

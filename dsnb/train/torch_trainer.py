@@ -1,6 +1,6 @@
 """Baselines without DeepSpeed: torch's DDP and FSDP2, and one plain process, with the same model, data and meter."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,38 +14,33 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import ADAMW
 from dsnb.train.causal_loss import CausalLoss, with_loss
 from dsnb.train.compiling import begin_graphs, compile_model
 from dsnb.train.model import DTYPES
-from dsnb.train.model_parts import blocks, count_parameters
-from dsnb.train.trainer import Section, make_optimizer, no_section
+from dsnb.train.model_parts import blocks
+from dsnb.train.trainer import Trainer
 
 ONE_BUCKET_MIB = 1 << 20
 """With several buckets, gloo confuses PowerSGD's messages and aborts the process."""
 
 
-class TorchTrainer:
+class TorchTrainer(Trainer):
     """A training loop of torch alone: over DDP, over FSDP2, or over the model itself."""
 
     def __init__(self, experiment: Experiment, model: Any, device: torch.device) -> None:
-        self.experiment, self.device = experiment, device
-        self.config = model.config
-        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
-        self.section: Section = no_section
-        self.module: nn.Module = with_loss(experiment, model)
-        wrap = {"plain": self._plain, "ddp": self._ddp, "fsdp": self._fsdp}[experiment.strategy]
-        self.wrapped: Any = wrap(self.module)
+        super().__init__(experiment, model)
+        self.device = device
+        self.module = whole = with_loss(experiment, model)
+        compile_model(experiment, whole)
+        wrap = {"plain": lambda model: model, "ddp": self._ddp, "fsdp": self._fsdp}[experiment.strategy]
+        self.wrapped: Any = wrap(whole)
         self.trainable = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(experiment, self.trainable)
         self._norm: torch.Tensor | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=experiment.precision == "fp16")
 
-    def _plain(self, model: CausalLoss) -> CausalLoss:
-        compile_model(self.experiment, model)
-        return model
-
     def _ddp(self, model: CausalLoss) -> nn.Module:
-        compile_model(self.experiment, model)
         devices = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=self._bucket_mib()
@@ -69,11 +64,9 @@ class TorchTrainer:
         return self.experiment.bucket_elements * 4 / 2**20 or None
 
     def _fsdp(self, model: CausalLoss) -> Any:
-        mesh = init_device_mesh(self.device.type, (self.experiment.gpus,))
-        how: dict[str, Any] = {"mesh": mesh}
+        how: dict[str, Any] = {"mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))}
         if self.experiment.precision == "bf16" and self.experiment.mixed_precision == "native":
             how["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        compile_model(self.experiment, model)
         for block in blocks(model):
             fully_shard(block, **how)
         return fully_shard(model, **how)
@@ -83,24 +76,22 @@ class TorchTrainer:
         total = torch.zeros((), device=self.device)
         begin_graphs(self.experiment)
         for number, ids in enumerate(micro_batches, start=1):
-            with self._sending(number == len(micro_batches)):
-                with self.section("forward"), self._autocast():
-                    loss = self.wrapped(ids)
-                with self.section("backward"):
-                    self.scaler.scale(loss / len(micro_batches)).backward()
+            self._synchronize_gradients(number == len(micro_batches))
+            with self.section("forward"), self._autocast():
+                loss = self.wrapped(ids)
+            with self.section("backward"):
+                self.scaler.scale(loss / len(micro_batches)).backward()
             total += loss.detach()
         with self.section("optimizer"):
             skipped = self._update()
         return total / len(micro_batches), skipped
 
-    def _sending(self, last: bool) -> AbstractContextManager[Any]:
-        """Return a context that synchronizes gradients with the last micro-batch only."""
-        if self.experiment.strategy == "plain":
-            return nullcontext()
-        if isinstance(self.wrapped, DistributedDataParallel):
-            return nullcontext() if last else self.wrapped.no_sync()
-        self.wrapped.set_requires_gradient_sync(last)
-        return nullcontext()
+    def _synchronize_gradients(self, last: bool) -> None:
+        """Let the next backward pass synchronize gradients if its micro-batch is the last one."""
+        if self.experiment.strategy == "ddp":
+            self.wrapped.require_backward_grad_sync = last  # as DDP's `no_sync` does
+        elif self.experiment.strategy == "fsdp":
+            self.wrapped.set_requires_gradient_sync(last)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         half = DTYPES[self.experiment.precision]
@@ -113,9 +104,8 @@ class TorchTrainer:
         if self.experiment.gradient_clipping:
             self.scaler.unscale_(self.optimizer)
             norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
-            self._norm = (
-                None if isinstance(norm, DTensor) else norm
-            )  # FSDP's is a distributed tensor: reading it would cost a reduction
+            if not isinstance(norm, DTensor):  # FSDP's is one: reading it would cost a reduction
+                self._norm = norm
         self.scaler.step(self.optimizer)
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         self.scaler.update()
@@ -136,3 +126,11 @@ class TorchTrainer:
             "attention": self.config._attn_implementation,
             "communication": torch.distributed.get_world_size() > 1 and torch.distributed.get_backend(),
         }
+
+
+def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return torch's own optimizer for the settings."""
+    if experiment.optimizer == "adafactor":
+        return torch.optim.Adafactor(parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"])
+    fused = experiment.device == "cuda"
+    return torch.optim.AdamW(parameters, lr=experiment.learning_rate, fused=fused, **ADAMW)

@@ -1,18 +1,16 @@
-"""The interface of all strategies to the worker: a model with its optimizer."""
+"""What the worker sees of every strategy: a model with its optimizer."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import ADAMW
+from dsnb.train.model_parts import count_parameters
 
 Section = Callable[[str], AbstractContextManager[Any]]
 """Marks a part of a step: `forward`, `backward`, `communication` or `optimizer`."""
-Batches = Callable[[], Sequence[torch.Tensor]]
-"""Returns the micro-batches of the next step."""
 
 
 def no_section(name: str) -> AbstractContextManager[None]:
@@ -20,14 +18,19 @@ def no_section(name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class Trainer(Protocol):
+class Trainer:
     """A model with its optimizer, ready to train.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers, or peft's wrapper of one.
 
     Attributes
     ----------
     config
         Transformers' configuration of the whole model.
-    parameters, trainable_parameters
+    parameters, trainable_parameters, block_parameters
         Counts over all ranks that share the model; tied parameters count once.
     section
         Marks the parts of a step.
@@ -35,17 +38,15 @@ class Trainer(Protocol):
         The model as this rank has it.
     optimizer
         The optimizer, DeepSpeed's or torch's.
-    block_parameters
-        Count of the parameters in transformer blocks.
     """
 
-    config: Any
     module: torch.nn.Module
     optimizer: Any
-    parameters: int
-    trainable_parameters: int
-    block_parameters: int
-    section: Section
+
+    def __init__(self, experiment: Experiment, model: Any) -> None:
+        self.experiment, self.config = experiment, model.config
+        self.parameters, self.trainable_parameters, self.block_parameters = count_parameters(model)
+        self.section: Section = no_section
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
         """Train one optimizer step.
@@ -60,22 +61,12 @@ class Trainer(Protocol):
         tuple
             The mean loss over the micro-batches, shape (), still on the device, and whether the update was skipped.
         """
+        raise NotImplementedError
 
     def grad_norm(self) -> torch.Tensor | float | None:
-        """Return the gradient norm of the last step if the engine computed it; a tensor may be on the device."""
+        """Return the gradient norm of the last step if it was computed; a tensor may be on the device."""
+        raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
         """Return what was actually built, for the record."""
-
-
-def make_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer for training without DeepSpeed."""
-    if experiment.optimizer == "adafactor":
-        return torch.optim.Adafactor(parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"])
-    fused = experiment.device == "cuda"
-    return torch.optim.AdamW(parameters, lr=experiment.learning_rate, fused=fused, **ADAMW)
-
-
-def client_optimizer(experiment: Experiment, parameters: Iterable[torch.nn.Parameter]) -> Any:
-    """Return the optimizer to pass to DeepSpeed; None if DeepSpeed builds its own."""
-    return make_optimizer(experiment, parameters) if experiment.optimizer == "adafactor" else None
+        raise NotImplementedError

@@ -11,6 +11,9 @@ from typing import Any
 import deepspeed
 import torch
 
+from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import ADAMW
+
 SAMPLED = 4096
 """Number of weights compared per tensor, evenly spaced; they are kept in host memory."""
 ROUNDING = 2e-7
@@ -38,22 +41,23 @@ class WeightWatch:
         self._tensors = list(optimized_tensors(optimizer))
         self._before = self._sample()
 
-    def update_rms(self, decay: float, device: torch.device) -> tuple[float | None, float]:
+    def changes(self, experiment: Experiment, updates: int, device: torch.device) -> dict[str, Any]:
         """Return how much the weights changed, over all ranks; every rank must call this.
 
         Parameters
         ----------
-        decay
-            The factor that weight decay alone has applied to each weight.
+        updates
+            Number of optimizer steps that were not skipped.
         device
             The device of the collectives.
 
         Returns
         -------
-        tuple
-            Root mean square of the sampled weights' change beyond weight decay, None if no rank holds its weights in
-            memory (offload to NVMe); and root mean square of the weights themselves.
+        dict
+            `update_rms`, the root mean square of the sampled weights' change beyond weight decay, and `weights_moved`,
+            whether it is more than rounding errors; None if no rank holds its weights in memory (offload to NVMe).
         """
+        decay = (1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates
         sums = torch.zeros(3, dtype=torch.float64)
         for before, after in zip(self._before, self._sample(), strict=True):
             changed = after - before * decay
@@ -62,8 +66,12 @@ class WeightWatch:
         deepspeed.comm.all_reduce(sums)
         changed_squares, squares, count = sums.tolist()
         if not count:
-            return None, math.nan
-        return math.sqrt(changed_squares / count), math.sqrt(squares / count)
+            return {"update_rms": None, "weights_moved": None}
+        update_rms, weights_rms = math.sqrt(changed_squares / count), math.sqrt(squares / count)
+        return {
+            "update_rms": update_rms,
+            "weights_moved": not update_rms <= ROUNDING * weights_rms * math.sqrt(updates),
+        }
 
     def _sample(self) -> list[torch.Tensor]:
         samples = []
@@ -71,11 +79,6 @@ class WeightWatch:
             flat = tensor.detach().flatten()
             samples.append(flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.float64))
         return samples
-
-
-def is_unmoved(update_rms: float, weights_rms: float, updates: int) -> bool:
-    """Return whether the weights changed by no more than rounding errors over `updates` updates."""
-    return update_rms <= ROUNDING * weights_rms * math.sqrt(updates)
 
 
 def optimized_tensors(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -8,9 +8,10 @@ import gc
 import math
 import os
 import resource
+import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -18,15 +19,16 @@ from typing import Any
 
 import deepspeed
 import torch
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import register_rendezvous_handler
 
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import ADAMW
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.system.nvml import POWER_COUNTER
-from dsnb.train import compiling, failure, over_ranks, profiling, rendezvous, token_work
+from dsnb.train import compiling, failure, over_ranks, profiling, token_work
 from dsnb.train.alibi import FLEX_NAME
 from dsnb.train.attention import KernelWatch
 from dsnb.train.data import Batches, batches
@@ -37,7 +39,7 @@ from dsnb.train.meter import Meter
 from dsnb.train.model import build
 from dsnb.train.torch_trainer import TorchTrainer
 from dsnb.train.trainer import Trainer, no_section
-from dsnb.train.updates import WeightWatch, is_unmoved
+from dsnb.train.updates import WeightWatch
 
 MAX_WAIT_S = 30 * 86400.0
 """Longest timeout of a collective: torch counts it in nanoseconds, and 300 years of them overflow."""
@@ -84,12 +86,12 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     phases_s = {"start": began - launch_clock.launched_at(), "build": built - began, **meter.wall_s}
     record = {**describe(trainer, device), **measured, "power_source": source, "phases_s": phases_s}
     if rank() == 0:
-        counted = {**record, "ended_s": launch_clock.since_launch_s(), **token_work.record(experiment)}
-        records.write_json(run.worker, counted)
-    with profiling.time_limited(experiment, launch_clock.launched_at(), phases_s["timed"] / experiment.steps):
+        record["ended_s"] = launch_clock.since_launch_s()
+        records.write_json(run.worker, record | token_work.record(experiment))
+    with profiling.time_limited(experiment, phases_s["timed"] / experiment.steps):
         if experiment.profile:
             last = experiment.warmup_steps + experiment.steps - 1
-            profiling.profile(run, trainer, lambda: data(last), device, launch_clock.launched_at())
+            profiling.profile(run, trainer, data(last), device)
         # DDP goes before its process group: the other way round, its destructor and gloo's thread wait for each other.
         del trainer
         gc.collect()
@@ -120,9 +122,7 @@ def train_steps(
     watch, kernel = WeightWatch(trainer.optimizer), KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
     over_ranks.reset_host_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
-    steps = experiment.warmup_steps + experiment.steps
-    updates = steps - meter.skipped_steps
-    update_rms, weights_rms = watch.update_rms(weight_decay(experiment, updates), device)
+    updates = experiment.warmup_steps + experiment.steps - meter.skipped_steps
     return {
         **over_ranks.peaks_of_ranks(meter.peak_gib, device),
         **over_ranks.skew_of_ranks(meter.times_s("timed"), meter.forwards_s("timed"), device),
@@ -131,8 +131,7 @@ def train_steps(
         "recompilations": compiled,
         "compiled_graphs": compiling.compiled_graphs() if experiment.compile != "off" else None,
         "graph_breaks": compiling.graph_breaks() if experiment.compile != "off" else None,
-        "update_rms": update_rms,
-        "weights_moved": None if update_rms is None else not is_unmoved(update_rms, weights_rms, updates),
+        **watch.changes(experiment, updates, device),
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
         "steps_from_s": min(began_s for began_s, _ in meter.span_s.values()),
@@ -205,7 +204,7 @@ def set_up(experiment: Experiment) -> torch.device:
     # DeepSpeed creates further groups without a timeout: each would wait half an hour for a dead rank.
     torch.distributed.new_group = functools.partial(torch.distributed.new_group, timeout=limit)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(backend, timeout=limit, init_method=rendezvous.INIT_METHOD)
+    deepspeed.init_distributed(backend, timeout=limit, init_method="dsnb://")
     return device
 
 
@@ -218,6 +217,23 @@ def make_trainer(experiment: Experiment, ds_config: dict[str, Any], device: torc
     return DeepSpeedTrainer(experiment, build(experiment, ds_config, device), ds_config)
 
 
+def join_store(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    """Join the store of torchrun, or one that rank 0 opens on MASTER_ADDR alone; a rendezvous handler for torch.
+
+    torch's own `env://` listens on all interfaces of the machine, and anybody who reaches the store can read and change
+    its content. For the ranks of one machine, which meet on the loopback interface, that exposed it to the network.
+    """
+    ranks, address, port = int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        yield PrefixStore("dsnb", TCPStore(address, port, ranks, False, timeout)), rank(), ranks
+        return
+    listener = socket.create_server((address, port), backlog=max(128, ranks)).detach() if rank() == 0 else None
+    yield TCPStore(address, port, ranks, rank() == 0, timeout, master_listen_fd=listener), rank(), ranks
+
+
+register_rendezvous_handler("dsnb", join_store)
+
+
 def limit_memory(experiment: Experiment, device: torch.device) -> None:
     """Apply `memory_limit_gib`: to torch's allocator on a GPU, to the whole process on a CPU."""
     if not experiment.memory_limit_gib:
@@ -228,11 +244,6 @@ def limit_memory(experiment: Experiment, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / whole), device)
     else:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def weight_decay(experiment: Experiment, updates: int) -> float:
-    """Return the factor that weight decay alone applies to a weight over `updates` updates."""
-    return float((1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates)
 
 
 def versions() -> dict[str, str | None]:

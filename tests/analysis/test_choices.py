@@ -3,8 +3,7 @@
 import pandas as pd
 
 import dsnb
-from dsnb.analysis.choices import choices, variants, varying, with_choices
-from dsnb.analysis.comparisons import effects
+from dsnb.analysis.choices import choices, single_changes, variants, varying, with_choices
 
 SHARED = pd.DataFrame(
     [
@@ -27,11 +26,9 @@ def test_how_a_training_is_shared_is_one_choice():
 
 def test_fsdp_to_zero_3_is_one_change():
     runs = dsnb.published("h200_memory").query("model == 'opt-1.3b' and lora_rank == 0")
-    names = varying(with_choices(runs))
     base = "opt-1.3b_fsdp_bf16_gpus2_bs8_sl1024_ga2"
     own = runs.assign(grad_accum_dtype="auto")
-    found = effects(own, base, names, ["tokens_per_s_per_gpu"])
-    assert ("FSDP", "ZeRO 3") in set(zip(found["before"], found["after"], strict=True))
+    assert ("FSDP", "ZeRO 3") in {(change["before"], change["after"]) for change in single_changes(own, base)}
 
 
 def test_what_belongs_to_the_measurement_is_no_choice():

@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dsnb.analysis.comparisons import COLUMNS, differences, effects
+import dsnb
+from dsnb.analysis.choices import single_changes
+from dsnb.analysis.comparisons import COLUMNS, differences
 from dsnb.analysis.intervals import MIN_RUNS
 from dsnb.analysis.texts import MINUS
 from dsnb.errors import SettingsError
@@ -175,7 +177,8 @@ def table(*rows):
             {"sweep": "s", "experiment": experiment, "repeat": repeat, "status": status, "zero_stage": stage,
              "precision": precision, "tokens_per_s_per_gpu": rate, "peak_allocated_gib": memory, "model": "m"}
         )  # fmt: skip
-    return pd.DataFrame(made, columns=RUN_COLUMNS).astype({"tokens_per_s_per_gpu": float, "peak_allocated_gib": float})
+    table = pd.DataFrame(made, columns=RUN_COLUMNS).assign(strategy="deepspeed")
+    return table.astype({"tokens_per_s_per_gpu": float, "peak_allocated_gib": float})
 
 
 RUNS = table(
@@ -191,22 +194,86 @@ RUNS = table(
 
 
 def test_one_change_alone_is_compared_and_ordered_by_axis_and_value():
-    found = effects(RUNS, "a", ["zero_stage", "precision"], ["tokens_per_s_per_gpu", "peak_allocated_gib"])
-    assert list(found["experiment"]) == ["c", "b", "d"]
-    assert list(zip(found["axis"], found["before"], found["after"], strict=True)) == [
-        ("zero_stage", 1, 0),
-        ("zero_stage", 1, 3),
-        ("precision", "bf16", "fp32"),
+    found = single_changes(RUNS, "a")
+    assert [(row["experiment"], row["axis"], row["before"], row["after"]) for row in found] == [
+        ("c", "strategy", "ZeRO 1", "ZeRO 0"),
+        ("b", "strategy", "ZeRO 1", "ZeRO 3"),
+        ("d", "precision", "bf16", "fp32"),
     ]
-    assert list(found["n"]) == [0, 2, 1]
-    assert list(found["n_failed"]) == [2, 0, 0]
-    assert found["tokens_per_s_per_gpu_low_pct"].isna().all()
-    changes = found["tokens_per_s_per_gpu_change_pct"] / 100
+    known = differences(RUNS, figure="tokens_per_s_per_gpu", baseline="a").loc[["c", "b", "d"]]
+    assert list(known["n"]) == [0, 2, 1]
+    assert list(known["n_failed"]) == [2, 0, 0]
+    assert known["low_pct"].isna().all()
+    changes = known["change_pct"] / 100
     assert changes.isna().tolist() == [True, False, False]
-    assert changes[1] == pytest.approx((50 + 54) / (100 + 104) - 1)  # of medians
-    assert changes[2] == pytest.approx(99 / 102 - 1)
-    assert found["peak_allocated_gib_change_pct"][1] == pytest.approx(-30)
-    known = differences(RUNS, figure="tokens_per_s_per_gpu", baseline="a")
-    assert found["tokens_per_s_per_gpu_words"].tolist() == known["words"][["c", "b", "d"]].tolist()
-    assert set(found["tokens_per_s_per_gpu_verdict"]) == {"too few runs"}
-    assert found["tokens_per_s_per_gpu_words"][0] == "too few runs (0 and 2 runs; 4 of each are needed)"
+    assert changes["b"] == pytest.approx((50 + 54) / (100 + 104) - 1)  # of medians
+    assert changes["d"] == pytest.approx(99 / 102 - 1)
+    assert differences(RUNS, figure="peak_allocated_gib", baseline="a")["change_pct"]["b"] == pytest.approx(-30)
+    assert set(known["verdict"]) == {"too few runs"}
+    assert known["words"]["c"] == "too few runs (0 and 2 runs; 4 of each are needed)"
+
+
+NOISE = np.array([1, 1.004, 0.996, 1.002, 0.998])
+
+
+def sweep(rates, name="old", **columns):
+    """Give five runs for each ZeRO stage at the given tokens/s."""
+    rows = [
+        {"sweep": name, "experiment": f"{name}_zs{stage}", "repeat": place, "status": "ok", "model": "gpt2",
+         "zero_stage": stage, "tokens_per_s": rate * factor, "host": "h", **columns}
+        for stage, rate in rates.items() for place, factor in enumerate(NOISE, 1)
+    ]  # fmt: skip
+    more = [column for column in columns if column not in RUN_COLUMNS]
+    return pd.DataFrame(rows).reindex(columns=[*RUN_COLUMNS, *more])
+
+
+def test_settings_match_whatever_they_are_called():
+    found = dsnb.compare(sweep({0: 1000, 1: 900, 2: 800}), sweep({1: 990.0, 0: 1001, 3: 700}, "new", deepspeed="0.20"))
+    assert list(found.index) == ["new_zs0", "new_zs1", "old_zs2", "new_zs3"]
+    assert list(found["verdict"]) == ["no larger difference", "likely", "too few runs", "too few runs"]
+    assert list(found["n"]) == [5, 5, 0, 5]
+    assert list(found["base_n"]) == [5, 5, 5, 0]
+    assert found["change_pct"]["new_zs1"] == pytest.approx(10)
+    assert found["better"]["new_zs1"]
+    assert found["words"]["new_zs0"].startswith("no difference larger than 0.9 %")
+
+
+def test_a_pair_has_the_interval_that_it_has_among_all_settings_of_its_task():
+    before, after = sweep({0: 1000, 1: 1000, 2: 1000}), sweep({0: 1015, 1: 1012, 2: 1000}, "new")
+    other = sweep({0: 300, 1: 290}, "elsewhere", seq_len=4096)  # another task, which shares no error rate
+    together = dsnb.compare(pd.concat([before, other]), pd.concat([after, other]))
+    known = differences(pd.concat([before, after]), baseline="old/old_zs0")
+    ends = ["change_pct", "low_pct", "high_pct", "p", "words"]
+    assert list(together.loc["new_zs0", ends]) == list(known.loc["new/new_zs0", ends])
+    alone = dsnb.compare(*(runs[runs["zero_stage"] == 0] for runs in (before, after)))
+    assert together["high_pct"]["new_zs0"] > alone["high_pct"]["new_zs0"]
+
+
+def test_keys_of_the_configuration_and_missing_ones_are_settings():
+    key = "deepspeed.zero_optimization.overlap_comm"
+    with_key = sweep({1: 1000}, **{key: True})
+    assert list(dsnb.compare(sweep({1: 1000}), with_key)["n"]) == [0, 5]
+    assert list(dsnb.compare(with_key, with_key)["n"]) == [5]
+    read = with_key.assign(zero_stage=1.0, seq_len=math.nan)
+    assert list(dsnb.compare(with_key.assign(seq_len=None), read)["base_n"]) == [5]
+
+
+def test_runs_made_before_the_allocator_was_a_setting_are_compared_with_those_after():
+    old, new = sweep({0: 1000}, allocator="default"), sweep({0: 1100}, "new", allocator="expandable")
+    assert list(dsnb.compare(old, new)["base_n"]) == [5]
+    both = pd.concat([new, sweep({0: 1000}, "new_alloc-default", allocator="default")])
+    found = dsnb.compare(old, both)
+    assert list(found.index) == ["new_alloc-default_zs0", "new_zs0"]
+    assert list(found["base_n"]) == [5, 0]
+
+
+def test_another_host_cannot_be_told_from_another_version():
+    old, new = sweep({0: 1000}), sweep({0: 1100}, host="h2")
+    assert list(dsnb.compare(old, new)["verdict"]) == ["too few runs"]
+    assert list(dsnb.compare(old, new, hosts_alike=True)["verdict"]) == ["likely"]
+
+
+def test_a_missing_figure_is_refused():
+    with pytest.raises(SettingsError, match="runs have no column 'speed'"):
+        dsnb.compare(sweep({0: 1}), sweep({0: 1}), figure="speed")
+    assert dsnb.compare(sweep({0: 1}), sweep({0: 1}).iloc[:0])["n"].tolist() == [0]

@@ -100,28 +100,6 @@ def _against_the_truth(values, truth):
     return against_the_best(values)[0], truth[..., 0] - np.take_along_axis(truth[..., 0], best, 1)
 
 
-def test_equal_runs_have_an_interval_without_width():
-    same, less = (Moments(np.full(1, mean), np.zeros(1), np.full(1, 4.0)) for mean in (1.0, 0.0))
-    bounds = intervals.all_pairs(same, less, 2, CONFIDENCE)
-    assert (bounds.low[0], bounds.high[0]) == (-1, -1)
-    assert (intervals.all_pairs_p(same, less, 2), intervals.all_pairs_p(same, same, 2)) == ([0], [1])
-
-
-def test_a_difference_of_percentages_by_hand():
-    """Means 50 and 60; variances 8 and 8 over 4 runs: error 2, 6 degrees of freedom, t(6, 97.5 %) = 2.4469."""
-    base = Moments(np.array([50.0]), np.array([8.0]), np.array([4.0]))
-    other = Moments(np.array([60.0]), np.array([8.0]), np.array([4.0]))
-    bounds = intervals.all_pairs(base, other, 2, CONFIDENCE)
-    on_level = intervals.Intervals(bounds.estimate, bounds.low, bounds.high, level=base.mean)
-    assert [one[0] for one in on_level.changes] == pytest.approx(
-        [10 / 50, (10 - 2 * 2.4469) / 50, (10 + 2 * 2.4469) / 50], abs=1e-5
-    )
-    assert intervals.verdicts(on_level, np.array([4]), 0.02) == [Verdict.LIKELY]
-    assert intervals.verdicts(on_level, np.array([4]), 0.3) == [Verdict.NO_LARGER]  # 30 % of 50 are 15 points
-    idle = intervals.Intervals(bounds.estimate, bounds.low, bounds.high, level=np.zeros(1))
-    assert np.isnan(idle.changes[0]).all()  # nothing is relative to 0
-
-
 @pytest.mark.draws
 def test_intervals_of_percentages_cover_the_true_difference():
     """Beta-distributed shares, as utilization is, with known means: 3 points of noise, less of it near 100; 5 runs."""

@@ -15,6 +15,7 @@ from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import step_times
 from dsnb.render import parity as render
+from dsnb.run_folder.paths import PROBE
 from tests.prediction.made_up import TRACE
 
 COMMON = {
@@ -108,7 +109,7 @@ def test_out_of_memory():
     "change",
     [
         {"gpu_name": None, "device": "cpu"}, {"gpu_name": "GTX 9"}, {"status": "failed"}, {"status": "interrupted"},
-        {"model": None}, {"micro_batch_size": None}, {"strategy": None}, {"experiment": f"x{module.PROBE}8"},
+        {"model": None}, {"micro_batch_size": None}, {"strategy": None}, {"experiment": f"x{PROBE}8"},
     ],
 )  # fmt: skip
 def test_runs_that_cannot_be_compared(change):

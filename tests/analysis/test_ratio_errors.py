@@ -107,6 +107,6 @@ def test_the_stated_errors_are_those_of_the_measured_runs(measured, stated):
     found = measured()
     assert found.keys() == stated.keys()
     for name, error in found.items():
-        assert vars(error) == pytest.approx(vars(stated[name]), abs=0.11)
+        assert error == pytest.approx(stated[name], abs=0.11)
     page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
     assert "\n".join(benchmark.lines(stated)) in page

@@ -22,7 +22,7 @@ def given(**settings):
 def changes(*asked, gpu="H200"):
     found = dsnb.predict(list(asked), gpu)
     assert not found["fits"].any()
-    return would_fit.would_fit(asked, found, gpu)
+    return would_fit._would_fit(asked, found, gpu)
 
 
 def test_a_smaller_micro_batch_at_zero_3_is_named_with_its_memory_and_speed():

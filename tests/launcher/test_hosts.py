@@ -58,12 +58,12 @@ def settings(three, **given):
     return {**SMALL, "hostfile": str(three.hostfile), "forward_env": "OMP_*", **given}
 
 
-def test_three_hosts_train_what_one_trains(three, losses):
+def test_two_hosts_train_what_one_trains(three, losses):
     run = RunPaths(three.folder_of_next())
-    result = launch(Experiment(**settings(three, gpus=3, nodes=3, zero_stage=3)), run.dir, progress=False)
+    result = launch(Experiment(**settings(three, gpus=2, nodes=2, zero_stage=3)), run.dir, progress=False)
     assert result.status == "ok", result.message()
     trained = [step["loss"] for step in records.read_lines(run.steps)]
-    assert trained == pytest.approx(losses(gpus=3, zero_stage=3), abs=2e-6)
+    assert trained == pytest.approx(losses(gpus=2, zero_stage=3), abs=2e-6)
     nodes = records.read_json(run.nodes)
     assert nodes["differences"] == []
     for rank, node in enumerate(nodes["nodes"]):
@@ -74,12 +74,12 @@ def test_three_hosts_train_what_one_trains(three, losses):
         assert node["environment"]["host"] == node["host"]
         assert node["environment"]["torch"]
     assert records.read_json(run.environment)["host"] == "mnhost1"
-    assert all(re.match(r"mnhost[123]: ", line) for line in run.console.read_text().splitlines())
+    assert all(re.match(r"mnhost[12]: ", line) for line in run.console.read_text().splitlines())
     assert {path.name for path in run.dir.iterdir()} == {
         *("console.log", "deepspeed.json", "environment.json", "experiment.json", "nodes.json", "result.json"),
         *("steps.jsonl", "worker.json"),
     }
-    assert result.exit_codes == dict.fromkeys(range(3), 0)
+    assert result.exit_codes == dict.fromkeys(range(2), 0)
     assert three.left() == []
 
 

@@ -9,9 +9,9 @@ from dsnb.prediction.memory import RULES, engine_of
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import TRACE
 
-MODEL = {"model_type": "gpt2", "n_layer": 8, "n_embd": 512, "n_head": 8, "n_positions": 64, "vocab_size": 8192}
-BLOCKS, ROOT = 8 * (12 * 512 + 13) * 512, (8192 + 64 + 2) * 512
-BUCKET = {"zero_optimization": {"reduce_bucket_size": 100_000}}
+MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 512, "n_head": 8, "n_positions": 64, "vocab_size": 4096}
+BLOCKS, ROOT = 4 * (12 * 512 + 13) * 512, (4096 + 64 + 2) * 512
+BUCKET = {"zero_optimization": {"reduce_bucket_size": 50_000}}
 SLACK = 0.75
 """In bytes a parameter: what is allocated from memory that was free before is not counted."""
 
@@ -23,7 +23,7 @@ def held(run_small, tmp_path):
     (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
 
     def train(**settings):
-        given = {"model": str(tmp_path / "model"), "data": "synthetic", "micro_batch_size": 1, "seq_len": 16}
+        given = {"model": str(tmp_path / "model"), "data": "synthetic", "micro_batch_size": 1, "seq_len": 4}
         result, paths = run_small(**given, **settings, steps=1, worker="tests.workers.recording")
         result.raise_for_status()
         return json.loads((paths.dir / "in_use-0.json").read_text())[-1] / (BLOCKS + ROOT)

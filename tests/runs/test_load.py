@@ -22,13 +22,6 @@ def folder(tmp_path):
     return tmp_path / "out"
 
 
-def test_a_folder_with_the_index_of_an_earlier_version_loads_as_without(folder):
-    before = dsnb.load_runs(folder), dsnb.load_steps(folder)
-    (folder / ".index.arrow").write_bytes(b"ARROW")
-    pd.testing.assert_frame_equal(dsnb.load_runs(folder), before[0])
-    pd.testing.assert_frame_equal(dsnb.load_steps(str(folder)), before[1])
-
-
 def test_a_run_that_goes_on_is_read_as_far_as_it_is(folder):
     run = RunPaths(folder / "going" / "run1")
     run.dir.mkdir(parents=True)

@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.decide import candidates, plan
+from dsnb.analysis.decide import candidates
 from dsnb.analysis.memory_use import savings
+from dsnb.analysis.recommend import measured_plans
 from dsnb.analysis.scaling import scaling
 from dsnb.analysis.summary import summarize
 from dsnb.explorer.data import read
@@ -151,7 +152,7 @@ def runs():
 
 @pytest.mark.parametrize(
     "reader",
-    [summarize, savings, scaling, lambda runs: plan(runs, 1e9), lambda runs: read(runs).runs,
+    [summarize, savings, scaling, lambda runs: measured_plans(runs, 1e9)[0].table, lambda runs: read(runs).runs,
      lambda runs: pd.DataFrame([str(answer.answer(runs))])],
 )  # fmt: skip
 def test_tables_with_former_names_of_columns_give_the_same_tables(runs, reader):

@@ -78,12 +78,12 @@ def test_a_model_and_a_tokenizer_are_fetched_once_and_trained_from_without_a_net
     written = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
     assert b"hf_verysecret" not in b"".join([*written, *map(str.encode, printed)])
 
-    here = small(**asked | {"model": str(made), "tokenizer": str(made)}, gpus=2)
+    here = small(**asked | {"model": str(made), "tokenizer": str(made)})
     expected = launch(here, tmp_path / "here" / "run1", progress=False)
     # The ranks of another process: huggingface_hub reads its variables when it is loaded.
     offline = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     offline = {name: value for name, value in offline.items() if not name.startswith("DSNB_FORK_SERVER")}
-    words = [sys.executable, "-m", "dsnb", "sweep", params(**asked, gpus=2), "--output", tmp_path / "there"]
+    words = [sys.executable, "-m", "dsnb", "sweep", params(**asked), "--output", tmp_path / "there"]
     done = subprocess.run(words, env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (result,) = (tmp_path / "there").rglob("result.json")

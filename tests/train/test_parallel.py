@@ -23,7 +23,7 @@ CASES = [
     ("opt-tiny", 4, PP, {"zero_stage": 1, **CLIP}),
     ("bloom-tiny", 4, {"pipeline_parallel": 4}, {"attention": "eager", **OFFLOADED}),
     ("gpt2-tiny", 4, {**TP, **PP}, {"zero_stage": 1, **CLIP}),
-    ("bloom-tiny", 4, {**TP, **PP}, {**CHECKPOINTED}),
+    ("bloom-tiny", 2, TP, {**CHECKPOINTED}),
 ]
 
 
@@ -51,10 +51,6 @@ def test_gradients_are_those_of_one_process(alone, together, model, gpus, shared
     same = {name: settings[name] for name in ("gradient_clipping", "attention") if name in settings}
     curve = alone(worker=SGD, model=model, **same)
     assert together(gpus, shared, worker=SGD, model=model, **settings) == pytest.approx(curve, abs=PLAIN)
-
-
-def test_so_are_the_weights_that_adam_makes_of_them(alone, together):
-    assert together(4, {**TP, **PP}) == pytest.approx(alone(), abs=ADAM)
 
 
 def test_bf16_stays_near_one_process(alone, together):

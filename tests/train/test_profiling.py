@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import time
 
 import pytest
@@ -14,7 +15,6 @@ from dsnb.launcher.folder import remove_leftovers
 from dsnb.render import plots, run_card
 from dsnb.render.tables import format_summary
 from dsnb.run_folder.paths import RunPaths
-from dsnb.train import traces
 from tests.support import lazy
 
 torch = lazy.Module("torch")
@@ -25,9 +25,9 @@ ATTEMPTS = 3
 
 
 def test_lengths_of_intervals():
-    assert traces.length([(5, 6), (1, 3), (2, 4), (4, 4)]) == 4
-    assert traces.length([(1, 9), (2, 3), (10, 11)]) == 9
-    assert traces.length_outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
+    assert profiling.length([(5, 6), (1, 3), (2, 4), (4, 4)]) == 4
+    assert profiling.length([(1, 9), (2, 3), (10, 11)]) == 9
+    assert profiling.length_outside([(0, 10)], [(2, 3), (2, 4), (9, 12)]) == 7
 
 
 def event(name, begin_us, end_us, cat="kernel"):
@@ -47,8 +47,8 @@ def test_communication_in_a_gpus_trace_is_that_of_its_kernels():
         event("ProfilerStep#1", 0, 650, "gpu_user_annotation"),
         {"ph": "i", "name": "nccl", "ts": 3},
     ]
-    assert traces.communication_s(events, "cuda") == (pytest.approx(400e-6), pytest.approx(330e-6))
-    assert traces.step_s(events) == pytest.approx(700e-6)
+    assert profiling.communication_s(events, "cuda") == (pytest.approx(400e-6), pytest.approx(330e-6))
+    assert profiling.step_s(events) == pytest.approx(700e-6)
 
 
 def test_communication_on_a_cpu_is_that_of_gloo():
@@ -57,10 +57,10 @@ def test_communication_on_a_cpu_is_that_of_gloo():
         event("gloo:all_reduce", 50, 150, "user_annotation"),
         event("c10d::allreduce_", 0, 9000, "cpu_op"),
     ]
-    assert traces.communication_s(events, "cpu") == (pytest.approx(150e-6), None)
-    assert traces.communication_s(events, "cuda") == (None, None)  # without kernels
-    assert traces.communication_s([], "cpu") == (None, None)
-    assert traces.step_s([]) is None
+    assert profiling.communication_s(events, "cpu") == (pytest.approx(150e-6), None)
+    assert profiling.communication_s(events, "cuda") == (None, None)  # without kernels
+    assert profiling.communication_s([], "cpu") == (None, None)
+    assert profiling.step_s([]) is None
 
 
 class Sleeper:
@@ -83,7 +83,7 @@ class Sleeper:
 def test_a_sleepers_parts_are_its_sleeps():
     waits = []
     trainer = Sleeper(0.09, 0.03, 0.06)
-    split = profiling.time_parts(trainer, lambda: [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
+    split = profiling.time_parts(trainer, [1, 2], lambda: waits.append("device"), lambda: waits.append("ranks"))
     seconds = [split[name] for name in (*PARTS, "step_s")]
     slept = [0.12, 0.24, 0.36, 0.78]  # of the step of middle length
     assert all(found >= known for found, known in zip(seconds, slept, strict=True))
@@ -95,7 +95,7 @@ def test_a_sleepers_parts_are_its_sleeps():
 
 def test_parts_that_a_trainer_does_not_mark_are_missing_and_a_pipelines_handover_is_told_beside():
     trainer = Sleeper(0.01, 0.01, 0.01, parts=("forward", "communication"))
-    split = profiling.time_parts(trainer, lambda: [1], lambda: None, lambda: None)
+    split = profiling.time_parts(trainer, [1], lambda: None, lambda: None)
     assert split["backward_s"] is None
     assert split["step_s"] > split["handover_s"] >= 0.02
     assert "communication_s" not in split
@@ -111,6 +111,7 @@ def profiled(small, tmp_path_factory):
     two = {"gpus": 2, "zero_stage": 1}
     for name, settings in {"plain": two, "profiled": two, "ddp": {"gpus": 2, "strategy": "ddp"}}.items():
         for _ in range(ATTEMPTS):
+            shutil.rmtree(folder / name, ignore_errors=True)
             result = run.launch(small(profile=name != "plain", **settings), folder / name / "run1", progress=False)
             result.raise_for_status()
             profile = records.read_json(RunPaths(folder / name / "run1").profile) or {"step_s": 0}

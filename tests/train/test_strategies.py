@@ -95,8 +95,7 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
     curve = losses("tests.workers.frozen", **settings, zero_stage=2)
     assert curve[-1] < curve[0] - 0.3
     assert losses("tests.workers.frozen", **settings, **DDP) == pytest.approx(curve, abs=BF16)
-    for other in (FSDP, {"zero_stage": 3, **OFFLOADED}):
-        assert losses(**settings, **other) == pytest.approx(curve, abs=BF16)
+    assert losses(**settings, zero_stage=3, **OFFLOADED) == pytest.approx(curve, abs=BF16)
 
 
 def test_powersgd_compresses_and_converges(losses):
@@ -107,17 +106,13 @@ def test_powersgd_compresses_and_converges(losses):
     assert compressed[-1] < compressed[0] - 2
 
 
-@pytest.mark.parametrize(
-    ("worker", "blocks", "how"),
-    [("", 1, {}), ("tests.workers.traced", 2, {"zero_stage": 3, "gpus": 2, "micro_batch_size": 1})],
-    ids=["in C++", "traced under ZeRO 3"],
-)
-def test_a_compiled_model_trains_as_it_did(losses, tmp_path, worker, blocks, how):
-    """ZeRO 3 gathers whole blocks, each of which is a graph of its own; code for a graph is generated once for all."""
-    shape = {"model_type": "gpt2", "n_embd": 32, "n_layer": blocks, "n_head": 1, "n_positions": 64, "vocab_size": 256}
+def test_a_compiled_model_trains_as_it_did(losses, tmp_path):
+    """ZeRO 3 gathers whole blocks, each a graph of its own. `test_gpu` runs what Inductor makes of graphs."""
+    shape = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 1, "n_positions": 64, "vocab_size": 256}
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    settings = {**SIX, "model": str(tmp_path / "config.json"), "time_limit_s": 280}
-    assert losses(worker, **{**settings, "compile": True, **how}) == pytest.approx(losses(**settings), abs=ADAM)
+    settings = {**SIX, "model": str(tmp_path / "config.json"), "micro_batch_size": 2}
+    compiled = {**settings, "compile": True, "zero_stage": 3, "gpus": 2, "micro_batch_size": 1}
+    assert losses("tests.workers.traced", **compiled) == pytest.approx(losses(**settings), abs=ADAM)
 
 
 def test_an_engine_that_deepspeed_changed_ends_the_run(run_small):

@@ -57,21 +57,15 @@ def test_steps_that_torchs_own_loss_scaler_skips_are_counted(run_small, monkeypa
     assert ours.summary["skipped_steps"] == theirs.summary["skipped_steps"] > 0
 
 
-def test_accumulation_is_a_larger_batch(losses):
-    whole = losses(**TWO, micro_batch_size=8)
-    assert losses(**TWO, micro_batch_size=4, grad_accum=2) == pytest.approx(whole, abs=FP32)
-    assert losses(**{**TWO, "gpus": 1}, micro_batch_size=16) == pytest.approx(whole, abs=FP32)
-
-
 def test_torchrun_by_hand_trains_the_same(trained, losses, tmp_path):
     """The ranks need nothing but a run folder and the variables that torchrun sets."""
-    _, paths = trained(**TWO)
+    _, paths = trained(**TWO | {"gpus": 1})
     for path in (paths.experiment, paths.deepspeed):
         shutil.copy(path, tmp_path)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     subprocess.run([*words, "-m", "dsnb.train.worker", str(tmp_path)], check=True, capture_output=True)
     curve = [row["loss"] for row in records.read_lines(RunPaths(tmp_path).steps)]
-    assert curve == pytest.approx(losses(**TWO), abs=FP32)
+    assert curve == pytest.approx(losses(**TWO | {"gpus": 1}), abs=FP32)
 
 
 def test_attention_changes_no_loss(losses):
@@ -79,11 +73,11 @@ def test_attention_changes_no_loss(losses):
 
 
 def test_step_times_are_the_timed_wall_time_and_a_cpu_gives_no_figures_of_gpus(trained):
-    result, paths = trained(steps=60, gpus=2, zero_stage=1)
+    result, paths = trained(steps=20, gpus=2, zero_stage=1)
     timed = [row["step_time_s"] for row in records.read_lines(paths.steps) if row["phase"] == "timed"]
-    assert len(timed) == 60
+    assert len(timed) == 20
     assert sum(timed) == pytest.approx(result.phases_s["timed"], rel=0.01)
-    assert result.summary["tokens_per_s"] == pytest.approx(60 * 2 * 2 * 32 / sum(timed))
+    assert result.summary["tokens_per_s"] == pytest.approx(20 * 2 * 2 * 32 / sum(timed))
     for name in ("peak_allocated_gib", "device_memory_gib", "gpu_util_pct", "power_w", "mfu"):
         assert result.summary[name] is None
     assert result.summary["host_memory_gib"] > 0.1
