@@ -8,14 +8,15 @@ code is still the one that runs. Its argument can be
 * `memory`: the errors of peak memory, for `dsnb/prediction/accuracy.json`; models are traced first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
-* `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.py`
+* `fit`: the constants that fit all rows but those held out, for `dsnb/prediction/constants.json`
 * `held-out`: the errors of these constants on the rows held out
 * `unseen`: the errors on those rows that no rule and no constant has seen, for `dsnb/prediction/accuracy.json`
 """
 
 import itertools
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,29 @@ from dsnb.prediction.accuracy import (
     limited_by_cpu,
 )
 from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import PRIOR
+from dsnb.prediction.constants import Constants
 from dsnb.prediction.measured import Measured, measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import stack, step_times
 from dsnb.prediction.traces import traces
 from dsnb.settings.experiment import Experiment
 
+PRIOR = Constants(
+    matmul_efficiency=0.8,  # docs/LOG.md: large products reach 75 to 78 % with their bytes
+    unaligned_efficiency=0.11,  # docs/LOG.md: 108 ms for three products of GPT-2 XL's output layer
+    attention_efficiency=0.4,
+    memory_efficiency=0.8,
+    kernel_us=1.5,
+    host_launch_us=40.0,
+    host_parameter_us=130.0,
+    host_gather_us=200.0,
+    link_efficiency=0.66,  # docs/LOG.md: 298 of 450 GB/s
+    network_efficiency=0.5,
+    host_link_efficiency=0.75,
+    overlap=0.8,
+    cpu_parameter_ns=1.8,
+)
+"""What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
 HERE = Path(__file__).parent
 H200 = "NVIDIA H200"
 MEASURED = ("experiment", "step_time_s", "peak_allocated_gib")
@@ -261,7 +278,7 @@ def main() -> None:
         print("\n".join(lines(held_out())))
         return
     if sys.argv[1:] == ["fit"]:
-        print(calibrate(h200_runs(with_held_out=False), PRIOR))
+        print(json.dumps(asdict(calibrate(h200_runs(with_held_out=False), PRIOR)), indent=2))
         return
     runs = h200_runs()
     errors = left_out(runs, PRIOR)

@@ -9,14 +9,13 @@ import dsnb
 from benchmarks import prediction_errors
 from dsnb.analysis.ratio_errors import RatioError, by_difference, of_hosts
 from dsnb.prediction.accuracy import left_out
-from dsnb.prediction.constants import PRIOR
 from dsnb.prediction.measured import Measured, measured
 
 
 def h200() -> dict[str, RatioError]:
     """Return the errors on the data set of H200, one model left out."""
     runs, hosts = of_hosts(prediction_errors.steady())
-    return by_difference(runs, left_out(runs, PRIOR), hosts)
+    return by_difference(runs, left_out(runs, prediction_errors.PRIOR), hosts)
 
 
 def elsewhere() -> dict[str, RatioError]:

@@ -59,7 +59,7 @@ Ratios = Mapping[str, RatioError]
 """Errors by what two settings differ in, one of `NAMES` or `ALL`."""
 Indices = Sequence[int] | NDArray[np.int64]
 
-# Leave-one-model-out on one to four H200, from `constants.PRIOR`: `python -m benchmarks.ratio_errors`.
+# Leave-one-model-out on one to four H200, from the prior: `python -m benchmarks.ratio_errors`.
 DEFAULT_RATIOS: dict[str, RatioError] = {
     "that differ only in batch sizes": RatioError(34, 5.2, 14.6),
     "that differ only in strategy": RatioError(40, 5.7, 26.6),

@@ -3,10 +3,11 @@
 Pure data and arithmetic; `dsnb.train.model` builds the models.
 """
 
+import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -74,46 +75,21 @@ class Shape:
         return {"model_type": self.family, "vocab_size": self.vocab, **own, **special}
 
 
-def _gpt2(name: str, layers: int, hidden: int, heads: int) -> Shape:
-    return Shape("gpt2", layers, hidden, heads, 50257, 1024, f"openai-community/{name}")
+def _presets() -> Iterator[tuple[str, Shape]]:
+    """Yield the shapes of `presets.csv` by their names.
+
+    Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3; and the
+    configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x 2048, 16 heads, GPT-2's vocabulary;
+    its script tr3m-1B3-emb-norm-pile). The `tiny` ones are dsnb's own, for CPUs and tests.
+    """
+    with open(Path(__file__).with_name("presets.csv"), encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            name, family, hub_id = row.pop("name"), row.pop("family"), row.pop("hub_id") or None
+            numbers: dict[str, Any] = {field: int(value) if value else None for field, value in row.items()}
+            yield name, Shape(family, hub_id=hub_id, **numbers)
 
 
-def _opt(name: str, layers: int, hidden: int, heads: int, embedding: int | None = None) -> Shape:
-    return Shape("opt", layers, hidden, heads, 50272, 2048, f"facebook/{name}", embedding)
-
-
-def _bloom(name: str, layers: int, hidden: int, heads: int) -> Shape:
-    return Shape("bloom", layers, hidden, heads, 250880, None, f"bigscience/{name}")
-
-
-# Radford et al. 2019, table 2; Zhang et al. 2022 (OPT), table 1; Le Scao et al. 2022 (BLOOM), table 3;
-# and the configurations on the hub. `gpt-1.3b` is that of BigScience's benchmark (24 x 2048, 16 heads, GPT-2's
-# vocabulary; its script tr3m-1B3-emb-norm-pile). The `tiny` ones are dsnb's own, for CPUs and tests.
-PRESETS: dict[str, Shape] = {
-    "gpt2-tiny": Shape("gpt2", 4, 128, 4, 512, 1024),
-    "gpt2": _gpt2("gpt2", 12, 768, 12),
-    "gpt2-medium": _gpt2("gpt2-medium", 24, 1024, 16),
-    "gpt2-large": _gpt2("gpt2-large", 36, 1280, 20),
-    "gpt2-xl": _gpt2("gpt2-xl", 48, 1600, 25),
-    "gpt-1.3b": Shape("gpt2", 24, 2048, 16, 50257, 2048),
-    "opt-tiny": Shape("opt", 4, 128, 4, 512, 1024),
-    "opt-125m": _opt("opt-125m", 12, 768, 12),
-    "opt-350m": _opt("opt-350m", 24, 1024, 16, embedding=512),
-    "opt-1.3b": _opt("opt-1.3b", 24, 2048, 32),
-    "opt-2.7b": _opt("opt-2.7b", 32, 2560, 32),
-    "opt-6.7b": _opt("opt-6.7b", 32, 4096, 32),
-    "opt-13b": _opt("opt-13b", 40, 5120, 40),
-    "opt-30b": _opt("opt-30b", 48, 7168, 56),
-    "opt-66b": _opt("opt-66b", 64, 9216, 72),
-    "opt-175b": _opt("opt-175b", 96, 12288, 96),
-    "bloom-tiny": Shape("bloom", 4, 128, 4, 512, None),
-    "bloom-560m": _bloom("bloom-560m", 24, 1024, 16),
-    "bloom-1b1": _bloom("bloom-1b1", 24, 1536, 16),
-    "bloom-1b7": _bloom("bloom-1b7", 24, 2048, 16),
-    "bloom-3b": _bloom("bloom-3b", 30, 2560, 32),
-    "bloom-7b1": _bloom("bloom-7b1", 30, 4096, 32),
-    "bloom-176b": _bloom("bloom", 70, 14336, 112),
-}
+PRESETS = dict(_presets())
 
 SPLIT = ("gpt2", "opt", "bloom")
 """The model families for which tensor and pipeline parallelism are tested against a single rank."""

@@ -136,7 +136,7 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
     start
         Constants that none of the runs had a part in.
     """
-    several = by_model(runs)
+    several = len({run.experiment.model for run in runs}) > 1
     groups: list[object] = [run.experiment.model if several else run.setting for run in runs]
     numbers = {group: number % MAX_FITS for number, group in enumerate(dict.fromkeys(groups))}
     folds, errors = np.array([numbers[group] for group in groups]), np.zeros(len(runs))
@@ -146,11 +146,6 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
         seconds = np.asarray(step_times([runs[place].setting for place in chosen], constants).step_time_s)
         errors[chosen] = 100 * (seconds / [runs[place].step_time_s for place in chosen] - 1)
     return [float(error) for error in errors]
-
-
-def by_model(runs: Sequence[Measured]) -> bool:
-    """Return whether runs are left out model by model; otherwise setting by setting."""
-    return len({run.experiment.model for run in runs}) > 1
 
 
 def by_kind(

@@ -1,6 +1,8 @@
 """The few constants of the time model that only measurements tell, with their values and how to fit them again."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -25,40 +27,9 @@ class Constants:
     cpu_parameter_ns: float  # of the CPU, to update a parameter whose optimizer state is in host memory
 
 
-PRIOR = Constants(
-    matmul_efficiency=0.8,  # docs/LOG.md: large products reach 75 to 78 % with their bytes
-    unaligned_efficiency=0.11,  # docs/LOG.md: 108 ms for three products of GPT-2 XL's output layer
-    attention_efficiency=0.4,
-    memory_efficiency=0.8,
-    kernel_us=1.5,
-    host_launch_us=40.0,
-    host_parameter_us=130.0,
-    host_gather_us=200.0,
-    link_efficiency=0.66,  # docs/LOG.md: 298 of 450 GB/s
-    network_efficiency=0.5,
-    host_link_efficiency=0.75,
-    overlap=0.8,
-    cpu_parameter_ns=1.8,
-)
-"""What is known before any run is fitted: single measurements of docs/LOG.md, and what is usual."""
-
-DEFAULT = Constants(
-    matmul_efficiency=0.794,
-    unaligned_efficiency=0.131,
-    attention_efficiency=0.46,
-    memory_efficiency=0.723,
-    kernel_us=1.68,
-    host_launch_us=35,
-    host_parameter_us=156,
-    host_gather_us=255,
-    link_efficiency=0.651,
-    network_efficiency=0.5,
-    host_link_efficiency=0.983,
-    overlap=0.44,
-    cpu_parameter_ns=0.975,
-)
-"""Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, from `PRIOR` on the settings that
+DEFAULT = Constants(**json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8")))
+"""Fitted on one to four H200 with a 16-core host, torch 2.11 and DeepSpeed 0.19.8, on the settings that
 `python -m benchmarks.prediction_errors` names, but those of 2026-11-24, which are held out;
-`python -m benchmarks.prediction_errors fit` fits them again."""
+`python -m benchmarks.prediction_errors fit` fits them again, from the `PRIOR` there."""
 FITTED_SETTINGS = 254
 """Settings that `DEFAULT` was fitted to."""

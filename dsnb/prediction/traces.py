@@ -73,23 +73,16 @@ class Trace:
             return float(size[0] + micro_batch * size[1])
 
         moments = [(whole(size), size[2]) for size in record["moments"]]
+        loss = max(moment for moment in moments if not moment[1])
+        later = (moment for moment in moments if moment[1])
         elements = {name: record[name] for name in ELEMENTS}
-        return cls(max(map(whole, record["forward"])), whole(record["kept"]), _peaks(moments), **elements)
+        return cls(max(map(whole, record["forward"])), whole(record["kept"]), (loss, *later), **elements)
 
     @cached_property
     def after_loss(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The bytes and elements of the moments after the first one, each of shape (moments - 1,)."""
         sizes, done = np.array(self.moments[1:], dtype=float).reshape(-1, 2).T
         return sizes, done
-
-
-def _peaks(moments: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return the loss's backward pass, and the later moments that can be a peak: none has more bytes and gradients."""
-    kept: list[tuple[float, float]] = []
-    for size, done in sorted((moment for moment in moments if moment[1]), key=lambda moment: (-moment[1], -moment[0])):
-        if not kept or size > kept[-1][0]:
-            kept.append((size, done))
-    return (max(moment for moment in moments if not moment[1]), *kept[::-1])
 
 
 def traces(experiments: Sequence[Experiment]) -> list[Trace]:

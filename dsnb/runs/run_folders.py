@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.files import json_text, plain_text, records
+from dsnb.files import plain_text, records
 from dsnb.formulas import metrics, model_shapes
 from dsnb.run_folder import finished, record_schema
 from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
@@ -225,7 +225,7 @@ def _parse(paths: list[str]) -> tuple[pd.DataFrame, list[int]]:
     raws = [records.read_bytes(path) or b"" for path in paths]
     raws = [raw if not raw or raw.endswith(b"\n") else raw + b"\n" for raw in raws]
     lengths = [raw.count(b"\n") for raw in raws]
-    table = json_text.table(b"".join(raws), STEP_KINDS)
+    table = records.json_table(b"".join(raws), STEP_KINDS)
     if table is not None and len(table) == sum(lengths):
         return table, lengths
     if len(paths) > 1:

@@ -16,7 +16,6 @@ from dsnb.errors import SettingsError
 from dsnb.files.plain_text import short_repr
 from dsnb.formulas import model_shapes
 from dsnb.settings import causal_models, deepspeed_keys, hostfile, inputs, rules
-from dsnb.settings.derived import Settings
 from dsnb.settings.rules import Rule
 from dsnb.system import hardware
 
@@ -30,7 +29,6 @@ ALLOWED = {
     "dict_type": "give settings as 'name: value'",
     "list_type": "give a list",
     "string_type": "give a text",
-    "string_too_long": "give a shorter text",
     "float_parsing": "give a number",
     "float_type": "give a number",
     "finite_number": "give a finite number",
@@ -161,68 +159,60 @@ def contradictions(settings: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def unsupported(settings: Settings) -> list[str]:
+def unsupported(settings: Mapping[str, Any]) -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
-    problems = inputs.problems(settings)
-    if settings["compile"] != "off":
-        problems += _compiler_disabled()
-    if settings["deepspeed"]:
-        problems += deepspeed_keys.unknown_keys(settings["zero_stage"], settings["deepspeed"])
-    if settings["hostfile"]:  # its hosts are checked when they are reached
-        if settings["hostfile"] == hostfile.SLURM and not hostfile.in_allocation():
-            problems.append(hostfile.NO_JOB)
-        if settings["launcher"] == "deepspeed":
-            problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
-        return problems
+    s = SimpleNamespace(**settings)
+    problems = [*inputs.problems(settings), *_compiler_disabled(s)]
+    if s.deepspeed:
+        problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
+    if not s.hostfile:  # otherwise its hosts are checked when they are reached
+        return [*problems, *_lacking(s)]
+    if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
+        problems.append(hostfile.NO_JOB)
+    if s.launcher == "deepspeed":
+        problems.append("launcher is 'deepspeed': torchrun starts the ranks of a hostfile; leave launcher out")
+    return problems
+
+
+def _compiler_disabled(s: SimpleNamespace) -> Iterator[str]:
+    """Yield why nothing would be compiled: torch then runs eagerly without a word."""
+    for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        if s.compile != "off" and os.environ.get(name) == "1":
+            yield f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
+
+
+def _lacking(s: SimpleNamespace) -> Iterator[str]:
+    """Yield what this machine lacks; of offload to NVMe DeepSpeed would find out after minutes of compiling."""
     if missing := [name for name in ("torch", "deepspeed", "transformers") if importlib.util.find_spec(name) is None]:
-        problems.append(f"training needs {', '.join(missing)}: pip install 'dsnb[train]'")
+        yield f"training needs {', '.join(missing)}: pip install 'dsnb[train]'"
     if not hardware.loopback_works():  # a rank would retry until its timeout
-        problems.append("127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`")
-    problems += _lacking_gpu(settings) if settings["device"] == "cuda" else _lacking_cpu(settings)
-    return problems + (_nvme_problems(settings["nvme_path"]) if settings["offload"].endswith("nvme") else [])
-
-
-def _lacking_gpu(settings: Settings) -> list[str]:
-    found, ranks, precision = hardware.gpus(), settings["gpus"], settings["precision"]
-    if not found:
-        return ["device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"]
-    problems = []
-    if ranks > len(found):
-        problems.append(
-            f"gpus is {ranks}: this machine has {len(found)}; use at most {len(found)}, 'auto', or a hostfile"
-        )
-    if precision in {"bf16", "tf32"} and min(gpu.capability for gpu in found) < (8, 0):
-        problems.append(f"precision is '{precision}': {found[0].name} does not support it; use 'fp16' or 'fp32'")
-    return problems
-
-
-def _lacking_cpu(settings: Settings) -> list[str]:
-    problems, limit = [], 4 * hardware.cores()
-    if settings["gpus"] > limit:
-        problems.append(f"gpus is {settings['gpus']}: {limit} ranks are the most on this CPU (4 per core); use fewer")
-    if settings["precision"] == "tf32":
-        problems.append("precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'")
-    if settings["precision"] == "fp16" and not hardware.cpu_supports_fp16():
-        problems.append("precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'")
-    return problems
-
-
-def _compiler_disabled() -> list[str]:
-    """Return why nothing would be compiled: torch then runs eagerly without a word."""
-    return [
-        f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
-        for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
-        if os.environ.get(name) == "1"
-    ]
-
-
-def _nvme_problems(folder: str) -> list[str]:
-    """Return what offload to NVMe lacks on this machine; DeepSpeed would find out after minutes of compiling."""
-    problems = []
+        yield "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
+    yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
+    if not s.offload.endswith("nvme"):
+        return
     if not ctypes.util.find_library("aio"):
-        problems.append("offload is to NVMe: this machine has no libaio; install libaio-dev, or offload to the CPU")
-    if not os.access(os.path.expanduser(folder), os.W_OK):
-        problems.append(
-            f"nvme_path is {short_repr(folder)}: it is missing or not writable; name a folder on the NVMe disk"
-        )
-    return problems
+        yield "offload is to NVMe: this machine has no libaio; install libaio-dev, or offload to the CPU"
+    if not os.access(os.path.expanduser(s.nvme_path), os.W_OK):
+        folder = short_repr(s.nvme_path)
+        yield f"nvme_path is {folder}: it is missing or not writable; name a folder on the NVMe disk"
+
+
+def _lacking_gpu(s: SimpleNamespace) -> Iterator[str]:
+    gpus = hardware.gpus()
+    if not gpus:
+        yield "device is 'cuda': this machine has no usable NVIDIA GPU; use 'cpu' or 'auto'"
+        return
+    if s.gpus > len(gpus):
+        yield f"gpus is {s.gpus}: this machine has {len(gpus)}; use at most {len(gpus)}, 'auto', or a hostfile"
+    if s.precision in {"bf16", "tf32"} and min(gpu.capability for gpu in gpus) < (8, 0):
+        yield f"precision is '{s.precision}': {gpus[0].name} does not support it; use 'fp16' or 'fp32'"
+
+
+def _lacking_cpu(s: SimpleNamespace) -> Iterator[str]:
+    limit = 4 * hardware.cores()
+    if s.gpus > limit:
+        yield f"gpus is {s.gpus}: {limit} ranks are the most on this CPU (4 per core); use fewer"
+    if s.precision == "tf32":
+        yield "precision is 'tf32': only NVIDIA GPUs have it; use 'fp32' or 'bf16'"
+    if s.precision == "fp16" and not hardware.cpu_supports_fp16():
+        yield "precision is 'fp16': this CPU has no fp16 arithmetic; use 'bf16' or 'fp32'"

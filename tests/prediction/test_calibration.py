@@ -8,10 +8,11 @@ import pytest
 
 import dsnb
 from benchmarks import prediction_errors
+from benchmarks.prediction_errors import PRIOR
 from dsnb.formulas import metrics
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE, Coverage
 from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import DEFAULT, FITTED_SETTINGS, PRIOR
+from dsnb.prediction.constants import DEFAULT, FITTED_SETTINGS
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.measured import measured, recorded
 from dsnb.prediction.step_time import step_times
