@@ -51,8 +51,13 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = re.compile(r"<svg [^>]*>")
 _TAG = re.compile("<[^>]*>")
 _UNSEEN = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>|(?<=>)\s*\n\s*(?=<)", re.DOTALL)
+_NAMED_GROUP = re.compile(r'<g id="[^"]*">')
+_ALONE_IN_GROUP = re.compile("<g>(<[^<>]*/>)</g>")
 _COORDINATES = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 _DECIMALS = re.compile(r"(\.\d)\d+|\n")
+_IDENTIFIER = re.compile(r'( id="|#)([A-Za-z][\w-]{7,})')
+"""Colours are shorter."""
+_STYLE = re.compile(r' style="([^"]*)"')
 _QUOTED = re.compile('="([^"\']*)"')
 
 
@@ -106,10 +111,19 @@ def _themed(svg: str) -> str:
 
 
 def _compact(svg: str) -> str:
-    """Leave out what is not seen, round coordinates, and use the quotes that addresses may contain: about half."""
+    """Leave out what is not seen, write each style once, and use the quotes that addresses may contain: a third."""
+    names: dict[str, str] = {}
 
-    def shorter(tag: re.Match[str]) -> str:  # in tags alone, since a text may hold quotes
-        text = _COORDINATES.sub(lambda attribute: _DECIMALS.sub(r"\1", attribute[0]), tag[0])
+    def short(text: str, prefix: str) -> str:
+        return names.setdefault(text, f"{prefix}{len(names)}")
+
+    def shorter(tag: re.Match[str]) -> str:  # in tags alone, since a text may read like a style
+        text = _COORDINATES.sub(lambda found: _DECIMALS.sub(r"\1", found[0]), tag[0])
+        text = _IDENTIFIER.sub(lambda found: found[1] + short(found[2], "i"), text)
+        text = _STYLE.sub(lambda found: f' class="{short(found[1], "s")}"', text)
         return _QUOTED.sub(r"='\1'", text)
 
-    return _TAG.sub(shorter, _UNSEEN.sub("", svg))
+    svg = _UNSEEN.sub("", svg).replace(" xlink:href=", " href=")
+    svg = _TAG.sub(shorter, _ALONE_IN_GROUP.sub(r"\1", _NAMED_GROUP.sub("<g>", svg)))
+    rules = "".join(f".{name}{{{style}}}" for style, name in names.items() if name.startswith("s"))
+    return svg.replace("</style>", f"{rules}</style>", 1)
