@@ -51,9 +51,7 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
         else:
             # No pipes, nor links to nothing.
             maybe = [name for name in files if not name.startswith(".") and _suffix(name) not in console.NEVER]
-            logs += filter(
-                os.path.isfile, (os.path.join(folder, name) for name in maybe)
-            )
+            logs += filter(os.path.isfile, (os.path.join(folder, name) for name in maybe))
     return sorted(runs, key=_sort_key), sorted(logs, key=_sort_key)
 
 
