@@ -23,8 +23,7 @@ from dsnb.run_folder.columns import SETTINGS
 from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, read_params

@@ -160,7 +160,7 @@ def bandwidth(
     """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
     from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
     from dsnb.render.all_reduce import format_table
-    from dsnb.runs.all_reduce import load_bandwidth
+    from dsnb.runs.load import load_bandwidth
     from dsnb.settings.experiment import Experiment
 
     settings = {**BANDWIDTH_SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}

@@ -16,10 +16,10 @@ from dsnb.run_folder.columns import GPU_COLUMNS, SETTINGS
 from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
+from dsnb.runs.table import numbers
 from dsnb.settings.experiment import Experiment
 
 MAX_NUMBERS = 26_000

@@ -13,8 +13,7 @@ from dsnb.launcher import run as launcher
 from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
 from dsnb.render.all_reduce import section
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs.all_reduce import load_bandwidth
-from dsnb.runs.load import load_runs, load_steps
+from dsnb.runs.load import load_bandwidth, load_runs, load_steps
 from dsnb.settings.experiment import Experiment
 from tests.cli.test_odd_words import dsnb
 from tests.support.small_sweep import NAMES
