@@ -12,9 +12,9 @@ from dsnb.launcher.folder import deepspeed_config
 from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep import left_out, slurm
+from dsnb.sweep import slurm
 from dsnb.sweep.allocation import Allocation
-from dsnb.sweep.params import Run, Sweep
+from dsnb.sweep.params import Run, Sweep, unfit_lines
 from dsnb.sweep.run import is_finished, with_inputs
 from dsnb.system import interpreter
 
@@ -40,7 +40,7 @@ def lines(planned: Sweep, asked: Allocation | None = None, in_full: bool = False
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         yield from _in_full(run, asked) if in_full else ()
-    yield from (f"  {line}" for line in left_out.unfit_lines(planned, in_full))
+    yield from (f"  {line}" for line in unfit_lines(planned, in_full))
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 

@@ -8,7 +8,7 @@ import typer
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Set, parse_overrides
 from dsnb.errors import SettingsError
-from dsnb.sweep import left_out
+from dsnb.sweep.params import left_out_lines
 
 if TYPE_CHECKING:
     from dsnb.settings.experiment import Experiment
@@ -109,7 +109,7 @@ def _experiments(
         raise SettingsError(list(dict.fromkeys(problems.values())))
     known = {name: one for name, one in asked.items() if name not in problems}
     others = [*sweep.refused, *problems.items()]
-    for line in left_out.lines(others, len(known) + len(others), verbose):
+    for line in left_out_lines(others, len(known) + len(others), verbose):
         say(line, err=True)
     return list(known.values())
 

@@ -143,9 +143,8 @@ def load(
     SettingsError
         If options exclude each other, or settings cannot be used.
     """
-    from dsnb.sweep import allocation as slurm
-    from dsnb.sweep import params as files
-    from dsnb.sweep import subclusters
+    from dsnb.sweep import allocation as places
+    from dsnb.sweep.params import load_sweep
 
     if one_allocation and not allocation:
         raise SettingsError("--one-allocation is for Slurm: add --slurm, or leave it out")
@@ -155,10 +154,10 @@ def load(
         raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
     if sub_cluster:
         nodes = allocation.placeholder_hosts() if allocation else None
-        return subclusters.load(params, subclusters.sizes(sub_cluster), overrides, only, output, hosts=nodes)
+        return places.load_groups(params, places.sizes(sub_cluster), overrides, only, output, hosts=nodes)
     if allocation:
-        return slurm.load(params, allocation, overrides, only, output), []
-    return files.load_sweep(params, overrides, only, output), []
+        return places.load(params, allocation, overrides, only, output), []
+    return load_sweep(params, overrides, only, output), []
 
 
 def _allocation(slurm: bool, **options: Any) -> "Allocation | None":
@@ -198,7 +197,7 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
 def print_plan(planned: "Sweep", allocation: "Allocation | None" = None, in_full: bool = False) -> None:
     """Print the runs of a sweep, in full with settings and commands, and what this machine cannot run of them."""
     from dsnb.cli.dry_run import lines
-    from dsnb.sweep.left_out import without_unfit
+    from dsnb.sweep.params import without_unfit
     from dsnb.sweep.run import unsupported
 
     planned = without_unfit(planned, lambda _: None)
