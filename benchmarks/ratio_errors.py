@@ -9,7 +9,7 @@ import dsnb
 from benchmarks import prediction_errors
 from dsnb.analysis.ratio_errors import RatioError, by_limit, of_hosts
 from dsnb.prediction.accuracy import left_out
-from dsnb.prediction.measured import Measured, measured
+from dsnb.prediction.calibration import Measured, measured
 
 
 def h200() -> dict[str, RatioError]:

@@ -16,9 +16,9 @@ from dsnb.analysis.decide import is_probe
 from dsnb.errors import SettingsError
 from dsnb.prediction import accuracy, gpus, traces
 from dsnb.prediction.accuracy import ALL
+from dsnb.prediction.calibration import of_record, recorded
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.measured import of_record, recorded
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.traces import Trace
 from dsnb.runs.columns import numbers

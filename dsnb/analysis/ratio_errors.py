@@ -15,7 +15,7 @@ import pandas as pd
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.prediction import accuracy, gpus
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE
-from dsnb.prediction.measured import Measured, measured
+from dsnb.prediction.calibration import Measured, measured
 from dsnb.prediction.step_time import stack
 from dsnb.settings.experiment import Experiment
 

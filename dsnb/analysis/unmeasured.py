@@ -11,9 +11,8 @@ import pandas as pd
 from dsnb.analysis.parity import by_setting, traces_of
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import MIN_SETTINGS
+from dsnb.prediction.calibration import MIN_SETTINGS, recorded
 from dsnb.prediction.gpus import Link
-from dsnb.prediction.measured import recorded
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
 from dsnb.prediction.traces import can_trace

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import calibrate
-from dsnb.prediction.constants import DEFAULT, Constants
+from dsnb.prediction.calibration import Measured, calibrate
 from dsnb.prediction.gpus import Link
-from dsnb.prediction.measured import Measured
-from dsnb.prediction.mode import shape
-from dsnb.prediction.step_time import Setting, parts, stack, step_times
+from dsnb.prediction.step_time import DEFAULT, Constants, Setting, parts, stack, step_times
+from dsnb.prediction.work import shape
 from dsnb.settings.derived import CUDA_GRAPHS
 from dsnb.settings.experiment import Experiment
 
@@ -216,7 +214,7 @@ DEFAULT_COVERAGE = Coverage(
     names={words: frozenset(names) for words, names in _DATA["covered"]["names"].items()},
     ranges={words: (least, most) for words, (least, most) in _DATA["covered"]["ranges"].items()},
 )
-"""What `dsnb.prediction.constants.DEFAULT` was fitted to; offloaded optimizers were measured on one CPU thread only."""
+"""What `dsnb.prediction.step_time.DEFAULT` was fitted to; offloaded optimizers were measured on one CPU thread only."""
 
 
 def outside(experiment: Experiment, gpu: str, covered: Coverage, link: Link) -> list[str]:

@@ -12,12 +12,11 @@ from dsnb.formulas import metrics
 from dsnb.formulas.model_shapes import slug
 from dsnb.prediction import accuracy, gpus
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors
+from dsnb.prediction.calibration import Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
-from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.measured import Measured, measured
 from dsnb.prediction.memory import GIB, peak_memory, room
-from dsnb.prediction.step_time import Setting, setting, stack
+from dsnb.prediction.step_time import DEFAULT, Constants, Setting, setting, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import Trace, traces
 from dsnb.settings import planning

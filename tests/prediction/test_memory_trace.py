@@ -6,7 +6,7 @@ import json
 import pytest
 
 import dsnb
-from dsnb.prediction.measured import recorded
+from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
