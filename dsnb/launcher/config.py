@@ -4,9 +4,8 @@ import os
 from typing import Any
 
 from dsnb.settings import deepspeed_keys
-from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import ADAMW
+from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 SPLIT_LAYERS: list[dict[str, Any]] = [

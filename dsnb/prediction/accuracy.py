@@ -16,8 +16,8 @@ from dsnb.prediction.gpus import Link
 from dsnb.prediction.measured import Measured
 from dsnb.prediction.mode import shape
 from dsnb.prediction.step_time import Setting, parts, stack, step_times
-from dsnb.settings.derived import CUDA_GRAPHS
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CUDA_GRAPHS
 
 ALL = "all"
 SLOWER, SLOWED = 1.5, 0.1

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from dsnb.prediction.fake_model import CudaOperators, Size, autocast, build, size
-from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import compiles_blocks
 from dsnb.train import alibi
 from dsnb.train.chunked_loss import aligned, chunk_tokens
 from dsnb.train.model import weights_dtype

@@ -25,8 +25,8 @@ from dsnb.prediction.fake_model import (
     compute_recomputed_as_cuda,
     size,
 )
-from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import compiles_blocks
 from dsnb.train import model as model_builder
 from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.model_parts import blocks, output_layer

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from dsnb.formulas.model_shapes import Shape
 from dsnb.prediction.mode import LINEAR_LAYERS, MEGATRON, TENSORS, Mode, recomputed_share, shape, trained_parameters
-from dsnb.settings.derived import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 
 TILE = 128
 """Rows of a tile of fused attention: a causal kernel computes whole tiles of the square."""

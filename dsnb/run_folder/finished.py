@@ -10,7 +10,7 @@ from dsnb.files import records
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.declarations import STATUSES
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings.experiment import DEFAULTS, with_current_names
 
 _RUN = RunPaths(Path())
 EXPERIMENT, MACHINE, STEPS = _RUN.experiment.name, _RUN.environment.name, _RUN.steps.name
@@ -55,7 +55,7 @@ def problem(run: RunPaths) -> str | None:
     In addition to the checks of `missing_record`, the timed steps of an `ok` run are counted.
     """
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
-    settings = settings and record_schema.with_current_names(settings)
+    settings = settings and with_current_names(settings)
     for name, record in ((EXPERIMENT, settings), (MACHINE, environment), (run.result.name, result)):
         if record and (invalid := record_schema.wrong_values(name, record)[1]):
             return invalid

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
-from dsnb.settings import aliases, checks, deepspeed_keys
-from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings import checks, deepspeed_keys
+from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_current_names
 
 MAX_RUNS = 10_000
 
@@ -56,14 +56,14 @@ def _with_current_names(value: Any) -> Any:
     """Return settings of runs under their current names, with every key of DeepSpeed as a setting of its own."""
     if isinstance(value, list):
         return [_with_current_names(entry) for entry in value]
-    return aliases.with_current_names(deepspeed_keys.dotted(value)) if isinstance(value, dict) else value
+    return with_current_names(deepspeed_keys.dotted(value)) if isinstance(value, dict) else value
 
 
 def _unknown_field(key: str) -> str:
     """Return the sentence about a field that a params file does not have."""
     fields, settings = ParamsFile.model_fields, Experiment.model_fields
     where = "put settings below 'defaults:'"
-    if key in settings or key in aliases.CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
+    if key in settings or key in CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
         return f"{key!r} is a setting of runs: {where}, or below 'grid:' with a list of values"
     match = checks.closest_match(key, [*fields, *settings])
     if match in settings:
