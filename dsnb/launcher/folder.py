@@ -10,9 +10,10 @@ from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.launcher import environment
 from dsnb.launcher.config import deepspeed_config
-from dsnb.run_folder import finished, paths
+from dsnb.run_folder import paths
 from dsnb.run_folder.columns import PLANNED
 from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import ENDED, unfinished
 from dsnb.settings import inputs
 from dsnb.settings.experiment import Experiment
 
@@ -55,7 +56,7 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
         If the folder cannot be written or the disk is full.
     """
     before = records.read_json(run.result)
-    if before and before.get("status") in finished.ENDED and not finished.problem(run):
+    if before and before.get("status") in ENDED and not unfinished(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)

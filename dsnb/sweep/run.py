@@ -1,6 +1,6 @@
 """Executes the runs of a sweep through papermill, one notebook per run; continues after failures; resumes.
 
-Every run that is not finished (`dsnb.run_folder.finished`) is executed again.
+Every run that is not finished (`dsnb.run_folder.result`) is executed again.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher import fork
 from dsnb.launcher.folder import check_free_space
-from dsnb.run_folder import finished, paths, record_schema
+from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.result import Result
+from dsnb.run_folder.result import ENDED, Result, unfinished
 from dsnb.settings import checks, inputs
 from dsnb.sweep import allocation, job, schedule
 from dsnb.sweep import slurm as slurm_jobs
@@ -216,12 +216,12 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     """
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
-    if status in finished.ENDED and (other := job.changed_settings(run)):
+    if status in ENDED and (other := job.changed_settings(run)):
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
     if file := job.changed_input(run):
         raise SettingsError(f"{file} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
-    if message := finished.problem(run.paths):
+    if message := unfinished(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message
