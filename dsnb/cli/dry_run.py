@@ -8,7 +8,7 @@ import yaml
 
 from dsnb.errors import SettingsError
 from dsnb.launcher import hosts as on_hosts
-from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.folder import deepspeed_config
 from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment

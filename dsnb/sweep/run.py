@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
-from dsnb.launcher import fork
+from dsnb.launcher import local
 from dsnb.launcher.folder import check_free_space
 from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import SweepPaths
@@ -131,7 +131,7 @@ def _run_here(todo: list[Run], display: Progress) -> None:
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
     forked = [run.experiment for run in todo if run.experiment.launcher == "fork" and not run.experiment.hostfile]
-    with fork.shared_servers({experiment.device for experiment in forked}):
+    with local.shared_servers({experiment.device for experiment in forked}):
         if any(run.lane for run in todo):
             schedule.run_all(todo, schedule.LocalJob, display)
             return
