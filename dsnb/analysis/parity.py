@@ -21,8 +21,7 @@ from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.measured import of_record, recorded
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.traces import Trace
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """What a row must tell: defaults in place of unknown settings would predict another one."""

@@ -136,12 +136,11 @@ def bandwidth(
     format_: TableFormat = Format.table,
 ) -> None:
     """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
-    from dsnb.launcher.bandwidth import DEFAULTS as USUAL
-    from dsnb.launcher.bandwidth import measure_bandwidth
+    from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
     from dsnb.render.all_reduce import format_table
-    from dsnb.runs.all_reduce import load_bandwidth
+    from dsnb.runs.load import load_bandwidth
 
-    settings = {**USUAL, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
+    settings = {**BANDWIDTH_SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
     show(table.set_index("bytes"), format_table(table), format_)

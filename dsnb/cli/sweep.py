@@ -12,7 +12,7 @@ from dsnb.cli.printing import Format, print_groups, print_summary, say
 from dsnb.errors import SettingsError
 from dsnb.files import plain_yaml
 from dsnb.launcher import hosts as on_hosts
-from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.folder import deepspeed_config
 from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile as hostfiles
 from dsnb.settings.experiment import Experiment

@@ -18,9 +18,10 @@ import pandas as pd
 
 from dsnb.files import plain_text, records
 from dsnb.formulas import metrics, model_shapes
-from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
 from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import missing_record
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, with_current_names, with_former_defaults
 from dsnb.system import hardware
@@ -115,8 +116,8 @@ def _status_and_cause(
     settings: Any, machine: Any, result: Any, steps: str, problem: str | None
 ) -> tuple[str, str | None]:
     """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
-    if reason := problem or finished.missing_record(settings, machine, result, os.path.exists(steps)):
-        return "interrupted", f"{reason}; {finished.AGAIN}"
+    if reason := problem or missing_record(settings, machine, result, os.path.exists(steps)):
+        return "interrupted", f"{reason}; start the sweep again"
     return result["status"], result.get("cause")
 
 

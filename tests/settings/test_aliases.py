@@ -12,8 +12,9 @@ from dsnb import Experiment
 from dsnb.cli.sweep import parse_overrides
 from dsnb.errors import SettingsError
 from dsnb.files import records
-from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import SweepPaths
+from dsnb.run_folder.result import unfinished
 from dsnb.settings.experiment import CURRENT_NAMES, with_former_defaults
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
@@ -73,7 +74,7 @@ def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):
 
 
 def test_an_old_run_is_finished_for_a_sweep_of_the_same_settings(old_run):
-    assert finished.problem(old_run) is None
+    assert unfinished(old_run) is None
     sweep = load_sweep(old_run.dir.parents[1] / "params.yaml", output=old_run.dir.parents[1])
     (run,) = sweep.runs
     assert run.experiment.step_timeout_s == 120.0

@@ -3,7 +3,7 @@
 import pytest
 
 from dsnb.errors import SettingsError
-from dsnb.launcher.config import deepspeed_config
+from dsnb.launcher.folder import deepspeed_config
 from dsnb.settings import checks
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.training import accumulates_in_fp32, compiles_blocks, gathers_blocks

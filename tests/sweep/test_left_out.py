@@ -7,7 +7,7 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.prediction import accuracy, fit
 from dsnb.run_folder.result import Result
-from dsnb.runs.planned import left_out, planned_runs
+from dsnb.runs.load import left_out, planned_runs
 from dsnb.sweep import run as sweep_run
 from dsnb.sweep.left_out import without_unfit
 from dsnb.sweep.params import load_sweep

@@ -10,7 +10,7 @@ from dsnb.files import records
 from dsnb.sweep import job
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, with_inputs
-from tests.run_folder.test_finished import make
+from tests.run_folder.test_result import make
 
 SHAPE = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 LLAMA = {"model_type": "llama", **SHAPE, "intermediate_size": 64, "max_position_embeddings": 64}
