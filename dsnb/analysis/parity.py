@@ -21,8 +21,7 @@ from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.traces import Trace
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
 from dsnb.settings.experiment import Experiment
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]

@@ -17,11 +17,10 @@ from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
 from dsnb.prediction.traces import can_trace
 from dsnb.run_folder.columns import SETTINGS
-from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
+from dsnb.run_folder.result import ENDED
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, read_params

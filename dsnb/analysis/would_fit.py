@@ -13,7 +13,7 @@ import pandas as pd
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
 from dsnb.prediction.step_time import problem
-from dsnb.runs import setting_words
+from dsnb.runs import labels
 from dsnb.settings.experiment import Experiment
 
 MAX_CHANGED = 3
@@ -147,4 +147,4 @@ def _steps(one: Experiment, kind: str, number: int) -> list[tuple[int, Experimen
 
 def _words(one: Experiment, changed: Experiment) -> str:
     settings, before = changed.model_dump(), one.model_dump()
-    return ", ".join(setting_words.choice(settings, name) for name in SAID if settings[name] != before[name])
+    return ", ".join(labels.choice(settings, name) for name in SAID if settings[name] != before[name])

@@ -14,8 +14,8 @@ from dsnb.prediction.calibration import Measured, calibrate
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.step_time import DEFAULT, Constants, Setting, parts, stack, step_times
 from dsnb.prediction.work import shape
-from dsnb.settings.derived import CUDA_GRAPHS
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CUDA_GRAPHS
 
 ALL = "all"
 SLOWER, SLOWED = 1.5, 0.1

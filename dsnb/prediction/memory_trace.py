@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves
 from dsnb.formulas.memory import kept_activations
 from dsnb.prediction import fake_model
 from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, autocast, build, size
-from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import compiles_blocks
 from dsnb.train import alibi
 from dsnb.train import model as model_builder
 from dsnb.train.causal_loss import CausalLoss

@@ -20,8 +20,8 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
-from dsnb.settings.derived import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.training import CHUNK_TOKENS, compiles_blocks
 from dsnb.system import interpreter
 
 WORKERS = 2

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from dsnb.errors import SettingsError
 from dsnb.formulas.memory import HALF, lora_parameters, recomputed_blocks
 from dsnb.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
-from dsnb.settings.derived import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
 
 MEGATRON = "megatron-deepspeed"
 """The strategy of published runs of Megatron with DeepSpeed."""
