@@ -11,9 +11,9 @@ from typing import Any
 
 from dsnb.launcher.folder import prepare
 from dsnb.launcher.outcome import exception_status, record_end
-from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import PROBE, RunPaths
-from dsnb.run_folder.result import Result
+from dsnb.run_folder.result import Result, unfinished
 from dsnb.settings import inputs
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
 from dsnb.system import launch_clock
@@ -112,6 +112,6 @@ def recorded_status(probe: Experiment, paths: RunPaths) -> str | None:
     if probe.device == "auto":  # resolved on the hosts
         ignored.add("device")
     is_same = all(recorded.get(name) == value for name, value in settings.items() if name not in ignored)
-    if status not in FITS or not is_same or finished.problem(paths):
+    if status not in FITS or not is_same or unfinished(paths):
         return None
     return None if inputs.changed(recorded.get("inputs"), inputs.digests(settings)) else status

@@ -13,13 +13,12 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.launcher import environment
-from dsnb.run_folder import finished
 from dsnb.run_folder.columns import PLANNED
 from dsnb.run_folder.paths import RunPaths, SweepPaths
+from dsnb.run_folder.result import ENDED, unfinished
 from dsnb.settings import deepspeed_keys, inputs
-from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import ADAMW
+from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
 
 MIN_FREE_BYTES = 64 * 2**20
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -70,7 +69,7 @@ def prepare(run: RunPaths, experiment: Experiment, requested: Experiment | None 
     `requested` are the settings as the user gave them, where some were resolved since (`micro_batch_size: auto`).
     """
     before = records.read_json(run.result)
-    if before and before.get("status") in finished.ENDED and not finished.problem(run):
+    if before and before.get("status") in ENDED and not unfinished(run):
         raise SettingsError(f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder")
     try:
         run.dir.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,8 @@ from urllib.parse import quote
 
 from dsnb.render.tables import Html, bullet_list, format_value
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result, last_lines
+from dsnb.run_folder.result import Result, Shortage, last_lines
 from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 

@@ -17,8 +17,8 @@ from dsnb.errors import DsnbWarning, LogError
 from dsnb.files import records
 from dsnb.run_folder import columns, record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, KEYS, STEP_COLUMNS
-from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import BANDWIDTH, RunPaths, SweepPaths
+from dsnb.run_folder.result import ENDED
 from dsnb.runs import run_folders
 from dsnb.runs.discover import displayable, find_runs, name_runs, names_from_log
 from dsnb.runs.logs import console, step_csv

@@ -1,6 +1,6 @@
 """Executes the runs of a sweep through papermill, one notebook per run; continues after failures; resumes.
 
-Every run that is not finished (`dsnb.run_folder.finished`) is executed again: here one by one, or as jobs, which are
+Every run that is not finished (`dsnb.run_folder.result`) is executed again: here one by one, or as jobs, which are
 Slurm's or processes of this machine. Jobs run stage by stage, lanes in parallel, the runs of a lane one by one.
 """
 
@@ -23,9 +23,9 @@ from dsnb.execute import notebook
 from dsnb.files import plain_text, records
 from dsnb.launcher import local
 from dsnb.launcher.folder import check_free_space
-from dsnb.run_folder import finished, paths, record_schema
+from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.result import Result, last_lines
+from dsnb.run_folder.result import ENDED, Result, last_lines, unfinished
 from dsnb.settings import checks, inputs
 from dsnb.sweep import allocation, job
 from dsnb.sweep import slurm as slurm_jobs
@@ -208,13 +208,13 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     """
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
-    if status in finished.ENDED and (other := job.changed_settings(run)):
+    if status in ENDED and (other := job.changed_settings(run)):
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
     if file := job.changed_input(run):
         raise SettingsError(f"{file} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
-    if message := finished.problem(run.paths):
+    if message := unfinished(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message
 
