@@ -159,14 +159,14 @@ def bandwidth(
 ) -> None:
     """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
     from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-    from dsnb.render.all_reduce import format_table
+    from dsnb.render.nodes import format_bandwidth
     from dsnb.runs.all_reduce import load_bandwidth
     from dsnb.settings.experiment import Experiment
 
     settings = {**DEFAULTS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
-    show(table.set_index("bytes"), format_table(table), format_)
+    show(table.set_index("bytes"), format_bandwidth(table), format_)
     result.raise_for_status()
 
 

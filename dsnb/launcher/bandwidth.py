@@ -38,7 +38,7 @@ def measure_bandwidth(
     Returns
     -------
     Result
-        The result, whatever its status; `dsnb.render.all_reduce.load_bandwidth` reads the figures.
+        The result, whatever its status; `dsnb.runs.all_reduce.load_bandwidth` reads the figures.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from dsnb.files import records
 from dsnb.formulas import metrics
 from dsnb.launcher import bandwidth
 from dsnb.launcher.bandwidth import DEFAULTS, measure_bandwidth
-from dsnb.render.all_reduce import section
+from dsnb.render.nodes import bandwidth as section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.all_reduce import load_bandwidth
 from dsnb.runs.load import load_runs, load_steps
