@@ -19,7 +19,7 @@ import pytest
 from dsnb.cli.sweep import sweep
 from dsnb.files import records
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.launcher import fork
+from dsnb.launcher import local
 from dsnb.launcher.run import launch
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
@@ -78,7 +78,7 @@ LONGEST = [
     "test_architecture.py",
     "runs/test_nonsense.py",
     "launcher/test_bandwidth.py",
-    "launcher/test_figures.py",
+    "launcher/test_outcome.py",
 ]
 """Workers take whole files, these first, so that all end at about the same time.
 
@@ -155,7 +155,7 @@ def pytest_configure_node(node: Any) -> None:
     if find_spec("torch") and "not process" not in node.config.option.markexpr:
         place = int(node.gateway.id.removeprefix("gw"))
         if place < FORK_SERVERS:
-            servers = {device: fork.ForkServer(device) for device in {"cpu", hardware.default_device()}}
+            servers = {device: local.ForkServer(device) for device in {"cpu", hardware.default_device()}}
             for server in servers.values():
                 _session.callback(server.close)
             _servers.append({device: str(server.socket) for device, server in servers.items()})
@@ -172,9 +172,9 @@ def _share_fork_server(config: pytest.Config) -> None:
     for device, path in getattr(config, "workerinput", {}).get("fork_servers", {}).items():
         log = Path(path).with_name("server.log")
         wait_until(lambda: b"ready" in log.read_bytes().splitlines(), f"{path} listens")  # noqa: B023
-        os.environ[fork.socket_variable(device)] = path
+        os.environ[local.socket_variable(device)] = path
     if find_spec("torch"):  # where nothing can be trained, results can still be read
-        _session.enter_context(fork.shared_servers({"cpu", hardware.default_device()}))
+        _session.enter_context(local.shared_servers({"cpu", hardware.default_device()}))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,8 +12,7 @@ from dsnb.analysis.tasks import tasks
 from dsnb.render import tables
 from dsnb.render.tables import Html
 from dsnb.runs import labels
-from dsnb.runs.planned import left_out, still_to_come
-from dsnb.runs.setting_words import common_unit
+from dsnb.runs.load import left_out, still_to_come
 from dsnb.runs.table import named_runs
 
 MAX_TASKS = 40
@@ -71,13 +70,13 @@ def _ranked(runs: pd.DataFrame) -> Html:
     summary = summarize(runs).sort_values("tokens_per_s_median", ascending=False, kind="stable")
     no_rank = summary.index.isin(unstable(runs))
     ranked = pd.concat([summary[~no_rank], summary[no_rank]])
-    return tables.to_html(tables.format_summary(ranked, common_unit(runs)), which="the fastest")
+    return tables.to_html(tables.format_summary(ranked, labels.common_unit(runs)), which="the fastest")
 
 
 def meanings(runs: pd.DataFrame) -> Html:
     """Return the meaning of each metric in the summary table, as a list of definitions."""
     summary = summarize(runs)
-    columns, unit, metrics = tables.format_summary(summary), common_unit(runs), labels.METRIC_LABELS
+    columns, unit, metrics = tables.format_summary(summary), labels.common_unit(runs), labels.METRIC_LABELS
     about = {label.heading: label.about for label in metrics.values() if label.about and label.heading in columns}
     masked = runs["masked_flops_pct"].dropna() if "masked_flops_pct" in runs else ()
     if len(masked) and summary["tflops_per_gpu_median"].notna().any():

@@ -14,7 +14,7 @@ from dsnb.analysis.comparisons import VALUES, compare, page_note
 from dsnb.analysis.intervals import Verdict, hosts
 from dsnb.analysis.parity import FIGURES, MAX_SETTINGS, errors, parity
 from dsnb.prediction.accuracy import ALL
-from dsnb.prediction.constants import FITTED_SETTINGS
+from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.render.tables import MAX_ROWS, Html, bullet_list, format_column, subheading, to_html

@@ -19,7 +19,7 @@ from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend
 from dsnb.render.tables import Html
 from dsnb.run_folder import record_schema
 from dsnb.runs import labels
-from dsnb.runs.all_reduce import load_bandwidth, newest
+from dsnb.runs.load import load_bandwidth, newest_bandwidth_test
 
 MAX_LABEL_LENGTH = 120
 POINTS = "Each point is the median of one group of nodes; groups are side by side in the order of their runs."
@@ -267,7 +267,7 @@ def _panel(part: pd.DataFrame, axis: Axes) -> None:
 
 def bandwidth(folder: str | Path) -> Iterator[Html | Picture]:
     """Yield the parts of a report on a sweep's all-reduce test; nothing if there is none."""
-    run, table = newest(folder), load_bandwidth(folder)
+    run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
     if run is None or table.empty:
         return
     machine = record_schema.read(run.environment) or {}

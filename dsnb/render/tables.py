@@ -55,7 +55,7 @@ class Html:
 def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     """Format a summary as text (`repeats_text`) under headings with units, without redundant metrics.
 
-    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.setting_words.common_unit`).
+    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
     """
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     redundant = _redundant(summary)
