@@ -307,7 +307,13 @@ def run_all(
                 time.sleep(poll_s)
         except BaseException:
             cancel(jobs)
-            _wait(jobs, poll_s)
+            deadline = time.monotonic() + CANCEL_TIMEOUT_S
+            while jobs and time.monotonic() < deadline:
+                jobs = [active for active in jobs if active.poll() is None]
+                time.sleep(poll_s)
+            for active in jobs:
+                warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
+                warnings.warn(warning, DsnbWarning, stacklevel=2)
             raise
 
 
@@ -315,14 +321,3 @@ def _excludes(active: Run, run: Run, tuned: set[str]) -> bool:
     """Return whether a run has to wait for another: for its hosts, or for the micro-batch size that both need."""
     searches = run.experiment.micro_batch_size == "auto" and run.name not in tuned
     return (bool(run.lane) and run.lane == active.lane) or (searches and run.name == active.name)
-
-
-def _wait(jobs: list[LocalJob | SlurmJob], poll_s: float) -> None:
-    """Wait until cancelled jobs have ended."""
-    deadline = time.monotonic() + CANCEL_TIMEOUT_S
-    while jobs and time.monotonic() < deadline:
-        jobs = [active for active in jobs if active.poll() is None]
-        time.sleep(poll_s)
-    for active in jobs:
-        warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
-        warnings.warn(warning, DsnbWarning, stacklevel=2)
