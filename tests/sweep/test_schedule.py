@@ -20,16 +20,8 @@ from dsnb.sweep import allocation, job, progress
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import LocalJob, run_all
 from tests import ROOT
+from tests.support.small_sweep import PARAMS
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
-
-PARAMS = """
-name: small
-order: listed
-defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
-           warmup_steps: 1, steps: 2}
-grid: {zero_stage: [0, 3]}
-repeats: 2
-"""
 
 
 @pytest.fixture
