@@ -212,8 +212,9 @@ def is_finished(run: Run, retry: bool = False) -> bool:
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
-    if file := job.changed_input(run):
-        raise SettingsError(f"{file} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
+    settings = records.read_json(run.paths.experiment) or {}
+    if files := inputs.changed(settings.get("inputs"), run.inputs):
+        raise SettingsError(f"{files[0]} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
     if message := unfinished(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message
