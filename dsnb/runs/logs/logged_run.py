@@ -127,6 +127,11 @@ def requested(**settings: Callable[[str], Any]) -> Handler:
     return lambda run, match: run.set_requested(**_parsed(settings, match))
 
 
+def logged(**figures: Callable[[str], Any]) -> Handler:
+    """Return a function for figures as they are logged, as `used`."""
+    return lambda run, match: run.record(**_parsed(figures, match))
+
+
 def _parsed(settings: dict[str, Callable[[str], Any]], match: re.Match[str]) -> dict[str, Any]:
     return {name: parse(text) for (name, parse), text in zip(settings.items(), match.groups(), strict=True)}
 
