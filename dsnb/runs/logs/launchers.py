@@ -1,7 +1,7 @@
 """Readers of command lines, and of what the launchers of DeepSpeed, torch and Slurm print.
 
-Command lines have settings as flags of DeepSpeed-Chat, Megatron and the examples of transformers; launchers print hosts,
-slots, ranks, and how the ranks ended.
+Command lines have settings, as flags of DeepSpeed-Chat, Megatron and the examples of transformers; launchers print
+hosts, slots, ranks, and how the ranks ended.
 """
 
 import re
