@@ -17,9 +17,8 @@ from dsnb.run_folder.columns import PLANNED
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.result import ENDED, unfinished
 from dsnb.settings import deepspeed_keys, inputs
-from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import ADAMW
+from dsnb.settings.training import ADAMW, accumulates_in_fp32, compiles_blocks
 
 MIN_FREE_BYTES = 64 * 2**20
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -15,7 +15,8 @@ from dsnb.files import plain_text, records
 from dsnb.run_folder.columns import FIGURES, MACHINE, ORDER, RUNS, SAMPLES, STEPS, TEXTS
 from dsnb.run_folder.declarations import AMOUNT, COUNT, SETTING_COLUMNS, STATUS, TEXT, Column, each
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings import aliases, checks
+from dsnb.settings import checks
+from dsnb.settings.experiment import with_current_names, with_former_defaults
 
 _RUN = RunPaths(Path())
 
@@ -123,15 +124,7 @@ def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | No
         record = with_current_names(record)
     wrong, problem = wrong_values(name, record)
     content = _without(record, wrong)
-    return aliases.with_former_defaults(content) if is_settings else content, problem
-
-
-def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run under their current names, those that were asked for too."""
-    settings = aliases.with_current_names(settings)
-    if isinstance(asked := settings.get("asked"), dict):
-        settings["asked"] = aliases.with_current_names(asked)
-    return settings
+    return with_former_defaults(content) if is_settings else content, problem
 
 
 def wrong_values(name: str, record: dict[str, Any]) -> tuple[set[tuple[Any, ...]], str | None]:

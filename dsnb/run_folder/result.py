@@ -16,7 +16,7 @@ from dsnb.run_folder import record_schema
 from dsnb.run_folder.declarations import STATUSES
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
-from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 
 _RUN = RunPaths(Path())
 ENDED = tuple(status for status in STATUSES if status != "interrupted")
@@ -215,7 +215,7 @@ def unfinished(run: RunPaths) -> str | None:
     In addition to the checks of `missing_record`, the timed steps of an `ok` run are counted.
     """
     settings, environment, result = (records.read_json(path) for path in (run.experiment, run.environment, run.result))
-    settings = settings and record_schema.with_current_names(settings)
+    settings = settings and with_current_names(settings)
     for path, record in ((run.experiment, settings), (run.environment, environment), (run.result, result)):
         if record and (invalid := record_schema.wrong_values(path.name, record)[1]):
             return invalid

@@ -13,7 +13,7 @@ from dsnb.run_folder.columns import MEMORY, METRIC_LABELS
 from dsnb.run_folder.declarations import STATUSES, Metric
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED
-from dsnb.settings.setting import Setting, text
+from dsnb.settings.training import Setting, text
 
 __all__ = [
     "AXES", "MEMORY", "METRIC_LABELS", "Metric", "axis", "choice", "common_unit", "count", "has_effect", "is_on",

@@ -26,8 +26,8 @@ from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import missing_record
-from dsnb.settings import aliases, deepspeed_keys
-from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings import deepspeed_keys
+from dsnb.settings.experiment import DEFAULTS, with_current_names, with_former_defaults
 from dsnb.system import hardware
 
 NOTEBOOK_END_BYTES = 8 * 1024
@@ -53,7 +53,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
     names = (EXPERIMENT, MACHINE, RESULT)
     by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
-    by_file[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in by_file[EXPERIMENT]]
+    by_file[EXPERIMENT] = [record and with_current_names(record) for record in by_file[EXPERIMENT]]
     problems = _clean(by_file)
     ends = [
         _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))
@@ -61,7 +61,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     ]
     given, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
-    settings = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in given]
+    settings = [{**DEFAULTS, **with_former_defaults(record)} if record else {} for record in given]
     columns = _fields(settings, [*SETTINGS, "device", *ORDER]) | _keys(settings)
     columns |= _fields([result.get("summary") or {} for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
     columns |= _fields(machines, ENVIRONMENT)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from dsnb.formulas.metrics import UTILIZATION_S
 from dsnb.runs import labels
-from dsnb.settings import aliases
+from dsnb.settings.experiment import CURRENT_NAMES
 from dsnb.settings.training import compile_mode
 
 ALIASES = {
@@ -17,7 +17,7 @@ ALIASES = {
     "origins": "provenance",
     "not_ok": "n_failed",
     "timed_wall_s": "timed_s",
-    **aliases.CURRENT_NAMES,
+    **CURRENT_NAMES,
 }
 """Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an index and stays.)"""
 UTILIZATION = "gpu_util_pct"
