@@ -95,7 +95,6 @@ IN_ONE_WORKER = {
     "tests/prediction/test_traces.py",
     "tests/train/test_attention.py",
     "tests/train/test_causal_loss.py",
-    "tests/train/test_chunked_loss.py",
     "tests/train/test_compiling.py",
     "tests/train/test_data.py",
     "tests/train/test_engine.py",

@@ -27,6 +27,7 @@ from dsnb.launcher.local import free_port, is_free, kill_family
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.system import hardware, launch_clock, signals
+from dsnb.train import start
 from dsnb.version import __version__
 
 MARK = "\x1e"
@@ -74,9 +75,9 @@ def run_ranks(request: dict[str, Any]) -> int:
         gpus = set_environment(request)
         with sampled(gpus, tell, request["launched_at_s"]):
             try:
-                from dsnb.train import elastic  # torch takes seconds, in which the pipe is watched already
-
-                outcome = elastic.run_ranks(request["torchrun"])
+                outcome = start.run_ranks(
+                    request["torchrun"]
+                )  # torch takes seconds, in which the pipe is watched already
             finally:
                 kill_family(psutil.Process())
     except (DsnbError, OSError, RuntimeError, ValueError) as error:

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from dsnb.prediction.fake_model import CudaOperators, Size, autocast, build, size
 from dsnb.settings.derived import compiles_blocks
 from dsnb.settings.experiment import Experiment
-from dsnb.train import alibi
-from dsnb.train.chunked_loss import aligned, chunk_tokens
+from dsnb.train import attention
+from dsnb.train.causal_loss import aligned, chunk_tokens
 from dsnb.train.model import weights_dtype
 from dsnb.train.model_parts import blocks, output_layer
 
@@ -139,8 +139,8 @@ def flash_attention() -> Iterator[None]:
     usual = F.scaled_dot_product_attention
     substitutes: list[tuple[Any, str, Any]] = [
         (F, "scaled_dot_product_attention", fused),
-        (alibi, "flex_attention", flex),
-        (alibi, "_causal_blocks", lambda *_: None),
+        (attention, "flex_attention", flex),
+        (attention, "_causal_blocks", lambda *_: None),
     ]
     with contextlib.ExitStack() as stack:
         for module, name, substitute in substitutes:

@@ -24,8 +24,8 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from dsnb.formulas import model_shapes
 from dsnb.settings import causal_models
 from dsnb.settings.experiment import Experiment
-from dsnb.train import alibi, attention, parallel
-from dsnb.train.model_parts import blocks, init_units
+from dsnb.train import attention, model_parts
+from dsnb.train.model_parts import blocks, has_own_parameters
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 PART_BYTES = 2**31 - 1
@@ -136,9 +136,9 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
             "text_config of its configuration as a configuration of its own"
         )
     if model.config.model_type == "bloom" and experiment.attention != "eager":
-        alibi.use_fused_attention(model, experiment.seq_len if uses_flex(experiment) else 0)
+        attention.use_fused_alibi(model, experiment.seq_len if uses_flex(experiment) else 0)
     if experiment.tensor_parallel > 1:
-        parallel.prepare(experiment, model)
+        model_parts.prepare(experiment, model)
     if experiment.lora_rank:
         model = add_adapters(experiment, model)
     if experiment.activation_checkpointing:
@@ -266,6 +266,22 @@ def _allocate(own: list[nn.Module]) -> None:
             if id(empty) not in made and empty.is_meta:
                 made[id(empty)] = nn.Parameter(torch.empty_like(empty, device="cpu"), empty.requires_grad)
             setattr(module, name, made.get(id(empty), empty))
+
+
+def init_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the units that are initialised one by one, with names: each block, and each layer outside of blocks."""
+
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if isinstance(module, nn.ModuleList):
+            prefix = f"{name}." if name else ""
+            yield from ((f"{prefix}{key}", child) for key, child in module.named_children())
+        elif has_own_parameters(module):
+            yield name, module
+        else:
+            for key, child in module.named_children():
+                yield from walk(f"{name}.{key}" if name else key, child)
+
+    yield from walk("", model)
 
 
 @torch.no_grad()

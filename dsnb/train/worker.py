@@ -29,17 +29,14 @@ from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB
 from dsnb.system.nvml import POWER_COUNTER
 from dsnb.train import compiling, failure, over_ranks, profiling, token_work
-from dsnb.train.alibi import FLEX_NAME
-from dsnb.train.attention import KernelWatch
+from dsnb.train.attention import FLEX_NAME, KernelWatch
 from dsnb.train.data import Batches, batches
 from dsnb.train.energy import Gpu, open_device
 from dsnb.train.engine import DeepSpeedTrainer, PipelineTrainer
 from dsnb.train.failure import Position
 from dsnb.train.meter import Meter
 from dsnb.train.model import build
-from dsnb.train.torch_trainer import TorchTrainer
-from dsnb.train.trainer import Trainer, no_section
-from dsnb.train.updates import WeightWatch
+from dsnb.train.trainer import TorchTrainer, Trainer, no_section
 
 MAX_WAIT_S = 30 * 86400.0
 """Longest timeout of a collective: torch counts it in nanoseconds, and 300 years of them overflow."""
@@ -119,7 +116,10 @@ def train_steps(
 ) -> dict[str, Any]:
     """Train all steps and return what was measured, over all ranks."""
     device = meter.losses.device
-    watch, kernel = WeightWatch(trainer.optimizer), KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
+    watch, kernel = (
+        over_ranks.WeightWatch(trainer.optimizer),
+        KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME),
+    )
     over_ranks.reset_host_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
     updates = experiment.warmup_steps + experiment.steps - meter.skipped_steps
@@ -174,9 +174,7 @@ def describe(trainer: Trainer, device: torch.device) -> dict[str, Any]:
     """Return what was trained, and with which libraries."""
     return {
         **trainer.describe(),
-        "parameters": trainer.parameters,
-        "trainable_parameters": trainer.trainable_parameters,
-        "block_parameters": trainer.block_parameters,
+        **trainer.parameters,
         "layers": trainer.config.num_hidden_layers,
         "hidden": trainer.config.hidden_size,
         "cpu_threads": torch.get_num_threads(),

@@ -15,7 +15,7 @@ causal_loss, models = lazy.Module("dsnb.train.causal_loss"), lazy.Module("dsnb.t
 def made(**settings):
     experiment = Experiment(device="cpu", precision="fp32", seq_len=16, micro_batch_size=2, **settings)
     model = models.build(experiment, {}, torch.device("cpu"))
-    return experiment, causal_loss.with_loss(experiment, model)
+    return experiment, causal_loss.CausalLoss(model, experiment.loss == "chunked")
 
 
 @pytest.mark.process

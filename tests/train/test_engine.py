@@ -34,7 +34,7 @@ def test_a_family_that_is_not_tested_is_refused_in_one_sentence(monkeypatch):
     with pytest.raises(
         ValueError, match="tensor_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt_"
     ):
-        engine.parallel.prepare(settings, model)
+        engine.model_parts.prepare(settings, model)
     monkeypatch.setattr("dsnb.train.engine.build_part", lambda experiment, device, part: part(model))
     with pytest.raises(
         ValueError, match="pipeline_parallel is 2: it is tested for gpt2, opt and bloom only, not for gpt"

@@ -1,6 +1,6 @@
 def main(run_dir: str) -> int:
     """Train a pipeline whose stages were never split."""
-    from dsnb.train import parallel, worker
+    from dsnb.train import model_parts, worker
 
-    parallel.split_stage = lambda *_: None
+    model_parts.split_stage = lambda *_: None
     return worker.main(run_dir)
