@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dsnb.system import launch_clock, nvml
+from dsnb.system import hardware, launch_clock
 
 INTERVAL_S = 0.25
 
@@ -26,12 +26,12 @@ def sampled(gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launche
     ended = threading.Event()
 
     def sample() -> None:
-        with nvml.session() as api:
+        with hardware.nvml_session() as api:
             handles = {index: api.nvmlDeviceGetHandleByIndex(index) for index in gpus if api}
             while not ended.wait(INTERVAL_S):
                 for index, handle in handles.items():
                     t_s = round(launch_clock.now_s() - launched_at_s, 3)
-                    take({"t_s": t_s, "gpu": index, **nvml.sample(api, handle)})
+                    take({"t_s": t_s, "gpu": index, **hardware.gpu_sample(api, handle)})
 
     thread = threading.Thread(target=sample, daemon=True)
     if gpus:

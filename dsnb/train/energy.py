@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsnb.system import nvml
+from dsnb.system import hardware
 
 if TYPE_CHECKING:
     import torch
@@ -73,17 +73,17 @@ class Gpu:
 @contextmanager
 def open_device(device: "torch.device") -> Iterator[Gpu | None]:
     """Yield NVML's view of a torch device; None for a CPU, and for a GPU that NVML lacks (a MIG slice)."""
-    with nvml.session() as api:
+    with hardware.nvml_session() as api:
         handle = _handle(api, device)
         if handle is None:
             yield None
             return
-        meter: EnergyMeter | None = EnergyMeter(lambda: nvml.energy_j(api, handle))
+        meter: EnergyMeter | None = EnergyMeter(lambda: hardware.energy_j(api, handle))
         try:
-            nvml.energy_j(api, handle)
+            hardware.energy_j(api, handle)
         except api.NVMLError:
             meter = None
-        yield Gpu(lambda: nvml.memory_used_gib(api, handle), meter)
+        yield Gpu(lambda: hardware.memory_used_gib(api, handle), meter)
 
 
 def _handle(api: Any, device: "torch.device") -> Any:

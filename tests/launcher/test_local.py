@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from dsnb import Experiment
 from dsnb.launcher import gpu_sampler
 from dsnb.launcher.local import LOCALHOST, free_port, rank_variables
-from dsnb.system import hardware, launch_clock, nvml
+from dsnb.system import hardware, launch_clock
 from tests.support.waiting import wait_until
 
 
@@ -42,8 +42,8 @@ def test_gpus_that_a_notebook_chooses_later_are_those_that_are_used(monkeypatch)
 
 def test_gpus_are_sampled_until_the_block_ends(monkeypatch):
     api = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda index: index)
-    monkeypatch.setattr(nvml, "session", lambda: contextlib.nullcontext(api))
-    monkeypatch.setattr(nvml, "sample", lambda _, handle: {"util_pct": 10 * handle})
+    monkeypatch.setattr(hardware, "nvml_session", lambda: contextlib.nullcontext(api))
+    monkeypatch.setattr(hardware, "gpu_sample", lambda _, handle: {"util_pct": 10 * handle})
     monkeypatch.setattr(gpu_sampler, "INTERVAL_S", 0.01)
     samples = []
     with gpu_sampler.sampled([3, 5], samples.append, launch_clock.now_s() - 60):

@@ -11,7 +11,7 @@ from dsnb.settings import causal_models
 from tests.support import lazy
 
 torch, transformers = lazy.Module("torch"), lazy.Module("transformers")
-token_work, empty_pass = lazy.Module("dsnb.train.token_work"), lazy.Module("dsnb.train.empty_pass")
+token_work = lazy.Module("dsnb.train.token_work")
 BASE = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 BASE |= {"max_position_embeddings": 128, "num_key_value_heads": 2}
 MIXTRAL = {"model_type": "mixtral", **BASE, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -223,9 +223,9 @@ class Mixture:
 )
 def test_the_experts_of_an_unknown_mixture(router, config, chosen):
     model = Mixture(router, **config)
-    held = empty_pass.expert_modules(model)
-    found = empty_pass.chosen_experts(model, held, empty_pass.observe(model, held))
-    assert found == {"moe.experts": empty_pass.Experts(6, chosen, stacked=False)}
+    held = token_work.expert_modules(model)
+    found = token_work.chosen_experts(model, held, token_work.observe(model, held))
+    assert found == {"moe.experts": token_work.Experts(6, chosen, stacked=False)}
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ def test_the_experts_of_an_unknown_mixture(router, config, chosen):
 )
 def test_a_number_of_experts_that_is_not_certain_is_refused(router, config):
     model = Mixture(router, **config)
-    held = empty_pass.expert_modules(model)
+    held = token_work.expert_modules(model)
     why = r"^it is not certain how many of the 6 experts of moe\.experts work on a token$"
     with pytest.raises(ValueError, match=why):
-        empty_pass.chosen_experts(model, held, empty_pass.observe(model, held))
+        token_work.chosen_experts(model, held, token_work.observe(model, held))
 
 
 def test_a_model_that_cannot_be_followed_says_so(small, monkeypatch):
