@@ -103,7 +103,6 @@ IN_ONE_WORKER = {
     "tests/train/test_model.py",
     "tests/train/test_profiling.py",
     "tests/train/test_token_work.py",
-    "tests/train/test_verify_engine.py",
 }
 """Files whose tests themselves import torch, DeepSpeed or transformers, which takes 7 s: one worker runs them all."""
 FORK_SERVERS = 2
