@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis import conditions
 from dsnb.analysis.comparisons import VALUES, compare, page_note
+from dsnb.analysis.flags import changed_conditions
 from dsnb.analysis.intervals import Verdict, hosts
 from dsnb.render.tables import Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT
@@ -67,7 +67,7 @@ def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
     if not rows:
         return Html("<p>Both ran in the same recorded environment: hosts, GPUs, drivers and versions.</p>")
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after"]).rename_axis("environment")
-    sentences = conditions.between(before, after)
+    sentences = changed_conditions(before, after)
     return Html(f"{to_html(table, text_columns=('before', 'after'))}{bullet_list(sentences) if sentences else ''}")
 
 
