@@ -27,10 +27,15 @@ from dsnb.runs.table import as_runs, named_runs
 NO_SPREAD = 1e-18
 """Variances of logarithms below this are rounding errors of equal values."""
 VALUES = (
-    "Values are means of the runs: geometric, or arithmetic if the figure is a percentage. With fewer than "
-    f"{MIN_RUNS} runs of either setting they are medians. The difference is that of the values shown."
+    "Values are means of the runs: geometric, or arithmetic for percentages; medians below "
+    f"{MIN_RUNS} runs of either setting. The difference is that of the values shown."
 )
 """What tables of two settings show."""
+TOGETHER = (
+    f"The {100 * CONFIDENCE:g} % intervals of speed and memory of all pairs of settings of a task hold together (Games "
+    "and Howell 1976)"
+)
+"""What the intervals of a page control."""
 WORDS = {
     Verdict.TOO_FEW: "too few {counted}s[: {change}] ({n} and {base_n} {counted}s; {needed} of each are needed)",
     Verdict.NO_LARGER: "no difference larger than {largest} ({low} to {high})",
@@ -275,15 +280,6 @@ def _best(settings: dict[object, Setting], figure: str, better: Better) -> objec
     if not medians:
         return None
     return (max if better == "higher" else min)(medians, key=lambda name: medians[name])
-
-
-def page_note(confidence: float = CONFIDENCE) -> str:
-    """Return a sentence on what intervals and verdicts of this confidence control."""
-    return (
-        f"The {100 * confidence:g} % intervals hold for speed and memory of all pairs of settings of a task together "
-        f"(Games and Howell 1976): where all settings are equal, any two are called different for at most about "
-        f"{100 * (1 - confidence):.3g} % of tasks."
-    )
 
 
 def compare(

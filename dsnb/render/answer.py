@@ -19,9 +19,8 @@ from dsnb.analysis.decide import (
 from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
-from dsnb.analysis.templates import NO_RUNS
 from dsnb.analysis.texts import fixed
-from dsnb.analysis.words import axis_title, words
+from dsnb.analysis.words import NO_RUNS, axis_title, words
 from dsnb.render.tables import Html
 from dsnb.runs import labels, setting_words
 from dsnb.runs.columns import numbers

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.comparisons import VALUES, compare, page_note
+from dsnb.analysis.comparisons import TOGETHER, VALUES, compare
 from dsnb.analysis.flags import changed_conditions
-from dsnb.analysis.intervals import Verdict, hosts
+from dsnb.analysis.intervals import CONFIDENCE, Verdict, hosts
 from dsnb.render.tables import Html, bullet_list, format_column, subheading, to_html
 from dsnb.run_folder.columns import ENVIRONMENT
 from dsnb.runs import discover
@@ -19,6 +19,10 @@ RATE = "tokens_per_s"
 OTHER_HOSTS = (
     "The two sets ran on different hosts, so a difference may come from the hosts, and it is one between these hosts: "
     "others of the same kind may differ by more or less."
+)
+EQUAL = (
+    f"where all settings are equal, any two are called different for at most about {100 * (1 - CONFIDENCE):.3g} % of "
+    "tasks."
 )
 
 
@@ -53,7 +57,7 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     only_in = {when: first.index[first["only_in"] == when] for when in ("before", "after")}
     sentences = [f"Only {when}: {', '.join(map(str, names))}." for when, names in only_in.items() if len(names)]
     parts += [bullet_list(sentences)] if sentences else []
-    about = Html(f"<p>{html.escape(f'{VALUES} {page_note()}')}</p>")
+    about = Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {EQUAL}')}</p>")
     return [*parts, about] if (first["only_in"] == "").any() else parts
 
 
