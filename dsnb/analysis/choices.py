@@ -50,17 +50,7 @@ def varying(runs: pd.DataFrame) -> list[str]:
 def single_changes(runs: pd.DataFrame, base: str) -> list[dict[str, Any]]:
     """Return the experiments that differ from another one in a single choice, ordered by choice and value.
 
-    Parameters
-    ----------
-    runs
-        The runs of a task, with experiments named as in `dsnb.summarize`.
-    base
-        The experiment to compare with.
-
-    Returns
-    -------
-    list of dict
-        `axis`, `before`, `after` (the values of the choice) and `experiment`.
+    Of each: `axis`, `before`, `after` (the values of the choice) and `experiment`, named as in `dsnb.summarize`.
     """
     known = with_choices(runs)
     axes = varying(known)
@@ -78,15 +68,7 @@ def single_changes(runs: pd.DataFrame, base: str) -> list[dict[str, Any]]:
 def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split runs into parts whose runs differ only in strategy and precision, which the figures compare.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-
-    Returns
-    -------
-    dict
-        Title (the choices that differ between parts, in words) -> runs, of the `MAX_VARIANTS` parts with the most runs.
+    Of the `MAX_VARIANTS` parts with the most runs: their title (the choices that differ between parts) and runs.
     """
     parts = split(as_runs(runs), WITHIN_A_VARIANT)
     largest = sorted(range(len(parts)), key=lambda number: -len(parts[number][1]))[:MAX_VARIANTS]
@@ -96,10 +78,7 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.DataFrame]]:
     """Split runs into parts that differ in choices other than `within`, in order of appearance.
 
-    Returns
-    -------
-    list of tuple
-        The choices that differ between the parts, in words, as far as they are unusual, and the runs.
+    Each part has a title: the choices that differ between the parts, in words, as far as they are unusual.
     """
     known = with_choices(runs)
     names = [name for name in choices(known) if name not in within]

@@ -39,12 +39,7 @@ COLUMNS = [
 
 
 def groups(runs: pd.DataFrame) -> pd.DataFrame:
-    """Compare groups of hosts that ran the same experiments.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it; runs without a hostfile are left out.
+    """Compare groups of hosts that ran the same experiments; runs without a hostfile are left out.
 
     Returns
     -------
@@ -124,12 +119,7 @@ def is_slow(table: pd.DataFrame) -> pd.Series:
 
 
 def hosts(table: pd.DataFrame) -> pd.DataFrame:
-    """Return each host against the median of the sweep.
-
-    Parameters
-    ----------
-    table
-        As `groups` returns it.
+    """Return each host of a table of `groups` against the median of the sweep.
 
     Returns
     -------

@@ -78,13 +78,7 @@ def timing(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def repeat_ratios(runs: pd.DataFrame) -> pd.Series:
-    """Return the highest over the lowest tokens/s of the ok runs of each experiment; missing for fewer than two.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it, with experiments named as in `summarize`.
-    """
+    """Return the highest over the lowest tokens/s of the ok runs of each experiment; missing for fewer than two."""
     rates = numbers(runs, "tokens_per_s").where(runs["status"] == "ok")
     groups = rates.where(rates > 0).groupby(runs["experiment"], sort=False)
     return (groups.max() / groups.min()).where(groups.count() > 1)
