@@ -188,9 +188,8 @@ def all_pairs(base: Moments, other: Moments, groups: int, confidence: float) -> 
     `base` broadcasts against `other`; `groups` is the number of settings with repeats, which pairs can be formed of.
     """
     estimate, error, degrees = welch(base, other)
-    factors = {int(df): quantile(1 - confidence, max(groups, 2), int(df)) for df in np.unique(degrees) if df}
-    critical = np.array([factors.get(df, math.nan) for df in range(max(factors, default=0) + 1)])
-    margin = critical[degrees] * error / math.sqrt(2)
+    critical = [quantile(1 - confidence, max(groups, 2), df) if df else math.nan for df in degrees.flat]
+    margin = np.reshape(np.array(critical, float), degrees.shape) * error / math.sqrt(2)
     return Intervals(estimate, estimate - margin, estimate + margin)
 
 
