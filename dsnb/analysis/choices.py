@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.summary import axes
 from dsnb.analysis.tasks import TRAINED, with_trained
+from dsnb.run_folder.columns import SETTINGS, key_columns
 from dsnb.runs import labels, setting_words
 from dsnb.runs.table import as_runs
 
@@ -26,7 +26,8 @@ WITHIN_A_VARIANT = {"strategy", "precision", "source"}
 
 def choices(runs: pd.DataFrame) -> list[str]:
     """Return the columns of `with_choices(runs)` that distinguish settings, in display order."""
-    return [name for name in axes(runs) if name not in {*SHARING[1:], *MEASUREMENT, TRAINED}]
+    others = {*SHARING[1:], *MEASUREMENT, TRAINED, "sweep", "status"}
+    return [name for name in dict.fromkeys([*labels.AXES, *SETTINGS, *key_columns(runs)]) if name in {*runs} - others]
 
 
 def with_choices(runs: pd.DataFrame) -> pd.DataFrame:

@@ -203,32 +203,21 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to train a task with, and what comes next.
-
-    Attributes
-    ----------
-    question
-        What was asked.
-    table
-        All candidates with what they cost (`costed`), those that need more GPUs than are at hand included.
-    options
-        The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
-        value of what is to be least, whose repeats agree, and that do not take too long while others do not.
-    too_slow, unstable
-        Number of settings that are left out because of `Question.max_days`, or because their repeats do not agree.
-    runs
-        All runs of the task, with experiments named as in the table; none for candidates that are only predicted.
-    difference
-        The row of `dsnb.analysis.comparisons` that compares the second option with the first; None without one.
-    """
+    """What to train a task with, and what comes next."""
 
     question: Question
     table: pd.DataFrame
+    """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
     options: pd.DataFrame
+    """The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
+    value of what is to be least, whose repeats agree, and that do not take too long while others do not."""
     too_slow: int = 0
     unstable: int = 0
+    """Settings left out because of `Question.max_days`, and because their repeats do not agree."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """All runs of the task, with experiments named as in the table; none for candidates that are only predicted."""
     difference: "pd.Series[Any] | None" = None
+    """The row of `dsnb.analysis.comparisons` that compares the second option with the first; None without one."""
 
     @property
     def is_beyond(self) -> bool:

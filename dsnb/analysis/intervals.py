@@ -61,9 +61,7 @@ class Setting:
 
     def by_host(self) -> Array:
         """Return one value per host: the mean of the values of its runs."""
-        if not self.hosts:
-            return self.values
-        return pd.Series(self.values).groupby(list(self.hosts), sort=False).mean().to_numpy()
+        return pd.Series(self.values).groupby(np.array(self.hosts, object), sort=False).mean().to_numpy()
 
 
 def settings_of(

@@ -6,7 +6,7 @@ with the status `ok`; the others are only counted.
 
 import pandas as pd
 
-from dsnb.run_folder.columns import PHASES, SETTINGS, key_columns
+from dsnb.run_folder.columns import PHASES
 from dsnb.runs import labels
 from dsnb.runs.columns import numbers
 from dsnb.runs.table import named_runs
@@ -49,12 +49,6 @@ def summarize(runs: pd.DataFrame, by: str | list[str] = "experiment") -> pd.Data
     measured_by = [f"{metric}_n" for metric in SUMMARY_METRICS]
     table = table.fillna(dict.fromkeys(measured_by, 0)).astype(dict.fromkeys(measured_by, int))
     return table.copy()  # in one piece, which pandas asks for
-
-
-def axes(runs: pd.DataFrame) -> list[str]:
-    """Return the columns that distinguish experiments: the settings, keys of DeepSpeed, and the GPU model."""
-    named = [name for name in labels.AXES if name not in {"sweep", "status"}]
-    return [name for name in dict.fromkeys([*named, *SETTINGS, *key_columns(runs)]) if name in runs]
 
 
 def timing(runs: pd.DataFrame) -> pd.DataFrame:
