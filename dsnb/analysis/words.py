@@ -14,9 +14,9 @@ from dsnb.analysis.decide import ASSUMED_PRICE, CPU, MEASURED, PUBLISHED, Decisi
 from dsnb.analysis.intervals import CONFIDENCE, MIN_RUNS, Verdict
 from dsnb.analysis.summary import UNSTABLE
 from dsnb.analysis.texts import HOURS, MINUS, SIZES, amount, duration, fill, fixed, significant
-from dsnb.runs import labels, setting_words
-from dsnb.runs.columns import numbers
+from dsnb.runs import labels
 from dsnb.runs.literature.tables import SOURCE, is_own
+from dsnb.runs.table import numbers
 from dsnb.settings.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 
 BEST = {"time": "Fastest", "gpu_hours": "Fewest {unit}-hours", "cost": "Cheapest", "memory": "Least memory"}
@@ -199,7 +199,7 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
     return {
         "name": str(option.name),
         "basis": str(option["basis"]),
-        "place": setting_words.place(run),
+        "place": labels.place(run),
         "unit": unit,
         **{text: significant(known[column]) for text, column in amounts.items() if column in known},
         **{text: f"{known[column]:.1f}" for text, column in errors.items() if column in known},
@@ -216,9 +216,9 @@ def said_of(run: Mapping[str, Any]) -> dict[str, str]:
     origin = "published, not measured here" if basis(run) == PUBLISHED else "measured"
     return {
         "model": "" if model == "-" else model,
-        "setting": setting_words.setting(run),
-        "place": setting_words.place(run),
-        "unit": setting_words.unit(run),
+        "setting": labels.setting(run),
+        "place": labels.place(run),
+        "unit": labels.unit(run),
         "origin": f"measured with dsnb, published as {source.removeprefix(SOURCE)}" if is_own(source) else origin,
     }
 
@@ -271,7 +271,7 @@ def _why_not(decision: Decision) -> str:
         return say(f"headline.{case(runs)}", {"runs": len(runs), "several": len(runs) if len(runs) > 1 else ""})
     fewest = decision.table["gpus"].min()
     if question.gpus and fewest > question.gpus:
-        unit = setting_words.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
+        unit = labels.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
         facts = {"at_hand": fixed(question.gpus), "unit": unit, "fewest": f"{fewest:g}"}
         return say("headline.too_few_gpus", facts)
     if decision.unstable:
@@ -319,9 +319,9 @@ def _changes(decision: Decision) -> str:
     changed = [
         labels.axis(name).describe(other)
         for name, (_, other) in decision.differing.items()
-        if name not in PLACE and setting_words.has_effect(run, name)
+        if name not in PLACE and labels.has_effect(run, name)
     ]
-    place = setting_words.place(run) if {*PLACE} & set(decision.differing) else ""
+    place = labels.place(run) if {*PLACE} & set(decision.differing) else ""
     if changed:
         return ", ".join([*changed, *([f"on {place}"] if place else [])])
     return say("changes.place", {"place": place}) or say("changes.same", {"experiment": decision.options.index[1]})

@@ -35,7 +35,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
-    from dsnb.runs.setting_words import common_unit
+    from dsnb.runs.labels import common_unit
 
     if wide or format_ is not Format.table:
         table = summarize(runs)

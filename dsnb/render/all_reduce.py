@@ -15,7 +15,7 @@ from dsnb.render import palette, tables
 from dsnb.render.picture import PLAIN_TICKS, Picture
 from dsnb.render.tables import Html
 from dsnb.run_folder import record_schema
-from dsnb.runs.all_reduce import load_bandwidth, newest
+from dsnb.runs.load import load_bandwidth, newest_bandwidth_test
 
 NCCL_TYPES = {"float32": "float"}
 
@@ -41,7 +41,7 @@ def _figures(values: pd.Series) -> list[str]:
 
 def section(folder: str | Path) -> Iterator[Html | Picture]:
     """Yield the parts of a report on a sweep's all-reduce test; nothing if there is none."""
-    run, table = newest(folder), load_bandwidth(folder)
+    run, table = newest_bandwidth_test(folder), load_bandwidth(folder)
     if run is None or table.empty:
         return
     machine = record_schema.read(run.environment) or {}

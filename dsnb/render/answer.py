@@ -22,9 +22,8 @@ from dsnb.analysis.tasks import Task, tasks
 from dsnb.analysis.texts import fixed
 from dsnb.analysis.words import NO_RUNS, axis_title, words
 from dsnb.render.tables import Html
-from dsnb.runs import labels, setting_words
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs, named_runs
+from dsnb.runs import labels
+from dsnb.runs.table import as_runs, named_runs, numbers
 
 MAX_CARDS = 6
 """Tasks with a card of their own."""
@@ -86,7 +85,7 @@ def _one_change(decision: Decision) -> str:
     """Return what the settings cost that differ from the best one in a single choice, as a table."""
     runs, base = decision.runs, decision.options.index[0]
     figures = [name for name in (rate(runs), memory_figure(runs)) if name and name in runs]
-    unit = setting_words.unit(decision.settings.loc[base].to_dict())
+    unit = labels.unit(decision.settings.loc[base].to_dict())
     relevance = decision.question.relevance
     words_of = [differences(runs, figure=name, baseline=base, relevance=relevance)["words"] for name in figures]
     counts = (runs["status"] == "ok").groupby(runs["experiment"]).agg(["sum", "size"])

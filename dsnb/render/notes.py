@@ -9,9 +9,8 @@ from dsnb.analysis.flags import flags, load_samples
 from dsnb.analysis.summary import summarize
 from dsnb.render import by_task, tables
 from dsnb.render.tables import Html
-from dsnb.runs.labels import METRIC_LABELS
-from dsnb.runs.planned import Planned, left_out, still_to_come
-from dsnb.runs.setting_words import common_unit
+from dsnb.runs.labels import METRIC_LABELS, common_unit
+from dsnb.runs.load import Planned, left_out, still_to_come
 
 MAX_TO_COME = 5
 UNUSUAL = "what is unusual"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from dsnb.analysis.parity import FIGURES, MAX_SETTINGS, errors, parity
 from dsnb.prediction.accuracy import ALL
-from dsnb.prediction.constants import FITTED_SETTINGS
+from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.prediction.traces import can_trace
 from dsnb.render import palette
 from dsnb.render.picture import PLAIN_TICKS, Picture, note, shared_legend

@@ -17,8 +17,7 @@ from dsnb.files import plain_yaml, records
 from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import discover
-from dsnb.runs.labels import AXES, METRIC_LABELS
-from dsnb.runs.setting_words import common_unit
+from dsnb.runs.labels import AXES, METRIC_LABELS, common_unit
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
@@ -56,7 +55,7 @@ class Html:
 def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     """Format a summary as text (`repeats_text`) under headings with units, without redundant metrics.
 
-    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.setting_words.common_unit`).
+    `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
     """
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
     redundant = _redundant(summary)

@@ -18,11 +18,12 @@ import pandas as pd
 
 from dsnb.files import plain_text, records
 from dsnb.formulas import metrics, model_shapes
-from dsnb.run_folder import finished, record_schema
+from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import ENVIRONMENT, METRIC_COLUMNS, ORDER, PHASES, SETTINGS, STEP_COLUMNS, SUMMARY_TEXTS
 from dsnb.run_folder.paths import RunPaths
-from dsnb.settings import aliases, deepspeed_keys
-from dsnb.settings.experiment import DEFAULTS
+from dsnb.run_folder.result import missing_record
+from dsnb.settings import deepspeed_keys
+from dsnb.settings.experiment import DEFAULTS, with_current_names, with_former_defaults
 from dsnb.system import hardware
 
 NOTEBOOK_END_BYTES = 8 * 1024
@@ -47,7 +48,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     """Return the content of run folders by column; an unfinished run has the status `interrupted`."""
     names = (EXPERIMENT, MACHINE, RESULT)
     by_file = {name: [records.read_json(f"{folder}/{name}") for folder in folders] for name in names}
-    by_file[EXPERIMENT] = [record and record_schema.with_current_names(record) for record in by_file[EXPERIMENT]]
+    by_file[EXPERIMENT] = [record and with_current_names(record) for record in by_file[EXPERIMENT]]
     problems = _clean(by_file)
     ends = [
         _status_and_cause(settings, machine, result, f"{folder}/{_STEPS}", problems.get(place))
@@ -55,7 +56,7 @@ def read_columns(folders: Sequence[str]) -> Columns:
     ]
     given, machines, results = ([record or {} for record in of_runs] for of_runs in by_file.values())
     # A setting that is missing was added after the run was made, so its former default applied.
-    settings = [{**DEFAULTS, **aliases.with_former_defaults(record)} if record else {} for record in given]
+    settings = [{**DEFAULTS, **with_former_defaults(record)} if record else {} for record in given]
     columns = _fields(settings, [*SETTINGS, "device", *ORDER]) | _keys(settings)
     columns |= _fields([_mapping(result, "summary") for result in results], [*METRIC_COLUMNS, *SUMMARY_TEXTS])
     columns |= _fields(machines, ENVIRONMENT)
@@ -115,8 +116,8 @@ def _status_and_cause(
     settings: Any, machine: Any, result: Any, steps: str, problem: str | None
 ) -> tuple[str, str | None]:
     """Return the status and cause of a run; `interrupted` for an unfinished one, whatever its result says."""
-    if reason := problem or finished.missing_record(settings, machine, result, os.path.exists(steps)):
-        return "interrupted", f"{reason}; {finished.AGAIN}"
+    if reason := problem or missing_record(settings, machine, result, os.path.exists(steps)):
+        return "interrupted", f"{reason}; start the sweep again"
     return result["status"], result.get("cause")
 
 

@@ -21,8 +21,8 @@ from dsnb.errors import NoMatchError, SettingsError
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
 from dsnb.run_folder.paths import RunPaths, SweepPaths
-from dsnb.settings import aliases, deepspeed_keys, params_file
-from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings import deepspeed_keys, params_file
+from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.params_file import ParamsFile, read_params, validated
 
 SWEEP_SETTINGS = ("repeats", "order", "order_seed", "expect_samples_per_s", "skip_oom")
@@ -170,7 +170,7 @@ def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -
     SettingsError
         If the file or `overrides` are invalid.
     """
-    file, overrides = read_params(path), deepspeed_keys.dotted(aliases.with_current_names(overrides or {}))
+    file, overrides = read_params(path), deepspeed_keys.dotted(with_current_names(overrides or {}))
     if own := {key: overrides.pop(key) for key in SWEEP_SETTINGS if key in overrides}:
         file = validated({**file.model_dump(), **own}, "--set")
     axes = {key: value for key, value in overrides.items() if isinstance(value, list)}
@@ -234,6 +234,6 @@ def _tentative_name(settings: dict[str, Any], models: Mapping[str, str]) -> str 
         machine = {key: settings[key] for key in ("device", "gpus") if key in settings}
         resolved = Experiment(**machine).model_dump()
         settings = {**settings, **{key: resolved[key] for key in machine}}
-        return _name(Experiment.model_construct(**aliases.with_current_names(settings)), models)
+        return _name(Experiment.model_construct(**with_current_names(settings)), models)
     except (SettingsError, TypeError, ValueError, KeyError, AttributeError):
         return None

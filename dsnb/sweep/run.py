@@ -1,6 +1,6 @@
 """Executes the runs of a sweep through papermill, one notebook per run; continues after failures; resumes.
 
-Every run that is not finished (`dsnb.run_folder.finished`) is executed again.
+Every run that is not finished (`dsnb.run_folder.result`) is executed again.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from filelock import FileLock, Timeout
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.files import plain_text, records
-from dsnb.launcher import fork
+from dsnb.launcher import local
 from dsnb.launcher.folder import check_free_space
-from dsnb.run_folder import finished, paths, record_schema
+from dsnb.run_folder import paths, record_schema
 from dsnb.run_folder.paths import SweepPaths
-from dsnb.run_folder.result import Result
+from dsnb.run_folder.result import ENDED, Result, unfinished
 from dsnb.settings import checks, inputs
 from dsnb.sweep import allocation, job, schedule
 from dsnb.sweep import slurm as slurm_jobs
@@ -131,7 +131,7 @@ def _run_here(todo: list[Run], display: Progress) -> None:
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
     forked = [run.experiment for run in todo if run.experiment.launcher == "fork" and not run.experiment.hostfile]
-    with fork.shared_servers({experiment.device for experiment in forked}):
+    with local.shared_servers({experiment.device for experiment in forked}):
         if any(run.lane for run in todo):
             schedule.run_all(todo, schedule.LocalJob, display)
             return
@@ -216,12 +216,12 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     """
     record = records.read_json(run.paths.result)
     status = record_schema.cleaned(run.paths.result.name, record)[0].get("status") if record else "interrupted"
-    if status in finished.ENDED and (other := job.changed_settings(run)):
+    if status in ENDED and (other := job.changed_settings(run)):
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
     if file := job.changed_input(run):
         raise SettingsError(f"{file} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
-    if message := finished.problem(run.paths):
+    if message := unfinished(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher.figures import summarize_run
+from dsnb.launcher.outcome import summarize_run
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.run_folder.result import Result, last_lines

@@ -11,7 +11,7 @@ import pytest
 
 from dsnb.analysis import parity as module
 from dsnb.analysis.parity import errors, parity
-from dsnb.prediction.measured import measured, recorded
+from dsnb.prediction.calibration import measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import step_times
 from dsnb.render import parity as render

@@ -65,22 +65,23 @@ def test_each_task_has_an_answer_of_its_own():
 
 
 def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monkeypatch):
-    """Of two micro-batches, whose ratios are known within 7 %, and of two strategies, of which nothing is known."""
-    batches = ratio_errors.ONE_PART.format("batch sizes")
-    known = {batches: RatioError(118, 7.0, 50.0), ratio_errors.ALL: RatioError(5, 90.0, 99.0)}
+    """Of two settings that the GPU limits, whose ratios are known within 7 %, and with offload, where nothing is."""
+    by_gpu = ratio_errors.BY_CPU[0]
+    known = {by_gpu: RatioError(118, 7.0, 50.0), ratio_errors.ALL: RatioError(5, 90.0, 99.0)}
     monkeypatch.setattr(ratio_errors, "DEFAULT_RATIOS", known)
 
-    def second(*sizes, stages=(0,), objective="tokens_per_s"):
-        asked = [given(micro_batch_size=size, gpus=8, zero_stage=stage) for size in sizes for stage in stages]
+    def second(*sizes, stages=(0,), objective="tokens_per_s", **settings):
+        stages_and_sizes = [{"micro_batch_size": size, "zero_stage": stage} for size in sizes for stage in stages]
+        asked = [given(**one, gpus=8, **settings) for one in stages_and_sizes]
         return dsnb.recommend(asked, "H200", objective=objective)[0].sentences[1]
 
-    error = "7.0 %, the mean error of predicted ratios of two settings that differ only in batch sizes (118 pairs)"
+    error = "7.0 %, the mean error of predicted ratios of two settings that are both limited by the GPU (118 pairs)"
     first, other = (given(micro_batch_size=size, gpus=8).name_with_model for size in (9, 8))
     assert second(8, 9).startswith(f"Next is {other} (predicted), ")
     assert second(8, 9).endswith(f" % slower, within {error}: run {first} and {other} to decide.")
     assert second(8, 32).endswith(f" % slower, more than {error}.")
     assert "within 90.0 %, the mean error of predicted ratios of two settings of one task (5 pairs): run" in second(
-        8, stages=(0, 1)
+        8, stages=(1, 2), offload="optimizer-cpu"
     )
     assert " % worse, more than the error of " in second(8, stages=(0, 3), objective="memory")
 
@@ -142,8 +143,8 @@ def test_without_runs_everything_is_predicted():
     assert list(rows["days"]) == sorted(asked["days"])
     for name in ("tokens_per_s", "tokens_per_s_error_pct", "days_low", "days_high", "cost"):
         assert rows.loc[NAMES, name].tolist() == pytest.approx(asked[name].tolist())
-    of_strategies = ratio_errors.DEFAULT_RATIOS["that differ only in strategy"]
-    assert ratio_errors.words("that differ only in strategy", of_strategies) in said
+    by_gpu = ratio_errors.BY_CPU[0]
+    assert ratio_errors.words(by_gpu, ratio_errors.DEFAULT_RATIOS[by_gpu]) in said
 
 
 def test_a_measured_setting_replaces_its_prediction():

@@ -9,8 +9,7 @@ import dsnb
 from dsnb.analysis.summary import summarize, timing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
-from dsnb.launcher.figures import summarize_run
-from dsnb.launcher.outcome import run_status
+from dsnb.launcher.outcome import run_status, summarize_run
 from dsnb.render import answer, plots, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result

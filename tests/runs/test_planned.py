@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from dsnb.render import notes
-from dsnb.runs.planned import left_out, planned_runs, still_to_come
+from dsnb.runs.load import left_out, planned_runs, still_to_come
 
 
 def plan(folder, content):

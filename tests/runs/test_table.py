@@ -15,9 +15,8 @@ from dsnb.explorer.data import read
 from dsnb.formulas.metrics import UTILIZATION_S
 from dsnb.render import answer
 from dsnb.run_folder.columns import RUN_COLUMNS
-from dsnb.runs.columns import numbers
 from dsnb.runs.literature import tables
-from dsnb.runs.table import ALIASES, as_runs, named_runs, with_plain_ratio, without_noise
+from dsnb.runs.table import ALIASES, as_runs, named_runs, numbers, with_plain_ratio, without_noise
 from tests.support import made_up
 
 COLUMNS = ["sweep", "experiment", "repeat", "status", "strategy", "model", "micro_batch_size", "seq_len", "precision"]

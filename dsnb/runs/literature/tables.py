@@ -12,7 +12,7 @@ from dsnb.errors import PublishedError
 from dsnb.run_folder import paths
 from dsnb.run_folder.columns import KEYS, RUN_COLUMNS, RUN_NUMBERS, STEP_COLUMNS
 from dsnb.runs.table import as_runs, without_noise
-from dsnb.settings import aliases
+from dsnb.settings.experiment import with_former_defaults
 
 FOREIGN = ("bigscience_1b3", "dist_training_gpt2", "jean_zay_bloom7b", "lambda_1cc_opt")
 """Tables that others published."""
@@ -55,7 +55,7 @@ def as_measured(name: str) -> pd.DataFrame:
         raise PublishedError(f"unknown published table {name!r}: choose one of {', '.join((*FOREIGN, *OWN))}")
     raw = pd.read_csv(paths.literature(name), low_memory=False)
     if name in OWN:
-        raw = pd.DataFrame([aliases.with_former_defaults(row) for row in raw.to_dict("records")])
+        raw = pd.DataFrame([with_former_defaults(row) for row in raw.to_dict("records")])
     further = [column for column in raw if column not in RUN_COLUMNS]  # keys of DeepSpeed's configuration
     runs = raw.assign(source=SOURCE + name).reindex(columns=[*RUN_COLUMNS, *further])
     for column in RUN_NUMBERS:
