@@ -13,7 +13,7 @@ from dsnb.analysis.recommend import forecast
 from dsnb.errors import SettingsError
 from dsnb.prediction import predict
 from dsnb.prediction.traces import Trace
-from dsnb.render import plan_answer
+from dsnb.render import answer
 from tests.prediction.made_up import RECORD
 
 SETTINGS = {"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "micro_batch_size": 8, "gpus": 8}
@@ -237,14 +237,14 @@ def test_the_page_has_an_answer_and_a_table_for_each_task():
     runs = [measured(rate) | {"seq_len": length} for rate, length in ((1e6, 2048), (2e6, 1024))]
     settings = {**SETTINGS, "zero_stage": 3, "seq_len": [2048, 1024]}
     plans, _ = forecast(settings, "H200", pd.DataFrame(runs), tokens=8.64e10, price=2.0)
-    said = str(plan_answer.answers(plans, ["A <note>."]))
+    said = str(answer.plan_sentences(plans, ["A <note>."]))
     assert "A &lt;note&gt;." in said
     for title, days in (("sequence 2048", "1 day"), ("sequence 1024", "12 hours")):
         part = said.partition(f"<h3>opt-1.3b, {title}</h3>")[2].partition("<h3>")[0]
         assert f"tokens: {days}," in part
         assert "slower" not in part
         assert "1 of 1 setting fit on" in part
-    text = str(plan_answer.tables(plans, "€")).replace(' class="text"', "")
+    text = str(answer.plan_tables(plans, "€")).replace(' class="text"', "")
     assert text.count("<h3>") == 2
     assert "<td>measured</td><td>yes</td>" in text.replace("\n", "")
     assert "cost (€)" in text
