@@ -23,7 +23,8 @@ WITHOUT_SCRIPT = "The explorer needs JavaScript. The figures and tables of this 
 @cache
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    vega = f"/npm/vega@{vl_convert.get_vega_version()}/+esm"
+    bundle = vl_convert.javascript_bundle(f'import {{ View, parse }} from "{vega}"; window.vega = {{ View, parse }};')
     return f"{bundle}\n{_own(*BESIDE, *VIEWS)}"
 
 

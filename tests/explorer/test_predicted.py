@@ -13,7 +13,7 @@ from dsnb.explorer.payload import payload
 from dsnb.runs.labels import span
 from tests.analysis.test_parity import runs
 from tests.prediction.made_up import TRACE
-from tests.support.browser import SETTLED, Tabs, root, violations, write_page
+from tests.support.browser import CALM, Tabs, root, violations, write_page
 
 MEASURED = [{"zero_stage": stage, "micro_batch_size": size} for stage in (0, 1) for size in (4, 8)]
 HOSTILE = ["</script><script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>", "a & b \u2028 'c'"]
@@ -91,7 +91,7 @@ def tab(opened):
 def test_nothing_that_is_said_of_runs_includes_predictions(explorer, tab):
     along = "(one) => one.set({ colour: 'micro_batch_size', along: 'micro_batch_size' })"
     tab.evaluate(f"[{PLAIN}, {BESIDE}].forEach({along})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     plain, beside = (tab.evaluate(f"({SAID_OF_RUNS})({one})") for one in (PLAIN, BESIDE))
     assert plain == beside
     assert plain["rows"] == 1 + len(MEASURED)
@@ -192,7 +192,7 @@ def test_hostile_names_stay_text_and_nobody_is_left_out(tab):
     for width, scheme in ((390, "dark"), (1280, "light")):
         tab.set_viewport_size({"width": width, "height": 900})
         tab.emulate_media(color_scheme=scheme)
-        tab.evaluate(SETTLED)
+        tab.evaluate(CALM)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert violations(tab) == []
 

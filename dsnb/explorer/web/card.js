@@ -45,10 +45,7 @@ class Card {
     const group = newId();
     this.choices = [model.allTasks, ...model.tasks].filter(Boolean);
     this.tasks = this.choices.map(({ title }) => element("input", { type: "radio", name: group, onchange: () => set({ task: title }) }));
-    const chips = this.choices.map((task, index) => {
-      const title = task === model.allTasks ? labels.all_tasks : task.title;
-      return element("label", { class: "dsnb-chip", title }, this.tasks[index], element("span", {}, title));
-    });
+    const chips = this.choices.map((task, index) => chip(this.tasks[index], task === model.allTasks ? labels.all_tasks : task.title));
     const tasks = chips.length > 1 ? element("fieldset", { class: "dsnb-tasks" }, element("legend", {}, labels.task), ...chips) : null;
     this.text = element("div", { class: "dsnb-answer", role: "status" });
     const options = Object.keys(model.words.best).map((value) => element("option", { value }, ""));
@@ -120,15 +117,10 @@ class Card {
     const line = (name) => (words[name] ? element("p", { class: `dsnb-${name}` }, words[name]) : null);
     const title = task.title && this.tasks.length === 1 ? element("h3", {}, task.title) : null;
     const parts = ["kicker", "headline", "costs", "note", "following", "worth"].map(line);
-    this.text.replaceChildren(...[title, ...parts, this.table(words.table), line("basis")].filter(Boolean));
-  }
-
-  // The settings in which the best and the next differ.
-  table(rows = []) {
-    if (!rows.length) return null;
-    const head = ["differs in", "best", "runner-up"].map((text) => heading(text));
-    const body = rows.map(({ title, from, to }) => element("tr", {}, element("th", { scope: "row" }, title), element("td", {}, from), element("td", {}, to)));
-    return element("table", { class: "dsnb-differs" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
+    const rows = (words.table ?? []).map((differing) => tableRow(differing.title, [differing.from, differing.to])); // of the best and the next
+    const heads = ["differs in", "best", "runner-up"].map((text) => heading(text));
+    const table = rows.length ? element("table", { class: "dsnb-differs" }, ...tableParts(heads, rows)) : null;
+    this.text.replaceChildren(...[title, ...parts, table, line("basis")].filter(Boolean));
   }
 }
 
@@ -144,7 +136,7 @@ class Overview {
     const tasks = model.tasks.map((task) => {
       const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
       const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-      return element("div", {}, title, element("p", {}, headline), element("p", { class: "dsnb-soft" }, [costs, note].filter(Boolean).join(" ")));
+      return element("div", {}, title, element("p", {}, headline), soft([costs, note].filter(Boolean).join(" ")));
     });
     this.node.replaceChildren(...tasks);
   }
