@@ -363,8 +363,8 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert sentence in tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
     tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
-    shortages = tab.evaluate(f"{ROOT}.scatter.view.data('shortages').map(({{ id, y }}) => [id, y])")
-    assert dict(shortages) == pytest.approx(needed.to_dict())
+    drawn = dict(tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, y }}) => [id, y])"))
+    assert {run: drawn[run] for run in needed.index} == pytest.approx(needed.to_dict())
     assert "not ok: oom" in tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in tab.locator(".dsnb-count").inner_text()
     assert tab.locator("td.dsnb-bad", has_text="oom").count() > 0

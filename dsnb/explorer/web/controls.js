@@ -1,11 +1,13 @@
 // The controls: filters and axes, and the legend, whose entries are filters.
 
+const AXES = { y: "Y axis", x: "X axis", colour: "Colour by", along: "Medians by", y_scale: "Y scale", x_scale: "X scale" };
+
 class Controls {
   constructor(model, set) {
     Object.assign(this, { model, set });
     this.boxes = model.axes.filter((axis) => axis.isFilter).map((axis) => this.filter(axis));
-    this.selects = Object.keys(model.options).map((name) => this.select(name, model.labels[name]));
-    const reset = button(model.labels.reset, () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
+    this.selects = Object.keys(model.options).map((name) => this.select(name));
+    const reset = button("Reset", () => set({ ...model.defaults, ...model.cleared(this.state), task: this.state.task }));
     const filters = element("div", { class: "dsnb-filters" }, ...this.boxes.map((box) => box.node));
     const fields = element("div", { class: "dsnb-fields" }, ...this.selects.map((one) => one.node), reset);
     this.node = element("div", { class: "dsnb-controls" }, filters, fields);
@@ -19,11 +21,11 @@ class Controls {
     return { axis, inputs, labels, node: element("fieldset", {}, element("legend", {}, axis.title), ...labels) };
   }
 
-  select(name, label) {
+  select(name) {
     const title = (value) => (name.endsWith("_scale") ? value : this.model.heading(value));
     const options = this.model.options[name].map((value) => element("option", { value }, title(value)));
     const input = element("select", { onchange: () => this.set({ [name]: input.value }), disabled: !options.length }, ...options);
-    return { name, input, node: field(label, input) };
+    return { name, input, node: field(AXES[name], input) };
   }
 
   show(state) {

@@ -17,7 +17,7 @@ class Explorer {
     this.titles = { scatter: element("span"), medians: element("span") };
     [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
     this.region = soft("", { id: newId() });
-    this.clear = button(model.labels.clear, () => set({ brush: null }));
+    this.clear = button("Clear region", () => set({ brush: null }));
     this.front = element("div", { class: "dsnb-front" });
     this.base = element("select", { onchange: () => set({ base: this.base.value }) });
     this.effectBox = element("div", { class: "dsnb-later" });

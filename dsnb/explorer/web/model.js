@@ -292,7 +292,7 @@ class GpuMemory {
 
   // The capacities of an axis whose values are these: those to draw, which do not squash the rest, as marks, and a sentence about others.
   lines(side, name, runs, values) {
-    const most = values.reduce((a, b) => Math.max(a, b), 0);
+    const most = values.filter(Number.isFinite).reduce((a, b) => Math.max(a, b), 0);
     const known = this.figures.includes(name) ? [...new Set(runs.map((run) => this.capacity(run)).filter(Boolean))].sort((a, b) => a - b) : [];
     const [drawn, others] = [known.filter((gib) => gib <= 2 * most), known.filter((gib) => gib > 2 * most).map((gib) => significant(gib))];
     const note = others.length ? `The GPU has ${others.join(" or ")} GiB, which is outside the chart.` : "";

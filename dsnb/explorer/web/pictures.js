@@ -61,9 +61,8 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const predicted = model.predictions.marks(state, state.x, state.y);
   const xs = [...measured.map((run) => x[run]), ...crosses.map((cross) => cross.x), ...predicted.flatMap((mark) => [mark.x, mark.left, mark.right])];
   const ys = [...measured.map((run) => y[run]), ...crosses.map((cross) => cross.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
-  const known = { x: xs.filter((value) => value !== undefined), y: ys.filter((value) => value !== undefined) };
-  const [across, up] = ["x", "y"].map((side) => model.memory.lines(side, state[side], filtered, known[side]));
-  const { signals, types } = frame(model, state, state.x, state.y, [...known.x, ...across.drawn], [...known.y, ...up.drawn]);
+  const [across, up] = [model.memory.lines("x", state.x, filtered, xs), model.memory.lines("y", state.y, filtered, ys)];
+  const { signals, types } = frame(model, state, state.x, state.y, [...xs, ...across.drawn], [...ys, ...up.drawn]);
   makeRoom(signals, types);
   const points = measured.map((run) => {
     const mark = style(model, state, run);
@@ -76,8 +75,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
     const share = (index + 0.5) / unknown.length;
     cross.x = types.x === "log" ? x_low * (x_high / x_low) ** share : x_low + share * (x_high - x_low);
   });
-  const [failed, shortages] = [crosses.filter((cross) => cross.y === undefined), crosses.filter((cross) => cross.y !== undefined)];
-  const isPlaced = shortages.length > 0 || (!nominal && unknown.length < crosses.length);
+  const isPlaced = crosses.some((cross) => cross.y !== undefined) || (!nominal && unknown.length < crosses.length);
   const isRun = !model.predictions.names.length || model.runsOf(model.task(state)).length;
   const reason = filtered.length ? "No run measured both." : isRun ? "No run matches the filters: remove some." : NOT_RUN;
   const message = points.length || crosses.length || predicted.length ? null : reason;
@@ -89,7 +87,7 @@ const scatter = (model, state, filtered, selected, front, best) => {
     unreported(model, state, filtered.filter((run) => model.ok[run] && !isMeasured(run))), across.note, up.note, model.predictions.note(state, predicted),
   ];
   const data = {
-    points, failed, shortages, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
+    points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
     best: Number.isNaN(star.x) || Number.isNaN(star.y) ? [] : [star], capacity_x: across.marks, capacity_y: up.marks,
   };
   return { signals, types, data, message, note: notes.filter(Boolean).join(" ") };
@@ -128,14 +126,13 @@ const medians = (model, state, selected, groups) => {
   const runs = selected
     .filter((run) => !Number.isNaN(y[run]))
     .map((run) => ({ id: run, x: at(run) + jitter(run, 0.08), y: y[run], ...style(model, state, run) }));
-  const [failed, shortages] = [crosses.filter((cross) => cross.y === undefined), crosses.filter((cross) => cross.y !== undefined)];
   const predicted = model.predictions.marks(state, state.along, state.y, offset);
-  const heights = [...[...runs, ...shortages].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
+  const heights = [...[...runs, ...crosses].map((run) => run.y), ...predicted.flatMap((mark) => [mark.y, mark.low, mark.high])];
   const capacities = model.memory.lines("y", state.y, selected, heights);
   const { signals, types } = frame(model, { ...state, x_scale: "linear" }, state.along, state.y, [], [...heights, ...capacities.drawn]);
   makeRoom(signals, types);
   const message = runs.length || crosses.length || predicted.length ? null : "No selected run measured this.";
-  return { signals, types, data: { runs, medians: marks, segments, failed, shortages, predicted, capacity_y: capacities.marks }, message };
+  return { signals, types, data: { runs, medians: marks, segments, failed: crosses, predicted, capacity_y: capacities.marks }, message };
 };
 
 // The points of a line; those without a value leave no gap.
