@@ -109,7 +109,7 @@ def is_measured(data: Data, name: str, task: str | None) -> bool:
 
 
 def change(data: Data, state: State, changes: dict[str, Any]) -> State:
-    """Return the state with some controls changed, or raise SettingsError for all that is unknown or not in the runs."""
+    """Return the state with some controls changed; what is unknown or not in these runs is refused at once."""
     changed, problems = dict(state), []
     for name, value in changes.items():
         try:
