@@ -11,7 +11,7 @@ import pandas as pd
 
 from dsnb.analysis.summary import axes
 from dsnb.analysis.tasks import TRAINED, with_trained
-from dsnb.runs import labels, setting_words
+from dsnb.runs import labels
 from dsnb.runs.table import as_runs
 
 SHARING = ("strategy", "zero_stage", "tensor_parallel", "pipeline_parallel")
@@ -37,7 +37,7 @@ def with_choices(runs: pd.DataFrame) -> pd.DataFrame:
     rows = runs[names].astype(object).to_numpy()
     keys = [tuple(map(labels.text, row)) for row in rows]
     distinct = dict(zip(keys, rows, strict=True))
-    words = {key: setting_words.strategy(dict(zip(names, row, strict=True))) or None for key, row in distinct.items()}
+    words = {key: labels.strategy(dict(zip(names, row, strict=True))) or None for key, row in distinct.items()}
     return with_trained(runs).assign(strategy=pd.Series([words[key] for key in keys], index=runs.index, dtype=object))
 
 
@@ -109,10 +109,7 @@ def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.Dat
         return [("", runs)]
     places = sorted(keys.groupby(names, sort=False).indices.values(), key=min)
     first = [known.iloc[place[0]].to_dict() for place in places]
-    short = [", ".join(filter(None, (setting_words.unusual_choice(run, name) for name in names))) for run in first]
-    whole = [
-        ", ".join(setting_words.choice(run, name) for name in names if setting_words.has_effect(run, name))
-        for run in first
-    ]
+    short = [", ".join(filter(None, (labels.unusual_choice(run, name) for name in names))) for run in first]
+    whole = [", ".join(labels.choice(run, name) for name in names if labels.has_effect(run, name)) for run in first]
     titles = [title if title and short.count(title) == 1 else words for title, words in zip(short, whole, strict=True)]
     return [(title, runs.iloc[place]) for title, place in zip(titles, places, strict=True)]

@@ -21,10 +21,9 @@ from dsnb.errors import SettingsError
 from dsnb.formulas import metrics
 from dsnb.run_folder.paths import PROBE
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
 from dsnb.runs.labels import MEMORY
 from dsnb.runs.literature.tables import SOURCE, is_own
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers
 from dsnb.settings import planning
 from dsnb.settings.planning import MAX_DAYS, is_number, is_whole
 

@@ -21,9 +21,8 @@ from dsnb.formulas import metrics
 from dsnb.run_folder.columns import KEYS
 from dsnb.run_folder.declarations import MAX_FIGURE
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
 from dsnb.runs.load import load_gpu
-from dsnb.runs.table import as_runs, named_runs
+from dsnb.runs.table import as_runs, named_runs, numbers
 
 STALLED = 1.1
 """Mean over median step time."""

@@ -24,8 +24,7 @@ from dsnb.files import plain_text
 from dsnb.run_folder import node_comparison, record_schema
 from dsnb.run_folder.paths import RunPaths, SweepPaths
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers
 from dsnb.settings import params_file
 
 MIN_PCT, DEVIATIONS, MIN_GROUPS = 3.0, 3.5, 3

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dsnb.runs.columns import numbers
+from dsnb.runs.table import numbers
 
 Array = npt.NDArray[np.float64]
 MIN_RUNS = 4

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dsnb.analysis.tasks import TASK, with_trained
 from dsnb.run_folder.columns import KEYS
-from dsnb.runs.columns import numbers
+from dsnb.runs.table import numbers
 
 SAME_START = (*TASK, "weights", "tokenizer", "seed", "global_batch_size")
 """What decides the first loss."""

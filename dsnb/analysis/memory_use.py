@@ -14,8 +14,8 @@ from dsnb.analysis.choices import choices, with_choices
 from dsnb.formulas import memory, model_shapes
 from dsnb.runs import labels
 from dsnb.runs.table import named_runs
-from dsnb.settings.derived import accumulates_in_fp32
 from dsnb.settings.experiment import DEFAULTS
+from dsnb.settings.training import accumulates_in_fp32
 from dsnb.system.hardware import GIB
 
 PARTS = ("weights", "gradients", "optimizer", "copies", "activations", "output")

@@ -16,13 +16,13 @@ from dsnb.analysis.decide import is_probe
 from dsnb.errors import SettingsError
 from dsnb.prediction import accuracy, gpus, traces
 from dsnb.prediction.accuracy import ALL
+from dsnb.prediction.calibration import of_record, recorded
 from dsnb.prediction.fit import is_covered
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.measured import of_record, recorded
 from dsnb.prediction.memory import peak_memory, room
 from dsnb.prediction.traces import Trace
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
+from dsnb.settings.experiment import Experiment
 
 NEEDED = ["model", "strategy", "precision", "gpus", "seq_len", "micro_batch_size"]
 """What a row must tell: defaults in place of unknown settings would predict another one."""
@@ -35,13 +35,6 @@ MAX_SETTINGS = 500
 
 def parity(runs: pd.DataFrame, link: str = "nvlink") -> pd.DataFrame | None:
     """Return measured settings beside their predictions; None if no run on a known GPU can be compared.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-    link
-        How GPUs are connected, as `dsnb.predict` takes it: runs on several nodes need a network.
 
     Returns
     -------
@@ -97,61 +90,66 @@ def known_gpu(name: object) -> GpuSpec | None:
 
 
 def _rows(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    have_rules = [is_covered(record["asked"]) for record in settings]
-    asked = [record["asked"] for record in itertools.compress(settings, have_rules)]
-    kept = iter(traces.attempts(asked, make=False))
     rows = []
-    for record, step_time_s, has_rules in zip(settings, _step_times(settings), have_rules, strict=True):
-        row = {name: record[name] for name in ("experiment", "model")}
-        row |= {"kind": accuracy.kind(record["asked"]), "ran": record["status"] == "ok", "has_rules": has_rules}
-        row["step_time_s"] = record["measured"].step_time_s if record["measured"] else math.nan
-        row["peak_allocated_gib"] = record["peak_allocated_gib"] if row["ran"] else math.nan
-        trace = next(kept) if has_rules else None
-        peak_gib, fits = _memory(record, trace if isinstance(trace, Trace) else None)
+    kept = traces_of([record["asked"] for record in settings], make=False)
+    for record, step_time_s, trace in zip(settings, _step_times(settings), kept, strict=True):
+        peak_gib, fits = math.nan, None
+        if trace:
+            capacity_gib = record["gpu_memory_gib"] if record["gpu_memory_gib"] > 0 else record["known_gpu"].memory_gib
+            peak_gib = peak_memory(record["asked"], trace).peak_allocated_gib
+            fits = peak_gib <= room(record["asked"], capacity_gib).tensors_gib
+        ran = record["status"] == "ok"
         rows.append(
-            {**row, "predicted_step_time_s": step_time_s, "predicted_peak_allocated_gib": peak_gib, "fits": fits}
+            {
+                "experiment": record["experiment"],
+                "model": record["model"],
+                "kind": accuracy.kind(record["asked"]),
+                "ran": ran,
+                "has_rules": is_covered(record["asked"]),
+                "step_time_s": record["measured"].step_time_s if record["measured"] else math.nan,
+                "peak_allocated_gib": record["peak_allocated_gib"] if ran else math.nan,
+                "predicted_step_time_s": step_time_s,
+                "predicted_peak_allocated_gib": peak_gib,
+                "fits": fits,
+            }
         )
     return rows
+
+
+def traces_of(experiments: Sequence[Experiment], make: bool = True) -> list[Trace | None]:
+    """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
+    covered = [is_covered(one) for one in experiments]
+    found = iter(traces.attempts(list(itertools.compress(experiments, covered)), make))
+    tried = (next(found) if has_rules else None for has_rules in covered)
+    return [trace if isinstance(trace, Trace) else None for trace in tried]
 
 
 def _step_times(settings: Sequence[dict[str, Any]]) -> list[float]:
     """Return the predicted step time of each setting; constants are fitted to settings on the same GPU."""
     predicted_s = [math.nan] * len(settings)
-    for gpu in dict.fromkeys(record["known_gpu"].name for record in settings):
-        places = [
-            place for place, record in enumerate(settings) if record["measured"] and record["known_gpu"].name == gpu
-        ]
+    on_gpus: dict[str, list[int]] = {}
+    for place, record in enumerate(settings):
+        if record["measured"]:
+            on_gpus.setdefault(record["known_gpu"].name, []).append(place)
+    for places in on_gpus.values():
         timed = [settings[place]["measured"] for place in places]
         for place, run, error_pct in zip(places, timed, accuracy.left_out(timed), strict=True):
             predicted_s[place] = run.step_time_s * (1 + error_pct / 100)
     return predicted_s
 
 
-def _memory(record: dict[str, Any], trace: Trace | None) -> tuple[float, bool | None]:
-    """Return the predicted peak of a setting in GiB, and whether it fits; NaN and None without a trace."""
-    if trace is None:
-        return math.nan, None
-    capacity_gib = record["gpu_memory_gib"] if record["gpu_memory_gib"] > 0 else record["known_gpu"].memory_gib
-    peak_gib = peak_memory(record["asked"], trace).peak_allocated_gib
-    return peak_gib, peak_gib <= room(record["asked"], capacity_gib).tensors_gib
-
-
 def errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the errors of each kind of setting and of all, of a table of `parity`.
+    """Return the errors in a table of `parity` by kind of setting, `all` last; NaN where there is none.
 
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by kind, `all` last: for each of `FIGURES` `..._settings`, and `..._mean_pct` and `..._worst_pct` of the
-        absolute errors, and `..._bias_pct`; NaN where there is none.
+    For each of `FIGURES` there is `..._settings`, `..._mean_pct` and `..._worst_pct` of the absolute errors, and
+    `..._bias_pct`.
     """
     by_kind: dict[str, dict[str, float]] = {}
     for kind, part in [*table.groupby("kind"), (ALL, table)]:
         summary: dict[str, float] = {}
         for name in FIGURES:
             error_pct = part[f"{name}_error_pct"].dropna()
-            sizes_pct = error_pct.abs()
             summary |= {f"{name}_settings": len(error_pct), f"{name}_bias_pct": error_pct.mean()}
-            summary |= {f"{name}_mean_pct": sizes_pct.mean(), f"{name}_worst_pct": sizes_pct.max()}
+            summary |= {f"{name}_mean_pct": error_pct.abs().mean(), f"{name}_worst_pct": error_pct.abs().max()}
         by_kind[str(kind)] = summary
     return pd.DataFrame.from_dict(by_kind, orient="index").rename_axis("strategy")

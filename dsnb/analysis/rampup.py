@@ -17,9 +17,8 @@ import pandas as pd
 from dsnb.analysis.scaling import workloads
 from dsnb.analysis.tasks import tasks
 from dsnb.errors import SettingsError
-from dsnb.runs.columns import numbers
 from dsnb.runs.labels import count
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
 
 SAME_SPEED = 0.98
 """Relative throughput from which a micro-batch counts as fast as the best one: repeated runs differ by as much."""

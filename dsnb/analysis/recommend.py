@@ -19,8 +19,7 @@ from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import amount
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
-from dsnb.prediction.calibration import MIN_SETTINGS
-from dsnb.prediction.measured import measured, recorded
+from dsnb.prediction.calibration import MIN_SETTINGS, measured, recorded
 from dsnb.prediction.predict import predict
 from dsnb.runs.labels import MEMORY, count
 from dsnb.runs.table import as_runs

@@ -4,7 +4,7 @@ import pandas as pd
 
 from dsnb.analysis.choices import split
 from dsnb.formulas import metrics
-from dsnb.runs import labels, setting_words
+from dsnb.runs import labels
 from dsnb.runs.table import as_runs
 from dsnb.settings import planning
 
@@ -54,7 +54,7 @@ def scaling(runs: pd.DataFrame, base_gpus: int | None = None, tokens: float = 10
         if len(by_size) < 2:
             continue
         base = base_gpus if base_gpus is not None and base_gpus in by_size.index else int(by_size.index[0])
-        base_rate, unit = by_size.loc[base, "median"], setting_words.common_unit(part)
+        base_rate, unit = by_size.loc[base, "median"], labels.common_unit(part)
         for gpus, count, rate, lowest, highest in by_size.itertuples():
             speed_up = metrics.speed_up(rate, base_rate)
             efficiency = metrics.scaling_efficiency(rate, gpus, base_rate, base)

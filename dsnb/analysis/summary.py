@@ -8,8 +8,7 @@ import pandas as pd
 
 from dsnb.run_folder.columns import PHASES, SETTINGS, key_columns
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import named_runs
+from dsnb.runs.table import named_runs, numbers
 
 SUMMARY_METRICS = list(labels.METRIC_LABELS)
 STATISTICS = {"median": "median", "std": "std", "min": "min", "max": "max", "n": "count"}

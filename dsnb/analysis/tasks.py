@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
+from dsnb.runs.table import numbers
 from dsnb.settings.experiment import Experiment
 
 TRAINED = "trained"

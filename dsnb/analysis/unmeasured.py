@@ -1,6 +1,5 @@
 """Settings that were not run, predicted for the GPU of runs that were: what the explorer shows beside them."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,22 +8,19 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.analysis.parity import by_setting
+from dsnb.analysis.parity import by_setting, traces_of
 from dsnb.errors import SettingsError
-from dsnb.prediction import gpus, traces
-from dsnb.prediction.calibration import MIN_SETTINGS
-from dsnb.prediction.fit import is_covered
+from dsnb.prediction import gpus
+from dsnb.prediction.calibration import MIN_SETTINGS, recorded
 from dsnb.prediction.gpus import Link
-from dsnb.prediction.measured import recorded
 from dsnb.prediction.predict import On, tabulated
 from dsnb.prediction.step_time import problem, setting
-from dsnb.prediction.traces import Trace, can_trace
+from dsnb.prediction.traces import can_trace
 from dsnb.run_folder.columns import SETTINGS
-from dsnb.run_folder.finished import ENDED
 from dsnb.run_folder.paths import SweepPaths
+from dsnb.run_folder.result import ENDED
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
-from dsnb.runs.table import as_runs
+from dsnb.runs.table import as_runs, numbers
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, read_params
@@ -48,19 +44,13 @@ PER_GPU = "tokens_per_s_per_gpu"
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """Predicted settings that were not run.
-
-    Attributes
-    ----------
-    table
-        One row per setting: `experiment`, the settings and `gpu_name` in the columns of `load_runs`, predicted figures,
-        the mean error of each as `..._error_pct`, `fits` (None if unknown), `outside`.
-    notes
-        Sentences: for which GPU, from what, and what was left out.
-    """
+    """Predicted settings that were not run."""
 
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """One row per setting: `experiment`, the settings and `gpu_name` in the columns of `load_runs`, predicted figures,
+    the mean error of each as `..._error_pct`, `fits` (None if unknown), `outside`."""
     notes: tuple[str, ...] = ()
+    """For which GPU, from what, and what was left out."""
 
     def without(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return the settings of which none of these runs has ended."""
@@ -68,17 +58,14 @@ class Unmeasured:
 
 
 def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> Unmeasured:
-    """Predict the settings that were not run.
+    """Predict the settings that were not run, for the GPU of most runs.
+
+    Three settings or more that were measured on it calibrate the predictions.
 
     Parameters
     ----------
-    runs
-        Runs as `dsnb.load_runs` returns them. Predictions are for the GPU of most of them, and calibrated on them if
-        three settings or more were measured on it.
     asked
         Params files, folders of sweeps (for their own params files), or settings.
-    link
-        How the GPUs of these runs are connected, as `dsnb.predict` takes it.
 
     Raises
     ------
@@ -102,13 +89,18 @@ def unmeasured(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "
     timed = [row["measured"] for row in on_gpu if row["measured"]]
     is_calibrated = len(timed) >= MIN_SETTINGS
     on = On(spec, path).calibrated(timed) if is_calibrated else On(spec, path)
-    traces = _traces(shown)
+    traces = traces_of(shown, make=can_trace())
     figures = tabulated(shown, [setting(one, spec, path) for one in shown], traces, on, tokens=ANY_TOKENS)
     source = Counter(labels.text(row.get("source")) for row in on_gpu).most_common(1)[0][0]
     table = _as_runs(shown, figures).assign(gpu_name=gpu_name, source=source)
     measured = f"the {len(timed):,} settings that were measured on it here" if is_calibrated else OWN_RUNS
     basis = f"Predicted for {gpu_name}, with a time model that is fitted to {measured}. {ERROR}"
-    return Unmeasured(table, (basis, *notes, *_untraced(traces)))
+    if missing := traces.count(None):
+        why = "they cannot be traced, or there are no rules for it"
+        if not can_trace():
+            why = "torch or transformers, with which models are traced, is missing"
+        notes.append(f"The memory of {labels.count(missing, 'predicted setting')} is unknown: {why}.")
+    return Unmeasured(table, (basis, *notes))
 
 
 def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlink") -> None:
@@ -168,18 +160,6 @@ def _left_out(reasons: Iterable[str]) -> list[str]:
     return [f"Left out {labels.count(number, 'setting')}: {why}." for why, number in Counter(reasons).items()]
 
 
-def _traces(experiments: Sequence[Experiment]) -> list[Trace | None]:
-    """Return the trace of each setting; None where there are no rules for its memory, or it cannot be traced."""
-    covered = [is_covered(one) for one in experiments]
-    asked = list(itertools.compress(experiments, covered))
-    try:
-        made = traces.attempts(asked)
-    except SettingsError:  # torch is missing
-        made = traces.attempts(asked, make=False)
-    found = (trace if isinstance(trace, Trace) else None for trace in made)
-    return [next(found) if has_rules else None for has_rules in covered]
-
-
 def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.DataFrame:
     """Return predicted settings as rows of a table of runs, with their figures and the errors of these."""
     rows = [
@@ -193,13 +173,3 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
     table = pd.DataFrame(rows).join(figures[[*FIGURES, "outside"]]).assign(**errors)
     per_gpu = {PER_GPU: table["tokens_per_s"] / table["gpus"], f"{PER_GPU}_error_pct": errors["tokens_per_s_error_pct"]}
     return table.assign(fits=fits.where(fits.notna(), None), **per_gpu)
-
-
-def _untraced(traces: Sequence[object]) -> list[str]:
-    missing = sum(trace is None for trace in traces)
-    if not missing:
-        return []
-    why = "they cannot be traced, or there are no rules for it"
-    if not can_trace():
-        why = "torch or transformers, with which models are traced, is missing"
-    return [f"The memory of {labels.count(missing, 'predicted setting')} is unknown: {why}."]

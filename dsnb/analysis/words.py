@@ -26,9 +26,9 @@ from dsnb.analysis.templates import (
     WORSE,
 )
 from dsnb.analysis.texts import MINUS, amount, duration, duration_range, fill, fixed, significant
-from dsnb.runs import labels, setting_words
-from dsnb.runs.columns import numbers
+from dsnb.runs import labels
 from dsnb.runs.literature.tables import SOURCE, is_own
+from dsnb.runs.table import numbers
 from dsnb.settings.planning import GOAL_DAYS, MAX_DAYS, gpus_needed
 
 
@@ -98,9 +98,9 @@ def said_of(run: Mapping[str, Any]) -> dict[str, str]:
     model = labels.text(run.get("model"))
     return {
         "model": "" if model == "-" else model,
-        "setting": setting_words.setting(run),
-        "place": setting_words.place(run),
-        "unit": setting_words.unit(run),
+        "setting": labels.setting(run),
+        "place": labels.place(run),
+        "unit": labels.unit(run),
         "origin": origin(run),
     }
 
@@ -193,7 +193,7 @@ def _error(pct: float | None) -> str:
 def place(row: "pd.Series[Any]") -> str:
     """Return where a candidate ran, or would run."""
     device, gpu_name = ("cpu", None) if row["kind"] == CPU else (None, row.get("gpu_name"))
-    return setting_words.place({"gpus": row["gpus"], "gpu_name": gpu_name, "device": device})
+    return labels.place({"gpus": row["gpus"], "gpu_name": gpu_name, "device": device})
 
 
 def unit_of(row: "pd.Series[Any]") -> str:
@@ -228,7 +228,7 @@ def _why_not(decision: Decision) -> str:
         return say(f"headline.{case(runs)}", {"runs": len(runs), "several": len(runs) if len(runs) > 1 else ""})
     fewest = decision.table["gpus"].min()
     if question.gpus and fewest > question.gpus:
-        unit = setting_words.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
+        unit = labels.unit(runs[(runs["status"] == "ok") & (numbers(runs, "gpus") > 0)].iloc[0].to_dict())
         facts = {"at_hand": fixed(question.gpus), "unit": unit, "fewest": f"{fewest:g}"}
         return say("headline.too_few_gpus", facts)
     if decision.unstable:
@@ -276,9 +276,9 @@ def _changes(decision: Decision) -> str:
     changed = [
         labels.axis(name).describe(other)
         for name, (_, other) in decision.differing.items()
-        if name not in PLACE and setting_words.has_effect(run, name)
+        if name not in PLACE and labels.has_effect(run, name)
     ]
-    place = setting_words.place(run) if {*PLACE} & set(decision.differing) else ""
+    place = labels.place(run) if {*PLACE} & set(decision.differing) else ""
     if changed:
         return ", ".join([*changed, *([f"on {place}"] if place else [])])
     return say("changes.place", {"place": place}) or say("changes.same", {"experiment": decision.options.index[1]})

@@ -35,7 +35,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     from dsnb.analysis.summary import summarize
     from dsnb.cli import summary_table
     from dsnb.render.tables import format_summary
-    from dsnb.runs.setting_words import common_unit
+    from dsnb.runs.labels import common_unit
 
     if wide or format_ is not Format.table:
         table = summarize(runs)
@@ -52,7 +52,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
 
 def print_groups(runs: Any, format_: Format) -> None:
     """Print the comparison of groups of nodes, and which nodes are slow."""
-    from dsnb.render.node_report import compare_groups
+    from dsnb.render.nodes import compare_groups
 
     numbers, texts, sentences = compare_groups(runs)
     show(numbers, texts, format_, fit=True)

@@ -13,7 +13,7 @@ from dsnb.analysis.texts import significant
 from dsnb.formulas import metrics
 from dsnb.render import answer
 from dsnb.render.tables import repeats_text
-from dsnb.runs import labels, setting_words
+from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.table import named_runs
 
@@ -104,10 +104,10 @@ def _width(table: pd.DataFrame) -> int:
 def _place(runs: pd.DataFrame) -> str:
     """Return where all runs ran, as in "on 4 NVIDIA H200"; only the hardware if they differ in number, or nothing."""
     hardware = runs.reindex(columns=["gpus", "gpu_name", "device"]).astype(object).drop_duplicates().to_dict("records")
-    if len(places := {setting_words.place(run) for run in hardware if pd.notna(run["gpus"])}) == 1:
+    if len(places := {labels.place(run) for run in hardware if pd.notna(run["gpus"])}) == 1:
         return f"on {places.pop()}"
     names = {labels.text(run["gpu_name"]) for run in hardware}
-    if {setting_words.unit(run) for run in hardware} == {"rank"}:
+    if {labels.unit(run) for run in hardware} == {"rank"}:
         return "on CPU ranks"
     return f"on {names.pop()}" if len(names) == 1 and names != {"-"} else ""
 

@@ -20,8 +20,8 @@ from dsnb.explorer.state import DAYS, INPUTS, State, default, options
 from dsnb.render import answer, palette
 from dsnb.render.decision_data import tasks_payload
 from dsnb.run_folder.paths import RunPaths
-from dsnb.runs import labels, setting_words
-from dsnb.runs.columns import numbers
+from dsnb.runs import labels
+from dsnb.runs.table import numbers
 
 _RUN = RunPaths(Path())
 FILES = {
@@ -54,7 +54,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
     shown = single_runs.load_all(data)
     unusual, alone = single_runs.unusual(data, shown)
     position = {name: code for code, name in enumerate(names)}
-    named = _of_ranks if set(map(setting_words.unit, data.runs.to_dict("records"))) == {"rank"} else dict
+    named = _of_ranks if set(map(labels.unit, data.runs.to_dict("records"))) == {"rank"} else dict
     return {
         "runs": len(data.runs),
         "axes": [named(_axis(data, name)) for name in data.choices],
@@ -132,7 +132,7 @@ def _predicted(data: Data) -> dict[str, Any] | None:
     known = [name for name in (*FIGURES, PER_GPU) if len(table) and table[name].notna().any()]
     return {
         "names": [labels.text(row["experiment"]) for row in rows],
-        "settings": [setting_words.setting(row) for row in rows],
+        "settings": [labels.setting(row) for row in rows],
         "kinds": [str(row["gpu_name"]) for row in rows],
         "gpus": [int(row["gpus"]) for row in rows],
         "tasks": data.predicted_tasks,
@@ -174,7 +174,7 @@ def _axis(data: Data, name: str) -> dict[str, Any]:
         "labels": [labels.text(value) for value in choice.values],
         "phrases": [labels.axis(name).describe(value) for value in choice.values],
         "onlyWith": labels.axis(name).only_with,
-        "isOn": [setting_words.is_on(value) for value in choice.values],
+        "isOn": [labels.is_on(value) for value in choice.values],
         "shortLabels": [choice.short_label(code) for code in range(count)],
         "colours": [fixed.get(str(value), colours[code]) for code, value in enumerate(choice.values)],
         "shapes": [SHAPES[code % len(SHAPES)] for code in range(count)],

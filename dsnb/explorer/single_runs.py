@@ -13,13 +13,13 @@ from dsnb.explorer.data import Data, json_numbers, plain, run_place
 from dsnb.render import palette
 from dsnb.run_folder import record_schema
 from dsnb.run_folder.columns import GPU_COLUMNS, SETTINGS
-from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
+from dsnb.run_folder.result import Shortage
 from dsnb.runs import labels
-from dsnb.runs.columns import numbers
 from dsnb.runs.labels import METRIC_LABELS
 from dsnb.runs.literature import tables as literature
 from dsnb.runs.load import load_gpu, load_steps
+from dsnb.runs.table import numbers
 from dsnb.settings.experiment import Experiment
 
 MAX_NUMBERS = 26_000

@@ -6,8 +6,7 @@ reduce-scatter or an all-gather (Patarasuk and Yuan 2009; NVIDIA's nccl-tests, d
 
 from dsnb.errors import SettingsError
 from dsnb.prediction.gpus import GpuSpec, Link
-from dsnb.prediction.mode import LINEAR_LAYERS, Mode, recomputed_share, shape, trained_parameters
-from dsnb.prediction.work import gathering_passes
+from dsnb.prediction.work import LINEAR_LAYERS, Mode, gathering_passes, recomputed_share, shape, trained_parameters
 from dsnb.settings.experiment import Experiment
 
 GRADIENT_BUCKET = 25 * 2**20 / 4

@@ -144,14 +144,9 @@ def largest(sizes: Iterable[Size]) -> list[Size]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows the bytes of the storages that are alive, apart from those that exist already.
+    """Follows the bytes of the storages that are alive, apart from those of existing tensors.
 
-    Parameters
-    ----------
-    existing
-        Tensors that are not counted.
-    micro_batch
-        Sequences of the pass; `MANY` to tell what each sequence adds.
+    With a micro-batch of `MANY` it tells what each sequence adds.
     """
 
     def __init__(self, existing: Iterable[torch.Tensor], micro_batch: int) -> None:

@@ -98,18 +98,12 @@ class Link:
 
 
 def link(text: str = "nvlink") -> Link:
-    """Return the link that a text describes.
-
-    Parameters
-    ----------
-    text
-        `nvlink` or `pcie` for one node; `ib:400` for NVLink inside nodes and 400 Gbit/s for each GPU between them;
-        `ib:100/node` for 100 Gbit/s that the GPUs of a node share.
+    """Return the link that a text describes, as `dsnb.predict` takes it.
 
     Raises
     ------
     SettingsError
-        If the text is none of these.
+        If the text describes none.
     """
     if text in {"nvlink", "pcie"}:
         return Link(nvlink=text == "nvlink")

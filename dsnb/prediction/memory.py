@@ -14,8 +14,8 @@ from dsnb.formulas import memory as formulas
 from dsnb.formulas.memory import HALF, MOMENTS
 from dsnb.formulas.model_shapes import facts
 from dsnb.prediction.traces import Trace
-from dsnb.settings.derived import accumulates_in_fp32, compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import accumulates_in_fp32, compiles_blocks
 
 GIB = 2**30
 WORKSPACE_GIB = 0.07

@@ -20,8 +20,8 @@ from dsnb.errors import SettingsError
 from dsnb.files import records
 from dsnb.formulas import model_shapes
 from dsnb.run_folder import paths
-from dsnb.settings.derived import CHUNK_TOKENS, compiles_blocks
 from dsnb.settings.experiment import DEFAULTS, Experiment
+from dsnb.settings.training import CHUNK_TOKENS, compiles_blocks
 from dsnb.system import interpreter
 
 WORKERS = 2
@@ -31,7 +31,7 @@ TRACED = (
     "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
 )  # fmt: skip
 """Settings that a trace depends on; the engine's are not among them, and a trace serves all micro-batches."""
-TRACERS = ("fake_model", "memory_trace", "compiled_trace")
+TRACERS = ("fake_model", "memory_trace")
 """The modules of this package that trace, and import torch."""
 ELEMENTS = ("parameters", "trainable", "of_block", "of_root", "largest", "layers", "hidden", "vocab")
 WHOLE = {"tensor_parallel": 1, "pipeline_parallel": 1}
@@ -62,11 +62,6 @@ class Trace:
 
         Sizes of a record are (bytes that are always there, bytes of each sequence); which of several sizes is the
         largest depends on the micro-batch.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If the record is none.
         """
 
         def whole(size: Sequence[float]) -> float:

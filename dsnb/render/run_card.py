@@ -9,10 +9,9 @@ from urllib.parse import quote
 
 from dsnb.render.tables import Html, bullet_list, format_value
 from dsnb.run_folder import record_schema
-from dsnb.run_folder.memory_shortage import Shortage
 from dsnb.run_folder.paths import RunPaths
-from dsnb.run_folder.result import Result, last_lines
-from dsnb.runs import setting_words
+from dsnb.run_folder.result import Result, Shortage, last_lines
+from dsnb.runs import labels
 from dsnb.runs.labels import MEMORY, METRIC_LABELS
 
 HEADLINES = ("tokens_per_s", "tokens_per_s_per_gpu", "step_time_s", "MEMORY", "mfu", "power_w", "loss_last")
@@ -62,7 +61,7 @@ def _memory(shortage: Shortage) -> list[tuple[str, str]]:
 
 
 def _labelled(result: Result, names: Iterable[str]) -> list[tuple[str, str]]:
-    unit = setting_words.unit(record_schema.read(RunPaths(result.run_dir).experiment) or {})
+    unit = labels.unit(record_schema.read(RunPaths(result.run_dir).experiment) or {})
     rows = []
     for name in names:
         value, label = result.summary.get(name), METRIC_LABELS[name]

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 from dsnb.formulas.model_shapes import facts
-from dsnb.settings.derived import CUDA_GRAPHS, accumulates_in_fp32, compiles_blocks
-from dsnb.settings.training import Training
+from dsnb.settings.training import CUDA_GRAPHS, Training, accumulates_in_fp32, compiles_blocks
 
 Rule = Callable[[SimpleNamespace], Iterator[str]]
 HALF = ("fp16", "bf16")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dsnb.settings.derived import CHUNK_TOKENS
+from dsnb.settings.training import CHUNK_TOKENS
 
 ALIGNED = 8
 """Products of half precision are slow on GPUs if a width is no multiple of this (GPT-2's vocabulary: 50,257)."""

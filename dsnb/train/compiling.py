@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dsnb.settings.derived import CUDA_GRAPHS, compiles_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import CUDA_GRAPHS, compiles_blocks
 from dsnb.train.causal_loss import CausalLoss
 from dsnb.train.model_parts import blocks, output_layer
 

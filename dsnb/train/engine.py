@@ -14,8 +14,8 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from deepspeed.utils import set_z3_leaf_modules
 
 from dsnb.formulas import model_shapes
-from dsnb.settings.derived import compiles_blocks, gathers_blocks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import compiles_blocks, gathers_blocks
 from dsnb.train import parallel, verify_engine
 from dsnb.train.causal_loss import causal_loss, with_loss
 from dsnb.train.compiling import begin_graphs, compile_model, compile_options, separate_caches

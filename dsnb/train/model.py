@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsnb.formulas import model_shapes
-from dsnb.settings import causal_models
+from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.train import alibi, attention, parallel
 from dsnb.train.model_parts import blocks, init_units
@@ -48,7 +48,7 @@ def model_config(experiment: Experiment) -> Any:
         config = AutoConfig.for_model(**model_shapes.PRESETS[experiment.model].config())
     else:
         config = AutoConfig.from_pretrained(weights_source(experiment))
-    if wrong := causal_models.problem(experiment.model, config.to_dict()):
+    if wrong := checks.not_causal(experiment.model, config.to_dict()):
         raise ValueError(wrong)
     config.use_cache = False
     for name in DROPOUTS:

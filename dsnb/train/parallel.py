@@ -4,7 +4,7 @@ For a pipeline the model's own forward pass is traced once: which layers with we
 blocks, and which arguments it passes to each block beside the hidden state (masks, ALiBi, positions). A stage then
 calls its blocks with the same arguments. All batches must therefore have one shape and no padding, as dsnb's have.
 
-Tensor parallelism is DeepSpeed's AutoTP. It takes the rules of `dsnb.launcher.config`: which linear layers are split by
+Tensor parallelism is DeepSpeed's AutoTP. It takes the rules of `dsnb.launcher.folder`: which linear layers are split by
 rows and which by columns. It divides head counts itself, but handles neither transformers' Conv1D nor what GPT-2 and
 BLOOM derive from these counts.
 """

@@ -12,8 +12,10 @@ import pytest
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
-from dsnb.launcher import fork, run
+from dsnb.launcher import local, run
+from dsnb.launcher.folder import create_run_dir, deepspeed_config
 from dsnb.launcher.run import launch
+from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from tests import ROOT
 from tests.support.waiting import wait_until, wait_until_ended
@@ -85,13 +87,13 @@ def own_servers(monkeypatch):
     """Let launches start fork servers of this process, without torch, in the place of the session's; give them."""
     started = []
 
-    class Server(fork.ForkServer):
+    class Server(local.ForkServer):
         def __init__(self, device):
             super().__init__(device)
             started.append(self)
 
-    monkeypatch.setattr(fork, "ForkServer", Server)
-    monkeypatch.delenv(fork.socket_variable("cpu"))
+    monkeypatch.setattr(local, "ForkServer", Server)
+    monkeypatch.delenv(local.socket_variable("cpu"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests" / "light"), str(ROOT)]))
     yield started
     for server in started:
@@ -254,3 +256,25 @@ def test_the_killed_owner_of_a_deepspeed_launch_leaves_no_rank(small, tmp_path):
     owner.kill()
     owner.wait()
     wait_until_ended(pids(folder))
+
+
+def test_two_launches_at_once_get_folders_of_their_own(tmp_path):
+    assert {create_run_dir(tmp_path, "single").name for _ in range(3)} == {"run1", "run2", "run3"}
+
+
+def test_a_folder_that_cannot_be_written(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="file/run1 cannot be written: Not a directory; choose another folder"):
+        launch(small(), tmp_path / "file" / "run1", progress=False)
+
+
+def test_no_op_is_compiled_for_a_cpu():
+    assert deepspeed_config(Experiment(device="cpu"))["optimizer"]["params"]["torch_adam"] is True
+    assert "torch_adam" not in deepspeed_config(Experiment(device="cuda"))["optimizer"]["params"]
+
+
+def test_a_home_folder_is_written_out_for_deepspeed(monkeypatch):
+    """DeepSpeed would make a folder that is named `~`."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = deepspeed_config(Experiment(zero_stage=3, offload="all-nvme", nvme_path="~/swap"))
+    assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/home/someone/swap"

@@ -25,10 +25,9 @@ from dsnb.prediction.accuracy import (
     limited_by_cpu,
     outside,
 )
-from dsnb.prediction.constants import DEFAULT
+from dsnb.prediction.calibration import measured
 from dsnb.prediction.gpus import Link, link
-from dsnb.prediction.measured import measured
-from dsnb.prediction.step_time import stack
+from dsnb.prediction.step_time import DEFAULT, stack
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
 from tests.prediction.made_up import TRACE, runs

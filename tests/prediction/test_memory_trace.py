@@ -6,15 +6,13 @@ import json
 import pytest
 
 import dsnb
-from dsnb.prediction.measured import recorded
+from dsnb.prediction.calibration import recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
 
-memory_trace, compiled_trace, fake_model = (
-    lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "compiled_trace", "fake_model")
-)
+memory_trace, fake_model = (lazy.Module(f"dsnb.prediction.{name}") for name in ("memory_trace", "fake_model"))
 
 MODELS = {
     "gpt2": {"n_layer": 3, "n_embd": 256, "n_head": 2, "n_positions": 128},
@@ -99,7 +97,7 @@ def test_dropout_keeps_a_byte_of_each_value(attention):
 @pytest.mark.parametrize(("cast", "of_number"), [("native", 2), ("autocast", 4)])
 def test_autocast_leaves_the_inputs_of_blocks_in_fp32(cast, of_number):
     one = Experiment(model="bloom-tiny", precision="bf16", mixed_precision=cast, seq_len=32, device="cuda")
-    for flash_attention in (contextlib.nullcontext, compiled_trace.flash_attention):  # eager, and of a compiled model
+    for flash_attention in (contextlib.nullcontext, memory_trace.flash_attention):  # eager, and of a compiled model
         with flash_attention():
             sizes = memory_trace._sizes(one, 4)
         assert sizes["block_input"] == fake_model.Size(0, of_number * 32 * sizes["hidden"])
@@ -120,7 +118,7 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(settin
     one = Experiment(
         model="gpt2-tiny", precision="bf16", loss="chunked", seq_len=1024, device="cuda", compile="default", **settings
     )
-    [during], gradient = compiled_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
+    [during], gradient = memory_trace.loss_sizes(one, vocab, width=8, micro_batch=4)
     assert gradient == fake_model.Size(of_weight * 1008 * 8)
     own, in_fp32 = (2 * 1008 * 8 if copied else 0), (4 * 1008 * 8 if of_weight else 0)
     assert during == fake_model.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)

@@ -7,9 +7,8 @@ import pytest
 
 from dsnb.errors import SettingsError
 from dsnb.prediction import gpus
-from dsnb.prediction.constants import DEFAULT, Constants
 from dsnb.prediction.gpus import link
-from dsnb.prediction.step_time import setting, step_times
+from dsnb.prediction.step_time import DEFAULT, Constants, setting, step_times
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import communication_s, compute_s, step_time
 

@@ -6,7 +6,7 @@ import re
 import pandas as pd
 
 import dsnb
-from dsnb.render.comparison import compared, environments, section
+from dsnb.render.comparison import compared, environments, with_earlier
 from dsnb.run_folder.columns import RUN_COLUMNS
 
 NOISE = [1, 1.01, 0.99, 1.005, 0.995]
@@ -77,7 +77,7 @@ def test_nothing_to_compare():
     assert "Games and Howell" not in page
     page, _ = cells(compared(sweep({0: math.nan}, memory=math.nan), sweep({0: 1000}), "old"))
     assert "Neither speed nor memory was measured in both." in page
-    assert section(sweep({0: 1}), "") == []
+    assert with_earlier(sweep({0: 1}), "") == []
 
 
 def test_the_environment_names_what_differs():

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsnb.launcher import fork
+from dsnb.launcher import local
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -83,7 +83,7 @@ class Slurm:
         for name in ("state", *(f"spool.{node}" for node in NODES)):
             (home / name).mkdir()
         (home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        name = fork.socket_variable("cpu")
+        name = local.socket_variable("cpu")
         (home / "prolog").write_text(PROLOG.format(name=name, socket=os.environ.get(name, "")))
         (home / "prolog").chmod(0o755)
         configuration = CONFIGURATION.format(home=home, host=socket.gethostname(), ports=free_ports(3), cpus=CPUS)

@@ -12,8 +12,7 @@ import pytest
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder import paths
-from dsnb.runs.load import load_runs
-from dsnb.runs.planned import planned_runs
+from dsnb.runs.load import load_runs, planned_runs
 from dsnb.sweep.job import execute
 from dsnb.sweep.params import load_sweep
 from dsnb.sweep.run import is_finished, locked, run_sweep

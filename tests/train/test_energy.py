@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsnb.launcher.figures import gpu_figures
+from dsnb.launcher.outcome import gpu_figures
 from dsnb.train.energy import EnergyMeter
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dsnb.formulas import metrics
 from dsnb.formulas.model_shapes import PRESETS
-from dsnb.settings import causal_models
+from dsnb.settings import checks
 from tests.support import lazy
 
 torch, transformers = lazy.Module("torch"), lazy.Module("transformers")
@@ -271,8 +271,8 @@ def test_the_lists_of_encoders_are_those_of_transformers():
             both.add(kind)
         elif getattr(config, "is_decoder", None) is False:
             encoders.add(kind)
-    assert encoders == set(causal_models.DECODERS_IF_SET)
-    assert both == set(causal_models.ENCODER_DECODERS)
+    assert encoders == set(checks.DECODERS_IF_SET)
+    assert both == set(checks.ENCODER_DECODERS)
 
 
 def test_a_model_within_another_is_refused(small, monkeypatch):

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from dsnb.runs import setting_words
+from dsnb.runs import labels
 from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
 
 
@@ -26,7 +26,7 @@ from dsnb.settings.experiment import DEFAULTS, SUPERVISION, Experiment
     ids=str,
 )
 def test_a_setting_is_said_as_an_engineer_would(settings, words):
-    assert setting_words.setting({**DEFAULTS, "precision": "bf16", **settings}).startswith(words)
+    assert labels.setting({**DEFAULTS, "precision": "bf16", **settings}).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
     ],
 )
 def test_where_it_ran(run, words):
-    assert setting_words.place(run) == words
+    assert labels.place(run) == words
 
 
 def edge_values(name, field):
@@ -62,7 +62,7 @@ ODD = [r"\b(none|auto|gib)\b", r"_", r"\s$", r"^\s*$", r"\s\s", r"\b1 \w+s\b", r
 def test_no_value_of_a_setting_is_said_as_nobody_would(name):
     values = edge_values(name, Experiment.model_fields[name])
     odd = [*ODD, *([] if name in SAID_WITH_0 else [r"(?<![\d.])0(?![\d.])"])]
-    said = {value: setting_words.choice({name: value}, name) for value in values}
+    said = {value: labels.choice({name: value}, name) for value in values}
     assert {value: words for value, words in said.items() if any(re.search(form, words) for form in odd)} == {}
     assert len(set(said.values())) == len({str(value).removesuffix(".0") for value in values})
 
@@ -82,11 +82,11 @@ def test_no_value_of_a_setting_is_said_as_nobody_would(name):
     ],
 )
 def test_a_value_is_said_by_what_it_means(name, value, words):
-    assert setting_words.choice({name: value}, name) == words
+    assert labels.choice({name: value}, name) == words
 
 
 def test_how_blocks_are_recomputed_is_not_said_where_none_are():
     run = {**DEFAULTS, "checkpoint_every": 2, "activation_checkpointing": True}
-    assert setting_words.unusual_choice(run, "checkpoint_every") == "one block of 2 recomputed"
-    assert setting_words.unusual_choice({**run, "activation_checkpointing": False}, "checkpoint_every") == ""
-    assert setting_words.has_effect({"checkpoint_every": 2}, "checkpoint_every")  # whether they are is unknown
+    assert labels.unusual_choice(run, "checkpoint_every") == "one block of 2 recomputed"
+    assert labels.unusual_choice({**run, "activation_checkpointing": False}, "checkpoint_every") == ""
+    assert labels.has_effect({"checkpoint_every": 2}, "checkpoint_every")  # whether they are is unknown

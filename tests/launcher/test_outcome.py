@@ -1,14 +1,21 @@
-"""What a run's record says of its steps, its failure and its weights."""
+"""What a run's record says: its figures, how it failed, and what the machine is to blame for."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 
 import dsnb
 from dsnb.files import records
-from dsnb.launcher import figures
-from dsnb.render import notes
+from dsnb.launcher import outcome
+from dsnb.launcher.outcome import MACHINE_FAULTS, without_machine_faults
+from dsnb.render import by_task
 from dsnb.run_folder.paths import RunPaths
+from dsnb.settings import checks
+from dsnb.system import hardware
+from tests.support.small_sweep import PARAMS
 
 PHASES = {"build": "building the model", "backward": "the backward pass of step 3"}
 
@@ -22,7 +29,7 @@ def recorded(tmp_path, small, times_s, skipped=(), **worker):
     ]
     records.write_lines(run.steps, rows)
     records.write_json(run.worker, worker)
-    return figures.summarize_run(small(steps=len(times_s) - 1), run)
+    return outcome.summarize_run(small(steps=len(times_s) - 1), run)
 
 
 def test_skipped_steps_of_warm_up_and_timed_steps_are_told_apart(tmp_path, small):
@@ -72,7 +79,7 @@ def test_the_shortage_of_a_gpu_is_its_peak(tmp_path, small):
     failure = {"rank": 0, "status": "oom", "phase": "backward", "step": 2, "cause": "OutOfMemoryError: CUDA"}
     failure |= {"allocated_gib": 139.2, "reserved_gib": 139.5, "requested_gib": 9.6}
     records.append_line(run.failures, failure)
-    found = figures.summarize_run(small(), run)
+    found = outcome.summarize_run(small(), run)
     names = ("peak_allocated_gib", "oom_allocated_gib", "oom_requested_gib", "needed_gib", "oom_phase", "oom_step")
     assert [found[name] for name in names] == [139.2, 139.2, 9.6, pytest.approx(148.8), "backward", 2]
 
@@ -144,17 +151,63 @@ def test_the_cost_of_a_run(swept, tmp_path):
 
 def test_what_figures_mean_stands_beside_them(swept):
     runs = dsnb.load_runs(swept).assign(masked_flops_pct=[1.26, 4.0, *[2.0] * (len(dsnb.load_runs(swept)) - 2)])
-    said = notes.meanings(runs).text
+    said = by_task.meanings(runs).text
     assert "<dt>TFLOP/s/rank</dt>" in said
     assert "the masked half of attention is counted. It is 1.3 to 4.0 % of the values here." in said
     assert "Peak resident memory of the ranks of the fullest host" in said
     gpus = runs.assign(gpu_util_pct=98.0)
-    assert "A GPU that waits for others in NCCL counts as busy" in notes.meanings(gpus).text
-    assert notes.remarks(runs.assign(note=None)).text == ""
-    assert '<td class="text">odd &lt;b&gt;</td>' in notes.remarks(runs.assign(note="odd <b>")).text
+    assert "A GPU that waits for others in NCCL counts as busy" in by_task.meanings(gpus).text
+    assert by_task.remarks(runs.assign(note=None)).text == ""
+    assert '<td class="text">odd &lt;b&gt;</td>' in by_task.remarks(runs.assign(note="odd <b>")).text
     calm = runs.assign(slow_steps=0, recompilations=0, step_time_s=1, step_time_median_s=1, tokens_per_s=1000.0)
-    assert notes.runs_to_look_at(calm).text == ""
-    odd = notes.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
+    assert by_task.runs_to_look_at(calm).text == ""
+    odd = by_task.runs_to_look_at(runs.assign(recompilations=3, experiment="<b>")).text
     assert "<h3>Runs to look at</h3>" in odd
     assert '<td class="text">&lt;b&gt;</td>' in odd
     assert "3 graphs compiled during the timed steps" in odd
+
+
+def test_a_failure_by_the_machines_fault_is_an_interruption():
+    for words, advice in MACHINE_FAULTS.items():
+        status, cause = without_machine_faults("failed", f"rank 1: OSError: {words}: '/tmp/x'")
+        assert status == "interrupted"
+        assert cause == f"rank 1: OSError: {words}: '/tmp/x'; {advice} and start the sweep again"
+        assert without_machine_faults("failed", cause) == (status, cause)  # the advice is given once
+    for other in (("failed", "rank 0: ValueError: 3 is odd"), ("oom", "Too many open files"), ("ok", None)):
+        assert without_machine_faults(*other) == other
+
+
+@pytest.mark.process
+def test_a_run_that_compiled_nothing_is_not_ok(run_small):
+    result, paths = run_small(worker="tests.workers.uncompiled", compile="default", steps=1)
+    assert result.status == "failed"
+    assert result.cause == "compile is 'default': torch.compile captured no graph, so nothing was compiled"
+    assert json.loads((paths.dir / "worker.json").read_text())["compiled_graphs"] == 0
+
+
+@pytest.mark.parametrize("name", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_a_variable_that_disables_compilation_is_refused(small, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    said = f"compile is set, but the environment variable {name} is 1, which disables torch.compile: unset it"
+    assert checks.unsupported(small(compile="default").model_dump()) == [said]
+    assert checks.unsupported(small().model_dump()) == []
+    monkeypatch.setenv(name, "0")
+    assert checks.unsupported(small(compile="default").model_dump()) == []
+
+
+@pytest.mark.process
+def test_a_sweep_without_torch_says_what_to_install_and_leaves_no_folder(tmp_path):
+    (tmp_path / "small.yaml").write_text(PARAMS)
+    without = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: n != 'torch' and f(n, *a) or None"
+    )
+    asked = [sys.executable, "-c", f"{without}\nfrom dsnb.cli.app import main; main()", "sweep", "small.yaml"]
+    found = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
+    assert "error: training needs torch: pip install 'dsnb[train]'" in found.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_without_loopback_no_rank_retries_for_minutes(small, monkeypatch):
+    monkeypatch.setattr(hardware, "loopback_works", lambda: False)
+    said = "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
+    assert checks.unsupported(small().model_dump()) == [said]
