@@ -22,35 +22,29 @@ NAME = "python3"
 
 
 class Kernel:
-    """The kernel of one notebook.
-
-    Parameters
-    ----------
-    folder
-        A private folder for its sockets and files.
-    """
+    """The kernel of one notebook, with a private folder for its sockets and files."""
 
     def __init__(self, folder: Path) -> None:
-        self._log = folder / "kernel.log"
-        self._process: Popen[bytes] | None = None
-        self.config = Config()
-        self.config.KernelManager.transport = "ipc"
-        self.config.KernelManager.ip = f"{folder}/kernel"
-        self.config.KernelManager.connection_file = f"{folder}/kernel.json"
-        self.config.NotebookClient.kernel_manager_class = self._manager(folder)
-
-    def _manager(self, folder: Path) -> type[AsyncKernelManager]:
+        words = ["-m", "dsnb.execute.kernel_process", "-f", "{connection_file}", "--log-level=CRITICAL"]
+        words += ["--InteractiveShellApp.ignore_cwd=True"]  # IPython before 9.7 adds the current folder otherwise
+        env = {**interpreter.SAFE_PATH, "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder)}
         kernel = self
 
         class Manager(AsyncKernelManager):
-            kernel_spec = _this_interpreter(folder)
+            kernel_spec = KernelSpec(argv=interpreter.command(*words), env=env, language="python")
 
             async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
                 with open(kernel._log, "wb") as log:
                     await super()._async_launch_kernel(kernel_cmd, **options, stdout=log, stderr=log)
                 kernel._process = getattr(self.provisioner, "process", None)
 
-        return Manager
+        self._log = folder / "kernel.log"
+        self._process: Popen[bytes] | None = None
+        self.config = Config()
+        self.config.KernelManager.transport = "ipc"
+        self.config.KernelManager.ip = f"{folder}/kernel"
+        self.config.KernelManager.connection_file = f"{folder}/kernel.json"
+        self.config.NotebookClient.kernel_manager_class = Manager
 
     def exit_description(self) -> str:
         """Return how a dead kernel ended, with the last line that it printed."""
@@ -76,10 +70,3 @@ def foreign_kernelspec() -> str | None:
     if Path(found).parent.resolve() == Path(sys.executable).parent.resolve():
         return None
     return f"{found} (kernelspec {spec.resource_dir})"
-
-
-def _this_interpreter(folder: Path) -> KernelSpec:
-    words = ["-m", "dsnb.execute.kernel_process", "-f", "{connection_file}", "--log-level=CRITICAL"]
-    words += ["--InteractiveShellApp.ignore_cwd=True"]  # IPython before 9.7 adds the current folder otherwise
-    folders = {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder)}
-    return KernelSpec(argv=interpreter.command(*words), env={**interpreter.SAFE_PATH, **folders}, language="python")

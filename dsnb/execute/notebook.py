@@ -37,26 +37,22 @@ def parameters(template: Path) -> dict[str, Any]:
 def execute(template: Path, target: Path, values: dict[str, Any]) -> None:
     """Execute `template` with these parameters, and save it with its outputs and errors as `target`.
 
-    The kernel uses this Python interpreter and prints nothing on the terminal.
-
-    Raises
-    ------
-    papermill.exceptions.PapermillExecutionError
-        If a cell failed.
-    KernelDiedError
-        If the kernel could not be started, or ended before the notebook did.
+    The kernel uses this Python interpreter and prints nothing on the terminal. It raises PapermillExecutionError if a
+    cell failed, and KernelDiedError if the kernel could not be started or ended before the notebook did.
     """
     import papermill
 
     from dsnb.execute import kernels
 
+    # papermill would fill in parameters between braces
+    source, destination = (str(path).replace("{", "{{").replace("}", "}}") for path in (template, target))
     with scratch.folder() as folder:
         kernel = kernels.Kernel(Path(folder))
         try:
             with _interruptible(kernel.config):
                 papermill.execute_notebook(
-                    _plain(template),
-                    _plain(target),
+                    source,
+                    destination,
                     values,
                     kernel_name=kernels.NAME,
                     progress_bar=False,
@@ -109,8 +105,3 @@ def _interruptible(config: Config) -> Iterator[None]:
             raise
     if requested:
         raise KeyboardInterrupt
-
-
-def _plain(path: Path) -> str:
-    """Return a path with its braces escaped: papermill would fill in parameters between them."""
-    return str(path).replace("{", "{{").replace("}", "}}")

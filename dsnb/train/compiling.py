@@ -1,7 +1,6 @@
 """torch.compile: its modes, CUDA graphs, and what it did in this process."""
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,7 +22,13 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
         return
     separate_caches(experiment)
     if compiles_blocks(experiment.model_dump()):
-        _compile_forwards([*blocks(model), *([] if model.chunked else [output_layer(model)])])
+        # The blocks, and the output layer, whose odd width only a compiled product pads: GPT-2's vocabulary of 50,257
+        # keeps an eager product off the fast kernels (108 ms of the 600 ms that a step of GPT-2 XL, 24 x 1024, took on
+        # two H200). The forward method is compiled, not the module: hooks that gather weights or reduce gradients stay
+        # outside of the graph. With FSDP's in it, blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200:
+        # 158 ms instead of 130).
+        for module in [*blocks(model), *([] if model.chunked else [output_layer(model)])]:
+            module.forward = torch.compile(module.forward)
         model.compile_loss()
     else:
         model.compile_inside(**compile_options(experiment))
@@ -36,18 +41,6 @@ def separate_caches(experiment: Experiment) -> None:
     of an earlier run in fp16, without its loss scaling, and its loss after 50 steps was 4.4 % higher.
     """
     torch.compiler.config.cache_key_tag = experiment.precision
-
-
-def _compile_forwards(modules: Iterable[Any]) -> None:
-    """Compile modules one by one: the blocks, and the output layer, whose odd width only a compiled product pads.
-
-    The forward method is compiled, not the module: hooks that gather weights or reduce gradients stay outside of the
-    graph. With FSDP's in it, blocks were slower than eager ones (OPT-350M, 24 x 512, on one H200: 158 ms instead of
-    130). GPT-2's vocabulary of 50,257 keeps an eager product off the fast kernels: 108 ms of the 600 ms that a step of
-    GPT-2 XL, 24 x 1024, took on two H200.
-    """
-    for module in modules:
-        module.forward = torch.compile(module.forward)
 
 
 def begin_graphs(experiment: Experiment) -> None:

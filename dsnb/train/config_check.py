@@ -19,19 +19,9 @@ FREE = {"optimizer.params", "scheduler.params"}
 
 
 class Watched(dict[str, Any]):
-    """A section of the configuration that remembers which keys were asked for.
+    """A section of the configuration, or the whole, that remembers which keys were asked for.
 
-    Parameters
-    ----------
-    section
-        Keys and values, sections among them.
-    is_top
-        Whether it is the whole configuration: going over all of its sections says nothing about one of them.
-
-    Attributes
-    ----------
-    asked
-        Keys that were looked for.
+    Going over all sections of the whole says nothing about one of them.
     """
 
     def __init__(self, section: Mapping[str, Any], is_top: bool = False) -> None:
@@ -102,16 +92,12 @@ def _invalid(detail: Any, keys: Mapping[str, Any]) -> str:
     path = next((path for path in keys if path == inside or path.endswith(f".{inside}")), inside)
     name = f"{deepspeed_keys.PREFIX}{path}"
     if detail["type"] == "extra_forbidden":
-        return _unknown(path, _zero_keys() if path.startswith("zero_optimization.") else set())
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+        fields = DeepSpeedZeroConfig.model_fields if path.startswith("zero_optimization.") else {}
+        return _unknown(path, {*fields, *(about.alias for about in fields.values() if about.alias)})
     message = str(detail.get("ctx", {}).get("error") or detail["msg"])  # without pydantic's "Value error, "
     return f"{name} is {detail['input']!r}: {message[:1].lower()}{message[1:]}"
-
-
-def _zero_keys() -> set[str]:
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    fields = DeepSpeedZeroConfig.model_fields
-    return {*fields, *(about.alias for about in fields.values() if about.alias)}
 
 
 def _unknown(path: str, known: set[str]) -> str:
@@ -120,11 +106,5 @@ def _unknown(path: str, known: set[str]) -> str:
     return f"{deepspeed_keys.PREFIX}{path} is no key of DeepSpeed: {hint}"
 
 
-def main() -> None:
-    """Print the problems of the keys on stdin as one JSON line."""
-    keys = json.loads(sys.stdin.read())
-    print(json.dumps(check(int(sys.argv[1]), keys)))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(check(int(sys.argv[1]), json.loads(sys.stdin.read()))))

@@ -5,14 +5,12 @@ It runs in a process of its own, because an import that crashes must not end `ds
 
 import json
 
+import deepspeed
+import torch
+import transformers
+from deepspeed.accelerator import get_accelerator
 
-def main() -> None:
-    """Print the findings."""
-    import deepspeed
-    import torch
-    import transformers
-    from deepspeed.accelerator import get_accelerator
-
+if __name__ == "__main__":
     found = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -22,7 +20,3 @@ def main() -> None:
         "precisions": [str(dtype).removeprefix("torch.") for dtype in get_accelerator().supported_dtypes()],
     }
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

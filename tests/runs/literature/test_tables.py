@@ -268,8 +268,10 @@ def test_a_plan_by_hand():
     assert list(table["energy_kwh"]) == pytest.approx(list(table["gpu_hours"] / 2))
     assert list(table["cost"]) == pytest.approx(list(2 * table["gpu_hours"]))
     assert said.splitlines() == [
-        "Fewest days for 55.296 million tokens: gpus4 on 4 H200, 2 days, 192 GPU-hours, 96 kWh, $384.",
-        "Fewest GPU-hours: gpus1 on 1 H200, 6.4 days, 154 GPU-hours, 76.8 kWh, $307.",
+        "Fewest days: gpus4 (measured) on 4 H200, 320 tokens/s; 55.296 million tokens: 2 days, 192 GPU-hours, 96 kWh, "
+        "$384 at $2.00 a GPU-hour.",
+        "Fewest GPU-hours: gpus1 (measured) on 1 H200, 100 tokens/s; 55.296 million tokens: 6.4 days, 154 GPU-hours, "
+        "76.8 kWh, $307 at $2.00 a GPU-hour.",
         "Lowest cost of the settings with a price: gpus1, as above.",
     ]
     (nothing,) = recommend.measured_plans(runs_of(100, 1, 1, status="failed"), 1e9)
@@ -283,7 +285,8 @@ def test_without_gpus_a_plan_counts_ranks():
     plans = recommend.measured_plans(runs, 3600 * 24 * 640, prices)
     said = answer.plan_sentences(plans).text
     assert "<h3>gpt2</h3>" in said
-    assert "Fewest rank-hours: gpus1 on 1 CPU rank, 6.4 days, 154 rank-hours, $76.8." in said
+    assert "Fewest rank-hours: gpus1 (measured) on 1 CPU rank, 100 tokens/s" in said
+    assert "6.4 days, 154 rank-hours, $76.8 at $0.50 a rank-hour." in said
     assert "Assumed: $0.5 per rank-hour of CPU." in answer.plan_assumptions(plans, prices).text
     assert "GPU" not in said + answer.plan_tables(plans).text
     table = scaling.scaling(runs_of(100, 278, 500, gpu_name=None, device="cpu"))
@@ -300,8 +303,8 @@ def test_each_gpu_has_its_own_price():
     assert needed["cost"]["<B>"] == pytest.approx(640 / 180 * 48 * 1.5)
     assert math.isnan(needed["cost"]["C"])  # no price, no cost
     said = answer.plan_sentences(plans).text
-    assert "Lowest cost of the settings with a price: gpus2 on 2 &lt;B&gt;" in said
-    assert "&lt;€&gt;256" in said
+    assert "Lowest cost of the settings with a price: gpus2 (measured) on 2 &lt;B&gt;" in said
+    assert "&lt;€&gt;256 at" in said
     assumed = answer.plan_assumptions(plans, prices, "€").text
     assert "Assumed: €3 per GPU-hour of A." in assumed
     assert "Assumed: €1.5 per GPU-hour of &lt;B&gt;." in assumed
@@ -318,10 +321,10 @@ def test_a_plan_of_more_than_a_year_is_no_answer():
     """
     runs = runs_of(100, 180, 320).assign(gpu_name="A")
     assert plan_of(runs, tokens=1.728e10, prices={"A": 2.0}, currency="€")[1].splitlines() == [
-        "No measured setting trains on 17.28 billion tokens within 365 days on 4 A. The fastest is gpus4, 320 "
-        "tokens/s.",
+        "No measured setting trains on 17.28 billion tokens within 365 days on 4 A. The fastest is gpus4 "
+        "(measured), 320 tokens/s.",
         "30 days would need 67 GPUs if each sustained 100 tokens/s with gpus1, an extrapolation beyond what was "
-        "measured. At that rate, the training takes 48,000 GPU-hours, €96,000.",
+        "measured. At that rate, the training takes 48,000 GPU-hours, €96,000 at €2.00 a GPU-hour.",
     ]
     assert "Fewest days" in plan_of(runs, tokens=1e10)[1]  # 362 days
 
@@ -331,7 +334,7 @@ def test_a_plan_leaves_out_settings_whose_repeats_do_not_agree():
     runs = pd.concat([runs_of(rate, 15_100, gpus=(1, 2)) for rate in (21_097, 2_296, 20_000)])
     table, said, page = plan_of(runs)
     assert table["is_unstable"].tolist() == [True, False]
-    assert "tokens: gpus2 on 2 H200" in said
+    assert "Fewest days: gpus2 (measured) on 2 H200" in said
     assert "1 setting is not ranked, because its repeats differ by more than 1.5 times." in said
     assert "is_unstable" not in page
 
