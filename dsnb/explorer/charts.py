@@ -14,8 +14,8 @@ INK, SOFT, FILL, SHAPE = {"signal": "ink"}, {"signal": "soft"}, {"field": "fill"
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 LANE = {"signal": "isValid(datum.y) ? scale('y', datum.y) : height - 9"}
 """Where runs are that are not ok: at the memory that they needed if it is an axis, otherwise in a lane below."""
-TEXT = {"font": FONT, "align": "center", "baseline": "middle"}
-BOLD = {**TEXT, "fontSize": 12, "fill": INK, "dx": 12, "dy": -10, "fontWeight": "bold"}
+TEXT: Specification = {"font": FONT, "align": "center", "baseline": "middle"}
+BOLD: Specification = {**TEXT, "fontSize": 12, "fill": INK, "dx": 12, "dy": -10, "fontWeight": "bold"}
 CROSS = {"size": 80, "shape": "cross", "angle": 45, "fill": FILL, "opacity": 0.7}
 
 

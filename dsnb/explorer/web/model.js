@@ -7,11 +7,8 @@ const median = (values) => {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// The numbers of a figure, as `stored` in dsnb/explorer/data.py packs them, from the columns before it; NaN where one is missing.
-const columnOf = ({ values, of, factors, codes }, columns) => {
-  if (of) return columns.get(of).map((value, run) => value * factors[codes ? codes[run] : 0]);
-  return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
-};
+// The numbers of a figure; NaN where one is missing.
+const columnOf = ({ values }) => new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
 
 // The Pareto front of points {x, y}, from best x to best y, with a tolerance: a point beats another one if it is better by
 // more than the tolerance in one figure, and worse by no more than it in the other.
@@ -49,9 +46,7 @@ class Model {
     this.figure = new Map(payload.figures.map((figure) => [figure.name, figure]));
     this.status = this.axis.get("status");
     this.columns = new Map(this.axes.map((axis) => [axis.name, Float64Array.from(axis.codes)]));
-    for (const figure of payload.figures) {
-      if (figure.name !== "days") this.columns.set(figure.name, columnOf(figure, this.columns));
-    }
+    for (const figure of payload.figures) if (figure.values) this.columns.set(figure.name, columnOf(figure));
     this.ok = this.status.codes.map((code) => this.status.values[code] === "ok");
     this.settings = payload.experiments.names.map(() => null);
     payload.experiments.codes.forEach((experiment, run) => {
@@ -211,16 +206,12 @@ class Model {
   base(groups, state) {
     const chosen = this.experiments.names.indexOf(state.base);
     if (groups.has(chosen)) return chosen;
-    const values = this.values(state.y, state);
     const sign = this.better(state.y) === "lower" ? 1 : -1;
-    let best = null;
-    let least = Infinity;
-    const stable = [...groups].filter(([experiment]) => !this.isUnstable(experiment));
-    for (const [experiment, runs] of stable.length ? stable : groups) {
-      const value = sign * this.spread(values, runs).median;
-      if (value < least || best === null) [best, least] = [experiment, Number.isNaN(value) ? Infinity : value];
-    }
-    return best;
+    const stable = [...groups.keys()].filter((experiment) => !this.isUnstable(experiment));
+    const named = stable.length ? stable : [...groups.keys()];
+    const figures = new Map(named.map((experiment) => [experiment, sign * this.spread(this.values(state.y, state), groups.get(experiment)).median]));
+    const known = named.filter((experiment) => !Number.isNaN(figures.get(experiment)));
+    return known.length ? known.reduce((best, one) => (figures.get(one) < figures.get(best) ? one : best)) : named[0];
   }
 
   // The effect of changing one setting: [{axis, before, after, experiment, runs, changes}], a change for each figure.

@@ -145,17 +145,13 @@ const changeParts = (model, name, { values, text, verdict, reason, note, within 
   return [["figure", text, kind], ["verdict", reason, ""], ["remark", remarks, ""]].map(([part, words, look]) => (words ? element("span", { class: `dsnb-${part} ${look}` }, words) : ""));
 };
 
-// What the verdicts of the table rely on, and how many runs are missing for them.
-const verdictNotes = (model, effects, relevance) => {
-  const { fewestRuns } = model.limits;
+// What the verdicts of the table rely on, and how many of them lack runs.
+const verdictNotes = ({ limits, words }, effects, relevance) => {
   const all = effects.flatMap(({ changes }) => changes).filter(({ text }) => text);
-  const few = all.filter(({ verdict, counted }) => verdict === "few" && counted === "run");
-  const least = Math.min(...few.map(({ n, baseN }) => Math.min(n, baseN)));
-  const advice = few.length
-    ? `Too few runs for ${few.length === all.length ? "any verdict" : `${few.length} of ${all.length} verdicts`}: ${fewestRuns} of each setting are needed, ` +
-      `up to ${fewestRuns - least} more than there are (dsnb sweep PARAMS --set repeats=${fewestRuns} adds them). `
-    : "";
-  return soft(`${advice}${fill(model.words.method, { relevance: percent(relevance) })}`);
+  const few = all.filter(({ verdict, counted }) => verdict === "few" && counted === "run").length;
+  const repeats = `${limits.fewestRuns} of each setting are needed (dsnb sweep PARAMS --set repeats=${limits.fewestRuns} adds them). `;
+  const advice = few ? `Too few runs for ${few === all.length ? "any verdict" : `${few} of ${all.length} verdicts`}: ${repeats}` : "";
+  return soft(`${advice}${fill(words.method, { relevance: percent(relevance) })}`);
 };
 
 // The effect of changing one setting on these figures.
