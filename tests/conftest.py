@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -69,47 +70,21 @@ LONGEST = [
     "sweep/test_subclusters.py",
     "explorer/test_state.py",
     "explorer/test_live.py",
-    "explorer/test_answer.py",
-    "prediction/test_zero_memory.py",
-    "explorer/test_predicted.py",
-    "system/test_signals.py",
-    "sweep/test_schedule.py",
-    "launcher/test_auto_batch_size.py",
-    "test_architecture.py",
-    "runs/test_nonsense.py",
-    "launcher/test_bandwidth.py",
-    "launcher/test_outcome.py",
 ]
 """Workers take whole files, these first, so that all end at about the same time.
 
-The first file of IN_ONE_WORKER stands for all of them.
+The first file that `imports_torch` stands for all of them.
 """
-IN_ONE_WORKER = {
-    "tests/settings/test_deepspeed_keys.py",
-    "tests/sweep/test_prepare.py",
-    "tests/train/test_parallel.py",
-    "tests/train/test_skew.py",
-    "tests/formulas/test_memory.py",
-    "tests/formulas/test_metrics.py",
-    "tests/formulas/test_model_shapes.py",
-    "tests/prediction/test_traces.py",
-    "tests/train/test_attention.py",
-    "tests/train/test_causal_loss.py",
-    "tests/train/test_chunked_loss.py",
-    "tests/train/test_compiling.py",
-    "tests/train/test_data.py",
-    "tests/train/test_engine.py",
-    "tests/prediction/test_memory_trace.py",
-    "tests/train/test_meter.py",
-    "tests/train/test_model.py",
-    "tests/train/test_profiling.py",
-    "tests/train/test_token_work.py",
-    "tests/train/test_verify_engine.py",
-}
-"""Files whose tests themselves import torch, DeepSpeed or transformers, which takes 7 s: one worker runs them all."""
 FORK_SERVERS = 2
 LOADED: set[str] = set()
 """The modules that are loaded once all tests are collected."""
+
+
+@functools.cache
+def imports_torch(file: str) -> bool:
+    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s: one worker runs all."""
+    imports = r"lazy\.Module|^ +(import|from) (torch|deepspeed|transformers)\b"
+    return re.search(imports, (ROOT / file).read_text(), re.M) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -120,7 +95,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "torch" if file in IN_ONE_WORKER else file
+            return "torch" if imports_torch(file) else file
 
     return Scheduling(config, log)
 

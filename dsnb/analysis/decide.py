@@ -148,14 +148,9 @@ def rate(runs: pd.DataFrame) -> str:
 
 
 def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame:
-    """Return the settings of which a run told speed and number of GPUs, in order of appearance.
+    """Return the settings of a task of which a run told speed and number of GPUs, in order of appearance.
 
-    Parameters
-    ----------
-    runs
-        Runs of one task (see `dsnb.analysis.tasks`). With several sweeps, experiments are named `sweep/experiment`.
-    power_w
-        Mean power of a GPU for runs without measured power.
+    `power_w` is the mean power of a GPU for runs without measured power.
 
     Returns
     -------
@@ -164,7 +159,7 @@ def candidates(runs: pd.DataFrame, power_w: float | None = None) -> pd.DataFrame
         `kinds`), `n` and `n_failed` (runs that are ok, and others), medians `gpus`, `tokens_per_s` (of all GPUs),
         `power_w` (of a GPU) and `memory_gib` (`memory_figure`), `gpu_memory_gib` (what a GPU has), and `is_unstable`
         (`dsnb.analysis.summary.UNSTABLE`), where the median represents no run. Predicted candidates
-        (`dsnb.analysis.predicted`) have `fits` besides.
+        (`dsnb.analysis.recommend`) have `fits` besides.
     """
     runs = named_runs(runs)
     ok = runs["status"] == "ok"
@@ -207,32 +202,21 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to train a task with, and what comes next.
-
-    Attributes
-    ----------
-    question
-        What was asked.
-    table
-        All candidates with what they cost (`costed`), those that need more GPUs than are at hand included.
-    options
-        The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
-        value of what is to be least, whose repeats agree, and that do not take too long while others do not.
-    too_slow, unstable
-        Number of settings that are left out because of `Question.max_days`, or because their repeats do not agree.
-    runs
-        All runs of the task, with experiments named as in the table; none for candidates that are only predicted.
-    difference
-        The row of `dsnb.analysis.comparisons` that compares the second option with the first; None without one.
-    """
+    """What to train a task with, and what comes next."""
 
     question: Question
     table: pd.DataFrame
+    """All candidates with what they cost (`costed`), those that need more GPUs than are at hand included."""
     options: pd.DataFrame
+    """The candidates that answer, the best one first: those that fit, need no more GPUs than are at hand, have a known
+    value of what is to be least, whose repeats agree, and that do not take too long while others do not."""
     too_slow: int = 0
     unstable: int = 0
+    """Settings left out because of `Question.max_days`, and because their repeats do not agree."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """All runs of the task, with experiments named as in the table; none for candidates that are only predicted."""
     difference: "pd.Series[Any] | None" = None
+    """The row of `dsnb.analysis.comparisons` that compares the second option with the first; None without one."""
 
     @property
     def is_beyond(self) -> bool:
@@ -258,15 +242,7 @@ class Decision:
 
 
 def decide(table: pd.DataFrame, question: Question) -> Decision:
-    """Rank the candidates of a task.
-
-    Parameters
-    ----------
-    table
-        As `candidates` returns it.
-    question
-        What is to be least, for how many tokens, at which price, on how many GPUs.
-    """
+    """Rank the candidates of a task, as `candidates` returns them."""
     table = costed(table, question)
     known = _at_hand(table, question)
     known = known[known[question.column].notna()].sort_values(question.column, kind="stable")
@@ -282,15 +258,7 @@ def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
-    """Return the best measured setting of a task, and how far the second best is from it.
-
-    Parameters
-    ----------
-    runs
-        Runs of one task (see `dsnb.analysis.tasks`).
-    question
-        As for `decide`.
-    """
+    """Return the decision on the runs of a task, with how far the second best setting is from the best."""
     runs = named_runs(runs)
     made = decide(candidates(runs), question)
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))

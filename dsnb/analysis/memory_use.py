@@ -33,12 +33,7 @@ CHANGES = ["change", "base", "experiment", "measured_gib", "theory_gib", "where"
 
 
 def footprint(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return measured and theoretical memory per GPU.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it; only ok runs with a figure of GPU memory count.
+    """Return measured and theoretical memory per GPU of the ok runs with a figure of GPU memory.
 
     Returns
     -------
@@ -69,13 +64,7 @@ def _measured(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def theory(run: Mapping[str, Any]) -> dict[str, float]:
-    """Return the theoretical parts of one GPU's memory in GiB; empty if the model's shape is unknown.
-
-    Parameters
-    ----------
-    run
-        The settings of a run; `data_parallel`, `parameters`, `trainable_parameters` and `attention_used` if known.
-    """
+    """Return the theoretical parts of one GPU's memory in GiB, by the settings of a run; empty for unknown models."""
     shapes = model_shapes.PRESETS | {shape.hub_id: shape for shape in model_shapes.PRESETS.values() if shape.hub_id}
     shape = shapes.get(str(run["model"]))
     if shape is None or not isinstance(run["micro_batch_size"], int | float):
@@ -144,19 +133,14 @@ def _activations(run: Mapping[str, Any], shape: model_shapes.Shape) -> tuple[flo
 def savings(runs: pd.DataFrame, base: str = "") -> pd.DataFrame:
     """Compare an experiment with each one that differs from it in a single setting that affects memory.
 
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-    base
-        The experiment, by its name in `footprint`; if unknown, the one with the most comparisons.
+    The base is the one with the most comparisons unless another one is named. Figures measured differently (`where`)
+    are not compared.
 
     Returns
     -------
     pandas.DataFrame
         One row per other experiment: `change` (in words), `base`, `experiment`, `measured_gib` and `theory_gib` (its
-        memory less that of the base; negative if it saves memory), and `where` that was measured. Figures measured
-        differently (`where`) are not compared.
+        memory less that of the base; negative if it saves memory), and `where` that was measured.
     """
     table = footprint(runs).set_index("experiment")
     if table.empty:

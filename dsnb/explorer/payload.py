@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.analysis import templates, words
+from dsnb.analysis import words
 from dsnb.analysis.decide import rate, without_probes
 from dsnb.analysis.unmeasured import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
@@ -80,7 +80,7 @@ def payload(data: Data, state: State, home: Path | None) -> dict[str, Any]:
         "files": _files(data, names, home),
         "constants": {choice.name: choice.values[0] for choice in data.constant},
         "options": options(data),
-        **templates.PAGE,
+        **words.PAGE,
         **_tasks(data, names),
         "taskCodes": data.task_codes,
         "inputs": INPUTS,

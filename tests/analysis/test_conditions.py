@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from dsnb.analysis import conditions
-from dsnb.analysis.flags import Flag, flags
+from dsnb.analysis.flags import Flag, changed_conditions, flags, odd_conditions, parsed
 from dsnb.runs import run_folders
 
 
@@ -13,7 +12,7 @@ def runs(*variables, experiment="a", inputs=None):
 
 
 def words(table):
-    return list(conditions.unlike_repeats(table))
+    return list(odd_conditions(table))
 
 
 def test_the_odd_repeat_is_named_with_what_is_usual():
@@ -32,19 +31,19 @@ def test_runs_of_other_settings_and_of_unknown_variables_are_not_compared():
 
 def test_values_with_spaces_quotes_and_nonsense():
     odd = "TORCH_LOGS='a b=c' DS_X=1"
-    assert conditions.parsed(odd) == {"TORCH_LOGS": "a b=c", "DS_X": "1"}
-    assert conditions.parsed("'unbalanced") is None
+    assert parsed(odd) == {"TORCH_LOGS": "a b=c", "DS_X": "1"}
+    assert parsed("'unbalanced") is None
     assert words(runs(odd, odd, "DS_X=1"))[2] == "TORCH_LOGS is unset, in other runs of the setting a b=c"
 
 
 def test_a_run_of_another_file():
     found = words(runs("", "", "", inputs=["m.json=1a", "m.json=1a", "m.json=2b"]))
-    assert found == ["", "", "read a different version of m.json than other runs of the setting"]
+    assert found == ["", "", "version of m.json is 2b, in other runs of the setting 1a"]
 
 
 def test_names_with_spaces_and_quotes_survive_the_table():
     files = {"bob's dir/l m.json": "abc", "x y.txt": "1", "z y.txt": "2=3"}
-    assert conditions.parsed(run_folders._words(files)) == files
+    assert parsed(run_folders._words(files)) == files
 
 
 def test_more_than_three_are_counted():
@@ -54,18 +53,18 @@ def test_more_than_three_are_counted():
 
 def test_two_sets_of_runs():
     before, after = runs("", "", inputs="m.json=1a"), runs("OMP_PROC_BIND=true", "", inputs="m.json=2b")
-    assert conditions.between(before, after) == [
+    assert changed_conditions(before, after) == [
         "OMP_PROC_BIND was unset before and true or unset after, which may explain a difference.",
-        "m.json is not the same file before (1a) and after (2b).",
+        "version of m.json was 1a before and 2b after, which may explain a difference.",
     ]
-    assert conditions.between(before, before) == []
-    assert conditions.between(before.drop(columns=["variables", "inputs"]), after) == []
+    assert changed_conditions(before, before) == []
+    assert changed_conditions(before.drop(columns=["variables", "inputs"]), after) == []
 
 
 def test_the_allocator_of_runs_that_were_made_before_it_was_a_setting():
     before, after = runs("", "").assign(allocator="default"), runs("", "").assign(allocator="expandable")
     words = "allocator was default before and expandable after, which may explain a difference."
-    assert conditions.between(before, after) == [words]
-    assert conditions.between(before.assign(allocator=None), after) == []  # on a CPU
+    assert changed_conditions(before, after) == [words]
+    assert changed_conditions(before.assign(allocator=None), after) == []  # on a CPU
     mixed = pd.concat([before, after.iloc[:1]], ignore_index=True)
-    assert conditions.unlike_repeats(mixed)[2] == "allocator is expandable, in other runs of the setting default"
+    assert odd_conditions(mixed)[2] == "allocator is expandable, in other runs of the setting default"

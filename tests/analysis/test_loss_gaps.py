@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.flags import Flag, flags
-from dsnb.analysis.loss_gaps import loss_gaps_pct, median_of_others, repeat_gaps_pct
+from dsnb.analysis.flags import Flag, flags, loss_gaps_pct, median_of_others, repeat_gaps_pct
 from dsnb.runs.literature import tables
 
 SETTING = {
