@@ -115,9 +115,8 @@ def _mask(masks: dict[Any, torch.Tensor], alibi: torch.Tensor, query: torch.Tens
     """Return the mask, shape (1, heads, length, length), in the dtype of the query, made once for all layers."""
     _, heads, length, _ = query.shape
     kind = (heads, length, query.dtype)
-    is_compiling = (
-        torch.compiler.is_compiling()
-    )  # it finds that the layers' masks are one; filling a cache breaks its graph
+    # A compiler finds that the layers' masks are one, and filling a cache breaks its graph.
+    is_compiling = torch.compiler.is_compiling()
     if not is_compiling and kind in masks:
         return masks[kind]
     position = torch.arange(length, device=query.device)

@@ -17,8 +17,14 @@ from dsnb.formulas import model_shapes
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks, gathers_blocks
 from dsnb.train import model_parts, verify_engine
-from dsnb.train.causal_loss import CausalLoss, causal_loss
-from dsnb.train.compiling import begin_graphs, compile_model, compile_options, separate_caches
+from dsnb.train.causal_loss import (
+    CausalLoss,
+    begin_graphs,
+    causal_loss,
+    compile_model,
+    compile_options,
+    separate_caches,
+)
 from dsnb.train.model import build_part
 from dsnb.train.model_parts import blocks
 from dsnb.train.trainer import Trainer, make_optimizer

@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
-from dsnb.train.causal_loss import CausalLoss
-from dsnb.train.compiling import begin_graphs, compile_model
+from dsnb.train.causal_loss import CausalLoss, begin_graphs, compile_model
 from dsnb.train.model import DTYPES
 from dsnb.train.model_parts import blocks
 

@@ -27,7 +27,7 @@ from dsnb.run_folder.paths import RunPaths
 from dsnb.settings.experiment import Experiment
 from dsnb.system import launch_clock
 from dsnb.system.hardware import GIB, POWER_COUNTER
-from dsnb.train import compiling, failure, over_ranks, profiling, token_work
+from dsnb.train import causal_loss, failure, over_ranks, profiling, token_work
 from dsnb.train.attention import FLEX_NAME, KernelWatch
 from dsnb.train.data import Batches, batches
 from dsnb.train.energy import open_device
@@ -130,8 +130,8 @@ def train_steps(
         "energy_j": over_ranks.sum_of_ranks(meter.energy_j, device),
         "attention_kernel": kernel.kernel,
         "recompilations": compiled,
-        "compiled_graphs": compiling.compiled_graphs() if experiment.compile != "off" else None,
-        "graph_breaks": compiling.graph_breaks() if experiment.compile != "off" else None,
+        "compiled_graphs": causal_loss.compiled_graphs() if experiment.compile != "off" else None,
+        "graph_breaks": causal_loss.graph_breaks() if experiment.compile != "off" else None,
         **watch.changes(experiment, updates, device),
         "timed_from_s": meter.span_s["timed"][0],
         "timed_to_s": meter.span_s["timed"][1],
@@ -155,7 +155,7 @@ def run_steps(
     try:
         for phase, span in (("warmup", range(first_timed)), ("timed", range(first_timed, end))):
             meter.begin(phase, deepspeed.comm.barrier)
-            compiled = compiling.compiled_graphs()
+            compiled = causal_loss.compiled_graphs()
             for step in span:
                 position.step = step + 1
                 with kernel.watching() if step == watched else nullcontext():
@@ -168,7 +168,7 @@ def run_steps(
         raise
     meter.close(losses)
     trainer.section = no_section
-    return compiling.compiled_graphs() - compiled, losses
+    return causal_loss.compiled_graphs() - compiled, losses
 
 
 def set_up(experiment: Experiment) -> torch.device:

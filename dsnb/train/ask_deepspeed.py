@@ -1,7 +1,8 @@
-"""`python -m dsnb.train.config_check STAGE`: reads flat keys from stdin, prints what DeepSpeed says of them.
+"""`python -m dsnb.train.ask_deepspeed [STAGE]`: what torch and DeepSpeed can do, or what is wrong with keys on stdin.
 
-Sections with a model of their own refuse unknown keys. The others are read key by key: a key that DeepSpeed's parser
-never asks for is one that it would silently ignore.
+The answer is one line of JSON. It comes from a process of its own, because imports take seconds, and one that crashes
+must not end `dsnb doctor`. Sections with a model of their own refuse unknown keys. The others are read key by key: a
+key that DeepSpeed's parser never asks for is one that it would silently ignore.
 """
 
 import difflib
@@ -106,5 +107,23 @@ def _unknown(path: str, known: set[str]) -> str:
     return f"{deepspeed_keys.PREFIX}{path} is no key of DeepSpeed: {hint}"
 
 
+def abilities() -> dict[str, Any]:
+    """Return the versions of the libraries of training, and what torch and DeepSpeed support."""
+    import deepspeed
+    import torch
+    import transformers
+    from deepspeed.accelerator import get_accelerator
+
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cuda_works": torch.cuda.is_available(),
+        "deepspeed": deepspeed.__version__,
+        "transformers": transformers.__version__,
+        "precisions": [str(dtype).removeprefix("torch.") for dtype in get_accelerator().supported_dtypes()],
+    }
+
+
 if __name__ == "__main__":
-    print(json.dumps(check(int(sys.argv[1]), json.loads(sys.stdin.read()))))
+    answer = check(int(sys.argv[1]), json.loads(sys.stdin.read())) if sys.argv[1:] else abilities()
+    print(json.dumps(answer))
