@@ -113,20 +113,21 @@ def version(run: LoggedRun, match: re.Match[str]) -> None:
     engine(run)
 
 
-@reads(
+_REPORTED = {"torch cuda": "cuda", "nvcc": "cuda"}
+# `torch version .................... 2.2.0`, as `ds_report` prints it.
+reads(
     " version ....",
     " info ....",
     pattern=r"(?:^|[\]:]\s?)(torch|deepspeed|nvcc|torch cuda)\s+(?:version|info) \.{3,} ([\w.+-]{1,60})[,\s]",
+)(
+    lambda run, match: run.environment.setdefault(
+        {"torch cuda": "cuda", "nvcc": "cuda"}.get(match[1], match[1]), match[2]
+    )
 )
-def report(run: LoggedRun, match: re.Match[str]) -> None:
-    """`torch version .................... 2.2.0`, as `ds_report` prints it."""
-    run.environment.setdefault({"torch cuda": "cuda", "nvcc": "cuda"}.get(match[1], match[1]), match[2])
-
-
-@reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")
-def max_memory(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the peak from the end of the line of `timer`; it is printed as GB, divided by 1024^3."""
-    run.record_max(peak_allocated_gib=number(match[1]))
+# The peak at the end of the line of `timer`; it is printed as GB, divided by 1024^3.
+reads("MemAllocated=", pattern=rf"MaxMemAllocated={NUMBER}GB")(
+    lambda run, match: run.record_max(peak_allocated_gib=number(match[1]))
+)
 
 
 @reads(

@@ -119,12 +119,6 @@ def _settings(run: LoggedRun, words: list[str]) -> None:
             run.set_requested(**{setting: parse(value if equals else "" if after.startswith("--") else after)})
 
 
-@reads(" slots=", pattern=r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")
-def slots(run: LoggedRun, match: re.Match[str]) -> None:
-    """`host slots=8`, as in DeepSpeed's hostfile."""
-    run.slots[match[1]] = int(match[2])
-
-
 @reads("WORLD INFO DICT:")
 def world(run: LoggedRun, match: re.Match[str]) -> None:
     """`WORLD INFO DICT: {'host': [0, 1], ...}`."""
@@ -132,23 +126,7 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
         run.slots[host] = ranks.count(",") + 1 if ranks.strip() else 0
 
 
-@reads("Setting OMP_NUM_THREADS environment variable")
-def one_more_node(run: LoggedRun, _match: re.Match[str]) -> None:
-    """Count the nodes: torch's launcher warns about OMP_NUM_THREADS once per node."""
-    run.scratch["launchers"] = run.scratch.get("launchers", 0) + 1
-
-
-@reads("exits with return code", pattern=r"exits with return code = (-?\d{1,9})")
-def return_code(run: LoggedRun, match: re.Match[str]) -> None:
-    """`Process N exits with return code = 1`."""
-    if int(match[1]):
-        run.fail("failed", f"a rank ended with exit code {int(match[1])}")
-
-
-@reads("Traceback (most recent call last)")
-def traceback(run: LoggedRun, _match: re.Match[str]) -> None:
-    """Expect the last line of a traceback, the error."""
-    run.scratch["traceback"] = True
+reads("Traceback (most recent call last)")(lambda run, _: run.scratch.update(traceback=True))
 
 
 @reads("Error", "Exception", pattern=r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*|\s*$))")
@@ -165,6 +143,17 @@ def cancelled(run: LoggedRun, match: re.Match[str]) -> None:
         run.fail("interrupted", f"Slurm ended it: {match[0].strip(' *')}")
 
 
+# `host slots=8`, as in DeepSpeed's hostfile.
+reads(" slots=", pattern=r"^([A-Za-z0-9][\w.-]{0,250}) slots=(\d{1,4})\s*$")(
+    lambda run, match: run.slots.update({match[1]: int(match[2])})
+)
+# Torch's launcher warns about OMP_NUM_THREADS once per node.
+reads("Setting OMP_NUM_THREADS environment variable")(
+    lambda run, _: run.scratch.update(launchers=run.scratch.get("launchers", 0) + 1)
+)
+reads("exits with return code", pattern=r"exits with return code = (-?0*[1-9]\d{0,8})")(
+    lambda run, match: run.fail("failed", f"a rank ended with exit code {int(match[1])}")
+)
 reads("nnodes=", pattern=r"nnodes=(\d{1,6}), num_local_procs=\d{1,4}")(used(nodes=count))
 reads("dist_world_size=", pattern=r"dist_world_size=(\d{1,7})\D")(used(gpus=count))
 reads(

@@ -110,13 +110,11 @@ def world(run: LoggedRun, match: re.Match[str]) -> None:
     run.set_used(**{GROUPS[kind]: count(size) for kind, size in _PARALLEL.findall(match.string)})
 
 
-@reads(
+# The parameters of one model-parallel rank; the model has the sum over these ranks.
+reads(
     "number of parameters on",
     pattern=r"number of parameters on (?:\([\w, ]+\) )?model parallel rank \(?([\d, ]{1,30})\)?: (\d{1,15})\D",
-)
-def parameters(run: LoggedRun, match: re.Match[str]) -> None:
-    """Read the parameters of one model-parallel rank; the model has the sum over these ranks."""
-    run.scratch.setdefault("parameters", {})[match[1].replace(" ", "")] = int(match[2])
+)(lambda run, match: run.scratch.setdefault("parameters", {}).update({match[1].replace(" ", ""): int(match[2])}))
 
 
 @reads("ProcessCoord(", pattern=r"\}\s*$")
@@ -251,24 +249,16 @@ def done(run: LoggedRun, _match: re.Match[str]) -> None:
     run.ended = True
 
 
-@reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")
-def vocabulary(run: LoggedRun, match: re.Match[str]) -> None:
-    """`> padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)`."""
-    run.shape["vocab"] = int(match[1])
-
-
-@reads("MPU ", pattern=r"MPU (DP|PP|MP): \[(\d[\d, ]{0,60000})\]")
-def group(run: LoggedRun, match: re.Match[str]) -> None:
-    """`MPU PP: [0, 4, 8, 12]`, the ranks of a group."""
-    run.set_used(**{GROUPS[match[1]]: match[2].count(",") + 1})
-
-
-@reads("> initializing ", pattern=r"> initializing (?:(pipeline|tensor) )?model parallel with size (\d{1,6})\s")
-def group_size(run: LoggedRun, match: re.Match[str]) -> None:
-    """`> initializing pipeline model parallel with size 16`."""
-    run.set_used(**{GROUPS[match[1] or "model"]: count(match[2])})
-
-
+reads("padded vocab", pattern=r"padded vocab .{0,100}\(new size: (\d{1,9})\)")(
+    lambda run, match: run.shape.update(vocab=int(match[1]))
+)
+# `MPU PP: [0, 4, 8, 12]`, the ranks of a group.
+reads("MPU ", pattern=r"MPU (DP|PP|MP): \[(\d[\d, ]{0,60000})\]")(
+    lambda run, match: run.set_used(**{GROUPS[match[1]]: match[2].count(",") + 1})
+)
+reads("> initializing ", pattern=r"> initializing (?:(pipeline|tensor) )?model parallel with size (\d{1,6})\s")(
+    lambda run, match: run.set_used(**{GROUPS[match[1] or "model"]: count(match[2])})
+)
 reads("CONFIG: micro_batches=", pattern=r"CONFIG: micro_batches=(\d{1,9}) micro_batch_size=(\d{1,9})\s")(
     used(grad_accum=count, micro_batch_size=count)
 )
