@@ -71,7 +71,7 @@ def tasks_payload(
         task = {
             "case": words.case(part) if table.empty else "",
             "runs": len(part),
-            "memory": words.memory_name(figure) if figure else "",
+            "memory": words.memory_name(part) if figure else "",
             "memoryFigure": figure,
             "candidates": _candidates(table, part, numbers, texts),
             "pairs": _pairs(part, table, numbers, figures, axes, texts),
