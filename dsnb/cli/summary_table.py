@@ -27,20 +27,10 @@ MIN_COLUMNS, BETWEEN = 2, 2
 
 
 def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
-    """Yield a title, a table of texts and footnotes for each task.
+    """Yield for each task a title with what all names have in common, a table of texts, and lines on what is unusual.
 
-    Drift and clocks over time, which need the steps and samples of each run, are in the report.
-
-    Parameters
-    ----------
-    runs
-        One row per run, as `dsnb.load_runs` returns it.
-
-    Yields
-    ------
-    tuple
-        The task with what all names have in common; a table indexed by the rest of the names, `*` before the fastest
-        and `!` behind those with an unusual run, most important columns first; lines on what is unusual or failed.
+    The table is indexed by the rest of the names, `*` before the fastest and `!` behind those with an unusual run, most
+    important columns first. Drift and clocks over time, which need steps and samples, are in the report.
     """
     for task in tasks(runs):
         summary = summarize(task.runs).sort_values(f"{RATE}_median", ascending=False, kind="stable")
