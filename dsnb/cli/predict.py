@@ -19,7 +19,6 @@ Tokens = Annotated[float, option("NUMBER", "Tokens to train on.", default=True)]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
 Verbose = Annotated[bool, option(None, "Name every setting that is left out.", "--verbose", "-v")]
-FRAGMENTED = "allocator is 'default': fragmentation can need more memory than is predicted"
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
 
 
@@ -42,7 +41,8 @@ def predict(
     table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
     _show(table, format_)
     if any(one.allocator == "default" for one in asked):
-        say(FRAGMENTED, err=format_ in {Format.csv, Format.json})
+        note = "allocator is 'default': fragmentation can need more memory than is predicted"
+        say(note, err=format_ in {Format.csv, Format.json})
 
 
 def recommend(

@@ -18,8 +18,6 @@ from dsnb.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.runs.table import named_runs
 
 RATE = "tokens_per_s"
-NO_RANK = "unstable"
-"""In place of a difference to the best setting, for one whose repeats do not agree."""
 MAX_FOOTNOTES, MAX_CAUSES = 8, 3
 """Lines about unusual runs, and about those that are not ok; the report has all."""
 MIN_COLUMNS, BETWEEN = 2, 2
@@ -110,17 +108,13 @@ def _texts(summary: pd.DataFrame, no_rank: Sequence[bool]) -> pd.DataFrame:
     table["tokens/s"] = repeats_text(summary, RATE, METRIC_LABELS[RATE].digits)
     if rates.notna().sum() > 1:
         changes = zip(rates / rates.max() - 1, no_rank, strict=True)
-        table["vs best"] = [NO_RANK if is_unstable else _change(change) for change, is_unstable in changes]
+        table["vs best"] = ["unstable" if is_unstable else _change(change) for change, is_unstable in changes]
     memory = next((name for name in MEMORY if summary[f"{name}_median"].notna().any()), None)
     for metric in [name for name in (memory, "mfu") if name and summary[f"{name}_median"].notna().any()]:
         table[METRIC_LABELS[metric].heading] = repeats_text(summary, metric, METRIC_LABELS[metric].digits)
-    table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = [_days(rate) for rate in rates]
+    days = [metrics.days(DEFAULT_TOKENS, rate) for rate in rates]
+    table[f"days/{DEFAULT_TOKENS / 1e9:g} B tokens"] = ["" if each is None else significant(each) for each in days]
     return table.loc[:, (table != "").any()]
-
-
-def _days(rate: float) -> str:
-    days = metrics.days(DEFAULT_TOKENS, rate)
-    return "" if days is None else significant(days)
 
 
 def _change(change: float) -> str:
