@@ -77,12 +77,9 @@ def recommend(
 
 
 def _options(link: str, tokens: float, price: float | None, calibrate: Path | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price}
-    if calibrate:
-        from dsnb.runs.load import load_runs
+    from dsnb.runs.load import load_runs
 
-        options["calibrate"] = load_runs(calibrate)
-    return options
+    return {"link": link, "tokens": tokens, "price": price, "calibrate": load_runs(calibrate) if calibrate else None}
 
 
 def _experiments(
