@@ -174,21 +174,7 @@ PUBLIC = {
         "write_report",
     ],
     "dsnb.analysis": ["choices", "decide", "memory_use", "recommend", "scaling", "summary", "tasks"],
-    "dsnb.render": [
-        "all_reduce",
-        "answer",
-        "by_task",
-        "comparison",
-        "memory_plots",
-        "node_report",
-        "notes",
-        "parity",
-        "plan_answer",
-        "plots",
-        "run_card",
-        "scaling_plots",
-        "tables",
-    ],
+    "dsnb.render": ["answer", "by_task", "comparison", "nodes", "plots", "run_card", "tables"],
     "dsnb.runs.literature": ["agreement", "contradictions", "published"],
 }
 """What notebooks may import from dsnb."""

@@ -137,13 +137,13 @@ def bandwidth(
 ) -> None:
     """Measure all-reduce bandwidth by message size over all ranks, in nccl-tests' columns."""
     from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
-    from dsnb.render.all_reduce import format_table
+    from dsnb.render.nodes import format_bandwidth
     from dsnb.runs.load import load_bandwidth
 
     settings = {**BANDWIDTH_SETTINGS, "hostfile": str(hostfile or ""), **parse_overrides(set_ or [])}
     result = measure_bandwidth(Experiment(**settings), output, most_bytes=most_bytes)
     table = load_bandwidth(result.run_dir)
-    show(table.set_index("bytes"), format_table(table), format_)
+    show(table.set_index("bytes"), format_bandwidth(table), format_)
     result.raise_for_status()
 
 

@@ -7,8 +7,7 @@ from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.errors import SettingsError
 from dsnb.settings.experiment import Experiment
-from dsnb.sweep import left_out
-from dsnb.sweep.params import load_sweep
+from dsnb.sweep.params import left_out_lines, load_sweep
 
 GpuName = Annotated[str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs of each setting, in place of the file's.")]
@@ -96,7 +95,7 @@ def _experiments(
         raise SettingsError(list(dict.fromkeys(problems.values())))
     known = {name: one for name, one in asked.items() if name not in problems}
     others = [*sweep.refused, *problems.items()]
-    for line in left_out.lines(others, len(known) + len(others), verbose):
+    for line in left_out_lines(others, len(known) + len(others), verbose):
         say(line, err=True)
     return list(known.values())
 

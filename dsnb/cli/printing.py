@@ -52,7 +52,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
 
 def print_groups(runs: Any, format_: Format) -> None:
     """Print the comparison of groups of nodes, and which nodes are slow."""
-    from dsnb.render.node_report import compare_groups
+    from dsnb.render.nodes import compare_groups
 
     numbers, texts, sentences = compare_groups(runs)
     show(numbers, texts, format_, fit=True)

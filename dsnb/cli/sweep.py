@@ -17,10 +17,9 @@ from dsnb.launcher.run import WORKER
 from dsnb.settings import hostfile as hostfiles
 from dsnb.settings.experiment import Experiment
 from dsnb.sweep import allocation as allocations
-from dsnb.sweep import left_out, subclusters
 from dsnb.sweep import slurm as slurm_jobs
 from dsnb.sweep.allocation import Allocation
-from dsnb.sweep.params import Run, Sweep, load_sweep
+from dsnb.sweep.params import Run, Sweep, load_sweep, unfit_lines, without_unfit
 from dsnb.sweep.run import is_finished, run_in_one_job, run_sweep, unsupported, with_inputs
 from dsnb.system import interpreter, signals
 
@@ -108,7 +107,7 @@ def sweep(
     for note in notes:
         say(f"note: {note}", err=True)
     if dry_run:
-        planned = left_out.without_unfit(planned, lambda _: None)
+        planned = without_unfit(planned, lambda _: None)
         for line in plan_lines(planned, allocation, verbose):
             say(line)
         for problem in [] if allocation else unsupported(planned):
@@ -156,7 +155,7 @@ def load(
         raise SettingsError("--sub-cluster divides one set of hosts: add --one-allocation, or leave it out")
     if sub_cluster:
         nodes = allocation.placeholder_hosts() if allocation else None
-        return subclusters.load(params, subclusters.sizes(sub_cluster), overrides, only, output, hosts=nodes)
+        return allocations.load_groups(params, allocations.sizes(sub_cluster), overrides, only, output, hosts=nodes)
     if allocation:
         return allocations.load(params, allocation, overrides, only, output), []
     return load_sweep(params, overrides, only, output), []
@@ -204,7 +203,7 @@ def plan_lines(planned: Sweep, allocation: Allocation | None = None, in_full: bo
             job = interpreter.command("-m", "dsnb.sweep.job", str(run.paths.dir.absolute()))
             options = allocation.options_of_run(run.experiment)
             yield f"  {shlex.join(slurm_jobs.sbatch_command('dsnb', run.paths.job_log, options, job))}"
-    yield from (f"  {line}" for line in left_out.unfit_lines(planned, in_full))
+    yield from (f"  {line}" for line in unfit_lines(planned, in_full))
     count = len(planned.runs)
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 

@@ -131,38 +131,6 @@ def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
 
 
-def json_table(raw: bytes, kinds: dict[str, type]) -> Any:
-    """Parse many lines of JSON at once.
-
-    Parameters
-    ----------
-    raw
-        Lines of JSON objects, each with its line feed.
-    kinds
-        Field -> `float`, `str` or `bool`; other fields are ignored.
-
-    Returns
-    -------
-    pandas.DataFrame or None
-        None if any line is damaged or any field has another type.
-    """
-    import pyarrow as pa
-    from pyarrow import json as arrow
-
-    of_arrow = {float: pa.float64(), str: pa.string(), bool: pa.bool_()}
-    schema = pa.schema([(name, of_arrow[kind]) for name, kind in kinds.items()])
-    if raw.count(b"\n{") + raw.startswith(b"{") != raw.count(b"\n"):
-        return None  # some line is no object; if the first is `null`, pyarrow 26 crashes
-    if not raw.strip():
-        return pa.Table.from_pylist([], schema=schema).to_pandas()
-    how = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    try:
-        read = arrow.read_json(pa.BufferReader(raw), arrow.ReadOptions(block_size=16 * 2**20), how)
-    except (pa.ArrowException, ValueError):
-        return None
-    return read.to_pandas()
-
-
 def read_json(path: Path | str) -> dict[str, Any] | None:
     """Read one JSON object; None if the file is missing or, with a warning, holds no JSON object."""
     raw = read_bytes(path, MAX_JSON_BYTES)

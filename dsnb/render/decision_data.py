@@ -88,7 +88,7 @@ def _task(
     return {
         "case": words.case(runs) if table.empty else "",
         "runs": len(runs),
-        "memory": words.memory_name(figure) if figure else "",
+        "memory": words.memory_name(runs) if figure else "",
         "memoryFigure": figure,
         "candidates": _candidates(table, runs, numbers, texts),
         "pairs": _pairs(runs, table, numbers, figures, axes, texts),

@@ -5,7 +5,7 @@ Nothing is computed here: the numbers are those of `dsnb.analysis` and `dsnb.run
 
 import html
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dsnb.files import plain_yaml, records
 from dsnb.run_folder.columns import ENVIRONMENT, SETTINGS
 from dsnb.run_folder.paths import SweepPaths
 from dsnb.runs import discover
-from dsnb.runs.labels import AXES, METRIC_LABELS, common_unit
+from dsnb.runs.labels import AXES, METRIC_LABELS
 
 DETAILS = ("energy_j", "gpu_hours", "grad_norm_last", "update_rms")
 """Metrics that only the explorer and `load_runs` have, since the table is wide enough."""
@@ -143,45 +143,23 @@ def to_html(
     return Html(box + (more if len(table) > max_rows else ""))
 
 
-def summary_table(summary: pd.DataFrame, runs: pd.DataFrame | None = None) -> Html:
-    """Return the summary as HTML: all experiments, or the fastest if there are more than `MAX_ROWS`.
-
-    Headings speak of ranks instead of GPUs if none of its `runs` used one.
-    """
-    unit = "GPU" if runs is None else common_unit(runs)
-    if len(summary) > MAX_ROWS:
-        summary = summary.sort_values("tokens_per_s_median", ascending=False)
-    return to_html(format_summary(summary, unit), which="the fastest")
-
-
-def failures(runs: pd.DataFrame) -> Html:
-    """Return the runs that are not ok with their causes."""
-    bad = runs[runs["status"] != "ok"]
-    if bad.empty:
-        return Html("<p>None: all runs succeeded.</p>")
-    table = bad[["experiment", "repeat", "status", "cause"]].astype({"repeat": "Int64"})
-    return to_html(table, text_columns=("experiment", "cause"), index=False)
-
-
 def environment(runs: pd.DataFrame) -> Html:
     """Return hardware and software of the runs: one row per property, with every value that occurs."""
-    return _values_by_name(runs, [name for name in ENVIRONMENT if name != "date_utc"], ", ".join)
+    return _values_by_name(runs, [name for name in ENVIRONMENT if name != "date_utc"])
 
 
 def settings(runs: pd.DataFrame) -> Html:
-    """Return every setting with the values that occur in the runs."""
-    return _values_by_name(
-        runs, SETTINGS, lambda values: ", ".join(values[:12]) + (", ..." if len(values) > 12 else "")
-    )
+    """Return every setting with the values that occur in the runs, twelve at most."""
+    return _values_by_name(runs, SETTINGS, most=12)
 
 
-def _values_by_name(runs: pd.DataFrame, names: list[str], join: Callable[[list[str]], str]) -> Html:
-    values = {name: [value for value in runs[name].dropna().drop_duplicates() if value != ""] for name in names}
-    texts = {
-        name: join([f"{value:g}" if isinstance(value, float) else str(value) for value in found])
-        for name, found in values.items()
-        if found
-    }
+def _values_by_name(runs: pd.DataFrame, names: list[str], most: int | None = None) -> Html:
+    texts = {}
+    for name in names:
+        values = [value for value in runs[name].dropna().drop_duplicates() if value != ""]
+        shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values[:most]]
+        if values:
+            texts[name] = ", ".join(shown + ["..."] * (len(shown) < len(values)))
     table = pd.DataFrame({"value": pd.Series(texts, dtype=object)}).rename_axis("name")
     return to_html(table, text_columns=("value",))
 

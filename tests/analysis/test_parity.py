@@ -14,7 +14,7 @@ from dsnb.analysis.parity import errors, parity
 from dsnb.prediction.calibration import measured, recorded
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.step_time import step_times
-from dsnb.render import parity as render
+from dsnb.render import comparison
 from dsnb.run_folder.paths import PROBE
 from tests.prediction.made_up import TRACE
 
@@ -59,7 +59,7 @@ def test_ten_per_cent_are_ten_per_cent():
     assert row["peak_allocated_mean_pct"] == pytest.approx(10 / 4)
     assert row["peak_allocated_worst_pct"] == pytest.approx(10)
     assert row["peak_allocated_bias_pct"] == pytest.approx(-10 / 4)
-    parts = render.section(table)
+    parts = comparison.with_predictions(table)
     said = text(parts)
     words = "peaks of allocated memory are predicted with a mean error of 0.8 % and at worst 10.0 % (12 settings)."
     assert words in said
@@ -86,7 +86,7 @@ def test_repeats_are_one_setting_with_their_median():
     again[2]["step_time_s"] /= 5
     both = pd.concat(again, ignore_index=True)
     assert parity(both)["step_time_error_pct"].to_numpy() == pytest.approx(np.zeros(4), abs=1e-6)
-    assert "without the runs of its own setting" in text(render.section(both))
+    assert "without the runs of its own setting" in text(comparison.with_predictions(both))
 
 
 def test_out_of_memory():
@@ -97,11 +97,11 @@ def test_out_of_memory():
     assert found["fits"].tolist() == [False, True, False]
     assert found[["step_time_error_pct", "peak_allocated_error_pct"]].isna().all(axis=None)
     assert errors(found).loc["all", "step_time_settings"] == 0
-    (only,) = render.section(table)
-    assert "Of 3 settings that ran out of memory, 2 are predicted not to fit." in text([only])
+    (only,) = comparison.with_predictions(table)
+    assert "Predicted not to fit: 2 of 3 settings that ran out of memory." in text([only])
     both = pd.concat([runs({}), table.iloc[:1].assign(micro_batch_size=64, experiment="other")])
-    said = text(render.section(both))
-    assert "Of 1 setting that ran out of memory, 1 is predicted not to fit; of 1 that ran, 0 are." in said
+    said = text(comparison.with_predictions(both))
+    assert "Predicted not to fit: 1 of 1 setting that ran out of memory, 0 of 1 that ran." in said
     assert "There is no other setting to fit the time model to" in said
 
 
@@ -115,7 +115,7 @@ def test_out_of_memory():
 def test_runs_that_cannot_be_compared(change):
     table = runs({}).assign(**change)
     assert parity(table) is None
-    assert render.section(table) == []
+    assert comparison.with_predictions(table) == []
 
 
 def test_memory_without_a_trace_is_counted(monkeypatch):
@@ -123,16 +123,8 @@ def test_memory_without_a_trace_is_counted(monkeypatch):
     found = parity(runs(*MANY))
     assert found["peak_allocated_error_pct"].isna().all()
     assert found["step_time_error_pct"].notna().all()
-    for can_trace, words in (
-        (False, "torch or transformers"),
-        (True, "dsnb predict with their params file traces them"),
-    ):
-        monkeypatch.setattr(render, "can_trace", lambda answer=can_trace: answer)
-        said = text(render.section(runs(*MANY)))
-        assert (
-            f"The memory of 12 settings is not predicted: their models were not traced before on this machine; {words}"
-            in said
-        )
-        assert "memory: settings" not in said
+    said = text(comparison.with_predictions(runs(*MANY)))
+    assert "The memory of 12 settings is not predicted: this machine has no trace of the model." in said
+    assert "memory: settings" not in said
     monkeypatch.setattr(module, "MAX_SETTINGS", 5)
     assert len(parity(runs(*MANY))) == 5

@@ -11,7 +11,7 @@ from dsnb.files import records
 from dsnb.formulas import metrics
 from dsnb.launcher import run as launcher
 from dsnb.launcher.run import BANDWIDTH_SETTINGS, measure_bandwidth
-from dsnb.render.all_reduce import section
+from dsnb.render.nodes import bandwidth as section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.load import load_bandwidth, load_runs, load_steps
 from dsnb.settings.experiment import Experiment

@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 
-from dsnb.render import by_task, notes
+from dsnb.render import by_task
 from tests.support import made_up
 
 FAST, SLOW = "gpt2, sequence 512", "bloom-560m, sequence 512"
@@ -58,7 +58,7 @@ def test_failures_are_below_the_task_that_they_concern():
 
 def test_remarks_and_unusual_runs_are_below_their_task():
     noted = two_tasks().assign(note=["odd", None, None, None, None])
-    assert list(parts(notes.remarks(noted), "h4")) == [FAST]
-    found = parts(notes.runs_to_look_at(two_tasks()), "h4")
+    assert list(parts(by_task.remarks(noted), "h4")) == [FAST]
+    found = parts(by_task.runs_to_look_at(two_tasks()), "h4")
     assert list(found) == [SLOW]
     assert "first loss +5.0 %" in found[SLOW]

@@ -10,7 +10,7 @@ from dsnb.analysis.summary import summarize, timing
 from dsnb.errors import DsnbWarning, SettingsError
 from dsnb.files import records
 from dsnb.launcher.outcome import run_status, summarize_run
-from dsnb.render import answer, plots, tables
+from dsnb.render import answer, by_task, plots, tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
 from dsnb.settings.experiment import Experiment
@@ -59,12 +59,13 @@ def test_throughput_median_and_spread_are_exact(make_run, tmp_path):
 
 def test_one_run_has_a_blank_spread_and_missing_figures_stay_missing(make_run, tmp_path):
     make_run("a", 1, [1.0])
-    summary = summarize(dsnb.load_runs(tmp_path / "out"))
+    runs = dsnb.load_runs(tmp_path / "out")
+    summary = summarize(runs)
     assert summary.loc["a", "n"] == 1
     assert summary.filter(like="_std").isna().all(axis=None)
     assert summary[["peak_allocated_gib_median", "gpu_util_pct_median", "mfu_median"]].isna().all(axis=None)
-    assert "±" not in str(tables.summary_table(summary))
-    assert "utilization" not in str(tables.summary_table(summary))
+    assert "±" not in str(by_task.medians(runs))
+    assert "utilization" not in str(by_task.medians(runs))
 
 
 def test_runs_that_are_not_ok_are_rows_but_not_figures(make_run, tmp_path):
@@ -77,7 +78,7 @@ def test_runs_that_are_not_ok_are_rows_but_not_figures(make_run, tmp_path):
     assert summary["n_failed"].to_dict() == {"a": 1, "b": 1}
     assert summary.loc["a", "tokens_per_s_median"] == 100.0
     assert pd.isna(summary.loc["b", "tokens_per_s_median"])
-    assert "rank 0: out of memory" in str(tables.failures(runs))
+    assert "rank 0: out of memory" in str(by_task.failures(runs))
     assert "2 of 3 runs are not ok: 1 out of memory, 1 failed." in str(answer.answer(runs))
 
 
@@ -116,7 +117,7 @@ def test_no_folder_and_an_empty_folder(tmp_path):
 
 def test_hostile_text_stays_text(make_run, tmp_path):
     make_run("a", 1, [1.0], status="failed", cause="</script><script>alert(1)</script>\"'&<b>")
-    for table in (tables.failures, tables.settings, tables.environment, answer.answer):
+    for table in (by_task.failures, tables.settings, tables.environment, answer.answer):
         shown = str(table(dsnb.load_runs(tmp_path / "out")))
         assert "<script" not in shown
         assert "<b>" not in shown

@@ -29,18 +29,15 @@ def test_a_setting_is_said_as_an_engineer_would(settings, words):
     assert labels.setting({**DEFAULTS, "precision": "bf16", **settings}).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        ({"gpus": 4, "gpu_name": "NVIDIA H200"}, "4 NVIDIA H200"),
-        ({"gpus": 2.0, "device": "cpu"}, "2 CPU ranks"),
-        ({"gpus": 1, "device": "cpu"}, "1 CPU rank"),
-        ({"gpus": 512}, "512 GPUs"),
-        ({"gpus": float("nan")}, "an unknown number of GPUs"),
-    ],
-)
-def test_where_it_ran(run, words):
-    assert labels.place(run) == words
+def test_where_it_ran():
+    places = {
+        "4 NVIDIA H200": {"gpus": 4, "gpu_name": "NVIDIA H200"},
+        "2 CPU ranks": {"gpus": 2.0, "device": "cpu"},
+        "1 CPU rank": {"gpus": 1, "device": "cpu"},
+        "512 GPUs": {"gpus": 512},
+        "an unknown number of GPUs": {"gpus": float("nan")},
+    }
+    assert {words: labels.place(run) for words, run in places.items()} == {words: words for words in places}
 
 
 def edge_values(name, field):

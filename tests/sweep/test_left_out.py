@@ -9,8 +9,7 @@ from dsnb.prediction import accuracy, fit
 from dsnb.run_folder.result import Result
 from dsnb.runs.load import left_out, planned_runs
 from dsnb.sweep import run as sweep_run
-from dsnb.sweep.left_out import without_unfit
-from dsnb.sweep.params import load_sweep
+from dsnb.sweep.params import load_sweep, without_unfit
 from dsnb.sweep.run import run_sweep
 from tests.prediction.made_up import TRACE
 

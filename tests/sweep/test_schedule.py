@@ -16,8 +16,9 @@ from rich.console import Console
 
 from dsnb.errors import SettingsError
 from dsnb.files import records
-from dsnb.sweep import job, progress, schedule, subclusters
+from dsnb.sweep import allocation, job, progress
 from dsnb.sweep.params import load_sweep
+from dsnb.sweep.run import LocalJob, run_all
 from tests import ROOT
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
@@ -40,7 +41,7 @@ def params(tmp_path):
 
 def load(params, *sizes, **overrides):
     overrides = {"hostfile": str(params.parent / "hosts"), **overrides}
-    return subclusters.load(params, sizes, overrides, output=params.parent / "out")
+    return allocation.load_groups(params, sizes, overrides, output=params.parent / "out")
 
 
 def test_every_experiment_is_made_on_every_group_repeats_outermost(params):
@@ -74,7 +75,7 @@ def test_the_params_file_that_is_kept_is_for_all_groups(params):
     sweep = load(params, 1, 2, repeats=3, gpus=[1, 2])[0]
     kept = params.with_name("kept.yaml")
     kept.write_text(yaml.safe_dump(sweep.params))
-    again = subclusters.load(kept, (1, 2), output=params.parent / "out")[0]
+    again = allocation.load_groups(kept, (1, 2), output=params.parent / "out")[0]
     assert again.runs == sweep.runs
     assert again.params == sweep.params
 
@@ -84,7 +85,7 @@ def times(runs):
 
 
 def local(run):
-    return schedule.LocalJob(run, "tests.support.jobs")
+    return LocalJob(run, "tests.support.jobs")
 
 
 def shown_of(sweep, monkeypatch):
@@ -99,7 +100,7 @@ def test_lanes_go_on_side_by_side_and_stages_one_after_the_other(params, monkeyp
     sweep = load(params, 2, 4, zero_stage=0)[0]
     shown, written = shown_of(sweep, monkeypatch)
     with shown:
-        schedule.run_all(sweep.runs, local, shown, poll_s=0.02)
+        run_all(sweep.runs, local, shown, poll_s=0.02)
     first, second, large = (
         [run for run in sweep.runs if run.lane == lane] for lane in ("n1@n2", "n3@n4", "n1@n2@n3@n4")
     )
@@ -125,7 +126,7 @@ def test_a_job_that_fails_stops_no_other(params, monkeypatch):
         (run.paths.dir / how).touch()
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
-        schedule.run_all(runs, local, shown, poll_s=0.02)
+        run_all(runs, local, shown, poll_s=0.02)
     results = [job.read_result(run.paths) for run in runs]
     assert [result.status for result in results] == ["failed", "interrupted", "failed"] + ["ok"] * (len(runs) - 3)
     assert results[0].cause == "the job ended with exit code 7: no such thing"
@@ -139,18 +140,19 @@ def test_runs_that_share_probes_are_kept_apart_until_one_has_found_the_answer(pa
     runs = [run for run in sweep.runs if run.repeat <= 5]  # one experiment, five hosts
     shown, _ = shown_of(replace(sweep, runs=tuple(runs)), monkeypatch)
     with shown:
-        schedule.run_all(runs, local, shown, poll_s=0.02)
+        run_all(runs, local, shown, poll_s=0.02)
     first, *others = sorted(times(runs), key=lambda one: one["began"])
     assert all(one["began"] >= first["ended"] for one in others)
 
 
 SCRIPT = """
 import sys
-from dsnb.sweep import schedule, subclusters
+from dsnb.sweep import allocation
 from dsnb.sweep.progress import Progress
-sweep = subclusters.load(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0]
+from dsnb.sweep.run import LocalJob, run_all
+sweep = allocation.load_groups(sys.argv[1], [2], {"hostfile": sys.argv[2]}, output=sys.argv[3])[0]
 with Progress(len(sweep.runs), sweep.runs, enabled=False) as shown:
-    schedule.run_all(sweep.runs, lambda run: schedule.LocalJob(run, "tests.support.jobs"), shown)
+    run_all(sweep.runs, lambda run: LocalJob(run, "tests.support.jobs"), shown)
 """
 
 

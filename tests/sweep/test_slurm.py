@@ -20,10 +20,10 @@ from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.run_folder.result import Result
-from dsnb.sweep import allocation, job, schedule, slurm, subclusters
+from dsnb.sweep import allocation, job, slurm
 from dsnb.sweep.allocation import Allocation
 from dsnb.sweep.progress import Progress
-from dsnb.sweep.run import run_sweep
+from dsnb.sweep.run import run_all, run_sweep
 from dsnb.sweep.slurm import SHARED, Record, SlurmExecutor
 from tests import ROOT
 from tests.support import slurm as small_slurm
@@ -127,7 +127,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
             with quiet(sweep) as shown:
                 faked = jobs_for(sweep, asked, said)
                 runs = [ok, fails, silent, lost, real]
-                schedule.run_all(runs, partial(start, faked), shown, faked.cancel, 0.1)
+                run_all(runs, partial(start, faked), shown, faked.cancel, 0.1)
         except BaseException as error:
             problems.append(error)
             raise
@@ -174,15 +174,16 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
 SCRIPT = """
 import sys
 from pathlib import Path
-from dsnb.sweep import allocation, schedule
+from dsnb.sweep import allocation
 from dsnb.sweep.progress import Progress
+from dsnb.sweep.run import run_all
 from dsnb.sweep.slurm import SlurmExecutor
 asked = allocation.Allocation()
 sweep = allocation.load(sys.argv[1], asked, {"seed": [0, 1, 2]}, output=sys.argv[2])
 todo = [run for run in sweep.runs if not run.paths.result.exists()]
 with Progress(3, todo, enabled=False, show_eta=False) as shown:
     jobs = SlurmExecutor(asked, "small", todo, print, 0.3, 0.5, "tests.support.jobs")
-    schedule.run_all(todo, jobs.start, shown, jobs.cancel)
+    run_all(todo, jobs.start, shown, jobs.cancel)
 """
 
 
@@ -305,14 +306,14 @@ def test_a_whole_sweep_as_one_job(cluster, params):
 def test_a_sweep_in_one_job_is_the_one_that_was_foretold(params, monkeypatch):
     """The runs that a job will make are named before its hosts are known, and inside of another allocation."""
     monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere")
-    allocation = Allocation(nodes=3, gpus_per_node=2)
+    asked = Allocation(nodes=3, gpus_per_node=2)
     planned, notes = sweep_command.load(
-        params, {"repeats": 2}, None, params.parent / "out", "1,2", allocation, one_allocation=True
+        params, {"repeats": 2}, None, params.parent / "out", "1,2", asked, one_allocation=True
     )
     assert notes == []
     (params.parent / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
     hosts = {"repeats": 2, "hostfile": str(params.parent / "hosts")}
-    made = subclusters.load(params, [1, 2], hosts, output=params.parent / "out")[0]
+    made = allocation.load_groups(params, [1, 2], hosts, output=params.parent / "out")[0]
     assert [run.paths for run in planned.runs] == [run.paths for run in made.runs]
     assert len(made.runs) == 2 * (3 + 1)
 

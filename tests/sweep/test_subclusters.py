@@ -9,7 +9,7 @@ import pytest
 
 import dsnb
 from dsnb.files import records
-from dsnb.render import node_report
+from dsnb.render import nodes
 from dsnb.run_folder.paths import RunPaths
 from tests import ROOT
 from tests.support import hosts
@@ -49,9 +49,9 @@ def test_every_group_is_reported(swept):
     said, _, folder = swept
     runs = dsnb.load_runs(folder)
     assert list(runs["hosts"]) == ["mnhost1", "mnhost2"]
-    table, _, words = node_report.compare_groups(runs)
+    table, _, words = nodes.compare_groups(runs)
     assert list(table["verdict"]) == ["fail", "fail"]  # nobody makes a million samples/s
     for each in ("mnhost1", "mnhost2", words[0][:60]):
         assert each in said
-    shown = "".join(str(part) for part in node_report.section(runs))
+    shown = "".join(str(part) for part in nodes.section(runs))
     assert "Spread between groups" in shown

@@ -5,7 +5,7 @@ from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 
-from dsnb.runs.logs import deepspeed, flags, launchers, megatron, step_csv, trainer  # noqa: F401  (they register readers)
+from dsnb.runs.logs import deepspeed, launchers, megatron, step_csv, trainer  # noqa: F401  (they register readers)
 from dsnb.runs.logs.logged_run import READERS, LoggedRun, Restarted
 from dsnb.runs.logs.text import open_text, relevant_lines
 

@@ -18,7 +18,10 @@ from dsnb.runs.logs.text import number, open_text
 
 HEADER = ("timestamp", "global_step", "step_time_s", "loss", "tokens_per_sec")
 WARMUP_STEPS = 20
-NAME = re.compile(r"zs([0-3])_(fp32|tf32|fp16|bf16)_gpus(\d{1,5})_bs(\d{1,7})_sl(\d{1,8})")
+NAME = re.compile(
+    r"zs(?P<zero_stage>[0-3])_(?P<precision>fp32|tf32|fp16|bf16)_gpus(?P<gpus>\d{1,5})_bs(?P<micro_batch_size>\d{1,7})"
+    r"_sl(?P<seq_len>\d{1,8})"
+)
 GPU_TITLES = {
     "t_s": "timestamp|t_s",
     "gpu": "gpu|index|gpu_index|gpu_id",
@@ -65,15 +68,12 @@ def read(path: Path) -> list[LoggedRun]:
         )
     run.scratch["loss_is_nan"] = cells["loss"][is_whole].iloc[-1].strip().lower() == "nan"
     gpus = load_gpu(path.with_name("gpu_log.csv"))
-    run.record(DERIVED, **{figure: _known(gpus[name].mean()) for name, figure in GPU_FIGURES.items() if name in gpus})
+    figures = {figure: gpus[name].mean() for name, figure in GPU_FIGURES.items() if name in gpus}
     if "memory_used_gib" in gpus:
-        run.record(DERIVED, device_memory_gib=_known(gpus["memory_used_gib"].max()))
+        figures["device_memory_gib"] = gpus["memory_used_gib"].max()
+    run.record(DERIVED, **{name: float(value) for name, value in figures.items() if math.isfinite(value)})
     run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
     return [run]
-
-
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _summarize(run: LoggedRun, timed: pd.DataFrame, between_s: pd.Series) -> None:
@@ -93,11 +93,8 @@ def settings(path: Path) -> dict[str, object]:
     match = NAME.fullmatch(path.parent.parent.name) or NAME.fullmatch(path.parent.name)
     if not match:
         return {}
-    stage, precision, gpus, micro_batch_size, seq_len = match.groups()
-    return {
-        "zero_stage": int(stage), "precision": precision, "gpus": int(gpus),
-        "micro_batch_size": int(micro_batch_size), "seq_len": int(seq_len), "grad_accum": 1,
-    }  # fmt: skip
+    numbers = {name: int(text) for name, text in match.groupdict().items() if name != "precision"}
+    return {**numbers, "precision": match["precision"], "grad_accum": 1}
 
 
 def _cells(path: Path) -> pd.DataFrame:
@@ -110,13 +107,7 @@ def _cells(path: Path) -> pd.DataFrame:
 
 
 def load_gpu(path: Path) -> pd.DataFrame:
-    """Load `gpu_log.csv`; what a column holds, and its unit, is detected from its title and its values.
-
-    Returns
-    -------
-    pandas.DataFrame
-        `t_s`, `gpu`, `util_pct`, `memory_used_gib`, `power_w`, `sm_clock_mhz`, those that the file has.
-    """
+    """Load `gpu_log.csv` in the columns of `GPU_TITLES`, those that it has; units follow from titles and values."""
     try:
         with open_text(path) as file:
             raw = pd.read_csv(file, dtype=str, on_bad_lines="skip", skipinitialspace=True)

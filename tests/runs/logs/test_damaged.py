@@ -9,7 +9,7 @@ import pytest
 
 import dsnb
 from dsnb.errors import DsnbWarning, LogError
-from dsnb.runs.logs import console, rows
+from dsnb.runs.logs import console, logged_run
 from tests.support import foreign_logs as logs
 
 SAMPLES = {
@@ -89,8 +89,8 @@ def test_damaged_logs(tmp_path, name):
             continue
         known = numbers(raw)
         for run in runs:
-            row = rows.row(run, path, {})
-            steps = rows.steps(run)
+            row = logged_run.row(run, path, {})
+            steps = logged_run.steps(run)
             read += 1
             for figure, origin in run.provenance.items():
                 value = row[figure]
