@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from dsnb.execute import kernels
+from dsnb.execute import notebook
 from dsnb.launcher import environment, hosts
 from dsnb.launcher.hosts import Node
 from dsnb.run_folder import node_comparison, paths
@@ -95,7 +95,7 @@ def _training() -> Iterator[Check]:
 
 
 def _probe() -> dict[str, Any]:
-    command = interpreter.command("-m", "dsnb.train.probe")
+    command = interpreter.command("-m", "dsnb.train.ask_deepspeed")
     env = environment.for_ranks(hardware.default_device(), 1, 0.0)
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
@@ -110,7 +110,7 @@ def _notebooks() -> Iterator[Check]:
     missing = [name for name in ("10_run", "20_compare", "90_report") if not paths.notebook_template(name).is_file()]
     folder = paths.notebook_template("10_run").parent
     yield check("notebooks", f"without {missing}" if missing else str(folder), not missing, "check dsnb out again")
-    if other := kernels.foreign_kernelspec():
+    if other := notebook.foreign_kernelspec():
         advice = "notebooks that are opened in JupyterLab would run there: `jupyter kernelspec remove python3`"
         yield Check("warn", "Jupyter kernel", f"python3 starts {other}", advice)
     lab = find_spec("jupyterlab")

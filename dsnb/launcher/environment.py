@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.run_folder.paths import PACKAGE
-from dsnb.system import hardware, interpreter, launch_clock, nvml
+from dsnb.system import hardware, interpreter, launch_clock
 from dsnb.version import __version__
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -129,12 +129,12 @@ def sampled(gpus: Sequence[int], take: Callable[[dict[str, Any]], None], launche
     ended = threading.Event()
 
     def sample() -> None:
-        with nvml.session() as api:
+        with hardware.nvml_session() as api:
             handles = {index: api.nvmlDeviceGetHandleByIndex(index) for index in gpus if api}
             while not ended.wait(SAMPLE_INTERVAL_S):
                 for index, handle in handles.items():
                     t_s = round(launch_clock.now_s() - launched_at_s, 3)
-                    take({"t_s": t_s, "gpu": index, **nvml.sample(api, handle)})
+                    take({"t_s": t_s, "gpu": index, **hardware.gpu_sample(api, handle)})
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()

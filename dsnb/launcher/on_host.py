@@ -26,6 +26,7 @@ from dsnb.launcher.local import free_port, is_free, kill_family, remove_stale_lo
 from dsnb.run_folder.paths import RunPaths
 from dsnb.settings import checks
 from dsnb.system import hardware, launch_clock, signals
+from dsnb.train import start
 from dsnb.version import __version__
 
 MARK = "\x1e"
@@ -73,9 +74,8 @@ def run_ranks(request: dict[str, Any]) -> int:
         gpus = set_environment(request)
         with environment.sampled(gpus, tell, request["launched_at_s"]):
             try:
-                from dsnb.train import elastic  # torch takes seconds, in which the pipe is watched already
-
-                outcome = elastic.run_ranks(request["torchrun"])
+                # Importing torch takes seconds, in which the pipe is watched already.
+                outcome = start.run_ranks(request["torchrun"])
             finally:
                 kill_family(psutil.Process())
     except (DsnbError, OSError, RuntimeError, ValueError) as error:

@@ -28,10 +28,9 @@ from dsnb.prediction import fake_model
 from dsnb.prediction.fake_model import MANY, CudaOperators, LiveBytes, Size, autocast, build, size
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import compiles_blocks
-from dsnb.train import alibi
+from dsnb.train import attention
 from dsnb.train import model as model_builder
-from dsnb.train.causal_loss import CausalLoss
-from dsnb.train.chunked_loss import aligned, chunk_tokens
+from dsnb.train.causal_loss import CausalLoss, aligned, chunk_tokens
 from dsnb.train.model_parts import blocks, output_layer
 
 
@@ -212,8 +211,8 @@ def flash_attention() -> Iterator[None]:
     usual = F.scaled_dot_product_attention
     substitutes: list[tuple[Any, str, Any]] = [
         (F, "scaled_dot_product_attention", fused),
-        (alibi, "flex_attention", flex),
-        (alibi, "_causal_blocks", lambda *_: None),
+        (attention, "flex_attention", flex),
+        (attention, "_causal_blocks", lambda *_: None),
     ]
     with contextlib.ExitStack() as stack:
         for module, name, substitute in substitutes:

@@ -103,7 +103,7 @@ def attempts(experiments: Sequence[Experiment], make: bool = True) -> list[Trace
     SettingsError
         If torch or transformers is missing, but needed.
     """
-    keys = [_key(_settings(one)) for one in experiments]
+    keys = [_key(one) for one in experiments]
     missing = {key: one for key, one in zip(keys, experiments, strict=True) if not _is_kept(key)}
     problems = dict.fromkeys(missing, SettingsError("it was not traced before"))
     for key, record in (_make(missing) if missing and make else {}).items():
@@ -146,8 +146,8 @@ def _file(key: str) -> Path | None:
     return home / "traces" / f"{key}.json" if home else None
 
 
-def _settings(experiment: Experiment) -> tuple[Any, ...]:
-    """Return the settings that a trace depends on, alike for all strategies that compute alike."""
+def _key(experiment: Experiment) -> str:
+    """Return a hash of what a trace depends on, alike for all strategies that compute alike."""
     chosen = {name: getattr(experiment, name) for name in TRACED}
     if not experiment.activation_checkpointing:
         chosen |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
@@ -157,13 +157,9 @@ def _settings(experiment: Experiment) -> tuple[Any, ...]:
         chosen["micro_batch_size"] = experiment.micro_batch_size
     if experiment.compile != "off":
         chosen |= {"compile": "default", "blocks": compiles_blocks(vars(experiment))}
-    return tuple(chosen.items())
-
-
-def _key(settings: tuple[Any, ...]) -> str:
-    file = model_shapes.local_config(dict(settings)["model"])
+    file = model_shapes.local_config(experiment.model)
     model = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
-    words = json.dumps([settings, model, *_versions()], default=str)
+    words = json.dumps([list(chosen.items()), model, *_versions()], default=str)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -185,8 +181,8 @@ def _make(missing: dict[str, Experiment]) -> dict[str, Any]:
     """Return the record of each setting, by its key, or a record of its `error`."""
     if not can_trace():
         raise SettingsError("torch or transformers is missing: a model is traced with them; pip install 'dsnb[train]'")
-    keys = list(missing)
-    groups = [{key: missing[key] for key in keys[start::WORKERS]} for start in range(min(WORKERS, len(keys)))]
+    items = list(missing.items())
+    groups = [dict(items[start::WORKERS]) for start in range(min(WORKERS, len(items)))]
     with ThreadPoolExecutor(WORKERS) as pool:
         return {key: record for group in pool.map(_trace, groups) for key, record in group.items()}
 

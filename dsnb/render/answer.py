@@ -22,9 +22,8 @@ from dsnb.analysis.flags import Flag, flags
 from dsnb.analysis.recommend import Recommendation
 from dsnb.analysis.summary import UNSTABLE, unstable
 from dsnb.analysis.tasks import Task, tasks
-from dsnb.analysis.templates import NO_RUNS
 from dsnb.analysis.texts import fixed
-from dsnb.analysis.words import axis_title, words
+from dsnb.analysis.words import NO_RUNS, axis_title, words
 from dsnb.render.tables import Html, bullet_list, number_table, subheading
 from dsnb.runs import labels
 from dsnb.runs.table import as_runs, named_runs, numbers

@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dsnb.analysis import conditions
-from dsnb.analysis.comparisons import VALUES, compare, page_note
-from dsnb.analysis.intervals import Verdict, hosts
+from dsnb.analysis.comparisons import TOGETHER, VALUES, compare
+from dsnb.analysis.flags import changed_conditions
+from dsnb.analysis.intervals import CONFIDENCE, Verdict, hosts
 from dsnb.analysis.parity import FIGURES, MAX_SETTINGS, errors, parity
 from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.step_time import FITTED_SETTINGS
@@ -27,6 +27,10 @@ RATE = "tokens_per_s"
 OTHER_HOSTS = (
     "The two sets ran on different hosts, so a difference may come from the hosts, and it is one between these hosts: "
     "others of the same kind may differ by more or less."
+)
+EQUAL = (
+    f"where all settings are equal, any two are called different for at most about {100 * (1 - CONFIDENCE):.3g} % of "
+    "tasks."
 )
 WORDS = {"step_time": "step times", "peak_allocated": "peaks of allocated memory"}
 TITLES = {"step_time": "step time", "peak_allocated": "memory"}
@@ -56,7 +60,7 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, name: str) -> list[Html]
     only_in = {when: first.index[first["only_in"] == when] for when in ("before", "after")}
     sentences = [f"Only {when}: {', '.join(map(str, names))}." for when, names in only_in.items() if len(names)]
     parts += [bullet_list(sentences)] if sentences else []
-    about = Html(f"<p>{html.escape(f'{VALUES} {page_note()}')}</p>")
+    about = Html(f"<p>{html.escape(f'{VALUES} {TOGETHER}: {EQUAL}')}</p>")
     return [*parts, about] if (first["only_in"] == "").any() else parts
 
 
@@ -70,7 +74,7 @@ def environments(before: pd.DataFrame, after: pd.DataFrame) -> Html:
     if not rows:
         return Html("<p>Both ran in the same recorded environment: hosts, GPUs, drivers and versions.</p>")
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after"]).rename_axis("environment")
-    sentences = conditions.between(before, after)
+    sentences = changed_conditions(before, after)
     return Html(f"{to_html(table, text_columns=('before', 'after'))}{bullet_list(sentences) if sentences else ''}")
 
 

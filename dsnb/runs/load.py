@@ -21,8 +21,7 @@ from dsnb.run_folder.paths import BANDWIDTH, RunPaths, SweepPaths
 from dsnb.run_folder.result import ENDED
 from dsnb.runs import run_folders
 from dsnb.runs.discover import displayable, find_runs, name_runs, names_from_log
-from dsnb.runs.logs import console, step_csv
-from dsnb.runs.logs import rows as log_rows
+from dsnb.runs.logs import console, logged_run, step_csv
 from dsnb.runs.logs.logged_run import LoggedRun
 from dsnb.runs.table import as_runs, without_noise
 
@@ -92,7 +91,7 @@ def load_steps(path: str | Path) -> pd.DataFrame:
     steps, counts = run_folders.read_steps(folders)
     names, parts = name_runs(folders, *run_folders.names(folders)), [steps]
     for row, run in _logged(logs, os.path.isfile(path)):
-        parts.append(log_rows.steps(run))
+        parts.append(logged_run.steps(run))
         counts.append(len(parts[-1]))
         names.append(row)
     parts = [part for part in parts if len(part)] or parts[:1]
@@ -129,7 +128,7 @@ def _logged(logs: list[str], is_one_file: bool) -> Iterator[tuple[dict[str, Any]
                 raise LogError(path, console.UNSUPPORTED)
             names = names_from_log(str(path), runs)
             shown = Path(displayable(str(path)))
-            made = [(log_rows.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
+            made = [(logged_run.row(run, shown, name), run) for run, name in zip(runs, names, strict=True)]
         except MemoryError:
             raise
         except Exception as error:

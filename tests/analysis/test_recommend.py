@@ -39,8 +39,9 @@ def test_the_best_that_fits_is_recommended_with_its_alternatives():
     assert found.table.columns.tolist() == ["experiment", "worse_pct", *everything.columns[1:]]
     assert len(found.table) == 4
     assert found.table["worse_pct"].tolist() == sorted(found.table["worse_pct"])
-    assert found.sentences[0].startswith(f"Train with {best['experiment']}: {best['tokens_per_s']:,.0f} tokens/s ± ")
-    assert f"{best['peak_allocated_gib']:.1f} GiB ± " in found.sentences[0]
+    said = f"Train with {best['experiment']} (predicted) on 8 H200, {best['tokens_per_s']:,.0f} tokens/s ± "
+    assert found.sentences[0].startswith(said)
+    assert f"; GPU memory {best['peak_allocated_gib']:.3g} GiB ± " in found.sentences[0]
     least = dsnb.recommend(asked, "H200", objective="memory")[0].table
     assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
     cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0)[0].table
@@ -89,7 +90,7 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
     (found,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e15)
     best = found.table.iloc[0]
     needed = math.ceil(best["gpu_hours"] / 24 / 30)
-    said = f"That is more than 365 days: 30 days would need {needed:,} GPUs if each sustained "
+    said = f"That is more than 365 days. 30 days would need {needed:,} GPUs if each sustained "
     assert found.sentences[1].startswith(said)
     (short,) = dsnb.recommend([given(gpus=8)], "H200", tokens=1e9)
     assert not [one for one in short.sentences if "365" in one]
@@ -155,8 +156,8 @@ def test_a_measured_setting_replaces_its_prediction():
     assert (row["days"], row["gpu_hours"], row["cost"]) == pytest.approx((8, 1536, 3072))
     assert row[["tokens_per_s_error_pct", "peak_allocated_error_pct"]].isna().all()
     assert set(rows["basis"][NAMES[:2]]) == {PREDICTED}
-    assert f"Fewest days for 691.2 billion tokens: {NAMES[2]} (measured), 1,000,000 tokens/s, 8 days" in said
-    assert "1,536 GPU-hours, €3,072, 30.0 GiB.\n" in said
+    assert f"Fewest days: {NAMES[2]} (measured) on 8 H200, 1,000,000 tokens/s; 691.2 billion tokens: 8 days" in said
+    assert "1,536 GPU-hours, €3,072 at €2.00 a GPU-hour; GPU memory 30 GiB.\n" in said
     assert f"Fewest GPU-hours: {NAMES[2]}, as above." in said
     published = pd.DataFrame([measured(1e6)]).assign(source="published: elsewhere")
     ((made,), _) = forecast(STAGES, "H200", published)
@@ -225,9 +226,9 @@ def test_how_sure_it_is_depends_on_what_was_measured():
 def test_a_forecast_of_years_is_no_answer():
     """8 GPUs at 1 million tokens/s: 8.64e13 tokens take 1,000 days, 192,000 GPU-hours; 30 days need 266.7 GPUs."""
     said = of_runs(measured(1e6), settings={**SETTINGS, "zero_stage": 3}, tokens=8.64e13, currency="$")[1]
-    assert "No setting trains on 86.4 trillion tokens within 365 days on 8 GPUs. The fastest is " in said
+    assert "No setting trains on 86.4 trillion tokens within 365 days on 8 H200. The fastest is " in said
     assert "30 days would need 267 GPUs if each sustained 125,000 tokens/s, an extrapolation" in said
-    assert "At that rate, the training takes 192,000 GPU-hours, $384,000." in said
+    assert "At that rate, the training takes 192,000 GPU-hours, $384,000 at $2.00 a GPU-hour." in said
     assert "1,000 days" not in said
 
 
@@ -240,7 +241,7 @@ def test_the_page_has_an_answer_and_a_table_for_each_task():
     assert "A &lt;note&gt;." in said
     for title, days in (("sequence 2048", "1 day"), ("sequence 1024", "12 hours")):
         part = said.partition(f"<h3>opt-1.3b, {title}</h3>")[2].partition("<h3>")[0]
-        assert f"tokens/s, {days}," in part
+        assert f"tokens: {days}," in part
         assert "slower" not in part
         assert "1 of 1 setting fit on" in part
     text = str(answer.plan_tables(plans, "€")).replace(' class="text"', "")

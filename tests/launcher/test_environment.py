@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsnb.launcher import environment
-from dsnb.system import hardware, launch_clock, nvml
+from dsnb.system import hardware, launch_clock
 from tests.support.waiting import wait_until
 
 LOOPS = "TORCHINDUCTOR_LOOP_ORDERING_AFTER_FUSION"
@@ -79,8 +79,8 @@ def test_the_allocator_of_ranks_on_gpus_is_the_setting_unless_the_user_has_chose
 
 def test_gpus_are_sampled_until_the_block_ends(monkeypatch):
     api = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda index: index)
-    monkeypatch.setattr(nvml, "session", lambda: contextlib.nullcontext(api))
-    monkeypatch.setattr(nvml, "sample", lambda _, handle: {"util_pct": 10 * handle})
+    monkeypatch.setattr(hardware, "nvml_session", lambda: contextlib.nullcontext(api))
+    monkeypatch.setattr(hardware, "gpu_sample", lambda _, handle: {"util_pct": 10 * handle})
     monkeypatch.setattr(environment, "SAMPLE_INTERVAL_S", 0.01)
     samples = []
     with environment.sampled([3, 5], samples.append, launch_clock.now_s() - 60):

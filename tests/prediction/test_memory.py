@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import other_estimates, prediction_errors
+from benchmarks import prediction_errors
 from benchmarks.prediction_errors import Peak
 from dsnb.prediction import accuracy
 from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
-from dsnb.prediction.memory import GIB, RULES, _split_by_tensor_parallel, engine_of, peak_memory
+from dsnb.prediction.memory import RULES, engine_of, peak_memory
 from dsnb.prediction.traces import Trace
 from dsnb.settings.experiment import Experiment
 from tests import ROOT
@@ -99,18 +99,6 @@ def test_zero_3_gathers_up_to_a_limit():
     assert moments(zero_stage=3, offload="all-cpu")["loss"] == 1e9 + 2 * P + 1000 * MIB
 
 
-def test_tensor_parallel_ranks_divide_all_but_what_each_of_them_computes_with():
-    """In half precision 8 bytes a number and token of a block, the inputs of norms and layers, are on every rank."""
-    of_all = 8 * TRACE.layers * TRACE.hidden * 4 * 1024
-
-    def kept(ranks, whole):
-        one = given(zero_stage=1, micro_batch_size=4, seq_len=1024, gpus=ranks, tensor_parallel=ranks)
-        return _split_by_tensor_parallel(one, replace(TRACE, kept=whole)).kept
-
-    assert kept(2, of_all) == of_all, "checkpoints are not divided"
-    assert [kept(ranks, 3 * of_all) for ranks in (2, 4)] == pytest.approx([2 * of_all, 1.5 * of_all])
-
-
 VALID = [
     {"gpus": 4, **strategy, **accumulation, **precision}
     for strategy in (
@@ -177,12 +165,3 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
     page = (ROOT / "docs" / "explanation" / "prediction.md").read_text()
     for name, one in PEAK_ERRORS.items():
         assert f"| {name} | {one.settings} | {one.mean_pct:.2f} | {one.worst_pct:.2f} |\n" in page
-
-
-def test_sixteen_bytes_a_parameter_are_divided_as_the_zero_paper_does():
-    """Rajbhandari et al. 2020, figure 1: 2 + 2 + 12 bytes, of which a stage divides 12, 14 or 16."""
-    expected = {0: 16.0, 1: 4 + 12 / 4, 2: 2 + 14 / 4, 3: 16 / 4}
-    found = {s: other_estimates.sixteen_bytes_gib(given(zero_stage=s, gpus=4), TRACE) * GIB / P for s in expected}
-    assert found == pytest.approx(expected)
-    assert other_estimates.sixteen_bytes_gib(given(zero_stage=1, offload="optimizer-cpu"), TRACE) is None
-    assert other_estimates.deepspeed_gib(given(zero_stage=0), TRACE) is None

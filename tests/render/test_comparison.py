@@ -49,8 +49,8 @@ def test_what_changed_is_said_with_its_interval_and_in_words():
     same = "no difference larger than 0 % (0 % to 0 %) (the figure is the same in every run)"
     assert dict(rows[4:])["zs1"] == [f"same: {same}", "7.00", "7.00", "5", "5"]
     assert "<li>Only before: zs3.</li><li>Only after: zs9.</li>" in page
-    assert "all pairs of settings of a task together (Games and Howell 1976)" in page
-    assert "Values are means of the runs: geometric, or arithmetic if the figure is a percentage." in page
+    assert "of all pairs of settings of a task hold together (Games and Howell 1976)" in page
+    assert "Values are means of the runs: geometric, or arithmetic for percentages" in page
 
 
 def test_memory_that_grew_is_worse():
