@@ -41,11 +41,6 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
 
     A ring over several nodes enters and leaves each node once, so its members on a node add up their network.
-
-    Raises
-    ------
-    SettingsError
-        If it needs several nodes and the link has no network.
     """
     nodes = link.nodes(experiment)
     if nodes > 1 and not link.network_gb_per_s:
