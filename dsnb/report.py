@@ -88,10 +88,7 @@ def write_report(
 def _executed_notebook(sweep: SweepPaths, target: Path) -> Path:
     """Return the path of the executed notebook: in the sweep's folder, or beside the page if that is read-only.
 
-    Raises
-    ------
-    LaunchError
-        If the page cannot be written; this is checked before the notebook runs.
+    That the page can be written is checked before the notebook runs.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from dsnb.report import write_report
 from dsnb.run_folder.paths import SweepPaths
 from tests import ROOT
 from tests.prediction.made_up import RECORD
-from tests.support.browser import SETTLED, violations
+from tests.support.browser import CALM, violations
 from tests.support.notebooks import run_cells
 from tests.support.small_sweep import NAMES
 
@@ -131,7 +131,7 @@ def test_a_browser_shows_it_without_any_request(folder, page, watched, width):
 def test_a_run_is_opened_and_leads_to_its_notebook(folder, page, watched):
     report = watched(folder / "report.html")
     report.tab.locator(".dsnb-link").first.click()
-    report.tab.evaluate(SETTLED)
+    report.tab.evaluate(CALM)
     assert report.tab.locator(".dsnb-series canvas").count() >= 2
     link = report.tab.get_by_role("link", name="Executed notebook").evaluate("(node) => node.href")
     assert Path(link.removeprefix("file://")) == folder / NAMES[0] / "run1" / "run.ipynb"

@@ -146,7 +146,10 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
             "largest_pct": np.maximum(np.abs(low_pct), np.abs(high_pct)),
             "p": np.where(few, math.nan, np.minimum(1, FIGURES * p)),
             "verdict": verdicts,
-            "better": [_is_better(difference, rules.better) for difference in after - before],
+            "better": [
+                bool((up > 0) == (rules.better == "higher")) if rules.better and abs(up) > 0 else None
+                for up in after - before
+            ],
             "note": [_note(*parts, kind) for parts in zip(pairs, by_host, is_same, strict=True)],
             "counted": np.where(by_host & (fewest >= rules.fewest_runs), "host", "run"),
             "change": change,
@@ -162,12 +165,6 @@ def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
     notes += [f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure"] if unusable else []
     notes += [SAME_VALUE] if is_same else []
     return "; ".join(notes)
-
-
-def _is_better(difference: float, better: Better) -> bool | None:
-    if not better or math.isnan(difference) or difference == 0:
-        return None
-    return bool((difference > 0) == (better == "higher"))
 
 
 def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:

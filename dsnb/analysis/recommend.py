@@ -47,21 +47,14 @@ FORECAST = [
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A choice among the settings of one task.
-
-    Attributes
-    ----------
-    task
-        What is trained, as in "opt-1.3b, sequence 2048".
-    table
-        Settings with their figures.
-    sentences
-        What to train with, how sure that is, and what would decide it; or what would make a setting fit.
-    """
+    """A choice among the settings of one task."""
 
     task: str
+    """What is trained, as in "opt-1.3b, sequence 2048"."""
     table: pd.DataFrame
+    """Settings with their figures."""
     sentences: tuple[str, ...]
+    """What to train with, how sure that is, and what would decide it; or what would make a setting fit."""
 
 
 def recommend(
@@ -336,15 +329,12 @@ def _with_measured(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     if known.empty:
         return table
     medians = candidates(known).reindex(known["experiment"].unique())
-    names = list(medians.index)
-    medians["basis"] = medians["basis"].astype(object).fillna(MEASURED)
-    medians["is_unstable"] = medians["is_unstable"].eq(True)
-    figures = ["basis", "is_unstable", "tokens_per_s", "memory_gib"]
-    table.loc[names, figures] = medians[figures]
-    table.loc[names, "fits"] = medians["n"].gt(0)
-    table.loc[names, "peak_allocated_gib"] = medians["memory_gib"]
-    table.loc[names, ["peak_allocated_error_pct", "tokens_per_s_error_pct"]] = math.nan
-    table.loc[names, "outside"] = ""
+    known = medians[["tokens_per_s", "memory_gib"]].assign(
+        basis=medians["basis"].astype(object).fillna(MEASURED), is_unstable=medians["is_unstable"].eq(True),
+        fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
+        tokens_per_s_error_pct=math.nan, outside="",
+    )  # fmt: skip
+    table.loc[known.index, known.columns] = known
     return table
 
 
@@ -360,5 +350,5 @@ def _fitting(table: pd.DataFrame, spec: gpus.GpuSpec) -> Iterator[str]:
     others = table[~is_fitting].dropna(subset="memory_gib")
     if len(others):
         least = others.loc[others["memory_gib"].idxmin()]
-        errors = {"memory_error": f"{least['peak_allocated_error_pct']:.1f}"}
-        yield words.say("too_large", {"name": least.name, "memory": significant(least["memory_gib"]), **errors})
+        facts = {"name": least.name, "memory": significant(least["memory_gib"])}
+        yield words.say("too_large", {**facts, "memory_error": words.error(least["peak_allocated_error_pct"])})

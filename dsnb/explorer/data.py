@@ -52,27 +52,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Data:
-    """The runs, and what the explorer shows of them.
-
-    Attributes
-    ----------
-    runs
-        The table passed to `explore`.
-    experiments
-        Each run's experiment, as `summarize` names it.
-    choices
-        Every setting that varies, then the status, whether it varies or not.
-    constant
-        The settings that are the same for all runs.
-    figures
-        The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table.
-    """
+    """The runs, and what the explorer shows of them."""
 
     runs: pd.DataFrame
+    """The table passed to `explore`."""
     experiments: list[str]
+    """Each run's experiment, as `summarize` names it."""
     choices: dict[str, Choice]
+    """Every setting that varies, then the status, whether it varies or not."""
     constant: list[Choice]
+    """The settings that are the same for all runs."""
     figures: pd.DataFrame
+    """The columns of `labels.METRIC_LABELS` that any run measured, in the units of the table."""
     tasks: list[str]
     """The titles of the tasks, the one with the most runs first."""
     task_codes: list[int]
@@ -107,13 +98,7 @@ class Data:
 
 
 def read(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
-    """Read a table of runs, and predicted settings, without those that these runs measured.
-
-    Raises
-    ------
-    SettingsError
-        If columns of a table of runs are missing.
-    """
+    """Read a table of runs, and predicted settings without those that these runs measured."""
     missing = [name for name in REQUIRED if name not in getattr(runs, "columns", ())]
     if missing:
         raise SettingsError(f"explore needs the table that load_runs returns; it has no column {', '.join(missing)}")

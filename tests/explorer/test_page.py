@@ -21,7 +21,7 @@ from dsnb.files import records
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.labels import METRIC_LABELS
 from tests.support import made_up
-from tests.support.browser import CALM, ROOT, SETTLED, Tabs, root, violations, write_page
+from tests.support.browser import CALM, ROOT, Tabs, root, violations, write_page
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
@@ -188,7 +188,7 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
         assert f"memory allocated (GiB) {low} to {high}" in said.inner_text()
     assert len(set(sizes)) == 4
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     for key, names in {
         "ArrowRight": "ZeRO 1, ZeRO 2",
         "ArrowLeft": "ZeRO 0, ZeRO 1",
@@ -205,7 +205,7 @@ def test_keys_alone_make_move_and_clear_a_region(explorer, page):
 def test_a_region_over_a_setting_snaps_to_its_values(runs, page):
     tab = page.tab
     tab.evaluate(f"{ROOT}.set({{ x: 'strategy' }})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     box = tab.evaluate(
         f"(({{ scatter }}) => [1.02, 1.4].map((at) => (scatter.view.origin()[0] + 5 + scatter.view.scale('x')(at))"
         f" / scatter.canvas.clientWidth))({ROOT})"
@@ -255,7 +255,7 @@ def test_hostile_text_stays_text(tmp_path, watched):
         assert texts[run] in shown
         tab.evaluate(f"{ROOT}.describe({{ id: {run} }})")
     tab.evaluate(f"{ROOT}.set({{ colour: 'precision', along: 'gpu_name', x: 'precision' }})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     tab.mouse.move(400, 500)
     assert any("</script><script>" in name for name in tab.locator(".dsnb-link").all_inner_texts())
     assert tab.title() == HOSTILE[0]
@@ -276,7 +276,7 @@ def test_an_address_opens_the_same_view_and_a_hostile_one_the_usual(runs, explor
     tab.evaluate(CALM, 300)  # an address is written once the controls rest
     other = tab.context.new_page()
     other.goto(tab.evaluate("location.href"))
-    other.evaluate(SETTLED)
+    other.evaluate(CALM)
     assert other.evaluate(f"{ROOT}.state") == explorer.state
     assert other.evaluate(f"{ROOT}.selected") == positions(explorer)
     other.get_by_role("button", name="Reset").click()
@@ -363,8 +363,8 @@ def test_runs_that_are_not_ok_are_in_the_chart_the_legend_and_the_table(runs, pa
     assert sentence in tab.evaluate(f"{ROOT}.describe({{ id: {first} }})")
     tab.evaluate(f"{ROOT}.set({{ run: {first}, x: 'strategy', y: 'peak_allocated_gib' }})")
     assert "To change: " in tab.locator(".dsnb-card", has_text="One run").first.inner_text()
-    shortages = tab.evaluate(f"{ROOT}.scatter.view.data('shortages').map(({{ id, y }}) => [id, y])")
-    assert dict(shortages) == pytest.approx(needed.to_dict())
+    drawn = dict(tab.evaluate(f"{ROOT}.scatter.view.data('failed').map(({{ id, y }}) => [id, y])"))
+    assert {run: drawn[run] for run in needed.index} == pytest.approx(needed.to_dict())
     assert "not ok: oom" in tab.locator(".dsnb-legend").inner_text()
     assert f"{lost} of 300 runs" in tab.locator(".dsnb-count").inner_text()
     assert tab.locator("td.dsnb-bad", has_text="oom").count() > 0
@@ -422,7 +422,7 @@ def test_marks_say_what_they_are_and_a_click_opens_them(tmp_path, watched, monke
     tab.evaluate(f"{ROOT}.open({next(run for run in range(22) if run not in series)})")
     assert f"The steps of this run {left_out}" in tab.locator(".dsnb-explorer").inner_text()
     tab.evaluate(f"{ROOT}.open({series[0]})")
-    tab.evaluate(SETTLED)
+    tab.evaluate(CALM)
     assert tab.locator(".dsnb-series canvas").count() == 6
 
     tab.evaluate(f"{ROOT}.set({{ brush: null, base: null, run: null }})")
@@ -462,7 +462,7 @@ def test_axe_finds_nothing_that_keeps_readers_out(tmp_path, watched):
         for width, scheme in seen:
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
-            tab.evaluate(SETTLED)
+            tab.evaluate(CALM)
             assert violations(tab) == []
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -642,7 +642,7 @@ def test_odd_tables_give_a_sensible_page(several):
         for name in ("x", "y", "colour", "along"):
             for value in tab.evaluate(f"{here}.model.options.{name}")[::4]:
                 tab.evaluate(f"{here}.set({{ {name}: '{value}' }})")
-        tab.evaluate(SETTLED)
+        tab.evaluate(CALM)
         if len(table):
             tab.evaluate(f"{here}.open(0)")
         shown = tab.locator(".dsnb-explorer").nth(list(ODD).index(kind)).locator(".dsnb-card")

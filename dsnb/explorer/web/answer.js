@@ -163,7 +163,8 @@ class Answer {
     const number = options.length > 1 ? fixed(options.length, 0) : "";
     const kicker = this.fill("kicker", { best: fill(model.words.best[state.objective], best), options: number, basis: isOfOneBasis ? best.basis : "" });
     const differing = this.differing();
-    const lines = { note: this.note(), following: this.following(differing), table: this.table(differing), basis: this.fill("basis", facts) };
+    const areSeveral = new Set(differing.map(({ isPlace, name }) => isPlace || name)).size > 1;
+    const lines = { note: this.note(), following: this.following(differing), table: areSeveral ? differing : [], basis: this.fill("basis", facts) };
     if (!this.isBeyond) return { ...lines, kicker, headline: this.fill("headline", facts), costs: this.fill("costs", facts) };
     const headline = this.fill("headline.beyond", { ...this.least("days"), tokens: facts.tokens });
     return { ...lines, headline, costs: this.beyond({ ...facts, kicker: kicker || best.basis[0].toUpperCase() + best.basis.slice(1) }) };
@@ -207,8 +208,7 @@ class Answer {
     const { best, state } = this;
     const gpus = [...new Set(this.eligible.map((one) => one.gpus))].sort((a, b) => a - b);
     const atHand = state.gpus_at_hand;
-    const [last, ...others] = gpus.map((number) => fixed(number, 0)).reverse();
-    const measured = others.length ? `${others.reverse().join(", ")} and ${last}` : last;
+    const measured = new Intl.ListFormat("en-GB").format(gpus.map((number) => fixed(number, 0))); // "1, 2 and 4"
     const more = this.fill(`note.more.${best.unit}`, { number: String(atHand) });
     const facts = { measured, unit: best.unit, at_hand: fixed(atHand, 0), gpus: fixed(best.gpus, 0), more };
     const lines = [
@@ -277,11 +277,5 @@ class Answer {
     const flip = worse < 0 ? -1 : 1;
     const [low, high] = [found.low, found.high].map((end) => flip * worsening(end)).sort((a, b) => a - b).map((end) => signed(end));
     return this.fill(`difference.${verdict}`, { size, interval: this.fill("interval", { low, high }) });
-  }
-
-  // The settings in which the best and the next differ, if they are several.
-  table(differing) {
-    const places = differing.filter(({ isPlace }) => isPlace).length;
-    return differing.length - places + Math.min(places, 1) < 2 ? [] : differing;
   }
 }

@@ -36,13 +36,7 @@ GPU_FIGURES = {"util_pct": "gpu_util_pct", "power_w": "power_w", "sm_clock_mhz":
 
 
 def read(path: Path) -> list[LoggedRun]:
-    """Read the steps of one run.
-
-    Raises
-    ------
-    LogError
-        If it holds no complete row.
-    """
+    """Read the steps of one run; raise LogError if there is no complete row."""
     cells = _cells(path)
     rows = cells.map(number).astype(float)
     is_whole = (rows[[name for name in HEADER if name != "loss"]] > 0).all(axis="columns")
