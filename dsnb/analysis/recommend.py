@@ -14,7 +14,7 @@ import pandas as pd
 
 from dsnb.analysis import ratio_errors, words, would_fit
 from dsnb.analysis.decide import BASES, CPU, MEASURED, PREDICTED, Decision, Question, candidates, decide
-from dsnb.analysis.parity import known_gpu
+from dsnb.analysis.predicted import known_gpu
 from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import significant

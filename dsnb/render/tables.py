@@ -173,17 +173,18 @@ def format_timing(timing: pd.DataFrame) -> pd.DataFrame:
 
 def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Html:
     """Return a table of numbers as HTML with four significant digits; columns of runs are named by their titles."""
-
-    def text(value: object) -> str:
-        if _is_missing(value):
-            return ""
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return str(value)
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
-
     titles = {str(name): _column_title(str(name)) for name in table.columns}
     left = tuple(titles[name] for name in text_columns if name in titles)
-    return to_html(table.map(text).rename(columns=titles), left, index=False)
+    return to_html(table.map(short_number).rename(columns=titles), left, index=False)
+
+
+def short_number(value: object) -> str:
+    """Return a number with four significant digits, or all before the point; other values as text, missing as empty."""
+    if _is_missing(value):
+        return ""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 
 def _column_title(name: str) -> str:
