@@ -14,7 +14,7 @@ import pandas as pd
 
 from dsnb.analysis import ratio_errors, words, would_fit
 from dsnb.analysis.decide import BASES, CPU, MEASURED, PREDICTED, Decision, Question, candidates, decide
-from dsnb.analysis.parity import known_gpu
+from dsnb.analysis.predicted import known_gpu
 from dsnb.analysis.ratio_errors import Ratios
 from dsnb.analysis.tasks import settings_of, tasks
 from dsnb.analysis.texts import significant
@@ -184,16 +184,8 @@ def measured_plans(
 ) -> list[Recommendation]:
     """Return for each task what training takes with each measured setting, and the best ones in words.
 
-    Parameters
-    ----------
-    runs
-        One row per run; only ok runs count.
-    tokens, currency
-        Tokens to train on, and the sign in front of amounts.
-    prices
-        Price of a GPU-hour by `gpu_name`; the key `""` is for all others. Without one, a setting's cost is missing.
-    power_w
-        Mean power of a GPU for runs without measured power; without it, their energy is missing.
+    `prices` of a GPU-hour are by `gpu_name`; the key `""` is for all others. `power_w` is the mean power of a GPU for
+    runs without measured power. Without these, costs and energy are missing.
 
     Returns
     -------
@@ -246,15 +238,9 @@ def forecast(
 ) -> tuple[list[Recommendation], list[str]]:
     """Return what training would take with each combination of settings: measured where it was, otherwise predicted.
 
-    Parameters
-    ----------
-    settings
-        Settings by name; a list is an axis. Combinations that are refused are left out.
-    gpu, link, tokens, price
-        As `dsnb.predict` takes them; `currency` is the sign in front of amounts.
-    runs
-        Measured runs. Of those on the same GPU, the same settings count in place of the prediction, and three settings
-        or more calibrate the predicted speeds.
+    A list among the settings is an axis; combinations that are refused are left out. Of the runs on the same GPU, the
+    same settings count in place of the prediction, and three settings or more calibrate the predicted speeds. `tokens`,
+    `price` and `link` are those of `dsnb.predict`; `currency` is the sign in front of amounts.
 
     Returns
     -------
