@@ -71,7 +71,6 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} R
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 TaskProlog={home}/prolog
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
-PartitionName=one Nodes=n1 MaxNodes=1 MaxTime=60 State=UP OverSubscribe=NO
 """
 
 
