@@ -80,6 +80,8 @@ def questions(explorer, number):
 
 def test_the_page_answers_sixty_questions_as_python_does(explorer, by_task, tab):
     asked = list(questions(explorer, 60))
+    large = next(title for title, table in by_task.items() if table["gpus"].min() > 1)
+    asked.append({**asked[0], "task": large, "gpus_at_hand": 1})
     asked.append({**asked[0], "task": "blocks, sequence 512", "gpus_at_hand": 0, "objective": "time"})
     lines = "['kicker', 'headline', 'costs', 'note', 'following', 'basis', 'table']"
     words_of = f"""(one) => {{
