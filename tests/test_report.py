@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import dsnb
-from dsnb import report
 from dsnb.errors import LaunchError, SettingsError
+from dsnb.execute import notebook
 from dsnb.files import records
 from dsnb.prediction import traces
 from dsnb.report import write_report
@@ -71,13 +71,7 @@ def test_the_page_is_one_file_that_fetches_nothing(page):
 
 def test_the_page_says_what_was_found(page):
     text = re.sub(r"<[^>]+>", "", page)
-    for words in (
-        "Does it resume?",
-        "1 of 3 runs are not ok: 1 failed.",
-        NAMES[0],
-        "tokens/s",
-        "torch",
-    ):
+    for words in ("Does it resume?", "1 of 3 runs are not ok: 1 failed.", NAMES[0], "tokens/s", "torch"):
         assert words in text
     assert ANSWER.search(text)
     assert len([alt for alt in Links(page).images if alt]) == 2
@@ -105,11 +99,16 @@ def test_only_failed_runs_are_reported_too(folder, tmp_path):
     text = "".join(run_cells("90_report", sweep_dir=str(tmp_path / "out")))
     assert "1 of 1 runs are not ok: 1 failed." in text
     assert text.count("<img ") == 2
-    sweep = SweepPaths(tmp_path / "out")
-    sweep.report_notebook.mkdir()  # what is executed then lies beside the page
-    assert report._executed_notebook(sweep, tmp_path / "page.html") == tmp_path / "page.html.ipynb"
+
+
+def test_a_folder_that_is_read_only(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(notebook, "execute", lambda template, executed, _: shutil.copyfile(template, executed))
+    shutil.copytree(folder / "zs9_bad", tmp_path / "out" / "zs9_bad")
+    SweepPaths(tmp_path / "out").report_notebook.mkdir()
+    write_report(tmp_path / "out", tmp_path / "page.html")
+    assert (tmp_path / "page.html.ipynb").is_file()
     with pytest.raises(LaunchError, match="cannot be written: Is a directory; choose another --output"):
-        report._executed_notebook(sweep, tmp_path)
+        write_report(tmp_path / "out", tmp_path)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -157,10 +156,9 @@ def test_without_scripts_answer_figures_and_tables_are_there(folder, page, chrom
     context.close()
 
 
-def test_the_readmes_picture_is_there():
-    root = ROOT
-    for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (root / "README.md").read_text()):
-        assert (root / name).is_file()
+def test_the_readmes_pictures_are_there():
+    for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / name).is_file()
 
 
 @pytest.fixture(scope="module")

@@ -43,8 +43,6 @@ WORDS = {
     Verdict.UNCLEAR: "unclear[: {change}] ({low} to {high})",
 }
 """Templates by verdict (`dsnb.analysis.texts.fill`)."""
-OTHER_HOSTS = "the settings ran on different hosts, so runs on one host count as one"
-SAME_VALUE = "the figure is the same in every run"
 COLUMNS = {
     "n": "Runs that count: ok, with a positive figure; hosts, where runs on one host count as one (see `note`).",
     "n_failed": "Runs of the setting that are not ok.",
@@ -146,7 +144,10 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
             "largest_pct": np.maximum(np.abs(low_pct), np.abs(high_pct)),
             "p": np.where(few, math.nan, np.minimum(1, FIGURES * p)),
             "verdict": verdicts,
-            "better": [_is_better(difference, rules.better) for difference in after - before],
+            "better": [
+                bool((up > 0) == (rules.better == "higher")) if rules.better and abs(up) > 0 else None
+                for up in after - before
+            ],
             "note": [_note(*parts, kind) for parts in zip(pairs, by_host, is_same, strict=True)],
             "counted": np.where(by_host & (fewest >= rules.fewest_runs), "host", "run"),
             "change": change,
@@ -158,16 +159,12 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
 
 def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
     unusable = sum(setting.unusable for setting in pair)
-    notes = [OTHER_HOSTS] if by_host else []
-    notes += [f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure"] if unusable else []
-    notes += [SAME_VALUE] if is_same else []
-    return "; ".join(notes)
-
-
-def _is_better(difference: float, better: Better) -> bool | None:
-    if not better or math.isnan(difference) or difference == 0:
-        return None
-    return bool((difference > 0) == (better == "higher"))
+    notes = {
+        "the settings ran on different hosts, so runs on one host count as one": by_host,
+        f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure": unusable > 0,
+        "the figure is the same in every run": is_same,
+    }
+    return "; ".join(note for note, holds in notes.items() if holds)
 
 
 def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:

@@ -40,42 +40,23 @@ BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 
 @dataclass(frozen=True)
 class Question:
-    """What a reader wants to know.
-
-    Attributes
-    ----------
-    tokens
-        Tokens to train on.
-    objective
-        `time`, `gpu_hours`, `cost` or `memory`.
-    gpus
-        GPUs at hand; settings that need more are left out. 0 for as many as were measured.
-    prices
-        Price of an hour of a GPU by its model (see `kinds`), in `currency`; the key `""` is for all others.
-    assumed_price
-        Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown.
-    currency
-        Its sign, in front of amounts.
-    relevance
-        Smallest difference that matters: 0.02 is 2 %.
-    max_days
-        Settings that take longer are left out if any takes less, unless the time is to be least.
-
-    Raises
-    ------
-    SettingsError
-        If the objective is unknown, a number is negative, infinite or no number, GPUs are no whole number, or the
-        relevance is 1 or more.
-    """
+    """What a reader wants to know; anything but finite numbers of 0 or more is refused."""
 
     tokens: float = DEFAULT_TOKENS
     objective: str = "time"
+    """`time`, `gpu_hours`, `cost` or `memory`."""
     gpus: int = 0
+    """GPUs at hand; settings that need more are left out. 0 for as many as were measured."""
     prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of an hour of a GPU by its model (see `kinds`); the key `""` is for all others."""
     assumed_price: float | None = None
+    """Price of an hour of GPUs that `prices` does not have; None leaves their costs unknown."""
     currency: str = "$"
+    """Its sign, in front of amounts."""
     relevance: float = RELEVANCE
+    """Smallest difference that matters: 0.02 is 2 %."""
     max_days: float = MAX_DAYS
+    """Settings that take longer are left out if any takes less, unless the time is to be least."""
 
     def __post_init__(self) -> None:
         if self.objective not in list(OBJECTIVES):

@@ -81,10 +81,8 @@ def _group(runs: pd.DataFrame) -> dict[str, Any]:
     per_node, least = float(runs["rate"].median()) / first["nodes"], first["expected"]
     is_fast = statuses["ok"] == len(runs) and per_node >= least
     return {
-        "workload": first["workload"],
+        **first[["workload", "nodes", "gpus"]],
         "experiment": labels.text(first["experiment"]),
-        "nodes": first["nodes"],
-        "gpus": first["gpus"],
         "hosts": first["hosts"] if isinstance(first["hosts"], str) else None,
         "n": statuses["ok"],
         "failed": len(failed),

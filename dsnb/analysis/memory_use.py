@@ -85,8 +85,7 @@ def _accumulated(run: Mapping[str, Any], states: memory.Parts) -> float:
 
 
 def _known(run: Mapping[str, Any], name: str, default: float) -> float:
-    value = run.get(name)
-    return default if value is None or pd.isna(value) else float(value)
+    return default if pd.isna(run.get(name)) else float(run[name])
 
 
 def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
@@ -98,15 +97,11 @@ def _states(run: Mapping[str, Any], shape: model_shapes.Shape) -> memory.Parts:
     if run["optimizer"] == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
     model_parallel = int(run["tensor_parallel"] * run["pipeline_parallel"])
+    data_parallel = int(_known(run, "data_parallel", run["gpus"] // model_parallel))
+    zero_stage = 3 if run["strategy"] == "fsdp" else int(run["zero_stage"])
+    per_parameter = memory.per_parameter(run["precision"], run["mixed_precision"], run["strategy"])
     return memory.model_states(
-        trained,
-        memory.per_parameter(run["precision"], run["mixed_precision"], run["strategy"]),
-        zero_stage=3 if run["strategy"] == "fsdp" else int(run["zero_stage"]),
-        data_parallel=int(_known(run, "data_parallel", run["gpus"] // model_parallel)),
-        model_parallel=model_parallel,
-        offload=run["offload"],
-        frozen=frozen,
-        moments=moments,
+        trained, per_parameter, zero_stage, data_parallel, model_parallel, run["offload"], frozen, moments
     )
 
 

@@ -4,6 +4,7 @@ The sentences of a card are templates (`dsnb.analysis.texts.fill`), which the pa
 same facts. What is certain about a difference is said by its verdict alone (`dsnb.analysis.comparisons`).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -202,12 +203,17 @@ def figures(option: "pd.Series[Any]", question: Question, memory: str = "GPU mem
         "place": labels.place(run),
         "unit": unit,
         **{text: significant(known[column]) for text, column in amounts.items() if column in known},
-        **{text: f"{known[column]:.1f}" for text, column in errors.items() if column in known},
+        **{text: error(option.get(column)) for text, column in errors.items()},
         "tokens": amount(question.tokens),
         "duration": duration(24 * option["days_low"], 24 * option["days_high"]),
         "cost": cost(option, question, unit),
         "memory_name": memory,
     }
+
+
+def error(pct: float | None) -> str:
+    """Return the error of a prediction in per cent; empty for a measurement."""
+    return "" if pct is None or math.isnan(pct) else f"{pct:.1f}"
 
 
 def said_of(run: Mapping[str, Any]) -> dict[str, str]:

@@ -18,7 +18,6 @@ Tokens = Annotated[float, option("NUMBER", "Tokens to train on.", default=True)]
 Price = Annotated[float | None, option("NUMBER", "Price of a GPU-hour, for the cost.")]
 Calibrate = Annotated[Path | None, option("FOLDER", "Folder of measured runs to calibrate speed with.")]
 Verbose = Annotated[bool, option(None, "Name every setting that is left out.", "--verbose", "-v")]
-FRAGMENTED = "allocator is 'default': fragmentation can need more memory than is predicted"
 TableFormat = Annotated[Format, option(None, "Format of the table.", "--format", default=True)]
 
 
@@ -41,7 +40,8 @@ def predict(
     table = predicted(asked, gpu, **_options(link, tokens, price, calibrate))
     _show(table, format_)
     if any(one.allocator == "default" for one in asked):
-        say(FRAGMENTED, err=format_ in {Format.csv, Format.json})
+        note = "allocator is 'default': fragmentation can need more memory than is predicted"
+        say(note, err=format_ in {Format.csv, Format.json})
 
 
 def recommend(
@@ -76,12 +76,9 @@ def recommend(
 
 
 def _options(link: str, tokens: float, price: float | None, calibrate: Path | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"link": link, "tokens": tokens, "price": price}
-    if calibrate:
-        from dsnb.runs.load import load_runs
+    from dsnb.runs.load import load_runs
 
-        options["calibrate"] = load_runs(calibrate)
-    return options
+    return {"link": link, "tokens": tokens, "price": price, "calibrate": load_runs(calibrate) if calibrate else None}
 
 
 def _experiments(

@@ -72,18 +72,14 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
     elif format_ is Format.markdown:
         typer.echo(_markdown_table(_each_text(texts, _in_markdown)))
     elif fit:
-        _print_fitted(texts)
+        from dsnb.cli import summary_table
+
+        shared, names = summary_table.short_names([str(name) for name in texts.index])
+        if shared:
+            say(f"all {shared}")
+        _print_table(summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width()))
     else:
         _print_table(texts)
-
-
-def _print_fitted(texts: Any) -> None:
-    from dsnb.cli import summary_table
-
-    shared, names = summary_table.short_names([str(name) for name in texts.index])
-    if shared:
-        say(f"all {shared}")
-    _print_table(summary_table.fitted(texts.set_axis(names).rename_axis(texts.index.name), table_width()))
 
 
 def table_width() -> int:

@@ -90,6 +90,7 @@ def sweep(
 
     Exit code 130: stopped by Ctrl-C, SIGTERM or a closed terminal.
     """
+    pairs = [word.partition("=") for word in sbatch_option or []]
     allocation = _allocation(
         slurm,
         partition=partition,
@@ -98,7 +99,7 @@ def sweep(
         gpus_per_node=gpus_per_node,
         time_min=time,
         constraint=constraint,
-        extra_options=_pairs(sbatch_option) if sbatch_option else None,
+        extra_options={key.strip().removeprefix("--"): value for key, _, value in pairs} if pairs else None,
     )
     overrides = parse_overrides(set_ or []) | ({"hostfile": hostfile} if hostfile else {})
     overrides |= {"skip_oom": True} if skip_oom else {}
@@ -169,11 +170,6 @@ def _allocation(slurm: bool, **options: Any) -> Allocation | None:
         name = {"time_min": "time", "extra_options": "sbatch-option"}.get(name, name.replace("_", "-"))
         raise SettingsError(f"--{name} is for Slurm: add --slurm, or leave it out")
     return None
-
-
-def _pairs(words: list[str]) -> dict[str, str]:
-    """Parse `KEY=VALUE` words, or `KEY` alone."""
-    return {key.strip().removeprefix("--"): value for key, _, value in (word.partition("=") for word in words)}
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:

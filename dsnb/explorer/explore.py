@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import nbformat.v4 as nbf
 import pandas as pd
 
-from dsnb.analysis.unmeasured import Asked, Unmeasured, unmeasured
+from dsnb.analysis.predicted import Asked, Unmeasured, unmeasured
 from dsnb.errors import DsnbError, SettingsError
 from dsnb.explorer import data, page
 from dsnb.explorer.data import Data
 from dsnb.explorer.payload import answered, payload
 from dsnb.explorer.state import State, change, default, mask, question
 from dsnb.files import records
-from dsnb.render import answer, by_task, notebook_page
+from dsnb.render import answer, by_task
 from dsnb.runs.load import load_runs
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Explorer:
         pieces = [f"<h1>{html.escape(title)}</h1><h2>The answer</h2>", self._fragment(target.parent), medians]
         outputs = [nbf.new_output("display_data", data={"text/html": piece}) for piece in pieces]
         content = nbf.new_notebook(cells=[nbf.new_code_cell("", outputs=outputs)])
-        records.write_text(target, notebook_page.to_html(content, page.resources(title)))
+        records.write_text(target, page.of_notebook(content, title))
         return target
 
     def _fragment(self, home: Path) -> str:

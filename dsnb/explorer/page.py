@@ -8,11 +8,13 @@ import base64
 import hashlib
 import json
 import re
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import vl_convert
+from nbformat import NotebookNode
 
 from dsnb.run_folder import paths
 
@@ -70,6 +72,18 @@ def fragment(payload: dict[str, Any], answer: str = "") -> str:
     return f'<div>{root}<script type="application/json">{data}</script></div>'
 
 
-def resources(title: str) -> dict[str, str]:
-    """Return the parts of a page around its content: title, policy, style and script."""
-    return {"dsnb_title": title, "dsnb_policy": policy(), "dsnb_style": style(), "dsnb_script": script()}
+def of_notebook(content: NotebookNode, title: str) -> str:
+    """Return an executed notebook as a self-contained page: its text and outputs without its code, and the script."""
+    from nbconvert import HTMLExporter
+
+    content.metadata.pop("widgets", None)
+    exporter: Any = HTMLExporter(
+        template_name="report",
+        extra_template_basedirs=[str(paths.TEMPLATES)],
+        exclude_input=True,
+        exclude_input_prompt=True,
+    )
+    parts = {"dsnb_title": title, "dsnb_policy": policy(), "dsnb_style": style(), "dsnb_script": script()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return str(exporter.from_notebook_node(content, resources=parts)[0])

@@ -50,13 +50,9 @@ def find_runs(path: str | Path) -> tuple[list[str], list[str]]:
             runs.append(folder)
         else:
             # No pipes, nor links to nothing.
-            maybe = [name for name in files if not name.startswith(".") and _suffix(name) not in console.NEVER]
+            maybe = [name for name in files if not name.startswith(".") and not name.lower().endswith(console.NEVER)]
             logs += filter(os.path.isfile, (os.path.join(folder, name) for name in maybe))
     return sorted(runs, key=_sort_key), sorted(logs, key=_sort_key)
-
-
-def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
 
 
 def _warn(error: OSError) -> None:

@@ -45,11 +45,10 @@ EXCLUSIVE = {
     ("compile", "pipeline_parallel"): "the pipeline engine cannot compile",
 }
 """Pairs of settings that cannot both differ from their defaults, and why."""
-_DEFAULTS = {name: field.default for name, field in Training.model_fields.items()}
 
 
 def _is_set(name: str, s: SimpleNamespace) -> bool:
-    return bool(getattr(s, name) != _DEFAULTS[name])
+    return bool(getattr(s, name) != Training.model_fields[name].default)
 
 
 def _deepspeed_alone(s: SimpleNamespace) -> Iterator[str]:

@@ -229,12 +229,7 @@ class Training(BaseModel):
     default: on at ZeRO 3, off at ZeRO 1 and 2."""
     bucket_elements: Annotated[
         Count,
-        Axis(
-            "bucket size",
-            "buckets of {} elements",
-            "bucket{}",
-            phrases={"0": "default bucket size", "1": "buckets of 1 element"},
-        ),
+        Axis("bucket size", "buckets of {} elements", "bucket{}", phrases={"0": "default bucket size"}),
     ] = 0
     """Gradients per reduction of DDP and ZeRO 1 to 3, and parameters per all-gather of the latter; 0 for their
     defaults, 25 MiB and 5e8."""

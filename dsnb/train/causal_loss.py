@@ -56,9 +56,9 @@ class CausalLoss(nn.Module):
         else:
             self._compute, self.is_compiled = torch.compile(self._compute, **how), True
 
-    def compile_loss(self, **how: Any) -> None:
+    def compile_loss(self) -> None:
         """Compile the loss alone, of whole logits or of a chunk, for a strategy that compiles block by block."""
-        self._loss, self.is_compiled = torch.compile(self._loss, **how), True
+        self._loss, self.is_compiled = torch.compile(self._loss), True
 
     def _whole(self, ids: torch.Tensor) -> torch.Tensor:
         return self._loss(self.model(input_ids=ids).logits, ids)

@@ -117,10 +117,8 @@ def train_steps(
 ) -> dict[str, Any]:
     """Train all steps and return what was measured, over all ranks."""
     device = meter.losses.device
-    watch, kernel = (
-        over_ranks.WeightWatch(trainer.optimizer),
-        KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME),
-    )
+    watch = over_ranks.WeightWatch(trainer.optimizer)
+    kernel = KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
     over_ranks.reset_host_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
     updates = experiment.warmup_steps + experiment.steps - meter.skipped_steps

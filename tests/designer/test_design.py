@@ -28,33 +28,19 @@ from tests.prediction.made_up import TRACE
 from tests.support import made_up
 from tests.support.waiting import WAIT_S, wait_until, wait_until_ended
 
-SMALL = {
-    "model": "gpt2-tiny",
-    "device": "cpu",
-    "gpus": 1,
-    "precision": "fp32",
-    "zero_stage": [0, 3],
-    "micro_batch_size": 2,
-    "seq_len": 32,
-    "warmup_steps": 1,
-    "steps": 400,
-}
 SHARED = {"model": "gpt2-tiny", "device": "cpu", "gpus": 1, "precision": "fp32", "warmup_steps": 5, "steps": 20}
+SMALL = {**SHARED, "zero_stage": [0, 3], "micro_batch_size": 2, "seq_len": 32, "warmup_steps": 1, "steps": 400}
 GRID = {"zero_stage": [0, 1], "strategy": ["deepspeed", "ddp"]}
 REASON = (
     "zero_stage is 1, but strategy is 'ddp': DDP shards nothing; leave zero_stage at 0, or use strategy 'deepspeed'"
 )
 AXES = {
     "zero_stage": [0, 1, 2, 3],
-    "offload": ["none", "optimizer-cpu", "all-cpu"],
     "strategy": ["deepspeed", "ddp", "fsdp", "plain"],
     "precision": ["fp32", "fp16", "bf16"],
-    "overlap_comm": ["auto", "on", "off"],
     "micro_batch_size": [1, "auto", 8],
     "activation_checkpointing": [False, True],
     "gradient_clipping": [0.0, 1e-06, 1.0],
-    "tensor_parallel": [1, 2],
-    "lora_rank": [0, 8],
     "deepspeed.zero_optimization.reduce_scatter": [True, False],
 }
 QUESTIONS = ["", "off", "- [a: b] # c", "wie groß? 漢字", "2024-01-01"]

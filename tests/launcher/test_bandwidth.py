@@ -15,7 +15,7 @@ from dsnb.render.nodes import bandwidth as section
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.load import load_bandwidth, load_runs, load_steps
 from dsnb.settings.experiment import Experiment
-from tests.cli.test_odd_words import dsnb
+from tests.cli.test_app import dsnb
 from tests.support.small_sweep import NAMES
 
 

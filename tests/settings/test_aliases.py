@@ -62,7 +62,7 @@ def test_a_params_file_and_set_take_either_name(tmp_path, text, overrides, expec
     assert "hang_limit_s" not in yaml.safe_dump(sweep.params)
 
 
-def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):
+def test_an_old_run_folder_loads_and_is_finished_for_a_sweep_of_the_same_settings(old_run):
     record = json.loads(old_run.experiment.read_text())
     assert record["hang_limit_s"] == 120.0
     assert "step_timeout_s" not in record
@@ -72,8 +72,6 @@ def test_an_old_run_folder_loads_with_its_settings_and_figures(old_run):
     assert runs["tokens_per_s"].tolist() == [9.837443157503454]
     assert dsnb.load_steps(old_run.dir.parents[1])["loss"].tolist()[-1] == 6.359505653381348
 
-
-def test_an_old_run_is_finished_for_a_sweep_of_the_same_settings(old_run):
     assert unfinished(old_run) is None
     sweep = load_sweep(old_run.dir.parents[1] / "params.yaml", output=old_run.dir.parents[1])
     (run,) = sweep.runs

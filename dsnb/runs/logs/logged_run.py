@@ -76,13 +76,7 @@ class LoggedRun:
                 self.record(LOGGED, **{name: value})
 
     def add_step(self, step: int, **values: float | None) -> None:
-        """Add a step or complete the last one; an earlier step is another rank's copy and is ignored.
-
-        Raises
-        ------
-        Restarted
-            If it is the first step again.
-        """
+        """Add a step or complete the last one; an earlier one is another rank's copy, the first one is `Restarted`."""
         known = {name: value for name, value in values.items() if value is not None}
         last = self.steps[-1]["step"] if self.steps else -1
         if step > last:
@@ -161,6 +155,7 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
     _skipped(run)
     _flops(run)
     status, cause = _status_and_cause(run)
+    by_kind = {kind: [name for name, origin in run.provenance.items() if origin == kind] for kind in PROVENANCES}
     return {
         **names,
         "status": status,
@@ -171,15 +166,9 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
         **run.environment,
         "host": next(iter(run.slots), None),
         "note": "; ".join(dict.fromkeys(run.notes)) or None,
-        "provenance": _provenance(run),
+        "provenance": "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items() if names),
         "run_dir": str(path),
     }
-
-
-def _provenance(run: LoggedRun) -> str:
-    """Return which figures are as logged and which are derived: `as logged: a, b; derived: c`."""
-    kinds = {kind: [name for name, origin in run.provenance.items() if origin == kind] for kind in PROVENANCES}
-    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
 def _table(run: LoggedRun) -> pd.DataFrame:

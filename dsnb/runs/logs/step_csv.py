@@ -36,13 +36,7 @@ GPU_FIGURES = {"util_pct": "gpu_util_pct", "power_w": "power_w", "sm_clock_mhz":
 
 
 def read(path: Path) -> list[LoggedRun]:
-    """Read the steps of one run.
-
-    Raises
-    ------
-    LogError
-        If it holds no complete row.
-    """
+    """Read the steps of one run; raise LogError if there is no complete row."""
     cells = _cells(path)
     rows = cells.map(number).astype(float)
     is_whole = (rows[[name for name in HEADER if name != "loss"]] > 0).all(axis="columns")
@@ -54,7 +48,17 @@ def read(path: Path) -> list[LoggedRun]:
         run.record(peak_reserved_gib=peak_mib / 1024)  # torch reserves segments of 2 MiB
     stamps_s = rows["timestamp"].where(is_whole)  # rows on both sides of a damaged one are more than one step apart
     is_timed = is_whole & (rows["global_step"] > WARMUP_STEPS)
-    _summarize(run, rows[is_timed], stamps_s[is_timed | ~is_whole].diff())
+    timed = rows[is_timed]
+    if timed.empty:
+        run.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
+    else:  # the medians as the benchmark reports them, and the corrected ones from the time stamps
+        rates, times_s = timed["tokens_per_sec"], timed["step_time_s"]
+        logged = {"tokens_per_s_logged": rates.median(), "step_time_logged_s": times_s.median()}
+        run.record(LOGGED, **logged, timed_steps=len(timed))
+        between_s, tokens = stamps_s[is_timed | ~is_whole].diff(), rates.iloc[-1] * times_s.iloc[-1]
+        step_time_s = between_s[between_s > 0].median()
+        if step_time_s > 0 and math.isfinite(tokens):
+            run.record(DERIVED, tokens_per_s=round(tokens) / step_time_s, step_time_s=step_time_s)
     table = rows.assign(step_time_logged_s=rows["step_time_s"], step_time_s=stamps_s.diff())[is_whole]
     table["t_s"] = table["timestamp"] - table["timestamp"].iloc[0]
     table["tokens"] = (table["tokens_per_sec"] * table["step_time_logged_s"]).round()
@@ -74,18 +78,6 @@ def read(path: Path) -> list[LoggedRun]:
     run.record(DERIVED, **{name: float(value) for name, value in figures.items() if math.isfinite(value)})
     run.notes.append("step_time_s and tokens/s as logged are cumulative in blocks of ten: corrected by the time stamps")
     return [run]
-
-
-def _summarize(run: LoggedRun, timed: pd.DataFrame, between_s: pd.Series) -> None:
-    """Record the medians as the benchmark reports them, and the corrected ones from the time stamps."""
-    if timed.empty:
-        run.notes.append(f"no step after the {WARMUP_STEPS}th of an epoch: nothing is left after warm-up")
-        return
-    rates, times_s = timed["tokens_per_sec"], timed["step_time_s"]
-    run.record(LOGGED, tokens_per_s_logged=rates.median(), step_time_logged_s=times_s.median(), timed_steps=len(timed))
-    step_time_s, tokens = between_s[between_s > 0].median(), rates.iloc[-1] * times_s.iloc[-1]
-    if step_time_s > 0 and math.isfinite(tokens):
-        run.record(DERIVED, tokens_per_s=round(tokens) / step_time_s, step_time_s=step_time_s)
 
 
 def settings(path: Path) -> dict[str, object]:

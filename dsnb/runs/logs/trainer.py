@@ -161,13 +161,7 @@ def take(run: LoggedRun, values: dict[str, float | None]) -> None:
 
 
 def read_state(path: Path) -> list[LoggedRun]:
-    """Read a `trainer_state.json`.
-
-    Raises
-    ------
-    LogError
-        If it is not a JSON object with a `log_history`, or too large.
-    """
+    """Read a `trainer_state.json`; raise LogError if it is too large, or no JSON object with a `log_history`."""
     if path.stat().st_size > MAX_STATE_BYTES:
         raise LogError(path, "is larger than 256 MiB, too large for a trainer_state.json: use the console log instead")
     try:

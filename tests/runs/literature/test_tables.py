@@ -177,9 +177,6 @@ def test_steps_agree_with_the_runs_of_the_data_set():
     assert (beside["size"] == beside["timed_steps"]).all()
     for source in ("published: h200_memory", "published: ../secret", "dsnb", "nan"):
         assert tables.steps(source).empty
-
-
-def test_a_published_run_opens_with_its_steps():
     data = read(dsnb.published("h100"))
     shown, row = single_runs.load(data, 0), data.runs.iloc[0]
     assert len(shown["step"]) == row["warmup_steps"] + row["timed_steps"]
@@ -278,6 +275,11 @@ def test_a_plan_by_hand():
     assert nothing.table.empty
     for plans in ([nothing], []):
         assert "No setting has a measured throughput" in answer.plan_sentences(plans).text
+    runs = runs_of(100, 180, 320, power_w=float("nan"))
+    table = recommend.measured_plans(runs, 1e9)[0].table
+    assert table[["energy_kwh", "cost"]].isna().all(axis=None)
+    given = recommend.measured_plans(runs, 1e9, power_w=700)[0].table
+    assert list(given["energy_kwh"]) == pytest.approx(list(given["gpu_hours"] * 0.7))
 
 
 def test_without_gpus_a_plan_counts_ranks():
@@ -353,11 +355,3 @@ def test_wrong_parameters_of_a_plan(given, problem):
     assert str(caught.value) == problem
     with pytest.raises(SettingsError, match="tokens is -1: give a finite number of more than 0"):
         scaling.scaling(runs_of(100, 180, 320), tokens=-1)
-
-
-def test_what_nobody_told_is_missing_in_a_plan():
-    runs = runs_of(100, 180, 320, power_w=float("nan"))
-    table = recommend.measured_plans(runs, 1e9)[0].table
-    assert table[["energy_kwh", "cost"]].isna().all(axis=None)
-    given = recommend.measured_plans(runs, 1e9, power_w=700)[0].table
-    assert list(given["energy_kwh"]) == pytest.approx(list(given["gpu_hours"] * 0.7))
