@@ -15,7 +15,7 @@ from dsnb import Experiment
 from dsnb.files import records
 from dsnb.launcher import run as launcher
 from dsnb.launcher.run import launch
-from dsnb.render import node_report
+from dsnb.render import nodes as node_tables
 from dsnb.run_folder.paths import RunPaths
 from dsnb.runs.load import load_runs
 from dsnb.sweep.run import run_sweep
@@ -207,10 +207,10 @@ def test_groups_of_hosts_run_at_once_and_are_reported(three):
     assert max(begin for begin, _ in spans) < min(end for _, end in spans)
     table = load_runs(out)
     assert list(table["hosts"]) == ["mnhost1", "mnhost2"]
-    groups, _, words = node_report.compare_groups(table)
+    groups, _, words = node_tables.compare_groups(table)
     assert list(groups["verdict"]) == ["fail", "fail"]  # nobody makes a million samples/s
     assert words[0][:60] in done.stdout
     for name in ("mnhost1", "mnhost2"):
         assert f"on {name}: ok" in done.stderr
         assert name in done.stdout
-    assert "Spread between groups" in "".join(str(part) for part in node_report.section(table))
+    assert "Spread between groups" in "".join(str(part) for part in node_tables.section(table))
