@@ -7,7 +7,7 @@ from typing import Any
 
 import nbformat
 
-from dsnb.analysis.unmeasured import check
+from dsnb.analysis.predicted import check
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.execute import notebook
 from dsnb.explorer import page

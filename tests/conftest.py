@@ -67,7 +67,6 @@ LONGEST = [
     "test_report.py",
     "cli/test_app.py",
     "test_published_notebooks.py",
-    "sweep/test_subclusters.py",
     "explorer/test_state.py",
     "explorer/test_live.py",
 ]

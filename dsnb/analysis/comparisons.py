@@ -43,8 +43,6 @@ WORDS = {
     Verdict.UNCLEAR: "unclear[: {change}] ({low} to {high})",
 }
 """Templates by verdict (`dsnb.analysis.texts.fill`)."""
-OTHER_HOSTS = "the settings ran on different hosts, so runs on one host count as one"
-SAME_VALUE = "the figure is the same in every run"
 COLUMNS = {
     "n": "Runs that count: ok, with a positive figure; hosts, where runs on one host count as one (see `note`).",
     "n_failed": "Runs of the setting that are not ok.",
@@ -161,10 +159,12 @@ def compared(pairs: Sequence[Pair], among: int, rules: Rules, with_p: bool = Fal
 
 def _note(pair: Pair, by_host: bool, is_same: bool, kind: str) -> str:
     unusable = sum(setting.unusable for setting in pair)
-    notes = [OTHER_HOSTS] if by_host else []
-    notes += [f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure"] if unusable else []
-    notes += [SAME_VALUE] if is_same else []
-    return "; ".join(notes)
+    notes = {
+        "the settings ran on different hosts, so runs on one host count as one": by_host,
+        f"{unusable} ok {'run has' if unusable == 1 else 'runs have'} no {kind}figure": unusable > 0,
+        "the figure is the same in every run": is_same,
+    }
+    return "; ".join(note for note, holds in notes.items() if holds)
 
 
 def table_of(pairs: Sequence[Pair], among: int, rules: Rules) -> pd.DataFrame:

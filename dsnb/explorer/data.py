@@ -10,8 +10,8 @@ import pandas as pd
 
 from dsnb.analysis.choices import SHARING, with_choices
 from dsnb.analysis.choices import choices as choices_of
+from dsnb.analysis.predicted import Unmeasured
 from dsnb.analysis.tasks import TASK, tasks
-from dsnb.analysis.unmeasured import Unmeasured
 from dsnb.errors import SettingsError
 from dsnb.run_folder.columns import key_columns
 from dsnb.runs import labels
@@ -69,7 +69,7 @@ class Data:
     task_codes: list[int]
     """Each run's task."""
     predicted: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Predicted settings of which no run has ended (`dsnb.analysis.unmeasured`); no figure of runs includes them."""
+    """Predicted settings of which no run has ended (`dsnb.analysis.predicted`); no figure of runs includes them."""
     predicted_tasks: list[int] = field(default_factory=list)
     predicted_notes: tuple[str, ...] = ()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import nbformat.v4 as nbf
 import pandas as pd
 
-from dsnb.analysis.unmeasured import Asked, Unmeasured, unmeasured
+from dsnb.analysis.predicted import Asked, Unmeasured, unmeasured
 from dsnb.errors import DsnbError, SettingsError
 from dsnb.explorer import data, page
 from dsnb.explorer.data import Data

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dsnb.analysis import words
 from dsnb.analysis.decide import rate, without_probes
-from dsnb.analysis.unmeasured import FIGURES, PER_GPU
+from dsnb.analysis.predicted import FIGURES, PER_GPU
 from dsnb.explorer import charts, single_runs
 from dsnb.explorer.data import EVERY_TASK, Data, json_numbers, plain, run_place
 from dsnb.explorer.state import DAYS, INPUTS, State, default, options

@@ -297,14 +297,10 @@ class HostRanks:
     def start(self, worker: str, launched_at_s: float) -> None:
         """Start torchrun on every host."""
         experiment, first, chosen = self.experiment, self._nodes[0].facts, self.experiment.interface
-        address, hosts = (
-            first["interfaces"][chosen] if chosen else first["address"],
-            [node.host for node in self._nodes],
-        )
+        address = first["interfaces"][chosen] if chosen else first["address"]
+        hosts = [node.host for node in self._nodes]
         for number, node in enumerate(self._nodes):
             request = {
-                "env": forwarded(experiment),
-                "cwd": os.getcwd(),
                 "torchrun": torchrun_words(hosts, number, address, first["port"], worker, self._run.dir),
                 "device": experiment.device,
                 "devices": node.host.devices,

@@ -46,11 +46,11 @@ def main() -> int:
     signals.adopt_orphans()  # a killed rank's children, which could hold the pipe open
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
+        if "torchrun" in request:
+            return run_ranks(request)
         os.environ.update(request["env"])
         if Path(request["cwd"]).is_dir():
             os.chdir(request["cwd"])
-        if "torchrun" in request:
-            return run_ranks(request)
         try:
             answer = survey(request)
         except (DsnbError, OSError) as error:

@@ -286,6 +286,8 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
     steps_s = worker.get("steps_from_s", 0.0), worker.get("timed_to_s", worker.get("ended_s", inf))
     timed = _within(samples, worker.get("timed_from_s", inf), worker.get("timed_to_s", -inf))
     timed_s, energy_j = timed_wall_s(worker), worker.get("energy_j")
+    counters = _by_gpu(samples, "energy_j")
+    spent = [values[-1] - values[0] for values in counters if len(values) > 1]
     used_gib = [row["memory_used_gib"] for row in _within(samples, *steps_s) if row.get("memory_used_gib") is not None]
     used_gib += [worker["device_memory_gib"]] if worker.get("device_memory_gib") is not None else []
     return {
@@ -294,7 +296,7 @@ def gpu_figures(samples: list[dict[str, Any]], worker: dict[str, Any], gpus: int
         "sm_clock_mhz": _mean(timed, "sm_clock_mhz"),
         "energy_j": energy_j,
         "power_w": energy_j / timed_s / gpus if energy_j is not None and timed_s else None,
-        "run_energy_kwh": _run_energy_kwh(samples),
+        "run_energy_kwh": sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None,
     }
 
 
@@ -320,9 +322,3 @@ def _by_gpu(samples: list[dict[str, Any]], key: str) -> list[list[float]]:
 def _mean(samples: list[dict[str, Any]], key: str) -> float | None:
     values = _by_gpu(samples, key)
     return fmean(map(fmean, values)) if values else None
-
-
-def _run_energy_kwh(samples: list[dict[str, Any]]) -> float | None:
-    counters = _by_gpu(samples, "energy_j")
-    spent = [values[-1] - values[0] for values in counters if len(values) > 1]
-    return sum(spent) / JOULES_PER_KWH if spent and len(spent) == len(counters) else None

@@ -8,7 +8,6 @@ import math
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dsnb.errors import LaunchError, SettingsError
 from dsnb.files import records
@@ -171,20 +170,15 @@ def finish(
     if versions := worker.get("versions"):
         machine = records.read_json(run.environment) or {}
         records.write_json(run.environment, {**machine, **versions, "power_source": worker.get("power_source")})
-    phases_s = _phases_s(run, worker, launch_clock.now_s() - began_s)
-    summary = summarize_run(experiment, run)
-    result = Result(*without_machine_faults(*outcome), exit_codes, phases_s, summary, run.dir)
-    result.write()
-    return result
-
-
-def _phases_s(run: RunPaths, worker: dict[str, Any], wall_s: float) -> dict[str, float]:
-    """Return the seconds of each phase of a run, from the launch to the end of its ranks."""
+    wall_s, ended_s = launch_clock.now_s() - began_s, worker.get("ended_s")
     phases_s = dict(worker.get("phases_s") or {})
-    ended_s = worker.get("ended_s")
     if ended_s is not None:
         profile_ended_s = (record_schema.read(run.profile) or {}).get("ended_s")
         if profile_ended_s is not None:
             phases_s["profile"], ended_s = profile_ended_s - ended_s, profile_ended_s
         phases_s["stop"] = wall_s - ended_s
-    return {**phases_s, "wall": wall_s}
+    phases_s["wall"] = wall_s
+    summary = summarize_run(experiment, run)
+    result = Result(*without_machine_faults(*outcome), exit_codes, phases_s, summary, run.dir)
+    result.write()
+    return result

@@ -60,10 +60,7 @@ def is_covered(experiment: Experiment) -> bool:
 def fits_here(experiments: Sequence[Experiment]) -> list[Fit | None]:
     """Return the fit of each setting on this machine; None where need or room are unknown.
 
-    Raises
-    ------
-    SettingsError
-        If torch or transformers is missing.
+    A SettingsError says that torch or transformers is missing.
     """
     found: list[Fit | None] = [None] * len(experiments)
     rooms = {place: here for place, one in enumerate(experiments) if is_covered(one) and (here := room_here(one))}

@@ -81,13 +81,7 @@ class Trace:
 
 
 def traces(experiments: Sequence[Experiment]) -> list[Trace]:
-    """Return the trace of each setting; those that are in no cache are made, each once.
-
-    Raises
-    ------
-    SettingsError
-        If a model cannot be traced; the message says why.
-    """
+    """Return the trace of each setting, made where it is in no cache; a SettingsError says which cannot be traced."""
     tried = attempts(experiments)
     for problem in tried:
         if isinstance(problem, SettingsError):

@@ -100,13 +100,7 @@ def recomputed_share(experiment: Experiment) -> float:
 
 @lru_cache(maxsize=256)
 def shape(model: str) -> Shape:
-    """Return the shape of a model.
-
-    Raises
-    ------
-    SettingsError
-        If the model is neither a preset nor a local configuration of a GPT-2, OPT or BLOOM.
-    """
+    """Return the shape of a model, which is a preset or a local configuration of a GPT-2, OPT or BLOOM."""
     if model in PRESETS:
         return PRESETS[model]
     path, config = local_config(model), local_fields(model) or {}

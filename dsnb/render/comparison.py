@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from dsnb.analysis.comparisons import TOGETHER, VALUES, compare
 from dsnb.analysis.flags import changed_conditions
 from dsnb.analysis.intervals import CONFIDENCE, Verdict, hosts
-from dsnb.analysis.parity import FIGURES, MAX_SETTINGS, errors, parity
+from dsnb.analysis.predicted import COMPARED, MAX_SETTINGS, errors, parity
 from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.render import palette
@@ -129,9 +129,9 @@ def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Pi
     sentences = [_verdict(summary), _method(table), _out_of_memory(table), _untraced(table)]
     paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in sentences if text)
     parts: list[Html | Picture] = [Html(f"<h2>Predicted and measured</h2>{paragraphs}")]
-    if not summary.loc[ALL, [f"{name}_settings" for name in FIGURES]].any():
+    if not summary.loc[ALL, [f"{name}_settings" for name in COMPARED]].any():
         return parts
-    largest_first = table[[f"{name}_error_pct" for name in FIGURES]].abs().max(axis=1).sort_values(ascending=False)
+    largest_first = table[[f"{name}_error_pct" for name in COMPARED]].abs().max(axis=1).sort_values(ascending=False)
     listing = to_html(_settings(table.loc[largest_first.index].head(MAX_ROWS)), text_columns=("strategy",))
     shown = f"{min(len(table), MAX_ROWS)} of {len(table):,}"
     title = f"<summary>Settings beside their predictions, the largest errors first ({shown})</summary>"
@@ -139,11 +139,11 @@ def with_predictions(runs: pd.DataFrame, link: str = "nvlink") -> list[Html | Pi
 
 
 def figure(table: pd.DataFrame) -> Picture:
-    """Draw predicted against measured figures, a mark for each setting of `dsnb.analysis.parity.parity`."""
+    """Draw predicted against measured figures, a mark for each setting of `dsnb.analysis.predicted.parity`."""
 
     def draw() -> Figure:
         drawn, axes = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained")
-        for axis, name in zip(axes, FIGURES, strict=True):
+        for axis, name in zip(axes, COMPARED, strict=True):
             _plot(axis, table, name)
         shared_legend(drawn, "lower center", columns=5)
         return drawn
@@ -153,7 +153,7 @@ def figure(table: pd.DataFrame) -> Picture:
 
 
 def _plot(axis: Axes, table: pd.DataFrame, name: str) -> None:
-    label, columns = METRIC_LABELS[FIGURES[name]], [FIGURES[name], f"predicted_{FIGURES[name]}"]
+    label, columns = METRIC_LABELS[COMPARED[name]], [COMPARED[name], f"predicted_{COMPARED[name]}"]
     axis.set(xlabel=f"measured {label.heading}", ylabel=f"predicted {label.heading}")
     pairs = table[columns].dropna() * label.factor
     if pairs.empty:
@@ -187,7 +187,7 @@ def _verdict(summary: pd.DataFrame) -> str:
 
 def _method(table: pd.DataFrame) -> str:
     """Return without what each step time was predicted, and what an error means."""
-    if table[[f"{name}_error_pct" for name in FIGURES]].isna().all(axis=None):
+    if table[[f"{name}_error_pct" for name in COMPARED]].isna().all(axis=None):
         return ""
     timed = table[table["predicted_step_time_s"].notna()]
     own = f"those of dsnb's runs on H200 ({FITTED_SETTINGS} settings)"
@@ -239,7 +239,7 @@ def _by_strategy(summary: pd.DataFrame) -> pd.DataFrame:
 def _settings(table: pd.DataFrame) -> pd.DataFrame:
     """Format settings beside their predictions."""
     columns = {"strategy": list(table["kind"])}
-    for name, column in FIGURES.items():
+    for name, column in COMPARED.items():
         label = METRIC_LABELS[column]
         form = f",.{label.digits}f"
         columns[label.heading] = format_column(table[column] * label.factor, form)

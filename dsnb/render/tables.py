@@ -58,12 +58,12 @@ def format_summary(summary: pd.DataFrame, unit: str = "GPU") -> pd.DataFrame:
     `unit` is what is counted of the hardware, `GPU` or `rank` (`dsnb.runs.labels.common_unit`).
     """
     table = summary[["n", "n_failed"]].astype(str).rename(columns={"n_failed": "not ok"})
-    redundant = _redundant(summary)
-    for metric in METRIC_LABELS:
-        if metric in redundant:
-            continue
-        median = summary[f"{metric}_median"]
-        if median.notna().any():
+    medians = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
+    for metric, median in medians.items():
+        same, better = medians.get(SAME_AS.get(metric, "")), medians.get(REPLACED_BY.get(metric, ""))
+        is_told = same is not None and (median.isna() | median.eq(same)).all()
+        is_told |= better is not None and (median.isna() | better.notna()).all()
+        if median.notna().any() and metric not in DETAILS and not is_told:
             label = METRIC_LABELS[metric]
             digits = label.digits + 2 * (median.max() * label.factor < 1)
             table[label.heading.replace("GPU", unit)] = repeats_text(summary, metric, digits)
@@ -81,24 +81,9 @@ def repeats_text(summary: pd.DataFrame, metric: str, digits: int) -> list[str]:
     texts = []
     for count, median, std, low, high in zip(summary[f"{metric}_n"], *columns, strict=True):
         few = " to ".join(dict.fromkeys(f"{value:,.{digits}f}" for value in (low, high))) if count else ""
-        texts.append(format_value(median, std, digits) if count >= MIN_RUNS else few)
+        spread = f"{std:,.{max(digits, 1) if std < 10 else digits}f}"
+        texts.append(f"{median:,.{digits}f} ± {spread}" if count >= MIN_RUNS else few)
     return texts
-
-
-def _redundant(summary: pd.DataFrame) -> set[str]:
-    """Return the metrics to leave out: details, and those that another one says as well in every row."""
-    median = {metric: summary[f"{metric}_median"] for metric in METRIC_LABELS}
-    same = {name for name, other in SAME_AS.items() if (median[name].isna() | median[name].eq(median[other])).all()}
-    replaced = {name for name, other in REPLACED_BY.items() if (median[name].isna() | median[other].notna()).all()}
-    return {*DETAILS, *same, *replaced}
-
-
-def format_value(value: float, spread: float, digits: int) -> str:
-    """Format a value with its spread; either may be missing (NaN)."""
-    if pd.isna(value):
-        return ""
-    text = f"{value:,.{digits}f}"
-    return text if pd.isna(spread) else f"{text} ± {spread:,.{max(digits, 1) if spread < 10 else digits}f}"
 
 
 def format_column(values: Iterable[float], form: str) -> list[str]:
@@ -166,9 +151,9 @@ def _values_by_name(runs: pd.DataFrame, names: list[str], most: int | None = Non
 
 def format_timing(timing: pd.DataFrame) -> pd.DataFrame:
     """Format the wall seconds by phase as text, their sum first."""
-    timing = timing[["wall", *(name for name in timing.columns if name != "wall")]]
-    titles = {name: f"{name.replace('_', ' ')} (s)" for name in timing.columns}
-    return timing.map(lambda value: format_value(value, float("nan"), 2)).rename(columns=titles)
+    names = ["wall", *(name for name in timing.columns if name != "wall")]
+    texts = {f"{name.replace('_', ' ')} (s)": format_column(timing[name], ",.2f") for name in names}
+    return pd.DataFrame(texts, index=timing.index)
 
 
 def number_table(table: pd.DataFrame, text_columns: tuple[str, ...] = ()) -> Html:

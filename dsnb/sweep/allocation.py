@@ -17,7 +17,7 @@ from dsnb.settings import hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.hostfile import Host
 from dsnb.settings.params_file import MAX_RUNS, read_params
-from dsnb.sweep.params import Run, Sweep, content, load_sweep, read_with_overrides
+from dsnb.sweep.params import Run, Sweep, load_sweep, read_with_overrides
 
 OWN_OPTIONS = {"array", "error", "job-name", "open-mode", "output", "parsable", "requeue", "wait", "wrap"} | {
     *("nodes", "gpus-per-node", "partition", "account", "constraint", "time")
@@ -144,7 +144,7 @@ def load_groups(
     chosen, whole = hostfile.hosts(file, include, exclude), hostfile.hosts(file)
     sweep, notes = _on_groups(chosen, whole, group_sizes, changes, load_group)
     # The sweep is started again with these params: on all groups, not on the first.
-    return replace(sweep, params=content(read_with_overrides(path, changes))), notes
+    return replace(sweep, params=read_with_overrides(path, changes).model_dump(exclude_defaults=True)), notes
 
 
 def _on_groups(

@@ -34,7 +34,7 @@ CHANGED = "restore it, or choose another --output, so that runs with different f
 
 
 def execute(run: Run) -> Result:
-    """Execute the run notebook for one run, and return how it ended; raise LaunchError only for a folder or disk."""
+    """Execute the run notebook for one run and return how it ended; a folder or disk at fault ends the sweep."""
     began = launch_clock.now_s()
     try:
         initialize(run)
@@ -117,12 +117,6 @@ def changed_settings(run: Run) -> str:
     return ", ".join(
         f"{key} was {plain_text.short_repr(before[key])} and is {plain_text.short_repr(now[key])}" for key in keys
     )
-
-
-def changed_input(run: Run) -> str | None:
-    """Return the name of a file that has changed since a finished run read it; None if there is none, or unknown."""
-    known = records.read_json(run.paths.experiment) or {}
-    return next(iter(inputs.changed(known.get("inputs"), run.inputs)), None)
 
 
 def main() -> int:

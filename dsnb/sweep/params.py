@@ -133,7 +133,7 @@ def load_sweep(
         for place, (name, repeat) in enumerate(order, start=1)
     )
     reasons = tuple((name, "; ".join(problems)) for name, problems in refused)
-    return Sweep(file.name, file.question, runs, folder, content(file), refused=reasons)
+    return Sweep(file.name, file.question, runs, folder, file.model_dump(exclude_defaults=True), refused=reasons)
 
 
 def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list[str]:
@@ -146,11 +146,6 @@ def order_of_repeat(names: Iterable[str], repeat: int, seed: int | None) -> list
     if seed is None:
         return list(names)
     return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {repeat} {name}".encode()).digest())
-
-
-def content(file: ParamsFile) -> dict[str, Any]:
-    """Return the content of a params file, without defaults."""
-    return file.model_dump(exclude_defaults=True)
 
 
 def read_with_overrides(path: str | Path, overrides: Mapping[str, Any] | None) -> ParamsFile:

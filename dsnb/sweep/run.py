@@ -212,8 +212,9 @@ def is_finished(run: Run, retry: bool = False) -> bool:
         raise SettingsError(f"{run.paths.dir} is finished with other settings ({other}): choose another --output")
     if status == "interrupted" or (retry and status != "ok"):
         return False
-    if file := job.changed_input(run):
-        raise SettingsError(f"{file} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
+    settings = records.read_json(run.paths.experiment) or {}
+    if files := inputs.changed(settings.get("inputs"), run.inputs):
+        raise SettingsError(f"{files[0]} has changed since {run.paths.dir} was measured with it: {job.CHANGED}")
     if message := unfinished(run.paths):
         records.warn(f"{run.paths.dir}: {message}; the run is repeated")
     return not message
@@ -307,7 +308,13 @@ def run_all(
                 time.sleep(poll_s)
         except BaseException:
             cancel(jobs)
-            _wait(jobs, poll_s)
+            deadline = time.monotonic() + CANCEL_TIMEOUT_S
+            while jobs and time.monotonic() < deadline:
+                jobs = [active for active in jobs if active.poll() is None]
+                time.sleep(poll_s)
+            for active in jobs:
+                warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
+                warnings.warn(warning, DsnbWarning, stacklevel=2)
             raise
 
 
@@ -315,14 +322,3 @@ def _excludes(active: Run, run: Run, tuned: set[str]) -> bool:
     """Return whether a run has to wait for another: for its hosts, or for the micro-batch size that both need."""
     searches = run.experiment.micro_batch_size == "auto" and run.name not in tuned
     return (bool(run.lane) and run.lane == active.lane) or (searches and run.name == active.name)
-
-
-def _wait(jobs: list[LocalJob | SlurmJob], poll_s: float) -> None:
-    """Wait until cancelled jobs have ended."""
-    deadline = time.monotonic() + CANCEL_TIMEOUT_S
-    while jobs and time.monotonic() < deadline:
-        jobs = [active for active in jobs if active.poll() is None]
-        time.sleep(poll_s)
-    for active in jobs:
-        warning = f"the run {active.location} has not ended {CANCEL_TIMEOUT_S:.0f} s after it was cancelled"
-        warnings.warn(warning, DsnbWarning, stacklevel=2)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis.rampup import divisors, fastest_replica
+from dsnb.analysis.rampup import fastest_replica
 from dsnb.errors import SettingsError
 from dsnb.run_folder import paths
 
@@ -100,11 +100,6 @@ def test_what_holds_for_every_schedule(seed):
     ends = table["until_samples"].dropna()
     assert ends.is_monotonic_increasing
     assert (ends.diff().fillna(ends.iloc[:1]) % table["global_batch_size"][ends.index] == 0).all()
-    for stage in table.itertuples():  # more nodes would need another micro-batch than the best, or are not allowed
-        doubled = stage.global_batch_size % (2 * stage.data_parallel) == 0 and 2 * stage.nodes <= (most or math.inf)
-        if doubled and stage.Index:
-            share = stage.global_batch_size // (2 * stage.data_parallel)
-            assert max(size for size in divisors(share) if size <= largest) < stage.micro_batch_size
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.analysis import parity as of_parity
-from dsnb.analysis.unmeasured import unmeasured
+from dsnb.analysis import predicted
+from dsnb.analysis.predicted import unmeasured
 from dsnb.explorer.explore import Explorer
 from dsnb.explorer.payload import payload
-from tests.analysis.test_parity import runs
+from tests.analysis.test_predicted import runs
 from tests.prediction.made_up import TRACE
 from tests.support.browser import CALM, Tabs, root, violations, write_page
 
@@ -32,7 +32,7 @@ SAID_OF_RUNS = """(explorer) => {
 def traced():
     """Give every model the same made-up trace, without torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_parity.traces, "attempts", lambda experiments, make=True: [TRACE] * len(experiments))
+        patch.setattr(predicted.traces, "attempts", lambda experiments, make=True: [TRACE] * len(experiments))
         yield
 
 

@@ -121,16 +121,10 @@ def test_a_compiled_chunked_loss_makes_both_gradients_in_the_forward_pass(settin
     assert during == fake_model.Size(in_fp32 + own + 2 * 2048 * 1008, 2 * 2 * 1024 * 8)
 
 
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({"compile_unit": "model"}, 6 * 100),
-        ({"compile_unit": "model", "activation_checkpointing": True}, 6 * (100 + 7)),  # all again at once, and inputs
-        ({"activation_checkpointing": True}, 6 * 7),
-    ],
-    ids=str,
-)
-def test_what_compiled_blocks_keep(settings, kept):
-    one = Experiment(model="opt-tiny", precision="bf16", device="cuda", compile="default", **settings)
+def test_recomputed_blocks_that_are_compiled_as_one_are_computed_again_at_once():
     sizes = {"layers": 6, "block_input": fake_model.Size(0, 7)}
-    assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)
+    for unit, kept in {"model": 6 * (100 + 7), "block": 6 * 7}.items():
+        one = Experiment(
+            model="opt-tiny", device="cuda", compile="default", compile_unit=unit, activation_checkpointing=True
+        )
+        assert memory_trace._kept_of_blocks(one, sizes, fake_model.Size(0, 100))[0] == fake_model.Size(0, kept)

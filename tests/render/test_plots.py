@@ -38,11 +38,8 @@ def test_each_strategy_is_a_category_of_its_own(runs):
     speed, step_time, *_ = plots.overview(runs).figure.axes
     assert ticks(speed) == ticks(step_time) == NAMES
     assert (speed.get_xlabel(), speed.get_ylabel()) == ("strategy", "tokens/s/GPU")
-    bars = {
-        NAMES[round(bar.get_x() + bar.get_width() / 2)]: bar.get_height() for bar in speed.patches if bar.get_width()
-    }
-    wanted = dict(zip(NAMES, [35, 30, 25, 20, 10, 40], strict=True))  # ZeRO 3: the median of 5 and 15
-    assert bars == wanted
+    bars = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in speed.patches if bar.get_width()}
+    assert bars == dict(enumerate([35, 30, 25, 20, 10, 40]))  # ZeRO 3: the median of 5 and 15
     assert step_time.patches[0].get_height() == 250
 
 
@@ -60,11 +57,9 @@ def test_losses_are_told_apart_by_strategy(runs):
 
 
 def test_the_dots_of_many_runs_are_one_bitmap(runs, monkeypatch):
+    assert "<image" not in plots.overview(runs).svg
     monkeypatch.setattr(plots, "MAX_SHAPES", 2)
-    _, axis = plt.subplots()
-    plots._plot_by_strategy(plots._ok(runs), "tokens_per_s", axis)
-    assert {bool(dots.get_rasterized()) for dots in axis.collections} == {True}
-    plt.close()
+    assert plots.overview(runs).svg.count("<image") == 3  # no run measured the fourth figure
 
 
 def labels(picture):
@@ -119,9 +114,8 @@ def test_bars_and_dots_of_memory_are_those_of_their_rows():
     assert axis.get_ylim() == (3.5, -0.5)
     assert axis.get_position().width > 0.3
     change = {"change": ["a"], "base": ["b"], "experiment": ["e"], "measured_gib": [1.0], "theory_gib": [2.0]}
-    assert labels(plots.memory_changes(pd.DataFrame(change))) == [
-        ("difference in GPU memory (GiB) to b", "changed setting")
-    ]
+    (changed,) = labels(plots.memory_changes(pd.DataFrame(change)))
+    assert changed == ("difference in GPU memory (GiB) to b", "changed setting")
     assert plots._abbreviations(["a/x", "b/y"]) == ["x", "y"]
     assert plots._abbreviations(["a/x", "b/x"]) == ["a/x", "b/x"]
 

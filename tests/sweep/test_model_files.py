@@ -13,15 +13,10 @@ from dsnb.sweep.run import is_finished, with_inputs
 from tests.run_folder.test_result import make
 
 SHAPE = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-LLAMA = {"model_type": "llama", **SHAPE, "intermediate_size": 64, "max_position_embeddings": 64}
-QWEN = {
-    "model_type": "qwen2",
-    **SHAPE,
-    "num_key_value_heads": 1,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
-NEOX = {"model_type": "gpt_neox", **SHAPE, "intermediate_size": 128, "max_position_embeddings": 64}
+SHAPE |= {"intermediate_size": 64, "max_position_embeddings": 64}
+LLAMA = {"model_type": "llama", **SHAPE}
+QWEN = {"model_type": "qwen2", **SHAPE, "num_key_value_heads": 1}
+NEOX = {"model_type": "gpt_neox", **SHAPE}
 PARAMS = """
 name: files
 order: listed

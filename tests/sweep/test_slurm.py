@@ -27,14 +27,9 @@ from dsnb.sweep.run import run_all, run_sweep
 from dsnb.sweep.slurm import SHARED, Record, SlurmExecutor
 from tests import ROOT
 from tests.support import slurm as small_slurm
+from tests.support.small_sweep import ONE_RUN
 from tests.support.waiting import WAIT_S, wait_until
 
-PARAMS = """
-name: small
-order: listed
-defaults: {model: gpt2-tiny, data: stdlib, precision: fp32, device: cpu, micro_batch_size: 2, seq_len: 32,
-           warmup_steps: 1, steps: 3, time_limit_s: 120}
-"""
 PAIR = "zs1_fp32_gpus2_bs2_sl32_stdlib_nodes2"
 POLL_S = 0.3
 
@@ -50,7 +45,7 @@ def cluster():
 def late(cluster, tmp_path_factory):
     """Start a job that is over its time at once; Slurm looks for such ones every 30 s, so the last test asks."""
     params = tmp_path_factory.mktemp("late") / "small.yaml"
-    params.write_text(PARAMS)
+    params.write_text(ONE_RUN)
     sweep = load(params, Allocation())
     (run,) = sweep.runs
     records.write_text(run.paths.dir / "seconds", "100")
@@ -63,7 +58,7 @@ def late(cluster, tmp_path_factory):
 @pytest.fixture
 def params(tmp_path):
     path = tmp_path / "small.yaml"
-    path.write_text(PARAMS)
+    path.write_text(ONE_RUN)
     return path
 
 
@@ -71,10 +66,8 @@ def load(params, asked, out="out", **overrides):
     return allocation.load(params, asked, overrides, output=params.parent / out)
 
 
-def jobs_for(sweep, asked, said, **options):
-    return SlurmExecutor(
-        asked, sweep.name, sweep.runs, said.append, POLL_S, 0.5, **{"module": "tests.support.jobs", **options}
-    )
+def jobs_for(sweep, asked, said):
+    return SlurmExecutor(asked, sweep.name, sweep.runs, said.append, POLL_S, 0.5, "tests.support.jobs")
 
 
 def quiet(sweep):
@@ -88,7 +81,7 @@ def job_of(run):
 @pytest.mark.process
 def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, params):
     """Two runs that train: one on one node, one on both."""
-    params.write_text(PARAMS + "grid: {zero_stage: [0]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
+    params.write_text(ONE_RUN + "grid: {zero_stage: [0]}\ninclude: [{zero_stage: 1, gpus: auto}]\n")
     words = ["--slurm", "--nodes", "2", "--gpus-per-node", "1", "--time", "9", "--output", str(params.parent / "out")]
     command = [sys.executable, "-m", "dsnb", "sweep", str(params), *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
@@ -102,7 +95,7 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, late, pa
     _, names = short_names([run.dir.parent.name for run in runs])
     assert all(f" {name} " in done.stdout for name in names)
     for run in runs:
-        assert len(records.read_lines(run.steps)) == 4
+        assert len(records.read_lines(run.steps)) == 5
         assert run.job_log.read_text() == "ok: as planned\n"
     hosts = [[node["host"] for node in records.read_json(run.dir / "nodes.json")["nodes"]] for run in runs]
     assert [len(names) for names in hosts] == [1, 2]
@@ -159,8 +152,7 @@ def test_every_end_of_a_job_is_a_status_with_its_cause(cluster, params):
         "seed1": ("failed", f"job {job_of(fails)} failed: no such thing"),
         "seed2": (
             "failed",
-            f"job {job_of(silent)} completed but left no result in {silent.paths.dir}: "
-            "is the outputs folder on a file system that the nodes share?",
+            f"job {job_of(silent)} completed but left no result in {silent.paths.dir}: {SHARED}",
         ),
         "seed3": ("failed", f"job {job_of(lost)} ended because a node failed (of n2; `sinfo -R` lists failed nodes)"),
         "seed4": ("interrupted", f"job {job_of(real)} was cancelled"),
@@ -237,9 +229,9 @@ def test_a_job_that_goes_on_with_other_settings_is_not_taken_for_this_run(params
     records.write_json(run.paths.slurm, {"name": "dsnb-small-1", "job": "7"})
     listed(lambda: {"dsnb-small-1": Record("7", "dsnb-small-1", "RUNNING")})
     with pytest.raises(SettingsError) as caught:
-        jobs_for(load(params, Allocation(), steps=4), Allocation(), [])
+        jobs_for(load(params, Allocation(), steps=5), Allocation(), [])
     assert str(caught.value) == (
-        f"{run.paths.dir} is being executed by job 7 with other settings (steps was 3 and is 4): "
+        f"{run.paths.dir} is being executed by job 7 with other settings (steps was 4 and is 5): "
         "wait for it, cancel it with `scancel 7`, or choose another --output"
     )
     with pytest.raises(SettingsError) as caught:
@@ -343,12 +335,10 @@ def test_without_slurm_it_is_one_sentence(params, monkeypatch):
     [
         ({"nodes": 0}, "--nodes is 0: give a whole number of at least 1"),
         ({"extra_options": {"": "1"}}, "--sbatch-option is '=1': write it like 'mem=200G' or 'exclusive'"),
-        (
-            {"extra_options": {"wrap": "ls"}},
-            "--sbatch-option is 'wrap': dsnb sets that itself; use the options of `dsnb sweep`",
-        ),
+        ({"extra_options": {"wrap": "ls"}},
+         "--sbatch-option is 'wrap': dsnb sets that itself; use the options of `dsnb sweep`"),
     ],
-)
+)  # fmt: skip
 def test_options_that_are_refused(options, message):
     with pytest.raises(SettingsError) as caught:
         Allocation(**options)
@@ -382,14 +372,11 @@ QUEUE = """\
 """
 
 
-def test_what_squeue_prints():
+def test_what_squeue_and_sbatch_print():
     jobs = slurm.parse_queue(QUEUE)
     assert jobs["dsnb-x-abc"] == Record("1", "dsnb-x-abc", "RUNNING", "None", "n1", "2:00")
     assert [name for name, record in jobs.items() if record.ended] == ["c"]
     assert [name for name, record in jobs.items() if record.running] == ["dsnb-x-abc"]
-
-
-def test_what_sbatch_says():
     twice = "sbatch: error: invalid partition specified: nope\n"
     twice += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
     assert slurm.error_sentence(twice) == "Invalid partition name specified"
